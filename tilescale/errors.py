@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""Every error that TileScale raises for a mistake of its user, one class per mistake.
+
+A message has three parts: what was found (with the numbers), where (the line of the user's program,
+several when two places disagree), and what to do next. Raise sites give the parts; this module renders them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "AllocationTooLargeError",
+    "ArgumentError",
+    "CollectiveNotReachedError",
+    "DeadlockError",
+    "DependencyError",
+    "JobError",
+    "LayoutError",
+    "LaunchError",
+    "LevelNotLaunchedError",
+    "Location",
+    "MachineFileError",
+    "NoPathError",
+    "OutOfBoundsError",
+    "PeerOutOfRangeError",
+    "PhaseError",
+    "RankFailedError",
+    "RankMismatchError",
+    "ShapeError",
+    "TileScaleError",
+    "UnknownLayerError",
+    "UnknownLevelError",
+    "UnknownMachineError",
+    "UnsupportedError",
+    "UsageError",
+]
+
+
+@dataclass(frozen=True)
+class Location:
+    """A line of the user's program. `what` says which part it played, e.g. "waits here"."""
+
+    file: str
+    line: int
+    what: str = ""
+
+    def __str__(self) -> str:
+        role = f" ({self.what})" if self.what else ""
+        text = linecache.getline(self.file, self.line).strip()
+        return f"{self.file}:{self.line}{role}" + (f"\n        {text}" if text else "")
+
+
+class TileScaleError(Exception):
+    """Base of all errors below.
+
+    Attributes:
+        message: what was found, one sentence or a small table.
+        hint: what to do next, or None.
+        where: the places in the user's program, most important first.
+    """
+
+    # Tells TileLang's front end not to log the rewritten source: the error names the user's line itself.
+    __tilelang_core_located__ = True
+
+    def __init__(self, message: str, *, hint: str | None = None, where: Location | Sequence[Location] | None = None):
+        self.message = message
+        self.hint = hint
+        self.where: tuple[Location, ...] = (where,) if isinstance(where, Location) else tuple(where or ())
+        super().__init__(self._render())
+
+    def _render(self) -> str:
+        lines = [self.message]
+        lines += [f"    at {place}" for place in self.where]
+        if self.hint:
+            lines.append(f"    hint: {self.hint}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self._render()
+
+    def at(self, *places: Location) -> TileScaleError:
+        """The same error with more places; used where an outer layer knows the line and an inner one does not."""
+        self.where = self.where + tuple(p for p in places if p not in self.where)
+        return self
+
+    def __reduce__(self):
+        # Errors travel between ranks: the keyword-only arguments must survive pickling.
+        return _rebuild, (type(self), self.message, self.hint, self.where)
+
+
+def _rebuild(cls: type[TileScaleError], message: str, hint: str | None, where: tuple[Location, ...]) -> TileScaleError:
+    return cls(message, hint=hint, where=where)
+
+
+# -- the program, found while it is traced ---------------------------------------------------------------------------
+
+
+class UsageError(TileScaleError):
+    """A TileScale construct used where or how it cannot be."""
+
+
+class UnknownLevelError(TileScaleError):
+    """A level that the machine does not describe. Lists the levels it has."""
+
+
+class UnknownLayerError(TileScaleError):
+    """A memory layer that the machine does not describe. Lists the layers it has."""
+
+
+class LevelNotLaunchedError(TileScaleError):
+    """A level that the machine has but the launch did not ask for, or that lies outside the executing level."""
+
+
+class AllocationTooLargeError(TileScaleError):
+    """A tile that does not fit its memory layer: what was asked, what there is."""
+
+
+class ShapeError(TileScaleError):
+    """Shapes that do not fit together or do not divide among the units of a level."""
+
+
+class LayoutError(TileScaleError):
+    """A `T.view` layout that is not recognised. Says which are."""
+
+
+class NoPathError(TileScaleError):
+    """A copy or signal between units that no network of the machine connects."""
+
+
+class CollectiveNotReachedError(TileScaleError):
+    """A collective or barrier that not all units of its level reach."""
+
+
+class PeerOutOfRangeError(TileScaleError):
+    """A peer rank outside the launched units."""
+
+
+class PhaseError(TileScaleError):
+    """A device-level phase and the block grid mixed in a way that has no order, e.g. a block index in a device phase."""
+
+
+class UnsupportedError(TileScaleError):
+    """An operation that the chosen back end does not run. Names it and its line."""
+
+
+# -- machine descriptions ---------------------------------------------------------------------------------------------
+
+
+class MachineFileError(TileScaleError):
+    """A machine description that does not follow the schema: file, line, field, what is expected."""
+
+
+class UnknownMachineError(TileScaleError):
+    """No built-in machine and no file of that name. Lists the built-in ones."""
+
+
+# -- running ------------------------------------------------------------------------------------------------------------
+
+
+class ArgumentError(TileScaleError):
+    """Arguments of a launch that do not match the program: count, shape, data type, device, layout."""
+
+
+class DeadlockError(TileScaleError):
+    """Every unit that is left waits for something nobody will do. Lists who waits on what."""
+
+
+class OutOfBoundsError(TileScaleError):
+    """An access outside its buffer: the access and the buffer's declaration."""
+
+
+class RankMismatchError(TileScaleError):
+    """Ranks that do not run the same program, shapes or order."""
+
+
+class RankFailedError(TileScaleError):
+    """Another rank of the job failed; carries that rank's error text."""
+
+
+class LaunchError(TileScaleError):
+    """A job that could not be started: launcher, rendezvous, world size."""
+
+
+class JobError(TileScaleError):
+    """A job of several processes that ended with a failure."""
+
+
+class DependencyError(TileScaleError):
+    """A package that is missing or of a version that was not tested. Says what to install."""
+
+
+def picklable(error: BaseException) -> BaseException:
+    """`error` itself if it survives pickling, else a RankFailedError with its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:  # noqa: BLE001 - whatever a foreign exception's reduce raises
+        return RankFailedError(f"{type(error).__name__}: {error}")
