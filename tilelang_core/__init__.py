@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: MIT
+"""The seam to stock TileLang: the only package that imports `tilelang` and `tvm`.
+
+    version.py   which TileLang was tested, and the error for another
+    ir.py        the TIR classes, walkers and constructors that the rest of the system uses
+    trace.py     tracing: the current builder, scoped regions, source lines, our own operations
+    dialect.py   hooks into TileLang's front end (installed when this package is imported)
+    compile.py   lowering and compiling with the stock compiler
+
+It is a leaf: it knows nothing of `tilescale`. An upstream rename is mended here.
+"""
+
+from tilelang_core.version import TESTED, TileLangVersionError, require_tilelang
+
+require_tilelang()
+
+from tilelang_core import dialect  # noqa: E402
+
+dialect.install()
+
+__all__ = ["TESTED", "TileLangVersionError", "require_tilelang"]

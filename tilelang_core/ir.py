@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: MIT
+"""The TIR that TileLang traces: the node classes, walkers and small constructors that the rest of the system uses.
+
+Passes and interpreters import TIR names from here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tilelang.ir import get_buffer_span, get_stmt_span, span_to_location
+from tvm import tirx
+from tvm.arith import Analyzer
+from tvm import DataType
+from tvm.ir import Op, Range
+from tvm.tirx import stmt_functor
+from tvm.tirx.stmt import ForKind
+from tvm_ffi import Array
+
+Add, Sub, Mul, Div, Mod = tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod
+FloorDiv, FloorMod, Min, Max = tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max
+EQ, NE, LT, LE, GT, GE = tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE
+And, Or, Not, Select, Let = tirx.And, tirx.Or, tirx.Not, tirx.Select, tirx.Let
+Cast, Ramp, Broadcast, Shuffle = tirx.Cast, tirx.Ramp, tirx.Broadcast, tirx.Shuffle
+IntImm, FloatImm, StringImm, Var, Call, PrimExpr = (
+    tirx.IntImm,
+    tirx.FloatImm,
+    tirx.StringImm,
+    tirx.Var,
+    tirx.Call,
+    tirx.PrimExpr,
+)
+Buffer, BufferLoad, BufferRegion, PrimFunc = tirx.Buffer, tirx.BufferLoad, tirx.BufferRegion, tirx.PrimFunc
+Stmt, Bind, For, While, IfThenElse, SeqStmt = (
+    tirx.Stmt,
+    tirx.Bind,
+    tirx.For,
+    tirx.While,
+    tirx.IfThenElse,
+    tirx.SeqStmt,
+)
+Evaluate, AttrStmt, AssertStmt, BufferStore = tirx.Evaluate, tirx.AttrStmt, tirx.AssertStmt, tirx.BufferStore
+AllocBuffer, DeclBuffer = tirx.AllocBuffer, tirx.DeclBuffer
+SBlock, SBlockRealize = tirx.SBlock, tirx.SBlockRealize
+
+__all__ = [
+    "EQ", "GE", "GT", "LE", "LT", "NE", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt", "AttrStmt", "Bind",
+    "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast", "DeclBuffer", "Div", "Evaluate",
+    "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm", "Let", "Max", "Min", "Mod", "Mul",
+    "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
+    "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits", "buffer_location", "children", "constant", "contains",
+    "int_node", "op_name", "parameters", "region_parts", "stmt_location", "substitute", "variables", "walk",
+]  # fmt: skip
+
+
+def op_name(node: Any) -> str | None:
+    """The operation's name if `node` is a call of a registered operation, else None."""
+    return node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else None
+
+
+def attribute(call: Call, key: str, default: Any = None) -> Any:
+    """The Python value of an annotation of a call."""
+    value = call.annotations.get(key) if call.annotations else None
+    if value is None:
+        return default
+    return value.value if isinstance(value, IntImm | FloatImm | StringImm) else value
+
+
+def constant(expr: Any) -> int | None:
+    """The value of an integer constant (after simplification), else None."""
+    if isinstance(expr, bool | int):
+        return int(expr)
+    if isinstance(expr, IntImm):
+        return int(expr.value)
+    if isinstance(expr, PrimExpr):
+        simple = Analyzer().simplify(expr)
+        return int(simple.value) if isinstance(simple, IntImm) else None
+    return None
+
+
+def bits(dtype: str) -> int:
+    """Bits of one element of a data type."""
+    return DataType(dtype).bits * DataType(dtype).lanes
+
+
+def int_node(value: Any) -> PrimExpr:
+    """An int as an IR constant; expressions stay as they are."""
+    return IntImm("int32", value) if isinstance(value, int) else value
+
+
+def stmt_location(stmt: Stmt) -> tuple[str, int] | None:
+    """File and line of the user's program that emitted a statement."""
+    return span_to_location(get_stmt_span(stmt))
+
+
+def buffer_location(buffer: Buffer) -> tuple[str, int] | None:
+    """File and line where a buffer was declared."""
+    return span_to_location(get_buffer_span(buffer))
+
+
+def children(stmt: Stmt) -> Iterator[Stmt]:
+    """The statements directly inside a statement, in order."""
+    if isinstance(stmt, SeqStmt):
+        yield from stmt.seq
+    elif isinstance(stmt, SBlockRealize):
+        yield stmt.block
+    elif isinstance(stmt, SBlock):
+        if stmt.init is not None:
+            yield stmt.init
+        yield stmt.body
+    elif isinstance(stmt, IfThenElse):
+        yield stmt.then_case
+        if stmt.else_case is not None:
+            yield stmt.else_case
+    elif isinstance(stmt, For | While | AttrStmt):
+        yield stmt.body
+
+
+def walk(node: Any, visit: Callable[[Any], None]) -> None:
+    """Call `visit` on every statement and expression below `node`, parents first."""
+    stmt_functor.pre_order_visit(node, lambda n: (visit(n), True)[1])
+
+
+def variables(expr: Any) -> set[Var]:
+    """The variables an expression reads (not those inside buffers' declarations)."""
+    found: set[Var] = set()
+    if isinstance(expr, PrimExpr):
+        stmt_functor.post_order_visit(expr, lambda n: found.add(n) if isinstance(n, Var) else None)
+    return found
+
+
+def contains(node: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether `wanted` holds for `node` or anything below it."""
+    found = False
+
+    def visit(n: Any) -> bool:
+        nonlocal found
+        found = found or bool(wanted(n))
+        return not found
+
+    stmt_functor.pre_order_visit(node, visit)
+    return found
+
+
+def substitute(node: Any, mapping: dict[Var, PrimExpr]) -> Any:
+    """`node` with variables replaced."""
+    return stmt_functor.substitute(node, mapping)
+
+
+def region_parts(region: Any) -> tuple[Buffer, list[PrimExpr], list[PrimExpr]]:
+    """Buffer, begins and extents of a `tl.region(load, access, *extents)` call or of a plain BufferLoad."""
+    if isinstance(region, BufferLoad):
+        return region.buffer, list(region.indices), [IntImm("int32", 1)] * len(region.indices)
+    load = region.args[0]
+    return load.buffer, list(load.indices), list(region.args[2:])
+
+
+def parameters(func: PrimFunc) -> list[tuple[Var, Buffer | None]]:
+    """The parameters in order, with the buffer of those that are tensors."""
+    return [(param, func.buffer_map.get(param)) for param in func.params]

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""Tracing with TileLang's builder: where we are in the user's program, scoped regions, and operations of our own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tvm_ffi
+from tilelang.language.allocate import alloc_fragment, alloc_global, alloc_shared
+from tilelang.language.copy_op import _normalize_copy_regions
+from tilelang.language.eager.builder import Builder, JITFunc, prim_func
+from tilelang.language.frame import get_let_value, has_let_value
+from tilelang.language.kernel import KernelLaunchFrame, kernel_launch_factory, launch_kernel
+from tilelang.utils.language import to_tile_region
+from tvm import ir, tirx
+from tvm.tirx import stmt_functor
+from tvm.script.ir_builder import tirx as tir_builder
+from tvm.tirx.script.builder.ir import attr as attr_frame
+from tvm.tirx.script.builder.ir import sblock_attr
+
+from tilelang_core.dialect import SCOPE_ATTR
+
+__all__ = [
+    "JITFunc", "KernelLaunchFrame", "alloc_fragment", "alloc_global", "alloc_shared", "bind", "bind_view", "builder",
+    "call", "conditions", "copy_regions", "definition", "kernel_launch_factory", "launch", "launch_kernel", "location",
+    "note_buffer", "note_of", "prim_func", "register_op", "retrace", "scope_factory", "scoped", "state", "tile_region",
+]  # fmt: skip
+
+
+def builder() -> Builder | None:
+    """The builder of the function that is being traced, or None."""
+    return Builder.current()
+
+
+def state() -> dict[str, Any]:
+    """A dictionary that lives as long as the current trace."""
+    current = Builder.current()
+    return current.__dict__.setdefault("tilelang_core_state", {})
+
+
+def location() -> tuple[str, int] | None:
+    """File and line of the user's statement that is being traced."""
+    current = Builder.current()
+    if current is None or current.current_line <= 0:
+        return None
+    return current.current_file, current.current_line
+
+
+def launch() -> KernelLaunchFrame | None:
+    """The kernel launch that is being traced, or None."""
+    return KernelLaunchFrame.Current()
+
+
+def scope_factory(function: Any) -> Any:
+    """Marks a function that returns a scoped region: `with f(...) as a, b:` then binds both names."""
+    setattr(function, SCOPE_ATTR, True)
+    return function
+
+
+@contextlib.contextmanager
+def scoped(key: str, value: str) -> Iterator[None]:
+    """A region of the traced program: `AttrStmt(key, value)` around the statements inside."""
+    with Builder.current().with_frame(attr_frame(None, key, value)):
+        yield
+
+
+def bind(name: str, expr: tirx.PrimExpr) -> tirx.Var:
+    """A variable of the traced program that holds `expr`."""
+    return Builder.current().bind(name, expr)
+
+
+def bind_view(base: tirx.Buffer, shape: list, operation: tirx.Call) -> tirx.Buffer:
+    """A buffer of `shape` whose data is what `operation` (a handle) yields; same type and scope as `base`."""
+    pointer = ir.PointerType(ir.PrimType(base.dtype), base.scope())
+    data = tirx.Var(f"{base.name}_view", pointer)
+    tir_builder.bind(operation, var=data)
+    return tirx.decl_buffer(shape, base.dtype, f"{base.name}_view", data=data, scope=base.scope())
+
+
+def note_buffer(key: str, buffer: tirx.Buffer, value: str) -> None:
+    """Record `value` for a buffer in the launch's annotation `key` (a map from data variable to string)."""
+    sblock_attr({key: {buffer.data: tirx.StringImm(value)}})
+
+
+def register_op(name: str, *, pure: bool = False) -> ir.Op:
+    """Register an operation of ours; a second registration of the same name is an error."""
+    if name in ir.Op.list_op_names():
+        raise ValueError(f"operation {name} is registered twice")
+    tvm_ffi.get_global_func("ir.RegisterOp")(name, "")
+    op = ir.Op.get(name)
+    op.set_attr("TCallEffectKind", tirx.CallEffectKind.Pure if pure else tirx.CallEffectKind.Opaque)
+    op.set_attr("TScriptPrinterName", name)
+    return op
+
+
+def _node(value: Any) -> Any:
+    if isinstance(value, bool | int):
+        return tirx.IntImm("int32", int(value))
+    if isinstance(value, str):
+        return tirx.StringImm(value)
+    return value
+
+
+def call(op: ir.Op, /, *args: Any, dtype: str = "handle", **attributes: Any) -> tirx.Call:
+    """A call of one of our operations; attributes that are None are left out."""
+    notes = {key: _node(value) for key, value in attributes.items() if value is not None}
+    return tirx.call_intrin(dtype, op, *[_node(a) for a in args], annotations=notes or None)
+
+
+def tile_region(tile: Any, access: str) -> tirx.Call:
+    """A buffer, a slice or an element as the region argument of a tile operation; access is "r", "w" or "rw"."""
+    return to_tile_region(tile, access_type=access)
+
+
+def copy_regions(src: Any, dst: Any) -> tuple[Any, Any]:
+    """Source and destination of a copy with TileLang's rules for extents: both as regions."""
+    source, target = _normalize_copy_regions(src, dst)
+    return tuple(
+        to_tile_region(x, access_type=a) if isinstance(x, tirx.BufferLoad) else x
+        for x, a in ((source, "r"), (target, "w"))
+    )
+
+
+def definition(var: tirx.Var) -> tirx.PrimExpr | None:
+    """The expression that a bound variable of the current trace stands for."""
+    return get_let_value(var) if has_let_value(var) else None
+
+
+def conditions() -> Iterator[tirx.PrimExpr]:
+    """Conditions and trip counts of the control flow around the statement that is being traced, innermost first."""
+    for frame in reversed(Builder.current().frames):
+        if isinstance(frame, tir_builder.frame.IfFrame | tir_builder.frame.WhileFrame):
+            yield frame.condition
+        elif isinstance(frame, tir_builder.frame.ForFrame):
+            yield from (domain.extent for domain in frame.doms)
+
+
+def note_of(func: tirx.PrimFunc, key: str) -> str | None:
+    """The first value of a launch annotation anywhere in a function."""
+    found: list[str] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.SBlock) and key in node.annotations:
+            found.append(str(node.annotations[key].value))
+
+    stmt_functor.post_order_visit(func.body, visit)
+    return found[0] if found else None
+
+
+def retrace(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """Trace the Python function behind `func` again (under another machine, say); None if it is not known."""
+    original = getattr(func, "orig_func", None)
+    return prim_func(original) if original is not None else None

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""Which TileLang this seam was tested with, and what to say when another one is installed."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+TESTED = ("0.1.15", "0.1.16")
+"""First tested version and the first one that was not."""
+
+
+class TileLangVersionError(ImportError):
+    """TileLang is missing or is not a version that this release was tested with."""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = []
+    for part in version.split("+")[0].split("."):
+        digits = "".join(ch for ch in part if ch.isdigit())
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)
+
+
+def require_tilelang() -> str:
+    """The installed TileLang's version.
+
+    Raises:
+        TileLangVersionError: it is missing or outside `TESTED`; the text says what to install.
+    """
+    install = f'pip install "tilelang>={TESTED[0]},<{TESTED[1]}"'
+    try:
+        found = metadata.version("tilelang")
+    except metadata.PackageNotFoundError:
+        raise TileLangVersionError(f"TileLang is not installed. Install it with: {install}") from None
+    if not _numbers(TESTED[0]) <= _numbers(found) < _numbers(TESTED[1]):
+        raise TileLangVersionError(
+            f"TileLang {found} is installed; this release was tested with {TESTED[0]} up to, not including, {TESTED[1]}. "
+            f"Install a tested one with: {install}"
+        )
+    return found
