@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: MIT
+"""The structure above the grid's TIR, shared by the emulator, the cost model and the lowering.
+
+A program's host-level body is a tree: launches in order, and inside a launch *phases* in order, with serial loops and
+branches around them. A device phase runs once on every unit that owns tensors; a grid phase runs the tile program on
+the whole grid; the phases of one unit follow one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tilelang_core import ir
+from tilescale.errors import Location
+from tilescale.program.layout import Layout
+
+
+@dataclass(frozen=True)
+class View:
+    """A device-level `T.view` of a parameter: how the global tensor lies over the units of a level."""
+
+    parameter: ir.Var
+    data: ir.Var
+    level: str
+    layout: Layout
+    shape: tuple[ir.PrimExpr, ...]
+    where: Location | None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the program.
+
+    Attributes:
+        var: the parameter; what a scalar's value is bound to.
+        buffer: its declared tensor, None for a scalar.
+        shape: what each unit passes: the declared shape, or that of its shard.
+        views: the device-level views of it.
+    """
+
+    var: ir.Var
+    buffer: ir.Buffer | None
+    shape: tuple[ir.PrimExpr, ...] = ()
+    views: tuple[View, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The user's name."""
+        return self.buffer.name if self.buffer is not None else self.var.name
+
+
+@dataclass(frozen=True)
+class DevicePhase:
+    """Statements that each tensor-owning unit executes once."""
+
+    stmt: ir.Stmt
+
+
+@dataclass(frozen=True)
+class GridPhase:
+    """Statements that every program of the grid executes."""
+
+    stmt: ir.Stmt
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Parts in order."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Control:
+    """A loop, branch or marker around phases: `stmt` is a For, IfThenElse or While, `parts` its bodies."""
+
+    stmt: ir.Stmt
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One `T.Kernel`.
+
+    Attributes:
+        extents: units of each launched level above the program, coarsest first.
+        grid: extent of each axis; its first axis runs fastest.
+        programs: the variables of the grid's axes.
+        threads: extents of a program's threads, x first.
+        cluster: programs of one cluster along each axis.
+        buffers: what a program (or a device, or another level: `owners`) allocates.
+        owners: data variable -> level whose units own an instance each.
+        body: the phases.
+    """
+
+    extents: tuple[tuple[str, ir.PrimExpr], ...]
+    grid: tuple[ir.PrimExpr, ...]
+    programs: tuple[ir.Var, ...]
+    threads: tuple[int, int, int]
+    thread_vars: tuple[tuple[ir.Var, int], ...]
+    cluster: tuple[int, int, int]
+    buffers: tuple[ir.Buffer, ...]
+    owners: tuple[tuple[ir.Var, str], ...]
+    barriers: tuple[tuple[ir.Var, tuple[int, ...]], ...]
+    body: Part
+    where: Location | None = None
+
+    @property
+    def thread_count(self) -> int:
+        """Threads of one program."""
+        x, y, z = self.threads
+        return x * y * z
+
+    @property
+    def cluster_size(self) -> int:
+        """Programs of one cluster."""
+        x, y, z = self.cluster
+        return x * y * z
+
+
+Part = DevicePhase | GridPhase | Sequence | Control | Launch
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced function, taken apart."""
+
+    name: str
+    func: ir.PrimFunc = field(compare=False)
+    parameters: tuple[Parameter, ...]
+    body: Part
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        """All launches, in program order."""
+        return tuple(_launches(self.body))
+
+    @property
+    def extents(self) -> tuple[tuple[str, ir.PrimExpr], ...]:
+        """Units of each launched level above the program, coarsest first; the same for all launches."""
+        return self.launches[0].extents
+
+    @property
+    def is_hierarchical(self) -> bool:
+        """Whether the program uses anything that stock TileLang does not have."""
+        from tilescale.program.ops import ALL_OPS, EXTENT, SCALE
+
+        def ours(node: object) -> bool:
+            if isinstance(node, ir.AttrStmt):
+                return str(node.attr_key) == SCALE
+            if isinstance(node, ir.SBlock):
+                return any(str(key).startswith(EXTENT) for key in node.annotations)
+            return ir.op_name(node) in ALL_OPS
+
+        return ir.contains(self.func.body, ours)
+
+
+def _launches(part: Part):
+    if isinstance(part, Launch):
+        yield part
+    elif isinstance(part, Sequence | Control):
+        for inner in part.parts:
+            yield from _launches(inner)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""The operations and markers that TileScale adds to TileLang's IR. Every one is declared here, once.
+
+Tile arguments are TileLang regions (`tl.region`). Attributes are annotations of the call:
+
+    level   the level whose units an operation speaks of
+    far     which side of a copy is remote: "src" or "dst"
+    impl    the implementation the user asked for
+    op      a combining operation: "sum" | "max" | "min" | "prod"; for signals "add" | "set"
+    dim     the dimension that is split or joined
+"""
+
+from __future__ import annotations
+
+from tilelang_core.trace import register_op
+
+SCALE = "tilescale.scale"
+"""AttrStmt key: the statements inside run once on every unit of the level that is the value."""
+
+OWNER = "tilescale.owner"
+"""Launch annotation: data variable of a buffer -> level whose units own one instance each."""
+
+EXTENT = "tilescale.extent."
+"""Launch annotation prefix: extent of a level above the program, e.g. `tilescale.extent.device`."""
+
+MACHINE = "tilescale.machine"
+"""Launch annotation: digest of the machine that the program was traced for."""
+
+RANK = register_op("tilescale.rank", pure=True)
+"""rank(level) -> int32: which of its siblings the executing unit (or the unit around it) is."""
+VIEW = register_op("tilescale.view")
+"""view(region, *shape; level, dim?, block?) -> handle: the part of a tile that one unit of `level` holds, and its shape.
+No dim: a replica."""
+COPY = register_op("tilescale.copy")
+"""copy(src, dst, peer[, flag, value]; level, far, impl?, op?): a tile from or to `peer`; then the flag there."""
+SIGNAL = register_op("tilescale.signal")
+"""signal(flag, value[, peer]; level, op): publish everything this unit wrote, then update the flag."""
+WAIT = register_op("tilescale.wait")
+"""wait(flag, value; compare): block until the flag compares true; acquires what its signaller published."""
+BARRIER = register_op("tilescale.barrier")
+"""barrier(; level): all units of the level arrive before any leaves."""
+ALLREDUCE = register_op("tilescale.allreduce")
+"""allreduce(x, ...[, combine]; level, op?, impl?): combine in place over the units of the level."""
+COMBINE = register_op("tilescale.combine", pure=True)
+"""combine(a..., b..., result...): a traced combining function: its 2n variables and its n results."""
+REDUCE_SCATTER = register_op("tilescale.reduce_scatter")
+"""reduce_scatter(src, dst; level, op, dim, impl?): dst is this unit's share of the combination of all src."""
+ALL_GATHER = register_op("tilescale.all_gather")
+"""all_gather(src[, dst]; level, dim, impl?): dst is all units' src joined along dim."""
+ALL_TO_ALL = register_op("tilescale.all_to_all")
+"""all_to_all(src, dst; level, dim, impl?): part j of src goes to unit j and lies there as part `my rank`."""
+BROADCAST = register_op("tilescale.broadcast")
+"""broadcast(x, root; level, impl?): x of the root on every unit."""
+
+COLLECTIVES = frozenset(
+    op.name for op in (BARRIER, ALLREDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST)
+)
+"""Operations that all units of their level must reach together."""
+
+ALL_OPS = COLLECTIVES | {op.name for op in (RANK, VIEW, COPY, SIGNAL, WAIT)}
+
+REDUCTIONS = ("sum", "max", "min", "prod")
+COMPARISONS = ("==", "!=", ">=", ">", "<=", "<")
+
+ALGORITHMS: dict[str, tuple[str, ...]] = {
+    ALLREDUCE.name: ("one_shot", "two_shot", "ring", "tree", "nccl"),
+    REDUCE_SCATTER.name: ("direct", "ring", "nccl"),
+    ALL_GATHER.name: ("direct", "ring", "copy_engine", "nccl"),
+    ALL_TO_ALL.name: ("direct", "copy_engine", "nccl"),
+    BROADCAST.name: ("direct", "tree", "nccl"),
+}
+"""Names that `impl=` takes for each collective. All give the same result; they differ in time."""
