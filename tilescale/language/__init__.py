@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""The language: everything of `tilelang.language`, unchanged, and what a whole machine needs.
+
+    import tilescale.language as T
+
+    kernel    T.Kernel with extents by level name, T.ALL
+    scale     T.Scale, T.rank, T.size
+    tensor    T.alloc in a memory layer, T.view with a layout; layouts T.Replica, T.FullRow, T.FullCol, T.Shard
+    copy      T.copy to and from another unit
+    signal    T.signal, T.wait, T.barrier
+    collective  T.allreduce, T.reduce_scatter, T.all_gather, T.all_to_all, T.broadcast
+
+Four names exist in TileLang too and keep its meaning for every call that it accepts: T.Kernel without a level by name,
+T.copy without dst=/src= beside two tiles, T.view without layout=, T.broadcast of an expression.
+"""
+
+from typing import Any
+
+from tilelang_core import stock as _stock
+from tilelang_core.stock import *  # noqa: F403
+from tilescale.language.collective import all_gather, all_to_all, allreduce, broadcast, reduce_scatter
+from tilescale.language.copy import copy
+from tilescale.language.kernel import ALL, Kernel
+from tilescale.language.scale import Scale, rank, size
+from tilescale.language.signal import barrier, signal, wait
+from tilescale.language.tensor import alloc, alloc_barrier, alloc_fragment, alloc_shared, view
+from tilescale.program.layout import FullCol, FullRow, Layout as Distribution, Replica, Shard
+
+ADDED = (
+    "ALL", "Distribution", "FullCol", "FullRow", "Replica", "Scale", "Shard", "all_gather", "all_to_all", "alloc",
+    "allreduce", "barrier", "rank", "reduce_scatter", "signal", "size", "wait",
+)  # fmt: skip
+"""Names that TileLang does not have."""
+
+EXTENDED = ("Kernel", "alloc_barrier", "alloc_fragment", "alloc_shared", "broadcast", "copy", "view")
+"""Names that TileLang has and that mean more here; what TileLang accepts keeps its meaning."""
+
+__all__ = [*dict.fromkeys((*_stock.__all__, *ADDED, *EXTENDED))]  # noqa: PLE0604
+__all__.remove("module")
+
+
+def __getattr__(name: str) -> Any:
+    """Names of TileLang's language that its `__all__` leaves out."""
+    return getattr(_stock.module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *dir(_stock.module)})

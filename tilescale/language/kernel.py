@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: MIT
+"""`T.Kernel`: a launch over the levels of the machine. Without a level by name it is TileLang's own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilelang_core import ir, stock, trace
+from tilescale.errors import LaunchError, TileScaleError
+from tilescale.hda import Level, Machine
+from tilescale.hda.current import current_machine
+from tilescale.language.context import here, plain, require_builder
+from tilescale.program.ops import EXTENT, MACHINE
+
+
+class _All:
+    """The type of `T.ALL`."""
+
+    def __repr__(self) -> str:
+        return "T.ALL"
+
+
+ALL = _All()
+"""As an extent of `T.Kernel`: as many units as the job has when it is launched."""
+
+
+@trace.kernel_launch_factory
+def Kernel(  # noqa: N802 - a name of the language
+    *blocks: Any, threads: Any = None, prelude: str | None = None, cluster_dims: Any = None, **levels: Any
+) -> Any:
+    """Launch a program over the units of a machine.
+
+    `T.Kernel(gx, gy, threads=256) as (bx, by)` is TileLang's launch, unchanged. With extents by level name it spans the
+    machine: `T.Kernel(device=4, cta_cluster=2, block=(gx, gy), threads=256) as (bx, by)`.
+
+    Args:
+        blocks: the grid, as in TileLang; the same as naming the machine's program level.
+        threads: threads of one program. A level of threads may be named instead (`warpgroup=2`).
+        prelude, cluster_dims: as in TileLang.
+        levels: extents by level name. Levels above the program take an int or `T.ALL`, the program level one int or
+            a tuple (its first axis runs fastest), a cluster level the number of programs in a cluster or a tuple.
+
+    Raises:
+        UnknownLevelError: a name that the machine does not describe.
+        LaunchError: more units than the machine has, or extents that contradict each other.
+    """
+    require_builder("T.Kernel")
+    trace.state()["scales"] = []
+    if not levels:
+        return stock.Kernel(*blocks, threads=threads, prelude=prelude, cluster_dims=cluster_dims)
+    request = _Request(current_machine(), blocks, threads, cluster_dims)
+    for name, extent in levels.items():
+        request.add(name, extent)
+    return trace.launch_kernel(
+        request.grid(), threads=request.thread_count(), prelude=prelude, cluster_dims=request.cluster, **request.notes()
+    )
+
+
+class _Request:
+    """The extents of one launch, collected level by level and checked against the machine."""
+
+    def __init__(self, machine: Machine, blocks: tuple[Any, ...], threads: Any, cluster: Any):
+        self.machine = machine
+        self.blocks = blocks
+        self.threads = threads
+        self.cluster = cluster
+        self.units: dict[str, Any] = {}
+
+    def add(self, name: str, extent: Any) -> None:
+        try:
+            level = self.machine.level(name)
+        except TileScaleError as error:
+            raise error.at(*here()) from None
+        getattr(self, f"_add_{level.kind}")(level, extent)
+
+    def _add_program(self, level: Level, extent: Any) -> None:
+        if self.blocks:
+            raise LaunchError(
+                f"the grid is given twice: as {self.blocks} and as {level.name}={extent}",
+                hint="keep one of the two",
+                where=here(),
+            )
+        self.blocks = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
+        total = plain(math.prod(self.blocks))
+        if not level.virtual and isinstance(total, int):
+            self._check_count(level, total)
+
+    def _add_cluster(self, level: Level, extent: Any) -> None:
+        dims = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
+        size = math.prod(dims)
+        if size > level.max_size:
+            raise LaunchError(
+                f"{level.name}={extent}: a cluster of {self.machine.name!r} has at most {level.max_size} programs",
+                hint=f"launch clusters of at most {level.max_size}",
+                where=here(),
+            )
+        self.cluster = dims + (1,) * (3 - len(dims))
+
+    def _add_unit(self, level: Level, extent: Any) -> None:
+        if extent is ALL:
+            self.units[level.name] = _size_variable(level.name)
+            return
+        extent = plain(extent)
+        if not isinstance(extent, int) or extent < 1:
+            raise LaunchError(
+                f"{level.name}={extent}: the extent of this level is a positive number or T.ALL", where=here()
+            )
+        self.units[level.name] = extent
+
+    def _add_lanes(self, level: Level, extent: Any) -> None:
+        threads = extent * level.threads
+        if self.threads not in (None, threads):
+            raise LaunchError(
+                f"{level.name}={extent} means {threads} threads, but threads={self.threads}",
+                hint="keep one of the two",
+                where=here(),
+            )
+        self.threads = threads
+
+    def _check_count(self, level: Level, wanted: int) -> None:
+        coarser = [x for x in self.units if self.machine.index(x) > self.machine.index(level.name)]
+        within = min(coarser, key=self.machine.index) if coarser else None
+        there = self.machine.count(level.name, within)
+        if wanted > there:
+            place = f"one unit of {within!r}" if within else f"machine {self.machine.name!r}"
+            raise LaunchError(
+                f"the launch asks for {wanted} units of level {level.name!r}; {place} has {there}",
+                hint=f"launch at most {there}, or choose another machine",
+                where=here(),
+            )
+
+    def grid(self) -> tuple[Any, ...]:
+        return self.blocks or (1,)
+
+    def thread_count(self) -> Any:
+        has_lanes = any(level.kind == "lanes" for level in self.machine.levels)
+        return self.threads if self.threads is not None or has_lanes else 1
+
+    def notes(self) -> dict[str, Any]:
+        """Launch annotations: the extents of the unit levels, with those that are implied.
+
+        A launch of a coarse level includes one unit of each level between it and the tensors.
+        """
+        for name, extent in self.units.items():
+            if isinstance(extent, int):
+                self._check_count(self.machine.level(name), extent)
+        if self.units:
+            finest = self.machine.index(self.machine.tensor_level.name)
+            coarsest = max(self.machine.index(name) for name in self.units)
+            for level in self.machine.levels[finest:coarsest]:
+                if level.kind == "unit":
+                    self.units.setdefault(level.name, 1)
+        extents = {EXTENT + name: ir.int_node(extent) for name, extent in self.units.items()}
+        return {**extents, MACHINE: ir.StringImm(self.machine.digest)}
+
+
+def _size_variable(name: str) -> ir.Var:
+    """The variable that stands for the number of units of a level until the launch."""
+    known = trace.state().setdefault("sizes", {})
+    if name not in known:
+        known[name] = ir.Var(f"{name}_size", "int32")
+    return known[name]
+

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""`T.signal`, `T.wait`, `T.barrier`: order between units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang_core import ir, trace
+from tilescale.errors import UsageError
+from tilescale.language.checks import check_path, check_peer, check_reached, scope_kind
+from tilescale.language.context import Context, here, require_builder
+from tilescale.language.scale import open_level
+from tilescale.program.ops import BARRIER, COMPARISONS, SIGNAL, WAIT
+
+_SIGNAL_OPS = ("add", "set")
+
+
+def flag_region(flag: Any) -> ir.Call:
+    """A flag as the argument of an operation.
+
+    Raises:
+        UsageError: it is not one element of an integer tensor.
+    """
+    if not isinstance(flag, ir.BufferLoad) or scope_kind(flag.buffer) != "global":
+        raise UsageError(
+            f"a flag is one element of a tensor in device memory, got {flag}",
+            hint="declare flags: T.Tensor((n,), 'int32') and write flags[i]",
+            where=here(),
+        )
+    if not str(flag.dtype).startswith(("int", "uint")):
+        raise UsageError(f"a flag is an integer, {flag.buffer.name!r} is {flag.dtype}", where=here())
+    return trace.tile_region(flag, "rw")
+
+
+def signal(flag: Any, value: Any = 1, op: str = "add", dst: Any = None) -> ir.Call:
+    """Publish everything this unit has written, then update a flag: release at the scope of the level.
+
+    Args:
+        flag: an element of an integer tensor, `flags[i]`.
+        value: what is added or stored.
+        op: "add" or "set".
+        dst: whose flag, a rank of the innermost scale's level; left out, this unit's own.
+
+    Raises:
+        PeerOutOfRangeError: a constant peer that the launch does not have.
+        NoPathError: no network connects the units.
+        UsageError: not a flag, or an unknown op.
+    """
+    require_builder("T.signal")
+    if op not in _SIGNAL_OPS:
+        raise UsageError(f"op={op!r}: T.signal has {', '.join(_SIGNAL_OPS)}", where=here())
+    region = flag_region(flag)
+    if dst is None:
+        return trace.call(SIGNAL, region, ir.int_node(value), op=op)
+    context = Context()
+    level = open_level(context, "T.signal(dst=)")
+    check_peer(context, level, dst)
+    check_path(context, level, flag.buffer)
+    return trace.call(SIGNAL, region, ir.int_node(value), dst, level=level.name, op=op)
+
+
+def wait(flag: Any, compare: str, value: Any) -> ir.Call:
+    """Block until `flag compare value` holds; then everything that its signaller published is visible.
+
+    Args:
+        flag: an element of an integer tensor of this unit, `flags[i]`.
+        compare: "==", "!=", ">=", ">", "<=" or "<".
+        value: what it is compared with.
+
+    Raises:
+        UsageError: not a flag, or an unknown comparison.
+    """
+    require_builder("T.wait")
+    if compare not in COMPARISONS:
+        raise UsageError(
+            f"T.wait(flag, {compare!r}, value): a comparison is one of {', '.join(COMPARISONS)}", where=here()
+        )
+    return trace.call(WAIT, flag_region(flag), ir.int_node(value), compare=compare)
+
+
+def barrier() -> ir.Call:
+    """All units of the innermost scale's level arrive before any of them goes on; what each wrote is then visible.
+
+    Raises:
+        CollectiveNotReachedError: a condition around it tells the units apart.
+    """
+    require_builder("T.barrier")
+    context = Context()
+    level = open_level(context, "T.barrier")
+    check_reached(context, level, "barrier")
+    return trace.call(BARRIER, level=level.name)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""`T.alloc` and `T.view`: tiles in the memory layers of the machine, and the part of one that a unit holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tilelang_core import ir, stock, trace
+from tilescale.errors import AllocationTooLargeError, LayoutError, PhaseError, TileScaleError, UsageError
+from tilescale.hda.units import format_bytes
+from tilescale.language.checks import scope_kind
+from tilescale.language.context import Context, here, plain, require_builder, shape_of
+from tilescale.language.scale import open_level
+from tilescale.program.layout import RECOGNISED, Layout, from_function
+from tilescale.program.ops import OWNER, VIEW
+
+
+def alloc(shape: Any, dtype: Any, level: str = "l1") -> ir.Buffer:
+    """A tile of `shape` (elements) in a memory layer of the machine.
+
+    Args:
+        shape: an int or a sequence of extents.
+        dtype: a TileLang data type.
+        level: the layer: "l0" registers (a fragment), "l1" shared memory, "l2" device memory (a workspace that the
+            runtime owns, one on every device), or whatever the machine's description names.
+
+    Raises:
+        UnknownLayerError: the machine has no such layer.
+        AllocationTooLargeError: the tile is larger than the layer has room for.
+        PhaseError: an on-chip tile in a device-level phase.
+    """
+    require_builder("T.alloc")
+    context = Context()
+    try:
+        layer = context.machine.layer(level)
+    except TileScaleError as error:
+        raise error.at(*here()) from None
+    shape = tuple(shape) if isinstance(shape, tuple | list | ir.Array) else (shape,)
+    _check_room(context, level, [plain(n) for n in shape], str(dtype))
+    scope = layer.scopes[0] if len(layer.scopes) == 1 else "shared"
+    return {"fragment": alloc_fragment, "shared": alloc_shared, "global": stock.alloc_global}[scope](shape, dtype)
+
+
+def _check_room(context: Context, layer: str, shape: list[Any], dtype: str) -> None:
+    if not all(isinstance(n, int) for n in shape):
+        return
+    asked, there = math.prod(shape) * ir.bits(dtype) // 8, context.machine.capacity(layer, context.threads)
+    if asked > there:
+        raise AllocationTooLargeError(
+            f"a tile {tuple(shape)} of {dtype} needs {format_bytes(asked)}; layer {layer!r} "
+            f"({context.machine.layer(layer).title}) of {context.machine.name!r} has {format_bytes(there)} for one tile",
+            hint="make the tile smaller, or place it in a coarser layer",
+            where=here(),
+        )
+
+
+def _owned(stock_alloc: Callable[..., ir.Buffer]) -> Callable[..., ir.Buffer]:
+    """An on-chip allocation that records whose it is: one for each unit that executes the statement."""
+
+    def allocate(*args: Any, **kwargs: Any) -> ir.Buffer:
+        buffer = stock_alloc(*args, **kwargs)
+        context = Context() if trace.launch() is not None else None
+        if context is not None and context.scales:
+            if context.executing.kind == "unit" and context.executing != context.program:
+                raise PhaseError(
+                    f"{stock_alloc.__name__} in a phase of level {context.executing.name!r}, which runs no threads",
+                    hint=f"allocate it inside T.Scale({context.program.name!r}), or in device memory with T.alloc",
+                    where=here(),
+                )
+            trace.note_buffer(OWNER, buffer, context.executing.name)
+        return buffer
+
+    allocate.__name__, allocate.__doc__ = stock_alloc.__name__, stock_alloc.__doc__
+    return allocate
+
+
+alloc_shared = _owned(stock.alloc_shared)
+alloc_fragment = _owned(stock.alloc_fragment)
+alloc_barrier = _owned(stock.alloc_barrier)
+
+
+def view(buffer: Any, *args: Any, layout: Any = None, **kwargs: Any) -> ir.Buffer:
+    """The part of a tile or tensor that one unit of the current level holds.
+
+    At a level above the program a view of a kernel parameter says how the global tensor lies over the units; the
+    caller passes each unit its shard. Without `layout` it is TileLang's reshape and data type view.
+
+    Args:
+        buffer: a tile, a tensor, or a slice of one.
+        layout: T.Replica, T.FullRow (split along the first dimension), T.FullCol (along the last), T.Shard(dim,
+            block=None), or a function from indices to rank that is one of these.
+
+    Returns:
+        A buffer of the shape that one unit holds.
+
+    Raises:
+        LayoutError: a layout that is not recognised (the message lists those that are).
+        ShapeError: a dimension that does not divide among the units.
+        UsageError: no scale is open.
+    """
+    if layout is None:
+        return stock.view(buffer, *args, **kwargs)
+    require_builder("T.view")
+    context = Context()
+    level = open_level(context, "T.view")
+    size = context.extent(level)
+    region = trace.tile_region(buffer, "rw")
+    base, _, extents = ir.region_parts(region)
+    shape = [plain(n) for n in extents]
+    try:
+        layout = _as_layout(layout, shape, size)
+        shard = layout.shard_shape(shape, size)
+    except TileScaleError as error:
+        raise error.at(*here()) from None
+    if level.kind in ("unit", "cluster") and scope_kind(base) == "global":
+        _check_whole(base, shape, level.name)
+    operation = trace.call(VIEW, region, *shard, level=level.name, dim=layout.axis(len(shape)), block=layout.block)
+    return trace.bind_view(base, shard, operation)
+
+
+def _as_layout(layout: Any, shape: list[Any], size: Any) -> Layout:
+    if isinstance(layout, Layout):
+        return layout
+    if callable(layout):
+        return from_function(layout, shape, size)
+    raise LayoutError(f"layout={layout!r} is not a layout", hint=RECOGNISED)
+
+
+def _check_whole(base: ir.Buffer, shape: list[Any], level: str) -> None:
+    if len(shape) != len(base.shape) or any(str(a) != str(b) for a, b in zip(shape, shape_of(base), strict=True)):
+        raise UsageError(
+            f"T.view of a slice of {base.name!r} at level {level!r}: there a view says how the whole tensor is laid out",
+            hint="view the whole tensor and slice the view",
+            where=here(),
+        )
