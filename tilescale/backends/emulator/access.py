@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: MIT
+"""Accesses to buffers: single elements (for all elements of the space at once) and rectangular regions.
+
+As stock TileLang compiles them, accesses to global memory are guarded: a load outside the tensor yields the safe value
+(0), a store is dropped. Outside a tile in shared memory or registers they are errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.expr import Closure, python_int
+from tilescale.backends.emulator.frame import Frame, Lanes, is_vector, spread, uniform
+from tilescale.backends.emulator.numerics import convert, numpy_dtype
+from tilescale.errors import Location, OutOfBoundsError, UnsupportedError
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.compiler import Compiler
+
+
+class Home:
+    """How a buffer is found in a frame, whatever shape or type it is viewed with."""
+
+    def __init__(self, compiler: Compiler, buffer: ir.Buffer):
+        self.buffer = buffer
+        self.slot = compiler.slot(buffer.data)
+        self.name = buffer.name
+        self.lanes = buffer.scope() in ("local", "local.var")
+        self.guarded = buffer.scope() == "global"
+        self.dtype = numpy_dtype(str(buffer.dtype))
+        self.safe = compiler.safe_value(buffer)
+        self.shared = not self.lanes and not buffer.scope().startswith("local")
+        home = compiler.home(buffer)
+        same = home is None or ([str(n) for n in home[0]], home[1]) == (
+            [str(n) for n in buffer.shape],
+            str(buffer.dtype),
+        )
+        self._shape = None if same else [compiler.expr(n) for n in buffer.shape]
+        self.versioned = compiler.is_replicated(buffer)
+
+    def array(self, frame: Frame) -> Any:
+        """The instance that the frame's unit sees: an array, or Lanes for a thread-private buffer."""
+        array = frame.slots[self.slot]
+        if self._shape is None:
+            return array
+        shape = tuple(uniform(n(frame), frame, "a shape") for n in self._shape)
+        if isinstance(array, Lanes):
+            raise UnsupportedError(f"a view of another shape of the thread-private buffer {self.name!r}")
+        flat = array.reshape(-1)
+        if not np.shares_memory(flat, array):
+            raise UnsupportedError(f"a view of another shape of {self.name!r}, whose elements are not contiguous here")
+        return flat.view(self.dtype).reshape(shape)
+
+    def written(self, frame: Frame) -> None:
+        """Note a write: for spinning readers, and for replicas of this tile."""
+        if self.shared:
+            frame.run.scheduler.progress += 1
+        if self.versioned:
+            versions = frame.unit.owner(self.slot).versions
+            versions[self.slot] = versions.get(self.slot, 0) + 1
+
+    def out_of_bounds(self, index: Sequence[Any], shape: Sequence[int]) -> OutOfBoundsError:
+        """The error for an access at `index`; the statement adds the line of the access."""
+        found = ir.buffer_location(self.buffer)
+        text = ", ".join(str(i) for i in index)
+        return OutOfBoundsError(
+            f"{self.name}[{text}] is outside the buffer, whose shape is {tuple(shape)}",
+            hint="only accesses to device memory are guarded; slice the tile or guard the access",
+            where=Location(*found, "declared") if found else None,
+        )
+
+
+class Element:
+    """One element of a buffer for each element of the space."""
+
+    def __init__(self, compiler: Compiler, buffer: ir.Buffer, indices: Sequence[Any]):
+        self.home = Home(compiler, buffer)
+        self.indices = [compiler.expr(i) for i in indices]
+        # Inside T.Parallel most indices are `loop variable + offset`: those accesses are slices.
+        self.slices = None if self.home.lanes else compiler.slices(indices)
+
+    # -- load ---------------------------------------------------------------------------------------------------------
+
+    def load(self, frame: Frame) -> Any:
+        """The elements' values."""
+        array = self.home.array(frame)
+        if self.slices is not None and len(frame.space) == self.slices.rank:
+            view = self.slices.view(array, frame)
+            if view is not None:
+                return view
+        index = tuple(i(frame) for i in self.indices)
+        if self.home.lanes:
+            self._check_lanes(array, index, frame)
+            return python_int(array.load(index, frame))
+        if not any(is_vector(i) for i in index):
+            if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
+                return python_int(array[index])
+            if self.home.guarded:
+                return self.home.safe
+            raise self.home.out_of_bounds(index, array.shape)
+        return self._gather(array, index, frame)
+
+    def _gather(self, array: np.ndarray, index: tuple, frame: Frame) -> np.ndarray:
+        inside = _inside(index, array.shape)
+        if inside is True:
+            return array[index]
+        inside = np.broadcast_to(inside, frame.space)
+        self._check_guarded(inside, index, array, frame)
+        safe = tuple(np.where(inside, spread(i, frame), 0) for i in index)
+        if 0 in array.shape:
+            return np.broadcast_to(np.asarray(self.home.safe, array.dtype), frame.space)
+        return np.where(inside, array[safe], self.home.safe)
+
+    # -- store --------------------------------------------------------------------------------------------------------
+
+    def store(self, frame: Frame, value: Any) -> None:
+        """Assign on the active elements; where several name one element, the last wins."""
+        array = self.home.array(frame)
+        value = convert(value, self.home.dtype)
+        if self.home.lanes:
+            index = tuple(i(frame) for i in self.indices)
+            self._check_lanes(array, index, frame)
+            array.store(index, value, frame)
+            return
+        self.home.written(frame)
+        if self.slices is not None and frame.mask is None and len(frame.space) == self.slices.rank:
+            view = self.slices.view(array, frame, write=True)
+            if view is not None:
+                view[...] = value
+                return
+        index = tuple(i(frame) for i in self.indices)
+        if not is_vector(value) and not any(is_vector(i) for i in index):
+            self._store_one(array, index, value, frame)
+        else:
+            self._scatter(array, index, value, frame)
+
+    def _store_one(self, array: np.ndarray, index: tuple, value: Any, frame: Frame) -> None:
+        if frame.mask is not None and not frame.mask.any():
+            return
+        if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
+            array[index] = value
+        elif not self.home.guarded:
+            raise self.home.out_of_bounds(index, array.shape)
+
+    def _scatter(self, array: np.ndarray, index: tuple, value: Any, frame: Frame) -> None:
+        take = np.broadcast_to(True if frame.mask is None else frame.mask, frame.space)
+        inside = _inside(index, array.shape)
+        if inside is not True:
+            inside = np.broadcast_to(inside, frame.space)
+            self._check_guarded(inside, index, array, frame)
+            take = take & inside
+        where = tuple(spread(i, frame)[take] for i in index)
+        array[where] = spread(value, frame)[take]
+
+    # -- bounds -------------------------------------------------------------------------------------------------------
+
+    def _check_guarded(self, inside: np.ndarray, index: tuple, array: np.ndarray, frame: Frame) -> None:
+        bad = ~inside if frame.mask is None else ~inside & np.broadcast_to(frame.mask, frame.space)
+        if not self.home.guarded and bad.any():
+            first = tuple(np.argwhere(bad)[0])
+            raise self.home.out_of_bounds([int(spread(i, frame)[first]) for i in index], array.shape)
+
+    def _check_lanes(self, lanes: Lanes, index: tuple, frame: Frame) -> None:
+        inside = _inside(index, lanes.shape)
+        if inside is not True:
+            self._check_guarded(np.broadcast_to(inside, frame.space), index, lanes.data, frame)
+
+
+def _inside(index: tuple, shape: Sequence[int]) -> Any:
+    """True if every index is inside, else an array that says where."""
+    if all(_all_inside(i, n) for i, n in zip(index, shape, strict=True)):
+        return True
+    result: Any = True
+    for i, n in zip(index, shape, strict=True):
+        result = result & (np.asarray(i) >= 0) & (np.asarray(i) < n)
+    return np.asarray(result)
+
+
+def _all_inside(index: Any, extent: int) -> bool:
+    if is_vector(index):
+        return index.size == 0 or bool(index.min() >= 0 and index.max() < extent)
+    return 0 <= index < extent
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Indices that are a parallel loop's variable plus an offset, or do not depend on the loops.
+
+    Attributes:
+        rank: how many loops the nest has.
+        parts: for each index the loop's axis (None: a scalar) and the closure of its offset.
+    """
+
+    rank: int
+    parts: tuple[tuple[int | None, Closure], ...]
+
+    def view(self, array: np.ndarray, frame: Frame, write: bool = False) -> np.ndarray | None:
+        """The elements as a view over the space, or None where a slice cannot express the access."""
+        index: list[Any] = []
+        axes: list[int] = []
+        for (axis, offset), extent in zip(self.parts, array.shape, strict=True):
+            begin = offset(frame)
+            length = 1 if axis is None else frame.space[axis]
+            if is_vector(begin) or begin < 0 or begin + length > extent:
+                return None
+            if axis is None:
+                index.append(begin)
+            else:
+                index.append(slice(begin, begin + length))
+                axes.append(axis)
+        if write and any(a not in axes and n != 1 for a, n in enumerate(frame.space)):
+            return None
+        view = array[tuple(index)]
+        order = sorted(range(len(axes)), key=axes.__getitem__)
+        if order != list(range(len(axes))):
+            view = view.transpose(order)
+        return view[tuple(slice(None) if a in axes else None for a in range(self.rank))]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A resolved region: begins and extents on an array."""
+
+    array: np.ndarray
+    begins: tuple[int, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def within(self) -> bool:
+        """Whether all of it lies inside the array."""
+        return all(0 <= b and b + e <= n for b, e, n in zip(self.begins, self.extents, self.array.shape, strict=True))
+
+    def view(self) -> np.ndarray:
+        """The part that lies inside, as a view."""
+        return self.array[tuple(slice(max(b, 0), max(b + e, 0)) for b, e in zip(self.begins, self.extents, strict=True))]
+
+    def clip(self) -> tuple[slice, ...]:
+        """Which part of a tile of this region's extents lies inside."""
+        return tuple(
+            slice(max(-b, 0), max(min(e, n - b), 0))
+            for b, e, n in zip(self.begins, self.extents, self.array.shape, strict=True)
+        )
+
+
+class Region:
+    """A rectangular part of a buffer, the argument of a tile operation."""
+
+    def __init__(self, compiler: Compiler, region: Any):
+        buffer, begins, extents = ir.region_parts(region)
+        self.home = Home(compiler, buffer)
+        self.begins = [compiler.expr(b) for b in begins]
+        self.extents = [compiler.expr(e) for e in extents]
+
+    def block(self, frame: Frame, array: np.ndarray | None = None) -> Block:
+        """Begins and extents on the frame's instance of the buffer, or on `array`, another unit's.
+
+        Raises:
+            OutOfBoundsError: outside a tile in shared memory or registers.
+        """
+        array = self.home.array(frame) if array is None else array
+        if isinstance(array, Lanes):
+            array = self._private(array)
+        begins = tuple([uniform(b(frame), frame, "where a tile begins") for b in self.begins])
+        extents = tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
+        block = Block(array, begins, extents)
+        if not self.home.guarded and not block.within:
+            raise self.home.out_of_bounds([f"{b}:{b + e}" for b, e in zip(begins, extents, strict=True)], array.shape)
+        return block
+
+    def _private(self, lanes: Lanes) -> np.ndarray:
+        if lanes.lead:
+            raise UnsupportedError(f"a tile operation on {self.home.name!r}, which differs between threads")
+        return lanes.data
+
+    def read(self, frame: Frame, array: np.ndarray | None = None) -> np.ndarray:
+        """The region's elements; a view where all of it lies inside, else a copy with the safe value outside."""
+        block = self.block(frame, array)
+        if block.within:
+            return block.view()
+        tile = np.full(block.extents, self.home.safe, self.home.dtype)
+        tile[block.clip()] = block.view()
+        return tile
+
+    def write(self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None) -> None:
+        """Assign `value`, of the region's extents; what lies outside is dropped."""
+        block = self.block(frame, array)
+        self.home.written(frame)
+        target = block.view()
+        value = convert(value, target.dtype)
+        target[...] = value if block.within else value[block.clip()]
+
+    def target(self, frame: Frame) -> np.ndarray:
+        """The region as a view to compute on in place.
+
+        Raises:
+            OutOfBoundsError: it is not all inside.
+        """
+        block = self.block(frame)
+        if not block.within:
+            raise self.home.out_of_bounds(block.begins, block.array.shape)
+        self.home.written(frame)
+        return block.view()

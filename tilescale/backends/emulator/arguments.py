@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""Arguments of an emulated launch: checked against the program and each other, bound to slots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.compiler import Compiler
+from tilescale.backends.emulator.frame import Frame
+from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
+from tilescale.errors import ArgumentError, RankMismatchError
+from tilescale.program.model import Parameter, Program
+
+if TYPE_CHECKING:
+    import torch
+
+
+def bind_arguments(
+    compiler: Compiler, program: Program, extents: list[tuple[str, int]], per_unit: list[list[Any]]
+) -> list[dict[int, Any]]:
+    """For each unit, slot -> array or scalar; symbolic extents are bound from the shapes.
+
+    Raises:
+        ArgumentError: count, type, data type or shape differ from the program's.
+        RankMismatchError: units disagree about a symbolic extent.
+    """
+    sizes = {
+        compiler.slot(extent): size
+        for (_, extent), (_, size) in zip(program.extents, extents, strict=False)
+        if isinstance(extent, ir.Var)
+    }
+    result = []
+    for rank, values in enumerate(per_unit):
+        result.append(_Binder(compiler, program, rank, dict(sizes)).bind(values))
+    _check_agreement(compiler, program, result)
+    return result
+
+
+class _Binder:
+    """Binds the arguments of one unit."""
+
+    def __init__(self, compiler: Compiler, program: Program, rank: int, slots: dict[int, Any]):
+        self.compiler, self.program, self.rank, self.slots = compiler, program, rank, slots
+
+    def bind(self, values: list[Any]) -> dict[int, Any]:
+        parameters = self.program.parameters
+        if len(values) != len(parameters):
+            names = ", ".join(p.name for p in parameters)
+            raise self._error(f"{len(values)} arguments were given", f"it takes {len(parameters)}: {names}")
+        for parameter, value in zip(parameters, values, strict=True):
+            if parameter.buffer is None:
+                self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
+            else:
+                self._tensor(parameter, value)
+        for parameter, value in zip(parameters, values, strict=True):
+            if parameter.buffer is not None:
+                self._check_shape(parameter, tuple(value.shape))
+        return self.slots
+
+    def _error(self, found: str, hint: str) -> ArgumentError:
+        return ArgumentError(f"{self.program.name}, arguments of unit {self.rank}: {found}", hint=hint)
+
+    def _scalar(self, parameter: Parameter, value: Any) -> Any:
+        if isinstance(value, bool | int | float | np.generic):
+            return value
+        raise self._error(f"{parameter.name!r} is {type(value).__name__}", f"pass a number ({parameter.var.dtype})")
+
+    def _tensor(self, parameter: Parameter, value: Any) -> None:
+        import torch
+
+        if not isinstance(value, torch.Tensor):
+            raise self._error(f"{parameter.name!r} is {type(value).__name__}", "pass a torch.Tensor")
+        if value.device.type != "cpu":
+            raise self._error(f"{parameter.name!r} is on {value.device}", "pass CPU tensors to the emulator: x.cpu()")
+        array = to_numpy(value.detach())
+        wanted = numpy_dtype(str(parameter.buffer.dtype))
+        if array.dtype != wanted and array.dtype.itemsize == wanted.itemsize and wanted.kind == "b":
+            array = array.view(wanted)
+        if array.dtype != wanted:
+            raise self._error(
+                f"{parameter.name!r} is {value.dtype}, the program declares {parameter.buffer.dtype}",
+                "convert the tensor: x.to(...)",
+            )
+        if array.ndim != len(parameter.shape):
+            raise self._error(
+                f"{parameter.name!r} has shape {tuple(value.shape)}", f"the program declares {self._declared(parameter)}"
+            )
+        self.slots[self.compiler.slot(parameter.buffer.data)] = array
+        for view in parameter.views:
+            self.slots[self.compiler.slot(view.data)] = array
+        for extent, size in zip(parameter.shape, array.shape, strict=True):
+            self._solve(extent, size)
+
+    def _solve(self, extent: Any, size: int) -> None:
+        """Bind a symbolic extent: n = size, or for a shard n // units = size."""
+        if isinstance(extent, ir.Var):
+            self.slots.setdefault(self.compiler.slot(extent), size)
+        elif isinstance(extent, ir.FloorDiv) and isinstance(extent.a, ir.Var):
+            units = self._value(extent.b)
+            if units is not None:
+                self.slots.setdefault(self.compiler.slot(extent.a), size * units)
+
+    def _value(self, expr: Any) -> int | None:
+        constant = ir.constant(expr)
+        if constant is not None:
+            return constant
+        slots: list[Any] = [None] * (self.compiler.slot_count + 1)
+        for slot, value in self.slots.items():
+            slots[slot] = value
+        try:
+            return int(self.compiler.expr(expr)(Frame(None, None, slots, threads=1)))
+        except TypeError:  # A variable of the expression is not bound.
+            return None
+
+    def _check_shape(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
+        wanted = tuple(self._value(n) for n in parameter.shape)
+        if any(w is not None and w != n for w, n in zip(wanted, shape, strict=True)):
+            what = "its shard of " if any(not v.layout.is_replica for v in parameter.views) else ""
+            raise self._error(
+                f"{parameter.name!r} has shape {shape}", f"{what}{self._declared(parameter)} has shape {wanted}"
+            )
+
+    def _declared(self, parameter: Parameter) -> str:
+        return f"{parameter.name}: ({', '.join(str(n) for n in parameter.buffer.shape)}) {parameter.buffer.dtype}"
+
+
+def _check_agreement(compiler: Compiler, program: Program, bound: list[dict[int, Any]]) -> None:
+    """Symbolic extents are one number for the whole program."""
+    first = bound[0]
+    for rank, slots in enumerate(bound[1:], start=1):
+        for parameter in program.parameters:
+            for extent in parameter.buffer.shape if parameter.buffer is not None else ():
+                if isinstance(extent, ir.Var):
+                    slot = compiler.slot(extent)
+                    if slots.get(slot) != first.get(slot):
+                        raise RankMismatchError(
+                            f"{program.name}: {parameter.name!r} makes {extent} = {first.get(slot)} on unit 0 and "
+                            f"{slots.get(slot)} on unit {rank}",
+                            hint="all units pass tensors of the same shapes",
+                        )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""Barriers inside a program and a cluster: mbarriers with phases, named barriers, cluster barriers (PTX ISA, section
+"Parallel Synchronization and Communication Instructions").
+
+Asynchronous copies complete at once, so the transaction counts of an mbarrier are always met and only arrivals count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilescale.backends.emulator.frame import Frame, uniform
+from tilescale.backends.emulator.scheduler import Wait
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.compiler import Compiler
+    from tilescale.backends.emulator.grid import ProgramInstance
+
+
+@dataclass
+class MBarrier:
+    """An arrival barrier whose phase flips when `count` threads have arrived."""
+
+    name: str
+    count: int
+    pending: int
+    phase: int = 0
+
+    def arrive(self, threads: int, frame: Frame) -> None:
+        """`threads` threads arrive."""
+        frame.run.scheduler.progress += 1
+        while threads:
+            taken = min(threads, self.pending)
+            self.pending -= taken
+            threads -= taken
+            if self.pending == 0:
+                self.phase += 1
+                self.pending = self.count
+
+    def wait(self, parity: int, frame: Frame, where: Any) -> None:
+        """Block until the phase of that parity has completed."""
+        frame.run.scheduler.block(
+            Wait(
+                lambda: self.phase & 1 != parity,
+                f"barrier {self.name}, phase parity {parity}",
+                lambda: f"{self.count - self.pending} of {self.count} arrivals in phase {self.phase}",
+                where,
+            )
+        )
+
+
+@dataclass
+class CountingBarrier:
+    """A barrier that opens each time `expected` threads have arrived."""
+
+    arrived: int = 0
+    generation: int = 0
+    tickets: dict[Any, int] = field(default_factory=dict)
+
+    def arrive(self, threads: int, expected: int, frame: Frame) -> int:
+        """Arrive without waiting; returns the generation to wait for."""
+        frame.run.scheduler.progress += 1
+        ticket = self.generation
+        self.arrived += threads
+        if self.arrived >= expected:
+            self.arrived -= expected
+            self.generation += 1
+        return ticket
+
+    def wait(self, ticket: int, what: str, expected: int, frame: Frame, where: Any) -> None:
+        """Block until the generation of `ticket` is over."""
+        frame.run.scheduler.block(
+            Wait(lambda: self.generation > ticket, what, lambda: f"{self.arrived} of {expected} threads", where)
+        )
+
+
+class BarrierReference:
+    """An mbarrier named in an operation's argument: `bar[i]` or a pointer to it."""
+
+    def __init__(self, compiler: Compiler, node: Any):
+        while isinstance(node, ir.Call):
+            node = node.args[0]
+        self.slot = compiler.slot(node.buffer.data)
+        self.index = compiler.expr(node.indices[0])
+        self.name = node.buffer.name
+
+    def of(self, frame: Frame, program: ProgramInstance | None = None) -> MBarrier:
+        """The barrier of the frame's program, or of another one of its cluster."""
+        index = uniform(self.index(frame), frame, "which barrier")
+        if program is None:
+            return frame.slots[self.slot][index]
+        return program.unit.owner(self.slot).storage[self.slot][index]

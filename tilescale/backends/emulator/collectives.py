@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: MIT
+"""Our operations between units: remote copies, signals, waits, barriers and collectives.
+
+A collective is a meeting: the last unit to arrive computes the result for all. The units of a meeting are those whose
+coordinates agree in all levels but the collective's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator import numerics
+from tilescale.backends.emulator.access import Region
+from tilescale.backends.emulator.compiler import Compiler, operation
+from tilescale.backends.emulator.expr import Closure
+from tilescale.backends.emulator.frame import Frame, uniform
+from tilescale.backends.emulator.scales import instance
+from tilescale.backends.emulator.scheduler import Wait
+from tilescale.backends.emulator.tiles import fitted
+from tilescale.backends.emulator.units import Unit
+from tilescale.errors import PeerOutOfRangeError, RankMismatchError
+from tilescale.program import ops
+
+_COMPARE = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+    "<=": operator.le,
+    "<": operator.lt,
+}
+
+
+# -- to and from a peer ----------------------------------------------------------------------------------------------------
+
+
+class Peer:
+    """The unit that an operation names by its rank at a level."""
+
+    def __init__(self, compiler: Compiler, rank: Any, level: str):
+        self.rank, self.level = compiler.expr(rank), level
+
+    def unit(self, frame: Frame) -> Unit:
+        """The peer.
+
+        Raises:
+            PeerOutOfRangeError: the launch has no such unit.
+        """
+        rank = uniform(self.rank(frame), frame, "a peer's rank")
+        siblings = frame.unit.around(self.level).siblings
+        if not 0 <= rank < siblings:
+            raise PeerOutOfRangeError(
+                f"{frame.unit} names peer {rank} of level {self.level!r}: the launch has units 0 to {siblings - 1}",
+                hint="wrap it round: (rank + 1) % size",
+            )
+        return frame.unit.counterpart(self.level, rank)
+
+
+@operation(ops.COPY.name)
+def _copy(compiler: Compiler, call: ir.Call) -> Closure:
+    source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+    peer = Peer(compiler, call.args[2], ir.attribute(call, "level"))
+    to_peer = ir.attribute(call, "far") == "dst"
+    tell = _Flag(compiler, call.args[3], call.args[4], ir.attribute(call, "op")) if len(call.args) > 3 else None
+
+    def run(frame: Frame) -> None:
+        unit = peer.unit(frame)
+        far = instance(compiler, (target if to_peer else source).home.slot, frame, unit)
+        tile = source.read(frame, None if to_peer else far)
+        into = far if to_peer else None
+        target.write(frame, fitted(tile, target.block(frame, into).extents), into)
+        frame.run.moved(frame.unit, unit, tile.nbytes, to_peer)
+        if tell is not None:
+            tell.update(frame, unit)
+
+    return run
+
+
+class _Flag:
+    """A flag and how a signal updates it."""
+
+    def __init__(self, compiler: Compiler, region: ir.Call, value: Any, op: str):
+        self.compiler, self.op = compiler, op
+        self.region, self.value = Region(compiler, region), compiler.expr(value)
+
+    def update(self, frame: Frame, unit: Unit | None) -> None:
+        array = None if unit is None else instance(self.compiler, self.region.home.slot, frame, unit)
+        block = self.region.block(frame, array)
+        if not block.within:
+            raise self.region.home.out_of_bounds(block.begins, block.array.shape)
+        flag, value = block.view(), uniform(self.value(frame), frame, "the value of a signal")
+        if self.op == "set":
+            flag[...] = value
+        else:
+            flag += flag.dtype.type(value)
+        frame.run.scheduler.progress += 1
+        frame.run.signalled(frame.unit)
+
+
+@operation(ops.SIGNAL.name, collective=False)
+def _signal(compiler: Compiler, call: ir.Call) -> Closure:
+    flag = _Flag(compiler, call.args[0], call.args[1], ir.attribute(call, "op"))
+    peer = Peer(compiler, call.args[2], ir.attribute(call, "level")) if len(call.args) > 2 else None
+    return lambda frame: flag.update(frame, peer.unit(frame) if peer is not None else None)
+
+
+@operation(ops.WAIT.name)
+def _wait(compiler: Compiler, call: ir.Call) -> Closure:
+    flag, value = Region(compiler, call.args[0]), compiler.expr(call.args[1])
+    symbol, where = ir.attribute(call, "compare"), compiler.where
+    holds = _COMPARE[symbol]
+
+    def run(frame: Frame) -> None:
+        block, wanted = flag.block(frame), uniform(value(frame), frame, "the value a wait compares with")
+        if not block.within:
+            raise flag.home.out_of_bounds(block.begins, block.array.shape)
+        element = block.view().reshape(-1)
+        index = ", ".join(map(str, block.begins))
+        frame.run.scheduler.block(
+            Wait(
+                lambda: bool(holds(element[0], wanted)),
+                f"{flag.home.name}[{index}] {symbol} {wanted}",
+                lambda: f"{flag.home.name}[{index}] = {element[0]}",
+                where,
+                lambda: "no unit that can still run signals it",
+            )
+        )
+
+    return run
+
+
+# -- meetings --------------------------------------------------------------------------------------------------------------
+
+
+def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: Callable[[list], None]) -> None:
+    """Wait for all units of the level; the last one calls `finish` with all payloads in the order of ranks.
+
+    Raises:
+        RankMismatchError: the others are at another collective.
+    """
+    unit = frame.unit
+    mine = unit.around(level)
+    group = tuple(step for step in unit.path() if step[0] != level)
+    turn = unit.counters.get(level, 0)
+    unit.counters[level] = turn + 1
+    phase = frame.program.grid.number if frame.program is not None else -1
+    key = (level, group, phase, turn)
+    meeting = frame.run.meetings.setdefault(key, Meeting(mine.siblings, name, where, unit))
+    if (meeting.name, meeting.where) != (name, where):
+        raise RankMismatchError(
+            f"{unit} calls T.{name} where {meeting.first} calls T.{meeting.name}: "
+            f"units of level {level!r} must reach the same collectives in the same order",
+            where=[w for w in (where, meeting.where) if w],
+        )
+    meeting.payloads[mine.rank] = payload
+    if len(meeting.payloads) == meeting.size:
+        finish([meeting.payloads[rank] for rank in range(meeting.size)])
+        meeting.done = True
+        del frame.run.meetings[key]
+        frame.run.scheduler.progress += 1
+    frame.run.scheduler.block(
+        Wait(
+            lambda: meeting.done,
+            f"T.{name} of level {level!r}",
+            lambda: f"{len(meeting.payloads)} of {meeting.size} units are there",
+            where,
+            lambda: meeting.absent(level),
+        )
+    )
+
+
+class Meeting:
+    """One collective call of one group of units."""
+
+    def __init__(self, size: int, name: str, where: Any, first: Unit):
+        self.size, self.name, self.where, self.first = size, name, where, first
+        self.payloads: dict[int, Any] = {}
+        self.done = False
+
+    def absent(self, level: str) -> str:
+        """Who has not arrived."""
+        missing = [rank for rank in range(self.size) if rank not in self.payloads]
+        return f"{level} {', '.join(map(str, missing))} did not reach it"
+
+
+@operation(ops.BARRIER.name)
+def _barrier(compiler: Compiler, call: ir.Call) -> Closure:
+    level, where = ir.attribute(call, "level"), compiler.where
+    return lambda frame: meet(frame, level, "barrier", where, None, lambda _: None)
+
+
+class _Tiles:
+    """The tile arguments of a collective, and how units hand them in and take results."""
+
+    def __init__(self, compiler: Compiler, regions: list[Any]):
+        self.regions = [Region(compiler, r) for r in regions]
+
+    def payload(self, frame: Frame) -> tuple[list[np.ndarray], list[Callable[[np.ndarray], None]]]:
+        """Values, and functions that store a result on this unit."""
+        values = [region.read(frame) for region in self.regions]
+        return values, [lambda tile, r=region: r.write(frame, tile) for region in self.regions]
+
+
+def _collective(compiler: Compiler, call: ir.Call, tiles: int, combine: Callable) -> Closure:
+    """A collective on `tiles` regions; `combine(frame, values of all ranks)` yields for each rank what to store where."""
+    name = call.op.name.removeprefix("tilescale.")
+    level, where = ir.attribute(call, "level"), compiler.where
+    arguments = _Tiles(compiler, list(call.args[:tiles]))
+
+    def run(frame: Frame) -> None:
+        def finish(payloads: list) -> None:
+            _check_shapes(payloads, name, where)
+            results = combine(frame, [values for values, _ in payloads])
+            for (_, store), mine in zip(payloads, results, strict=True):
+                for index, tile in mine.items():
+                    store[index](tile)
+
+        values = arguments.payload(frame)
+        frame.run.collected(frame.unit, name, sum(v.nbytes for v in values[0]))
+        meet(frame, level, name, where, values, finish)
+
+    return run
+
+
+def _check_shapes(payloads: list, name: str, where: Any) -> None:
+    first = [v.shape for v in payloads[0][0]]
+    for rank, (values, _) in enumerate(payloads):
+        if [v.shape for v in values] != first:
+            raise RankMismatchError(
+                f"T.{name}: rank 0 brings tiles {first}, rank {rank} brings {[v.shape for v in values]}", where=where
+            )
+
+
+@operation(ops.ALLREDUCE.name)
+def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
+    if ir.op_name(call.args[-1]) == ops.COMBINE.name:
+        return _allreduce_function(compiler, call)
+    op = ir.attribute(call, "op")
+
+    def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
+        total = numerics.reduce_many([v[0] for v in values], op, values[0][0].dtype)
+        return [{0: total}] * len(values)
+
+    return _collective(compiler, call, 1, combine)
+
+
+def _allreduce_function(compiler: Compiler, call: ir.Call) -> Closure:
+    """An all-reduce with the user's combination: a fold over the ranks, element by element."""
+    count = len(call.args) - 1
+    parts = list(call.args[-1].args)
+    left, right = ([compiler.slot(v) for v in parts[i * count : (i + 1) * count]] for i in (0, 1))
+    results = [compiler.expr(e) for e in parts[2 * count :]]
+
+    def fold(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
+        rank = values[0][0].ndim
+        space = values[0][0].shape
+        work = frame.fork(frame.unit, None)
+        work.space, work.mask = space, None
+        total = [_expanded(v, rank) for v in values[0]]
+        for other in values[1:]:
+            for slot, tile in zip(left, total, strict=True):
+                work.slots[slot] = tile
+            for slot, tile in zip(right, other, strict=True):
+                work.slots[slot] = _expanded(tile, rank)
+            total = [r(work) for r in results]
+        tiles = {i: _collapsed(t, like) for i, (t, like) in enumerate(zip(total, values[0], strict=True))}
+        return [tiles] * len(values)
+
+    return _collective(compiler, call, count, fold)
+
+
+def _expanded(tile: np.ndarray, rank: int) -> np.ndarray:
+    return tile.reshape(tile.shape + (1,) * (rank - tile.ndim))
+
+
+def _collapsed(tile: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """A result in the shape of its tile: the trailing dimensions that it does not have hold one value."""
+    tile = np.asarray(tile)
+    full = np.broadcast_to(tile, np.broadcast_shapes(tile.shape, _expanded(like, tile.ndim).shape))
+    return full[(Ellipsis, *(0 for _ in range(full.ndim - like.ndim)))]
+
+
+@operation(ops.REDUCE_SCATTER.name)
+def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
+    op, axis = ir.attribute(call, "op"), ir.attribute(call, "dim")
+
+    def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
+        total = numerics.reduce_many([v[0] for v in values], op, values[0][0].dtype)
+        return [{1: part} for part in np.split(total, len(values), axis)]
+
+    return _collective(compiler, call, 2, combine)
+
+
+@operation(ops.ALL_GATHER.name)
+def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
+    if len(call.args) == 1:  # The parts are views of one tile: once all are written, it is whole.
+        level, where = ir.attribute(call, "level"), compiler.where
+        return lambda frame: meet(frame, level, "all_gather", where, None, lambda _: None)
+    axis = ir.attribute(call, "dim")
+
+    def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
+        whole = np.concatenate([v[0] for v in values], axis)
+        return [{1: whole}] * len(values)
+
+    return _collective(compiler, call, 2, combine)
+
+
+@operation(ops.ALL_TO_ALL.name)
+def _all_to_all(compiler: Compiler, call: ir.Call) -> Closure:
+    axis = ir.attribute(call, "dim")
+
+    def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
+        parts = [np.split(v[0], len(values), axis) for v in values]
+        return [{1: np.concatenate([sent[rank] for sent in parts], axis)} for rank in range(len(values))]
+
+    return _collective(compiler, call, 2, combine)
+
+
+@operation(ops.BROADCAST.name)
+def _broadcast(compiler: Compiler, call: ir.Call) -> Closure:
+    root = Peer(compiler, call.args[1], ir.attribute(call, "level"))
+
+    def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
+        chosen = root.unit(frame).around(root.level).rank
+        return [{0: values[chosen][0].copy()}] * len(values)
+
+    return _collective(compiler, call, 1, combine)

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: MIT
+"""Turns a program's statements and expressions into closures over frames, once per program.
+
+Variables and buffers get slot numbers, so that a frame is a list. Which operations exist is a table: the modules of
+this package register theirs with `operation` and `value_operation`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator import expr as expressions
+from tilescale.backends.emulator.access import Element, Slices
+from tilescale.backends.emulator.barriers import MBarrier
+from tilescale.backends.emulator.expr import Closure
+from tilescale.backends.emulator.frame import Frame, Lanes, uniform
+from tilescale.backends.emulator.numerics import convert, numpy_dtype
+from tilescale.backends.emulator.units import Unit
+from tilescale.errors import Location, TileScaleError, UnsupportedError
+from tilescale.hda import Level, Machine
+from tilescale.passes.structure import location
+from tilescale.program.model import Launch, Program
+from tilescale.program.ops import VIEW
+
+Rule = Callable[["Compiler", Any], Closure]
+
+_STATEMENTS: dict[type, Rule] = {}
+_OPERATIONS: dict[str, Rule] = {}
+_VALUES: dict[str, Rule] = {}
+_COLLECTIVE: set[str] = set()
+_IGNORED: set[str] = set()
+
+PRIVATE = ("local", "local.var")
+"""Scopes of which every thread has its own."""
+
+
+def statement(*types: type) -> Callable[[Rule], Rule]:
+    """Register the rule of a kind of statement. Its closure returns None, or says how a loop's body was left."""
+
+    def register(rule: Rule) -> Rule:
+        _STATEMENTS.update(dict.fromkeys(types, rule))
+        return rule
+
+    return register
+
+
+def operation(*names: str, collective: bool = True) -> Callable[[Rule], Rule]:
+    """Register the rule of operations that are statements.
+
+    Args:
+        names: TIR names.
+        collective: whether threads execute it together, so that a branch in which only some do becomes a coroutine.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            if name in _OPERATIONS:
+                raise ValueError(f"{name} is registered twice")
+            _OPERATIONS[name] = rule
+            if collective:
+                _COLLECTIVE.add(name)
+        return rule
+
+    return register
+
+
+def value_operation(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of operations that have a value and need more than their arguments' values."""
+
+    def register(rule: Rule) -> Rule:
+        _VALUES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+def ignore(*names: str) -> None:
+    """Register hints and orderings that a sequentially consistent emulation has no use for."""
+    _IGNORED.update(names)
+
+
+def poison(dtype: np.dtype) -> Any:
+    """What fresh memory holds: NaN, or a pattern that no program means."""
+    if dtype.kind == "b":
+        return False
+    if dtype.kind in "iu":
+        return np.frombuffer(b"\xcd" * dtype.itemsize, dtype)[0]
+    return convert(float("nan"), dtype)
+
+
+def poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Fresh memory."""
+    return np.full(shape, poison(dtype), dtype)
+
+
+class Compiler:
+    """Compiles one program for one machine."""
+
+    def __init__(self, program: Program, machine: Machine):
+        self.program = program
+        self.machine = machine
+        self.launch: Launch | None = None
+        self.axes: dict[ir.Var, int] = {}
+        self.sliceable = True
+        self._slots: dict[ir.Var, int] = {}
+        self._homes: dict[int, ir.Buffer] = {}
+        self._safe: dict[int, ir.PrimExpr] = {}
+        self.views: dict[int, ir.Call] = {}
+        self._replicated: set[int] = set()
+        self._reducers: dict[int, str] = {}
+        self.scales: list[Level] = []
+        self.vector_level: str | None = None
+        self.where: Location | None = None
+        self._survey()
+
+    def _survey(self) -> None:
+        """Find where buffers come from: parameters, allocations, views."""
+        for parameter in self.program.parameters:
+            if parameter.buffer is not None:
+                self._homes[self.slot(parameter.buffer.data)] = parameter.buffer
+        for launch in self.program.launches:
+            for buffer in launch.buffers:
+                self._homes.setdefault(self.slot(buffer.data), buffer)
+        ir.walk(self.program.func.body, self._survey_node)
+
+    def _survey_node(self, node: Any) -> None:
+        if isinstance(node, ir.Bind) and ir.op_name(node.value) == VIEW.name:
+            self.views[self.slot(node.var)] = node.value
+            base = ir.region_parts(node.value.args[0])[0]
+            if ir.attribute(node.value, "dim") is None:
+                self._replicated.add(self.slot(base.data))
+        elif isinstance(node, ir.SBlock):
+            for data, value in node.annotations.get("safe_value_map", {}).items():
+                self._safe[self.slot(data)] = value
+            for data, info in node.annotations.get("reducer_info_v2", {}).items():
+                self._reducers[self.slot(data)] = str(info["op"])
+
+    # -- names ----------------------------------------------------------------------------------------------------------
+
+    def slot(self, var: ir.Var) -> int:
+        """The slot number of a variable or of a buffer's data."""
+        return self._slots.setdefault(var, len(self._slots))
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots a frame has."""
+        return len(self._slots)
+
+    def home(self, buffer: ir.Buffer) -> tuple[Sequence[Any], str] | None:
+        """Shape and type with which the memory of a buffer was declared; None if it is not known."""
+        slot = self.slot(buffer.data)
+        if slot in self.views:
+            return self.views[slot].args[1:], str(buffer.dtype)
+        home = self._homes.get(slot)
+        return (home.shape, str(home.dtype)) if home is not None else None
+
+    def is_replicated(self, buffer: ir.Buffer) -> bool:
+        """Whether units of a finer level may hold copies of this tile of their own."""
+        return self.slot(buffer.data) in self._replicated
+
+    def safe_value(self, buffer: ir.Buffer) -> Any:
+        """What a guarded load outside a tensor yields."""
+        value = self._safe.get(self.slot(buffer.data))
+        dtype = numpy_dtype(str(buffer.dtype))
+        return convert(0 if value is None else value.value, dtype)
+
+    # -- expressions and accesses ---------------------------------------------------------------------------------------
+
+    def expr(self, expr: Any) -> Closure:
+        """The closure of an expression."""
+        return expressions.compile_expr(self, expr)
+
+    def element(self, buffer: ir.Buffer, indices: Sequence[Any]) -> Element:
+        """The access to one element."""
+        return Element(self, buffer, indices)
+
+    def slices(self, indices: Sequence[Any]) -> Slices | None:
+        """The indices as slices over the parallel loops around them, if they are that simple."""
+        if not self.axes or not self.sliceable or any(not isinstance(i, ir.PrimExpr | int) for i in indices):
+            return None
+        parts = [self._slice(i) for i in indices]
+        axes = [axis for part in parts if part is not None for axis in [part[0]] if axis is not None]
+        if None in parts or len(set(axes)) != len(axes):
+            return None
+        return Slices(len(set(self.axes.values())), tuple(parts))
+
+    def _slice(self, index: Any) -> tuple[int | None, Closure] | None:
+        if not any(var in self.axes for var in ir.variables(index)):
+            return None, self.expr(index)
+        if isinstance(index, ir.Var):
+            return self.axes[index], lambda frame: 0
+        if isinstance(index, ir.Add):
+            for var, rest in ((index.a, index.b), (index.b, index.a)):
+                free = not any(v in self.axes for v in ir.variables(rest))
+                if isinstance(var, ir.Var) and var in self.axes and free:
+                    return self.axes[var], self.expr(rest)
+        return None
+
+    def value_operation(self, name: str | None) -> Rule | None:
+        """The rule of an operation with a value, if it is not a plain function of its arguments."""
+        return _VALUES.get(name)
+
+    # -- scales and who owns what -----------------------------------------------------------------------------------------
+
+    @property
+    def executing(self) -> Level:
+        """The level whose units execute the statement that is being compiled."""
+        return self.scales[-1] if self.scales else self.machine.program_level
+
+    @contextlib.contextmanager
+    def executing_as(self, level: Level) -> Iterator[None]:
+        """Compile what follows for units of `level`."""
+        self.scales.append(level)
+        try:
+            yield
+        finally:
+            self.scales.pop()
+
+    def enters(self, level: Level) -> Level:
+        """The level that executes inside a scale of `level` opened here."""
+        coarser = self.machine.index(level.name) >= self.machine.index(self.executing.name)
+        if level.kind == "unit" or (self.scales and coarser):
+            return self.executing
+        return level
+
+    def _owner(self, buffer: ir.Buffer) -> str:
+        default = self.machine.tensor_level if buffer.scope() == "global" else self.machine.program_level
+        return next((level for data, level in self.launch.owners if data.same_as(buffer.data)), default.name)
+
+    def owned_by(self, level: str) -> list[ir.Buffer]:
+        """The launch's buffers of which every unit of `level` owns an instance, thread-private ones left out."""
+        return [
+            b for b in self.launch.buffers if b.scope() not in PRIVATE and b.scope() != "global" and self._owner(b) == level
+        ]
+
+    def device_buffers(self, launch: Launch) -> list[ir.Buffer]:
+        """The launch's workspaces in device memory."""
+        return [b for b in launch.buffers if b.scope() == "global"]
+
+    def owned_buffer(self, slot: int) -> ir.Buffer:
+        """The allocation of a slot."""
+        return next(b for b in self.launch.buffers if self.slot(b.data) == slot)
+
+    def bytes_in(self, kind: str, launch: Launch) -> int:
+        """Bytes that one program allocates in shared memory or in fragments."""
+        prefix = {"shared": "shared", "fragment": "local.fragment"}[kind]
+        total = 0
+        for buffer in launch.buffers:
+            extents = [ir.constant(n) for n in buffer.shape]
+            if buffer.scope().startswith(prefix) and None not in extents:
+                level = self.machine.level(self._owner(buffer))
+                units = launch.thread_count // level.threads if level.kind == "lanes" else 1
+                total += units * math.prod(extents) * ir.bits(str(buffer.dtype)) // 8
+        return total
+
+    def allocate(self, buffers: list[ir.Buffer], unit: Unit, frame: Frame | None) -> None:
+        """Make the unit's instances of buffers that it owns, unless it has them, and bind them in a frame."""
+        for buffer in buffers:
+            slot = self.slot(buffer.data)
+            if slot not in unit.storage:
+                unit.storage[slot] = self._instance(buffer, frame)
+            if frame is not None:
+                frame.slots[slot] = unit.storage[slot]
+
+    def _instance(self, buffer: ir.Buffer, frame: Frame | None) -> Any:
+        counts = next((c for data, c in self.launch.barriers if data.same_as(buffer.data)), None)
+        if counts is not None:
+            return [MBarrier(f"{buffer.name}[{i}]", n, n) for i, n in enumerate(counts)]
+        return poisoned(self._shape(buffer, frame), numpy_dtype(str(buffer.dtype)))
+
+    def _shape(self, buffer: ir.Buffer, frame: Frame | None) -> tuple[int, ...]:
+        constants = [ir.constant(n) for n in buffer.shape]
+        if None not in constants:
+            return tuple(constants)
+        return tuple(uniform(self.expr(n)(frame), frame, f"the shape of {buffer.name!r}") for n in buffer.shape)
+
+    def private(self, buffers: list[ir.Buffer], frame: Frame) -> dict[int, Lanes]:
+        """Fresh thread-private buffers, by slot."""
+        result = {}
+        for buffer in buffers:
+            dtype = numpy_dtype(str(buffer.dtype))
+            result[self.slot(buffer.data)] = Lanes(self._shape(buffer, frame), dtype, poison(dtype))
+        return result
+
+    def reducer_op(self, buffer: ir.Buffer) -> str:
+        """The combining operation of a reducer."""
+        return self._reducers[self.slot(buffer.data)]
+
+    # -- statements -------------------------------------------------------------------------------------------------------
+
+    def stmt(self, stmt: ir.Stmt) -> Closure:
+        """The closure of a statement. It returns None, or BREAK or CONTINUE (see statements.py).
+
+        Raises:
+            UnsupportedError: an operation that the emulator does not run, with its line.
+        """
+        rule = _STATEMENTS.get(type(stmt))
+        if rule is None:
+            raise UnsupportedError(f"the emulator does not run {type(stmt).__name__} statements")
+        outer, self.where = self.where, location(stmt) or self.where
+        try:
+            return located(rule(self, stmt), self.where)
+        except TileScaleError as error:
+            raise error.at(self.where) if self.where and not error.where else error from None
+        finally:
+            self.where = outer
+
+    def evaluate(self, call: ir.Call) -> Closure | None:
+        """The closure of a call used as a statement; None if it has no effect here."""
+        name = ir.op_name(call)
+        if name in _IGNORED:
+            return None
+        rule = _OPERATIONS.get(name) or _VALUES.get(name)
+        if rule is None:
+            raise UnsupportedError(
+                f"the emulator does not run {name or call.op}",
+                hint="express it with tile operations, or run this program on the hardware it is written for",
+            )
+        return rule(self, call)
+
+    def is_collective(self, stmt: ir.Stmt) -> bool:
+        """Whether threads execute something below `stmt` together, so that a part of them needs its own coroutine."""
+
+        def together(node: Any) -> bool:
+            if isinstance(node, ir.For) and node.kind == ir.ForKind.PARALLEL:
+                return True
+            return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in _COLLECTIVE
+
+        return ir.contains(stmt, together)
+
+
+def located(closure: Closure, where: Any) -> Closure:
+    """`closure` with the line of its statement added to errors that name none yet."""
+
+    def run(frame: Any) -> Any:
+        try:
+            return closure(frame)
+        except TileScaleError as error:
+            if not getattr(error, "located", False):
+                error.located = True
+                error.where = (where, *(w for w in error.where if w != where))
+            raise
+
+    return run

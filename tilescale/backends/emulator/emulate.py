@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""`tilescale.emulate`: run a program on the CPU for a described machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir, trace
+from tilescale.backends.emulator.arguments import bind_arguments
+from tilescale.backends.emulator.progress import progress_bar
+from tilescale.backends.emulator.run import Activity, Run
+from tilescale.errors import LaunchError, UsageError
+from tilescale.hda import Machine
+from tilescale.hda.current import as_machine, use_machine
+from tilescale.passes.structure import structure
+from tilescale.program.model import Program
+from tilescale.program.ops import MACHINE
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an emulation did.
+
+    Attributes:
+        machine: what was emulated.
+        activity: for each unit that owns tensors, in the order of the arguments, what it did.
+        wall_s: seconds that the emulation took on this computer; says nothing of the machine.
+    """
+
+    machine: Machine
+    activity: tuple[Activity, ...]
+    wall_s: float
+
+    def __str__(self) -> str:
+        level = self.machine.tensor_level.name
+        rows = [f"{level:>8} {'programs':>9} {'messages':>9} {'sent':>10} {'received':>10} {'signals':>8}  collectives"]
+        for number, a in enumerate(self.activity):
+            names = ", ".join(f"{name} x{count}" for name, count in a.collectives.items()) or "-"
+            rows.append(
+                f"{number:>8} {a.programs:>9} {a.messages:>9} {a.sent:>10} {a.received:>10} {a.signals:>8}  {names}"
+            )
+        return "\n".join(rows)
+
+
+def emulate(
+    func: ir.PrimFunc,
+    args: Sequence[Any],
+    *,
+    machine: Machine | str | None = None,
+    progress: bool | None = None,
+) -> Report:
+    """Run a traced program on CPU tensors for all units of a machine.
+
+    Args:
+        func: a `@T.prim_func`.
+        args: one list of tensors (and scalars) per device, changed in place; for a single-device program the list
+            itself may be given. Under a device-level `T.view` each device passes its shard.
+        machine: a machine, a built-in name or a path; the program is traced again if it was traced for another.
+        progress: show a progress bar on a long run; None follows the settings.
+
+    Returns:
+        What every device did.
+
+    Raises:
+        ArgumentError, RankMismatchError: arguments that do not fit the program, or each other.
+        DeadlockError: a wait that nobody can satisfy.
+        OutOfBoundsError: an access outside a tile or a flag tensor.
+        UnsupportedError: an operation that the emulator does not run, with its line.
+    """
+    target = as_machine(machine)
+    program = structure(for_machine(func, target), target)
+    per_unit = _per_unit(program, args)
+    extents = _extents(program, target, len(per_unit))
+    begin = time.perf_counter()
+    with progress_bar(program.name, progress) as advance:
+        run = Run(program, target, advance)
+        values = bind_arguments(run.compiler, program, extents, per_unit)
+        run.launch(extents, values)
+    return Report(target, tuple(run.activity), time.perf_counter() - begin)
+
+
+def for_machine(func: ir.PrimFunc, machine: Machine) -> ir.PrimFunc:
+    """`func` as traced for `machine`.
+
+    Raises:
+        UsageError: it was traced for another machine and its Python function is not known.
+    """
+    traced_for = trace.note_of(func, MACHINE)
+    if traced_for in (None, machine.digest):
+        return func
+    with use_machine(machine):
+        again = trace.retrace(func)
+    if again is None:
+        raise UsageError(
+            f"the program was traced for another machine than {machine.name!r}",
+            hint=f"trace it for this one: `with tilescale.use_machine({machine.name!r}):` around its definition",
+        )
+    return again
+
+
+def _per_unit(program: Program, args: Sequence[Any]) -> list[list[Any]]:
+    nested = len(args) > 0 and all(isinstance(a, list | tuple) for a in args)
+    if nested or not program.parameters:
+        return [list(a) for a in args]
+    return [list(args)]
+
+
+def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, int]]:
+    """Units of each launched level above the program; what is left open takes what the arguments leave.
+
+    Raises:
+        LaunchError: the number of argument lists is not the number of units, or the machine has fewer.
+    """
+    launch = program.launches[0]
+    known = [(name, ir.constant(extent)) for name, extent in program.extents]
+    if machine.program_level == machine.tensor_level:
+        grid = [ir.constant(n) for n in launch.grid]
+        known.append((machine.program_level.name, math.prod(grid) if None not in grid else None))
+    fixed = math.prod(n for _, n in known if n is not None)
+    open_ = [name for name, n in known if n is None]
+    if len(open_) > 1:
+        raise LaunchError(f"levels {', '.join(open_)} are all T.ALL", hint="leave one level open", where=launch.where)
+    if units % fixed or (not open_ and units != fixed):
+        raise LaunchError(
+            f"the launch has {fixed} units that own tensors"
+            + (f" per {open_[0]}" if open_ else "")
+            + f", the arguments are for {units}",
+            hint="pass one list of tensors for each unit",
+            where=launch.where,
+        )
+    extents = [(name, units // fixed if n is None else n) for name, n in known]
+    _check_machine(extents, machine, launch.where)
+    return extents
+
+
+def _check_machine(extents: list[tuple[str, int]], machine: Machine, where: Any) -> None:
+    coarser = None
+    for name, extent in extents:
+        there = machine.count(name, coarser)
+        if extent > there:
+            place = f"one {coarser}" if coarser else machine.name
+            raise LaunchError(
+                f"the launch has {extent} units of level {name!r}; {place} has {there}",
+                hint="launch fewer, or emulate a larger machine",
+                where=where,
+            )
+        coarser = name

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""Coroutines of the emulated units: who runs, who waits for what, and what it means when nobody can run.
+
+Every unit that executes is a greenlet. One runs at a time, until it waits or ends, so memory is sequentially consistent.
+When nobody is ready the waits are looked at again; when none of them has come true, the program is deadlocked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from tilescale.errors import Location
+
+
+@dataclass
+class Wait:
+    """What a task waits for.
+
+    Attributes:
+        ready: whether it may go on.
+        what: "flags[3] >= 1", "the barrier of level 'device'", ...
+        seen: what is there instead, evaluated for a report.
+        where: the line that waits.
+        missing: who would have to act, evaluated for a report.
+        quiet: waits of the emulator itself (a launch waiting for its programs), left out of reports.
+    """
+
+    ready: Callable[[], bool]
+    what: str
+    seen: Callable[[], str] = str
+    where: Location | None = None
+    missing: Callable[[], str] = str
+    quiet: bool = False
+
+
+@dataclass(eq=False)
+class Task:
+    """One coroutine. `name` says which unit it is, e.g. "device 2, block (0, 1)"."""
+
+    name: str
+    body: Callable[[], None]
+    done: Callable[[], None] | None = None
+    wait: Wait | None = None
+    finished: bool = False
+    greenlet: greenlet = field(init=False)
+
+
+class Deadlock(Exception):
+    """Nobody can run; carries the tasks that wait. The run turns it into a DeadlockError."""
+
+    def __init__(self, tasks: list[Task]):
+        super().__init__("deadlock")
+        self.tasks = tasks
+
+
+class Scheduler:
+    """Runs tasks round robin. `progress` counts events that a spinning reader could see (writes, signals)."""
+
+    def __init__(self) -> None:
+        self.tasks: set[Task] = set()
+        self.ready: deque[Task] = deque()
+        self.waiting: dict[Task, None] = {}
+        self.progress = 0
+        self.current: Task | None = None
+        self._hub = getcurrent()
+
+    def spawn(self, name: str, body: Callable[[], None], done: Callable[[], None] | None = None) -> Task:
+        """Add a task; `done` is called when it has ended."""
+        task = Task(name, body, done)
+        task.greenlet = greenlet(lambda: self._run(task), parent=self._hub)
+        self.tasks.add(task)
+        self.ready.append(task)
+        return task
+
+    def _run(self, task: Task) -> None:
+        task.body()
+        task.finished = True
+        self.tasks.discard(task)
+        if task.done is not None:
+            task.done()
+
+    def block(self, wait: Wait) -> None:
+        """The current task waits. Returns when `wait.ready()` holds."""
+        if wait.ready():
+            return
+        task = self.current
+        task.wait = wait
+        self.waiting[task] = None
+        self._hub.switch()
+        task.wait = None
+
+    def pause(self) -> None:
+        """Let the others run first."""
+        self.ready.append(self.current)
+        self._hub.switch()
+
+    def run(self) -> None:
+        """Run all tasks to their end.
+
+        Raises:
+            Deadlock: some wait and nobody can run.
+            Whatever a task raises; all others are then dropped.
+        """
+        try:
+            while self.tasks:
+                if not self.ready:
+                    self._wake()
+                task = self.ready.popleft()
+                self.current = task
+                task.greenlet.switch()
+        except BaseException:
+            self._drop()
+            raise
+
+    def _wake(self) -> None:
+        woken = [task for task in self.waiting if task.wait.ready()]
+        if not woken:
+            raise Deadlock(list(self.waiting))
+        for task in woken:
+            del self.waiting[task]
+        self.ready.extend(woken)
+
+    def _drop(self) -> None:
+        for task in self.tasks:
+            task.greenlet.throw(GreenletExit)
+        self.tasks.clear()

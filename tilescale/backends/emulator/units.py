@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""The tree of emulated units: machine, nodes, devices, programs, warpgroups, ... and what each of them owns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Path = tuple[tuple[str, int], ...]
+
+
+@dataclass(eq=False)
+class Unit:
+    """One unit of one level.
+
+    Attributes:
+        level: its level's name; "" for the machine as a whole.
+        rank: its number among its siblings, of which there are `siblings`.
+        parent: the unit of the next launched level around it.
+        storage: slot of a buffer -> the instance that this unit owns.
+        replicas: slot of a tile -> this unit's own copy and the tile's version it was taken from.
+        index: what a person calls it where that is not the rank, e.g. a grid index.
+    """
+
+    level: str
+    rank: int
+    parent: Unit | None = None
+    index: tuple[int, ...] | None = None
+    siblings: int = 1
+    storage: dict[int, Any] = field(default_factory=dict)
+    replicas: dict[int, Replica] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
+    children: dict[tuple[str, int], Unit] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def child(self, level: str, rank: int) -> Unit:
+        """The unit of `level` with that rank inside this one; made when first asked for."""
+        key = (level, rank)
+        if key not in self.children:
+            self.children[key] = Unit(level, rank, self)
+        return self.children[key]
+
+    def path(self) -> Path:
+        """Levels and ranks from the coarsest unit down to this one."""
+        above = self.parent.path() if self.parent is not None else ()
+        return (*above, (self.level, self.rank)) if self.level else above
+
+    def around(self, level: str) -> Unit | None:
+        """This unit or the one around it that is of `level`."""
+        unit: Unit | None = self
+        while unit is not None and unit.level != level:
+            unit = unit.parent
+        return unit
+
+    def counterpart(self, level: str, rank: int) -> Unit:
+        """The unit that is to sibling `rank` of `level` what this one is to its own unit of that level."""
+        if self.level == level:
+            return self.parent.child(level, rank)
+        return self.parent.counterpart(level, rank).child(self.level, self.rank)
+
+    def owner(self, slot: int) -> Unit | None:
+        """The unit, this one or one around it, that owns an instance of a buffer."""
+        unit: Unit | None = self
+        while unit is not None and slot not in unit.storage:
+            unit = unit.parent
+        return unit
+
+    def __str__(self) -> str:
+        parts = []
+        unit: Unit | None = self
+        while unit is not None and unit.level:
+            name = unit.index if unit.index is not None else unit.rank
+            parts.append(f"{unit.level} {name}")
+            unit = unit.parent
+        return ", ".join(reversed(parts)) or "the program"
+
+
+@dataclass
+class Replica:
+    """One unit's copy of a tile that is viewed with `T.Replica`."""
+
+    array: np.ndarray
+    version: int
+
+
+
+class Bound:
+    """A view's array on its way into a slot: a binding, not a value to copy."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
