@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""`tilescale machine`: what it prints, draws and returns."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from click.testing import CliRunner
+
+from tilescale.cli.machine import machine
+from tilescale.hda import Machine
+from tilescale.hda.draw.svg import picture
+
+
+def run(*arguments):
+    return CliRunner().invoke(machine, [str(a) for a in arguments])
+
+
+def test_list_names_every_machine():
+    result = run("list")
+    assert result.exit_code == 0
+    for name in Machine.names():
+        assert name in result.output
+
+
+@pytest.mark.parametrize("name", Machine.names())
+def test_show_draws_levels_memory_and_networks(name):
+    result = run("show", name)
+    assert result.exit_code == 0
+    found = Machine.load(name)
+    parts = [*found.level_names, *(n.name for n in found.networks), *(layer.name for layer in found.memory)]
+    parts += [m.name for n in found.networks for m in n.mechanisms]
+    for part in parts:
+        assert part in result.output
+
+
+def test_show_says_numbers_with_units():
+    output = run("show", "h200-sxm-8x4").output
+    for words in ("4 × node", "132 × block", "140.4 GiB", "450 GB/s per device", "1.2 us", "989.4 TOP/s", "395 GB/s"):
+        assert words in output
+
+
+@pytest.mark.parametrize("name", Machine.names())
+def test_svg_is_well_formed_and_complete(name):
+    found = Machine.load(name)
+    root = ET.fromstring(picture(found))
+    assert root.tag.endswith("svg") and float(root.get("width")) < 3000
+    text = " ".join("".join(element.itertext()) for element in root.iter())
+    for part in [*found.level_names, *(n.name for n in found.networks), *(layer.name for layer in found.memory)]:
+        assert part in text
+
+
+def test_svg_escapes_what_a_description_says(describe):
+    found = Machine.load(describe(("title: a small machine", "title: 1 < 2 & 3")))
+    assert "1 < 2 & 3" in "".join(ET.fromstring(picture(found)).itertext())
+
+
+def test_svg_of_every_topology(describe):
+    graph = "graph\n    links:\n      - between: [0, 1]"
+    for shape in ("ring", "switch", "point-to-point", "torus\n    dims: [2, 3]", "mesh\n    dims: [6]", graph):
+        assert ET.fromstring(picture(Machine.load(describe(("topology: ring", f"topology: {shape}")))))
+
+
+def test_show_writes_the_file(tmp_path):
+    result = run("show", "wafer-mesh", "--svg", tmp_path / "wafer.svg")
+    assert result.exit_code == 0 and "wafer.svg" in result.output
+    assert ET.parse(tmp_path / "wafer.svg")
+    result = run("show", "wafer-mesh", "--svg", tmp_path / "no" / "such" / "wafer.svg")
+    assert result.exit_code == 2 and "cannot be written" in result.output
+
+
+def test_detect_shows_this_host():
+    assert "peak rates" in run("detect").output
+
+
+def test_check(describe):
+    path = describe()
+    result = run("check", path)
+    assert result.exit_code == 0 and "is right" in result.output and "lane, core, chip" in result.output
+    wrong = describe(("capacity: 64 KiB", "capacity: 64"))
+    result = run("check", wrong)
+    assert result.exit_code == 2 and f"{wrong}:21" in result.output and "Traceback" not in result.output
+
+
+def test_errors_are_messages():
+    result = run("show", "h200-sxm8")
+    assert result.exit_code == 2
+    assert "error: no machine 'h200-sxm8'" in result.output and "did you mean 'h200-sxm-8'" in result.output
+
+
+def test_help_teaches():
+    output = run("--help").output
+    for words in ("tilescale machine show h200-sxm-8", "--svg wafer.svg", "detect", "check my-chip.yaml"):
+        assert words in output

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""Paths over every topology, across levels and networks, and the errors where there is none."""
+
+import networkx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilescale.errors import NoPathError, PeerOutOfRangeError, UnknownLevelError, UnsupportedError, UsageError
+from tilescale.hda import Machine, Network, topology
+
+
+def units(path):
+    """Numbers of the units on the way, switches left out."""
+    return [path.hops[0].source.number, *(hop.target.number for hop in path.hops if hop.target.level == path.level)]
+
+
+def with_topology(describe, text):
+    return Machine.load(describe(("topology: ring", text)))
+
+
+def test_a_unit_reaches_itself_without_hops():
+    path = Machine.load("h200-sxm-8").path("device", 3, 3)
+    assert path.hops == () and path.latency == 0 and path.bandwidth == float("inf") and path.time(1 << 30) == 0
+
+
+def test_switch():
+    path = Machine.load("h200-sxm-8").path("device", 3, 5)
+    assert [str(hop) for hop in path.hops] == [
+        "device 3 -> nvlink switch 0 (nvlink)",
+        "nvlink switch 0 -> device 5 (nvlink)",
+    ]
+    assert path.bandwidth == 450e9 and path.latency == pytest.approx(1.2e-6)
+    assert path.networks == ("nvlink",) and path.reaches == "l2"
+    assert [m.name for m in path.mechanisms] == ["tma", "lsu", "copy_engine"]
+
+
+def test_transfers_that_share_a_port_share_a_hop():
+    machine = Machine.load("h200-sxm-8")
+    assert machine.path("device", 3, 5).hops[0] == machine.path("device", 3, 6).hops[0]
+    assert machine.path("device", 3, 5).hops[1] == machine.path("device", 4, 5).hops[1]
+
+
+def test_ring_takes_the_shorter_way(describe):
+    machine = Machine.load(describe())
+    assert units(machine.path("chip", 0, 2)) == [0, 1, 2]
+    assert units(machine.path("chip", 1, 5)) == [1, 0, 5]
+    path = machine.path("chip", 0, 3)
+    # Two links a chip; half of its bandwidth each, and the mechanism's share of that.
+    assert path.bandwidth == pytest.approx(50e9) and path.latency == pytest.approx(3e-6)
+    assert path.mechanisms[0].put == pytest.approx(45e9) and path.mechanisms[0].get == pytest.approx(40e9)
+
+
+def test_mesh_goes_along_the_fastest_dimension_first(describe):
+    machine = with_topology(describe, "topology: mesh\n    dims: [2, 3]")
+    assert units(machine.path("chip", 0, 5)) == [0, 1, 2, 5]
+    assert units(machine.path("chip", 5, 0)) == [5, 4, 3, 0]
+    assert machine.path("chip", 0, 2).latency == pytest.approx(2e-6)
+
+
+def test_torus_wraps_around(describe):
+    machine = with_topology(describe, "topology: torus\n    dims: [2, 3]")
+    assert units(machine.path("chip", 0, 2)) == [0, 2]
+
+
+def test_point_to_point_has_a_link_per_pair():
+    path = Machine.load("mi300x-8").path("device", 0, 7)
+    assert len(path.hops) == 1 and path.bandwidth == pytest.approx(64e9)
+    # What is measured: 48 of 64 GB/s.
+    assert path.mechanisms[0].put == pytest.approx(48e9)
+
+
+GRAPH = """topology: graph
+    link_bandwidth: 10 GB/s
+    links:
+      - between: [0, 1]
+      - between: [1, 2]
+        bandwidth: 40 GB/s
+      - between: [2, 3]
+      - between: [4, 5]"""
+
+
+BRIDGE = """\
+  bridge:
+    level: chip
+    topology: graph
+    bandwidth: 5 GB/s
+    latency: 4 us
+    reaches: l1
+    links:
+      - between: [3, 4]
+    mechanisms:
+      dma:
+        put: 100 %
+"""
+
+
+def test_graph(describe):
+    machine = with_topology(describe, GRAPH)
+    path = machine.path("chip", 0, 3)
+    assert units(path) == [0, 1, 2, 3]
+    assert [hop.bandwidth for hop in path.hops] == [10e9, 40e9, 10e9] and path.bandwidth == 10e9
+    with pytest.raises(NoPathError, match="chip 0 and chip 4"):
+        machine.path("chip", 0, 4)
+
+
+def test_routes_over_several_networks(describe):
+    machine = Machine.load(describe(("topology: ring", GRAPH), ("networks:\n", f"networks:\n{BRIDGE}")))
+    path = machine.path("chip", 0, 5)
+    assert units(path) == [0, 1, 2, 3, 4, 5] and path.networks == ("wire", "bridge")
+    assert path.bandwidth == 5e9 and path.latency == pytest.approx(8e-6)
+    assert path.mechanisms[0].put == pytest.approx(5e9) and path.mechanisms[0].get is None
+
+
+def test_between_nodes_each_device_has_its_own_port():
+    machine = Machine.load("h200-sxm-8x4")
+    path = machine.path("device", 3, 17)
+    assert path.networks == ("infiniband",) and path.bandwidth == 50e9
+    assert [(hop.source, hop.target) for hop in path.hops] == [
+        (("device", 3), ("infiniband switch", 0)),
+        (("infiniband switch", 0), ("device", 17)),
+    ]
+    assert path.mechanisms[0].name == "rdma" and path.mechanisms[0].put == pytest.approx(48.5e9)
+    assert machine.path("node", 0, 2).bandwidth == 400e9
+    assert machine.path("device", 8, 15).hops[0].target == ("nvlink switch", 1)
+    # A rack with one NVLink domain needs no other network between its nodes.
+    assert Machine.load("gb200-nvl72").path("device", 0, 71).networks == ("nvlink",)
+
+
+def test_programs_of_other_devices_are_reached_through_their_devices():
+    path = Machine.load("h200-sxm-8").path("block", 0, 140)
+    assert path.networks == ("nvlink",) and path.hops[0].source == ("device", 0)
+
+
+def test_programs_of_a_cluster():
+    machine = Machine.load("h200-sxm-8")
+    assert machine.path("block", 0, 7).networks == ("dsmem",)
+    with pytest.raises(NoPathError, match=r"block 0 and block 8[^$]*cta_cluster 0 and 1.*l2 \(HBM3e\)"):
+        machine.path("block", 0, 8)
+    launch = {"device": 4, "cta_cluster": 2, "block": (8, 16)}
+    assert machine.path("block", 2, 3, sizes=launch).reaches == "l1"
+    with pytest.raises(NoPathError):
+        machine.path("block", 1, 2, sizes=launch)
+    # A launch without clusters links no blocks.
+    with pytest.raises(NoPathError):
+        machine.path("block", 0, 1, sizes={"block": 64})
+    # Block 128 is the first of device 1.
+    assert machine.path("block", 0, 128, sizes=launch).hops[1].target == ("device", 1)
+
+
+def test_clusters_of_two_devices():
+    machine = Machine.load("h200-sxm-8")
+    path = machine.path("cta_cluster", 0, 8, sizes={"cta_cluster": 4, "block": 32})
+    assert path.networks == ("nvlink",) and path.hops[1].target == ("device", 1)
+    with pytest.raises(NoPathError):
+        machine.path("cta_cluster", 0, 7, sizes={"cta_cluster": 4, "block": 32})
+
+
+def test_lanes_of_a_program_need_no_network():
+    machine = Machine.load("h200-sxm-8")
+    path = machine.path("warpgroup", 0, 1)
+    assert path.hops == () and path.reaches == "l1" and path.bandwidth == machine.layer("l1").bandwidth
+    with pytest.raises(NoPathError, match="units of level 'block'"):
+        machine.path("warpgroup", 0, 8)
+    with pytest.raises(NoPathError):
+        machine.path("warpgroup", 1, 2, sizes={"warpgroup": 2})
+
+
+def test_a_launch_uses_a_part_of_the_machine():
+    machine = Machine.load("h200-sxm-8x4")
+    # Four devices of each node: number 5 is the second of node 1.
+    path = machine.path("device", 5, 3, sizes={"device": 4})
+    assert path.hops[0].source == ("device", 9) and path.networks == ("infiniband",)
+    with pytest.raises(PeerOutOfRangeError, match="no device 16: there are 16"):
+        machine.path("device", 0, 16, sizes={"device": 4})
+    with pytest.raises(UsageError, match="asks for 9 units"):
+        machine.path("device", 0, 1, sizes={"device": 9})
+    with pytest.raises(UnknownLevelError):
+        machine.path("device", 0, 1, sizes={"gpu": 2})
+    with pytest.raises(PeerOutOfRangeError):
+        machine.path("device", -1, 0)
+
+
+def test_a_launch_shape_takes_the_corner_of_a_mesh():
+    machine = Machine.load("wafer-mesh")
+    path = machine.path("core", 0, 5, sizes={"core": (4, 4)})
+    assert units(path) == [0, 1, 757 + 1]
+    assert units(machine.path("core", 0, 5, sizes={"core": 16})) == [0, 1, 2, 3, 4, 5]
+    assert len(machine.path("core", 0, machine.count("core") - 1).hops) == 995 + 756
+    with pytest.raises(UsageError, match="does not fit"):
+        machine.path("core", 0, 5, sizes={"core": (4, 800)})
+
+
+def test_time_of_a_transfer():
+    path = Machine.load("h200-sxm-8").path("device", 0, 1)
+    assert path.time(360e9 * 1e-3, "tma") == pytest.approx(1e-3 + 1.7e-6)
+    # Measured by size: the copy engine takes 10.6 us for 64 KiB and 12.5 us for 1 MiB.
+    assert path.time(1 << 16, "copy_engine") == pytest.approx(10.6e-6, rel=0.05)
+    assert path.time(1 << 20, "copy_engine") == pytest.approx(12.5e-6, rel=0.05)
+    assert path.time(1 << 30) == path.time(1 << 30, "copy_engine") and path.time(1 << 10) == path.time(1 << 10, "lsu")
+    assert path.time(1 << 30, operation="reduce") == path.time(1 << 30, "tma", "reduce")
+    with pytest.raises(UnsupportedError, match="tma, lsu, copy_engine"):
+        path.time(1, "rdma")
+    with pytest.raises(UnsupportedError, match="reduce by copy_engine"):
+        path.time(1, "copy_engine", "reduce")
+
+
+@given(st.sampled_from(["ring", "mesh", "torus"]), st.integers(1, 5), st.integers(1, 5), st.data())
+def test_regular_routes_are_shortest(kind, rows, columns, data):
+    count = rows * columns
+    dims = () if kind == "ring" else (rows, columns)
+    net = Network(name="n", level="u", topology=kind, bandwidth=1.0, latency=1.0, mechanisms=(), reaches="m", dims=dims)
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(range(count))
+    graph.add_edges_from(topology.edges(net, count))
+    a, b = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, count - 1))
+    steps = topology.route(net, count, a, b)
+    assert steps[0] == a and steps[-1] == b and networkx.is_path(graph, steps) or a == b
+    assert len(steps) - 1 == networkx.shortest_path_length(graph, a, b)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""Every mistake in a description is an error that names file, line, field and what is expected."""
+
+import dataclasses
+import os
+import pickle
+
+import pytest
+
+from tilescale.errors import MachineFileError, UnknownMachineError
+from tilescale.hda import Machine
+from tilescale.hda.load import derive
+
+MISTAKES = [
+    # what is changed, to what, the field, the line, words of the message
+    ("capacity: 64 KiB", "capacity: 64", "memory.l0.capacity", 21, '"228 KiB"'),
+    ("capacity: 64 KiB", "capacity: [64]", "memory.l0.capacity", 21, "found [64]"),
+    ("capacity: 64 KiB", "capacty: 64 KiB", "memory.l0.capacty", 21, "did you mean 'capacity'"),
+    ("    capacity: 64 KiB\n", "", "memory.l0", 18, "needs the field 'capacity'"),
+    ("shared: true", "shared: maybe", "memory.l0.shared", 22, "true or false"),
+    ("scopes: [global]", "scopes: [globe]", "memory.l1.scopes", 25, "fragment, shared, global, host"),
+    ("level: chip\n    scopes", "level: chap\n    scopes", "memory.l1.level", 24, "core, chip"),
+    ("threads: 1", "threads: none", "levels.lane.threads", 5, "a whole number"),
+    ("kind: lanes", "kind: lane", "levels.lane.kind", 4, "lanes, program, cluster, unit"),
+    ("kind: unit", "kind: program", "levels", 2, "exactly one level of kind program, found core, chip"),
+    ("kind: lanes\n    threads: 1", "kind: unit\n    count: 1", "levels.core", 6, "finest first"),
+    ("    threads: 1\n", "", "levels.lane", 3, "needs the field 'threads'"),
+    ("    threads: 1", "    threads: 1\n    count: 3", "levels.lane.count", 6, "program or unit"),
+    ("clock: 1 GHz", "clock: 1 GB", "levels.core.clock", 9, '"1.98 GHz"'),
+    ("    clock: 1 GHz\n", "", "levels.core.compute.vector.rates.float32", 12, "needs a `clock`"),
+    ("float32: 16 op/clock", "float32: fast", "levels.core.compute.vector.rates.float32", 13, "TFLOP/s"),
+    ("topology: ring", "topology: rong", "networks.wire.topology", 31, "switch, ring, mesh"),
+    ("topology: ring", "topology: mesh", "networks.wire", 29, "needs `dims`"),
+    ("topology: ring", "topology: mesh\n    dims: [2, 2]", "networks.wire.dims", 32, "a product of 6"),
+    ("topology: ring", "topology: graph", "networks.wire", 29, "needs `links`"),
+    ("topology: ring", "topology: graph\n    links:\n      - between: [0, 6]", "networks.wire.links[0]", 33, "0 to 5"),
+    ("reaches: l1", "reaches: l9", "networks.wire.reaches", 34, "l0, l1"),
+    ("level: chip\n    topology", "level: lane\n    topology", "networks.wire.level", 30, "not of kind lanes"),
+    ("    topology", "    within: core\n    topology", "networks.wire.within", 31, "coarser"),
+    ("    topology", "    ports: core\n    topology", "networks.wire.ports", 31, "only a switch"),
+    ("    latency", "    link_bandwidth: 1 TB/s\n    latency", "networks.wire.link_bandwidth", 33, "more than"),
+    ("put: 90 %", "put: 101 %", "networks.wire.mechanisms.dma.put", 37, "80 %"),
+    ("get: 80 GB/s", "get: 180 GB/s", "networks.wire.mechanisms.dma.get", 38, "the peak"),
+    ("        put: 90 %\n        get: 80 GB/s\n", "", "networks.wire.mechanisms.dma", 36, "at least one of put, get"),
+    ("title: a small machine", "title: [a]", "title", 1, "expected text"),
+    ("shared: true", "shared: true\n    per_program_max: 65 KiB", "memory.l0.per_program_max", 23, "more than"),
+    ("scopes: [global]", "scopes: [host]", "memory", 17, "exactly one layer with scope 'global', found none"),
+    ("title: a small machine", "title: a\ntitle: b", "title", 2, "given twice, first in line 1"),
+    ("levels:\n", "extends: nothing-built-in\nlevels:\n", "extends", 2, "built-in machine or a file"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "field", "line", "words"), MISTAKES, ids=[m[2] + ":" + m[4] for m in MISTAKES])
+def test_a_mistake_names_file_line_and_field(describe, old, new, field, line, words):
+    path = describe((old, new))
+    with pytest.raises(MachineFileError) as caught:
+        Machine.load(path)
+    text = str(caught.value)
+    assert f"{path}:{line}" in text
+    assert field in text and words in text
+    assert caught.value.where[0].line == line
+
+
+def test_all_problems_are_reported_at_once(describe):
+    path = describe(("64 KiB", "64"), ("latency: 1 us", "latency: 1"), ("shared: true", "shared: 3"))
+    with pytest.raises(MachineFileError) as caught:
+        Machine.load(path)
+    assert [place.line for place in caught.value.where] == [21, 22, 33]
+
+
+@pytest.mark.parametrize("text", ["levels: [", "- a\n- b\n", "", "\x00"])
+def test_not_yaml_or_no_mapping(describe, text):
+    path = describe(text=text)
+    with pytest.raises(MachineFileError, match=str(path)):
+        Machine.load(path)
+
+
+def test_unknown_machine_lists_the_built_in_ones():
+    with pytest.raises(UnknownMachineError, match=r"did you mean 'h200-sxm-8'.*wafer-mesh"):
+        Machine.load("h200-sxm8")
+
+
+def test_extends_changes_adds_and_removes(describe):
+    describe()
+    path = describe(
+        name="larger.yaml",
+        text="extends: small.yaml\ntitle: larger\n"
+        "levels:\n  chip:\n    count: 8\n  rack:\n    kind: unit\n    count: 2\n"
+        "networks:\n  wire:\n    topology: switch\n    mechanisms:\n      dma:\n        get:\n",
+    )
+    machine = Machine.load(path)
+    assert machine.name == "larger"
+    assert machine.level_names == ("lane", "core", "chip", "rack")
+    assert machine.count("chip") == 16
+    assert machine.network("chip").mechanisms[0].get is None
+    assert machine.network("chip").mechanisms[0].put == pytest.approx(90e9)
+
+
+def test_an_inherited_mistake_points_to_its_own_file(describe):
+    base = describe(("capacity: 64 KiB", "capacity: 64"))
+    path = describe(name="child.yaml", text="extends: small.yaml\ntitle: child\n")
+    with pytest.raises(MachineFileError, match=f"{base}:21"):
+        Machine.load(path)
+
+
+def test_a_description_cannot_extend_itself(describe):
+    describe(("levels:\n", "extends: other.yaml\nlevels:\n"))
+    path = describe(("levels:\n", "extends: small.yaml\nlevels:\n"), name="other.yaml")
+    with pytest.raises(MachineFileError, match="itself"):
+        Machine.load(path)
+
+
+def test_machines_are_frozen_hashable_and_stable(describe):
+    path = describe()
+    one, two = Machine.load(path), Machine.load(path)
+    assert one == two and hash(one) == hash(two) and one.digest == two.digest
+    assert pickle.loads(pickle.dumps(one)) == one
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.levels[0].threads = 3
+    other = Machine.load(describe(("64 KiB", "65 KiB")))
+    assert other.digest != one.digest and other != one
+
+
+def test_a_path_object_and_the_working_directory(describe, monkeypatch):
+    path = describe()
+    monkeypatch.chdir(path.parent)
+    assert Machine.load("small.yaml") == Machine.load(path)
+    assert os.fspath(path) == Machine.load(path).file
+
+
+def test_derive_reports_mistakes_too():
+    with pytest.raises(MachineFileError, match=r"levels\.core\.count"):
+        derive("cpu-node", "host", {"levels": {"core": {"count": 0}}})

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""A machine description as a tree that knows its lines, with what it `extends` merged in.
+
+Every entry keeps the file and line it came from, so that an error in an inherited field points to the inherited file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tilescale.errors import Location, MachineFileError
+
+__all__ = ["Entry", "merge", "read"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value of a description: a scalar, a list of entries or a mapping of names to entries.
+
+    `path` is the field as a person writes it, e.g. "memory.l1.capacity".
+    """
+
+    value: Any
+    file: str
+    line: int
+    path: str = ""
+
+    @staticmethod
+    def of(value: object, file: str, path: str = "") -> Entry:
+        """The entry of a plain value, as if it had been read from a file."""
+        if isinstance(value, Mapping):
+            value = {key: Entry.of(below, file, f"{path}.{key}" if path else key) for key, below in value.items()}
+        elif isinstance(value, list):
+            value = [Entry.of(below, file, f"{path}[{i}]") for i, below in enumerate(value)]
+        return Entry(value, file, 1, path)
+
+    def problem(self, message: str, hint: str | None = None) -> MachineFileError:
+        """The error that `message` is wrong with this entry."""
+        name = self.path or "description"
+        return MachineFileError(f"{name}: {message}", hint=hint, where=Location(self.file, self.line, name))
+
+    def find(self, path: str) -> Entry:
+        """The entry at "a.b.c" below this one, or the deepest one on the way there."""
+        here = self
+        for key in path.split("."):
+            if not isinstance(here.value, dict) or key not in here.value:
+                break
+            here = here.value[key]
+        return here
+
+
+@dataclass
+class _Reader:
+    file: str
+    loader: yaml.SafeLoader = field(default_factory=lambda: yaml.SafeLoader(""))
+
+    def entry(self, node: yaml.Node, line: int, path: str) -> Entry:
+        """The entry of a node; `line` is that of its key, where a person looks."""
+        if isinstance(node, yaml.MappingNode):
+            return Entry(self.mapping(node, path), self.file, line, path)
+        if isinstance(node, yaml.SequenceNode):
+            items = [self.entry(n, n.start_mark.line + 1, f"{path}[{i}]") for i, n in enumerate(node.value)]
+            return Entry(items, self.file, line, path)
+        return Entry(self.loader.construct_object(node), self.file, line, path)
+
+    def mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Entry]:
+        """The entries of a mapping; raises MachineFileError for a key given twice."""
+        found: dict[str, Entry] = {}
+        for key_node, value_node in node.value:
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            below = self.entry(value_node, line, f"{path}.{key}" if path else key)
+            if key in found:
+                raise below.problem(f"given twice, first in line {found[key].line}")
+            found[key] = below
+        return found
+
+
+def _parse(path: Path) -> Entry:
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = Location(str(path), mark.line + 1 if mark else 1, "YAML")
+        raise MachineFileError(f"not readable as YAML: {error.problem}", where=where) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise MachineFileError(f"not readable as YAML: {error}", where=Location(str(path), 1)) from None
+    if not isinstance(node, yaml.MappingNode):
+        raise Entry(None, str(path), 1).problem("expected a mapping with `levels`, `memory` and `networks`")
+    return _Reader(str(path)).entry(node, 1, "")
+
+
+def merge(base: Entry, over: Entry) -> Entry:
+    """`over` where it says something, `base` elsewhere; an empty value removes what the base has."""
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
+        return over
+    merged = dict(base.value)
+    for key, entry in over.value.items():
+        if entry.value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge(merged[key], entry) if key in merged else entry
+    return replace(over, value=merged)
+
+
+def read(path: Path, locate: Callable[[str, Path], Path | None]) -> Entry:
+    """The description at `path` with everything it extends.
+
+    Args:
+        path: the file.
+        locate: gives the file that an `extends:` in a file of that folder means, or None.
+
+    Raises:
+        MachineFileError: not YAML, not a mapping, a key given twice, or an `extends` of nothing or of itself.
+    """
+    return _read(path, locate, ())
+
+
+def _read(path: Path, locate: Callable[[str, Path], Path | None], seen: tuple[Path, ...]) -> Entry:
+    document = _parse(path)
+    extends = document.value.pop("extends", None)
+    if extends is None:
+        return document
+    base = locate(extends.value, path.parent) if isinstance(extends.value, str) else None
+    if base is None:
+        raise extends.problem("expected the name of a built-in machine or a file", hint="see `tilescale machine list`")
+    if base.resolve() in (path.resolve(), *seen):
+        raise extends.problem("a description cannot extend itself")
+    return merge(_read(base, locate, (*seen, path.resolve())), document)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Pictures of a machine: `terminal` for a console, `svg` for a file. Imported by the command line only."""

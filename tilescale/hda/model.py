@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""The machine model: levels of units, memory layers, networks between units, all frozen.
+
+These dataclasses are also the schema of a machine description (see `schema.py`). Sizes are in bytes, bandwidths in
+bytes/s, latencies in seconds, clocks in Hz, rates in operations/s (a fused multiply-add is two operations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tilescale.hda.schema import spec
+
+__all__ = [
+    "KINDS",
+    "OPERATIONS",
+    "SCOPES",
+    "TOPOLOGIES",
+    "ComputeUnit",
+    "Identify",
+    "Level",
+    "Link",
+    "Mechanism",
+    "MemoryLayer",
+    "Network",
+]
+
+KINDS = ("lanes", "program", "cluster", "unit")
+SCOPES = ("fragment", "shared", "global", "host")
+OPERATIONS = ("put", "get", "reduce")
+TOPOLOGIES = ("switch", "ring", "mesh", "torus", "point-to-point", "graph")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeUnit:
+    """A kind of arithmetic that one unit of a level has, e.g. its matrix multiplier: a rate per data type."""
+
+    name: str
+    clock: float | None = spec("clock", "clock that its rates per clock count; else the program level's", default=None)
+    rates: tuple[tuple[str, float], ...] = spec(
+        "rates", "peak dense operations per second of one unit of the level, a multiply-add being two"
+    )
+    efficiency: float = spec("fraction", "share of the peak that well-tuned programs sustain", default=1.0)
+    source: str = spec("text", "where the numbers come from", default="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """A level of the machine. What may be said of it depends on `kind`:
+
+    - "lanes": a subdivision of a running tile program in hardware threads.
+    - "program": the level whose units run tile programs; a machine has exactly one.
+    - "cluster": programs that are launched together, resident at once and linked.
+    - "unit": physical groups above the programs.
+    """
+
+    name: str
+    kind: str = spec("choice", "what the level is", among=KINDS)
+    title: str = spec("text", "what a person calls one unit", default="")
+    threads: int | None = spec("integer", "lanes: hardware threads in one unit", default=None)
+    count: int | None = spec("integer", "program, unit: how many one unit of the next unit level has", default=None)
+    virtual: bool = spec("boolean", "program: more programs than units are run in turn", default=True)
+    max_programs: int = spec("integer", "program: programs resident on one unit at once", default=1)
+    max_threads: int | None = spec("integer", "program: threads resident on one unit at once", default=None)
+    max_threads_per_program: int | None = spec("integer", "program: threads of one program", default=None)
+    max_size: int | None = spec("integer", "cluster: programs in one cluster at most", default=None)
+    clock: float | None = spec("clock", "program: what quantities per clock count in this description", default=None)
+    compute: tuple[ComputeUnit, ...] = spec(
+        "named", "program, unit: kinds of arithmetic that one unit has", of=ComputeUnit, default=()
+    )
+    capabilities: tuple[str, ...] = spec("names", "what one unit can do, e.g. wgmma", default=())
+    source: str = spec("text", "where the numbers come from", default="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLayer:
+    """Memory that every unit of one level owns an instance of."""
+
+    name: str
+    level: str = spec("level", "the program or unit level whose every unit owns one instance")
+    scopes: tuple[str, ...] = spec("choices", "kinds of buffer it holds; [] where programs place none", among=SCOPES)
+    capacity: int = spec("size", "of one instance")
+    shared: bool = spec("boolean", "true: all within the owning unit see all of it; false: each thread its own part")
+    title: str = spec("text", "what a person calls it", default="")
+    bandwidth: float | None = spec("bandwidth", "peak of one instance, reads and writes together", default=None)
+    sustained: float | None = spec("bandwidth", "what well-tuned programs reach; else the peak", default=None)
+    latency: float = spec("time", "from a load to its value", default=0.0)
+    per_program_max: int | None = spec("size", "what one program may take; else all", default=None)
+    per_thread_max: int | None = spec("size", "what one thread may take", default=None)
+    reserved_per_program: int = spec("size", "taken from each resident program on top of what it asks", default=0)
+    granularity: int = spec("size", "allocations are rounded up to this", default=1)
+    granularity_per: str | None = spec(
+        "level", "the lanes level whose every unit's part is rounded up; else a program's whole", default=None
+    )
+    cache_capacity: int = spec("size", "cache in front of one instance", default=0)
+    cache_bandwidth: float | None = spec("bandwidth", "of that cache", default=None)
+    source: str = spec("text", "where the numbers come from", default="")
+
+    @property
+    def scope(self) -> str:
+        """The first of `scopes`, "" if there are none."""
+        return self.scopes[0] if self.scopes else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """A way to move tiles over a network: hardware and instructions, with what one sender reaches by it.
+
+    At least one of `put`, `get`, `reduce` is given; an operation without a bandwidth is not offered. They are bytes/s
+    at large sizes, at most the network's bandwidth.
+    """
+
+    name: str
+    put: float | None = spec("share", "writing to the far side", default=None)
+    get: float | None = spec("share", "reading from the far side", default=None)
+    reduce: float | None = spec("share", "adding to the far side's memory", default=None)
+    startup: float = spec("time", "cost of one transfer before its first byte, on top of the latency", default=0.0)
+    per_program: float | None = spec("bandwidth", "what one program reaches alone; else all", default=None)
+    source: str = spec("text", "where the numbers come from", default="")
+
+    @property
+    def bandwidth(self) -> float:
+        """The best of its operations, bytes/s."""
+        return max(rate for rate in map(self.rate, OPERATIONS) if rate is not None)
+
+    def map(self, change: Callable[[str, float], float | None]) -> Mechanism:
+        """The mechanism with other bandwidths: `change(operation, rate)` for each that it offers."""
+        rates = {op: (op, rate) for op in OPERATIONS if (rate := self.rate(op)) is not None}
+        put, get, reduce = (change(*rates[op]) if op in rates else None for op in OPERATIONS)
+        return replace(self, put=put, get=get, reduce=reduce)
+
+    def rate(self, operation: str) -> float | None:
+        """Bandwidth of "put", "get" or "reduce" in bytes/s; None where it is not offered."""
+        rate: float | None = getattr(self, operation)
+        return rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link of a network of topology "graph"; both directions at once."""
+
+    between: tuple[int, int] = spec("pair", "the two units, numbered within the network")
+    bandwidth: float | None = spec("bandwidth", "per direction; else the network's `link_bandwidth`", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What connects the units of one level within one unit of a coarser level, or in the whole machine.
+
+    `bandwidth` is what one unit sends, and at the same time receives, over all its links. `link_bandwidth` is one
+    link in one direction, and so the most that one pair of neighbours gets. Latency is end to end through a switch, and
+    of each hop elsewhere.
+    """
+
+    name: str
+    level: str = spec("level", "whose units it connects")
+    within: str | None = spec("level", "whose one unit holds one such network; else the whole machine", default=None)
+    topology: str = spec("choice", "how the units are linked", among=TOPOLOGIES)
+    bandwidth: float = spec("bandwidth", "of one unit, per direction, over all its links")
+    link_bandwidth: float = spec("bandwidth", "of one link, per direction; else the unit's split evenly", default=0.0)
+    latency: float = spec("time", "end to end through a switch, else of each hop, for the smallest transfer")
+    mechanisms: tuple[Mechanism, ...] = spec("named", "ways to move tiles over it, best first", of=Mechanism)
+    reaches: str = spec("layer", "the memory of the far side that transfers read and write")
+    ports: str | None = spec(
+        "level", "a finer level whose every unit has a port of its own, sharing out the bandwidth", default=None
+    )
+    dims: tuple[int, ...] = spec("integers", "mesh, torus: units along each dimension, slowest first", default=())
+    links: tuple[Link, ...] = spec("list", "graph: the links", of=Link, default=())
+    title: str = spec("text", "what a person calls it", default="")
+    capabilities: tuple[str, ...] = spec("names", "what it can do, e.g. multicast", default=())
+    source: str = spec("text", "where the numbers come from", default="")
+
+    def mechanism(self, name: str) -> Mechanism | None:
+        """The mechanism of that name, or None."""
+        return next((m for m in self.mechanisms if m.name == name), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identify:
+    """How `Machine.detect` knows that a description fits the hardware at hand."""
+
+    products: tuple[str, ...] = spec("names", "product names as the driver tells them, or parts of them", default=())
+    architecture: str = spec("text", "compute capability, for products that no description names", default="")
+    cores: int | None = spec("integer", "cores of one program unit, as the driver counts cores", default=None)
+    network: str = spec("text", "the network whose links the driver counts", default="")
+    links: int | None = spec("integer", "links of one unit when all are up", default=None)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: MIT
+"""Reads the sections of a description into the dataclasses of the model, field by field as the schema says."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from tilescale.errors import MachineFileError
+from tilescale.hda import schema, units
+from tilescale.hda.document import Entry
+
+__all__ = ["Reader"]
+
+Section = TypeVar("Section")
+
+
+class Reader:
+    """One reading of one description. Collects problems and goes on, so that a person sees all of them at once.
+
+    Attributes:
+        clock: Hz, what quantities per clock count at the moment.
+        bandwidth: bytes/s, what shares are shares of at the moment.
+        problems: what was wrong so far, in the order of the file's schema.
+    """
+
+    def __init__(self, clock: float | None):
+        self.clock = clock
+        self.bandwidth: float | None = None
+        self.problems: list[MachineFileError] = []
+
+    def section(self, cls: type[Section], entry: Entry, **given: Any) -> Section:
+        """An instance of `cls` from a mapping; fields that are wrong are None and in `problems`."""
+        fields = schema.of(cls)
+        below = self._below(entry, fields)
+        outer = self.clock, self.bandwidth
+        values: dict[str, Any] = dict(given)
+        for name, field in fields.items():
+            if name in below:
+                values[name] = self._read(below[name], field)
+            elif schema.required(field):
+                self.problems.append(entry.problem(f"needs the field {name!r}: {schema.describe(field)}"))
+                values[name] = None
+            if name in ("clock", "bandwidth") and values.get(name):
+                # Rates per clock count the clock beside them, shares the bandwidth of their network.
+                setattr(self, name, values[name])
+        self.clock, self.bandwidth = outer
+        return cls(**values)
+
+    def _below(self, entry: Entry, fields: Mapping[str, Any]) -> dict[str, Entry]:
+        if not isinstance(entry.value, dict):
+            self.problems.append(entry.problem(f"expected a section with {', '.join(fields)}, found {_show(entry)}"))
+            return {}
+        for name, below in entry.value.items():
+            if name not in fields:
+                close = difflib.get_close_matches(name, fields, n=1)
+                guess = f"did you mean {close[0]!r}? " if close else ""
+                hint = f"{guess}the fields here are {', '.join(fields)}"
+                self.problems.append(below.problem("there is no such field", hint=hint))
+        return {name: below for name, below in entry.value.items() if name in fields}
+
+    def _read(self, entry: Entry, field: dataclasses.Field[Any]) -> Any:
+        kind = field.metadata["kind"]
+        read: Callable[[Entry, Mapping[str, Any]], Any] = getattr(self, f"_{kind}", self._quantity)
+        try:
+            return read(entry, field.metadata)
+        except ValueError as error:
+            text = str(error) or f"expected {schema.describe(field)}"
+            self.problems.append(entry.problem(f"{text}, found {_show(entry)}"))
+            return None
+
+    # One method per kind of field that is no quantity. A bare ValueError means "not what the schema describes".
+
+    def _quantity(self, entry: Entry, metadata: Mapping[str, Any]) -> float:
+        return units.parse(entry.value, metadata["kind"], self.clock)
+
+    def _text(self, entry: Entry, metadata: Mapping[str, Any]) -> str:
+        _expect(isinstance(entry.value, str | int | float) and not isinstance(entry.value, bool))
+        return str(entry.value).strip()
+
+    _level = _layer = _text
+
+    def _integer(self, entry: Entry, metadata: Mapping[str, Any]) -> int:
+        _expect(type(entry.value) is int and entry.value > 0)
+        return int(entry.value)
+
+    def _boolean(self, entry: Entry, metadata: Mapping[str, Any]) -> bool:
+        _expect(type(entry.value) is bool)
+        return bool(entry.value)
+
+    def _fraction(self, entry: Entry, metadata: Mapping[str, Any]) -> float:
+        _expect(type(entry.value) in (int, float) and 0 < entry.value <= 1)
+        return float(entry.value)
+
+    def _choice(self, entry: Entry, metadata: Mapping[str, Any]) -> str:
+        _expect(entry.value in metadata["among"])
+        return str(entry.value)
+
+    def _choices(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+        names = self._names(entry, metadata)
+        _expect(set(names) <= set(metadata["among"]))
+        return names
+
+    def _names(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+        _expect(isinstance(entry.value, list) and all(isinstance(item.value, str) for item in entry.value))
+        return tuple(item.value for item in entry.value)
+
+    def _integers(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[int, ...]:
+        _expect(isinstance(entry.value, list) and bool(entry.value))
+        return tuple(self._integer(item, metadata) for item in entry.value)
+
+    def _pair(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[int, int]:
+        _expect(isinstance(entry.value, list) and [type(item.value) for item in entry.value] == [int, int])
+        return entry.value[0].value, entry.value[1].value
+
+    def _rates(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+        _expect(isinstance(entry.value, dict) and bool(entry.value))
+        return tuple((dtype, self._rate_of(item)) for dtype, item in entry.value.items())
+
+    def _rate_of(self, entry: Entry) -> float:
+        try:
+            return units.parse(entry.value, "rate", self.clock)
+        except ValueError as error:
+            self.problems.append(entry.problem(f"{error}, found {_show(entry)}"))
+            return 0.0
+
+    def _share(self, entry: Entry, metadata: Mapping[str, Any]) -> float:
+        text = entry.value
+        if not isinstance(text, str) or not text.rstrip().endswith("%"):
+            return units.parse(text, "bandwidth", self.clock)
+        percent = float(text.rstrip().removesuffix("%"))
+        _expect(0 < percent <= 100)
+        return percent / 100 * (self.bandwidth or 0.0)
+
+    def _section(self, entry: Entry, metadata: Mapping[str, Any]) -> Any:
+        return self.section(metadata["of"], entry)
+
+    def _named(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
+        _expect(isinstance(entry.value, dict))
+        return tuple(self.section(metadata["of"], below, name=name) for name, below in entry.value.items())
+
+    def _list(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
+        _expect(isinstance(entry.value, list))
+        return tuple(self.section(metadata["of"], below) for below in entry.value)
+
+
+def _expect(holds: bool) -> None:
+    if not holds:
+        raise ValueError
+
+
+def _show(entry: Entry) -> str:
+    if isinstance(entry.value, dict):
+        return "a section"
+    if isinstance(entry.value, list):
+        return f"[{', '.join(_show(item) for item in entry.value)}]"
+    return "nothing" if entry.value is None else repr(entry.value)
