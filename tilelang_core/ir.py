@@ -6,6 +6,7 @@ Passes and interpreters import TIR names from here and nowhere else.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,7 +51,7 @@ __all__ = [
     "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm", "Let", "Max", "Min", "Mod", "Mul",
     "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
     "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits", "buffer_location", "children", "constant", "contains",
-    "int_node", "op_name", "parameters", "region_parts", "stmt_location", "substitute", "variables", "walk",
+    "fingerprint", "int_node", "op_name", "parameters", "region_parts", "stmt_location", "substitute", "variables", "walk",
 ]  # fmt: skip
 
 
@@ -128,6 +129,11 @@ def variables(expr: Any) -> set[Var]:
     if isinstance(expr, PrimExpr):
         stmt_functor.post_order_visit(expr, lambda n: found.add(n) if isinstance(n, Var) else None)
     return found
+
+
+def fingerprint(func: PrimFunc) -> str:
+    """A hash of what a function says, the same in every process."""
+    return hashlib.sha256(func.script().encode()).hexdigest()
 
 
 def contains(node: Any, wanted: Callable[[Any], bool]) -> bool:

@@ -115,6 +115,10 @@ class Compiler:
         self._replicated: set[int] = set()
         self._reducers: dict[int, str] = {}
         self.scales: list[Level] = []
+        # Bindings that stand outside the loop whose variable they use (T.Persistent emits such): read where used.
+        self.deferred: dict[ir.Var, ir.PrimExpr] = {}
+        self.open_loops: list[ir.Var] = []
+        self.loop_variables: set[ir.Var] = set()
         self.vector_level: str | None = None
         self.where: Location | None = None
         self._survey()
@@ -135,6 +139,8 @@ class Compiler:
             base = ir.region_parts(node.value.args[0])[0]
             if ir.attribute(node.value, "dim") is None:
                 self._replicated.add(self.slot(base.data))
+        elif isinstance(node, ir.For):
+            self.loop_variables.add(node.loop_var)
         elif isinstance(node, ir.SBlock):
             for data, value in node.annotations.get("safe_value_map", {}).items():
                 self._safe[self.slot(data)] = value
@@ -168,7 +174,7 @@ class Compiler:
         """What a guarded load outside a tensor yields."""
         value = self._safe.get(self.slot(buffer.data))
         dtype = numpy_dtype(str(buffer.dtype))
-        return convert(0 if value is None else value.value, dtype)
+        return convert(getattr(value, "value", value) or 0, dtype)
 
     # -- expressions and accesses ---------------------------------------------------------------------------------------
 

@@ -71,6 +71,8 @@ def _string(compiler: Compiler, expr: ir.StringImm) -> Closure:
 
 @_expression(ir.Var)
 def _variable(compiler: Compiler, expr: ir.Var) -> Closure:
+    if expr in compiler.deferred:
+        return compiler.expr(compiler.deferred[expr])
     slot = compiler.slot(expr)
     return lambda frame: frame.slots[slot]
 
@@ -185,8 +187,8 @@ def _call(compiler: Compiler, expr: ir.Call) -> Closure:
     function = INTRINSICS.get(name)
     if function is None:
         raise UnsupportedError(f"the emulator does not run {name or expr.op}: {expr}")
-    arguments, dtype = [compiler.expr(a) for a in expr.args], value_dtype(expr)
-    return lambda frame: python_int(function(*[a(frame) for a in arguments], dtype=dtype))
+    closures, dtype = [compiler.expr(a) for a in expr.args], value_dtype(expr)
+    return lambda frame: python_int(function(*[c(frame) for c in closures], dtype=dtype))
 
 
 def spread_all(frame: Frame, *values: Any) -> list[np.ndarray]:

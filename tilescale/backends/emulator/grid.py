@@ -47,7 +47,10 @@ def _in_order(parts: list[Closure]) -> Closure:
 
 
 def _control(compiler: Compiler, part: Control) -> Closure:
-    stmt, bodies = part.stmt, [compile_part(compiler, p) for p in part.parts]
+    stmt = part.stmt
+    if isinstance(stmt, ir.For):
+        compiler.loop_variables.discard(stmt.loop_var)
+    bodies = [compile_part(compiler, p) for p in part.parts]
     if isinstance(stmt, ir.IfThenElse):
         condition = compiler.expr(stmt.condition)
 
@@ -92,6 +95,7 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
     launch = compiler.launch
     extents = [compiler.expr(n) for n in launch.grid]
     slots = [compiler.slot(v) for v in launch.programs]
+    compiler.loop_variables -= set(launch.programs)
     threads = [(compiler.slot(var), axis) for var, axis in launch.thread_vars]
     body = compiler.stmt(phase.stmt)
     plan = Plan(compiler, launch, slots, threads)

@@ -70,6 +70,9 @@ def _declare(compiler: Compiler, stmt: Any) -> Closure:
 
 @statement(ir.Bind)
 def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
+    if any(v in compiler.loop_variables and v not in compiler.open_loops for v in ir.variables(stmt.value)):
+        compiler.deferred[stmt.var] = stmt.value
+        return lambda frame: None
     slot, value = compiler.slot(stmt.var), compiler.expr(stmt.value)
 
     def run(frame: Frame) -> None:
@@ -181,10 +184,18 @@ def _roles(frame: Frame, branches: list[tuple[Closure, np.ndarray]], where: Any)
 
 @statement(ir.For)
 def _for(compiler: Compiler, stmt: ir.For) -> Closure:
-    if stmt.kind == ir.ForKind.THREAD_BINDING:
-        return _thread_loop(compiler, stmt)
-    if stmt.kind == ir.ForKind.PARALLEL and not compiler.axes:
-        return _parallel(compiler, stmt)
+    compiler.open_loops.append(stmt.loop_var)
+    try:
+        if stmt.kind == ir.ForKind.THREAD_BINDING:
+            return _thread_loop(compiler, stmt)
+        if stmt.kind == ir.ForKind.PARALLEL and not compiler.axes:
+            return _parallel(compiler, stmt)
+        return _serial(compiler, stmt)
+    finally:
+        compiler.open_loops.pop()
+
+
+def _serial(compiler: Compiler, stmt: ir.For) -> Closure:
     slot, begin, extent = compiler.slot(stmt.loop_var), compiler.expr(stmt.min), compiler.expr(stmt.extent)
     body = compiler.stmt(stmt.body)
 
@@ -296,9 +307,11 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
     begins = [compiler.expr(loop.min) for loop in nest]
     extents = [compiler.expr(loop.extent) for loop in nest]
     compiler.axes = {loop.loop_var: axis for axis, loop in enumerate(nest)}
+    compiler.open_loops += compiler.axes
     # Slices count from zero; a nest that begins elsewhere is evaluated by index arrays.
     compiler.sliceable = all(ir.constant(loop.min) == 0 for loop in nest)
     body = compiler.stmt(nest[-1].body)
+    del compiler.open_loops[-len(nest) :]
     compiler.axes = {}
 
     def run(frame: Frame) -> None:

@@ -240,6 +240,33 @@ value_operation("tl.atomic_addx2_elem_op")(_atomic("add", False, lanes=2))
 value_operation("tl.atomic_addx4_elem_op")(_atomic("add", False, lanes=4))
 
 
+@operation("tirx.call_extern", collective=False)
+def _extern(compiler: Compiler, call: ir.Call) -> Closure:
+    """`T.dp4a(a, b, c)` calls CUDA's by name; other functions of the user's are text that only nvcc understands."""
+    name = str(call.args[0].value)
+    if name != "DP4A":
+        raise UnsupportedError(
+            f"the emulator does not run the external function {name!r}", hint="express it with TileLang operations"
+        )
+    a, b, c = (pointed(compiler, pointer) for pointer in call.args[1:])
+    dot = numerics.INTRINSICS["tirx.dp4a"]
+
+    def run(frame: Frame) -> None:
+        left, right = (_quad(element, frame) for element in (a, b))
+        c.store(frame, dot(left, right, c.load(frame), dtype=c.home.dtype))
+
+    return run
+
+
+def _quad(element: Element, frame: Frame) -> np.ndarray:
+    """Four neighbouring bytes as one int32 for each thread."""
+    index = tuple(i(frame) for i in element.indices)
+    array = element.home.array(frame)
+    read = array.load if element.home.lanes else lambda at, frame: array[at]
+    parts = [spread(read((*index[:-1], index[-1] + lane), frame), frame) for lane in range(4)]
+    return np.ascontiguousarray(np.stack(parts, axis=-1)).view(np.int32)[..., 0]
+
+
 # -- barriers --------------------------------------------------------------------------------------------------------------
 
 

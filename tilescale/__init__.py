@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""TileScale: tile programs for a whole machine, from threads to nodes.
+
+    import tilescale, tilescale.language as T
+
+    tilescale.jit, compile      make kernels          tilescale.emulate       run on the CPU for a described machine
+    tilescale.init              join the job          tilescale.Machine       machines as data
+    tilescale.use_machine       trace for a machine   tilescale.errors        one class per mistake
+
+Importing this package reads nothing, writes nothing and probes nothing; names load what they need when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Kernel": "tilescale.runtime.kernel",
+    "Machine": "tilescale.hda",
+    "Report": "tilescale.backends.emulator.emulate",
+    "World": "tilescale.comm",
+    "compile": "tilescale.runtime.compile",
+    "current_machine": "tilescale.hda.current",
+    "emulate": "tilescale.backends.emulator.emulate",
+    "init": "tilescale.comm",
+    "jit": "tilescale.runtime.compile",
+    "use_machine": "tilescale.hda.current",
+}
+_MODULES = ("errors", "hda", "language")
+
+__all__ = sorted([*_HOMES, *_MODULES])
+
+if TYPE_CHECKING:
+    from tilescale import errors, hda, language
+    from tilescale.backends.emulator.emulate import Report, emulate
+    from tilescale.comm import World, init
+    from tilescale.hda import Machine
+    from tilescale.hda.current import current_machine, use_machine
+    from tilescale.runtime.compile import compile, jit
+    from tilescale.runtime.kernel import Kernel
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"tilescale.{name}")
+    else:
+        raise AttributeError(f"module 'tilescale' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

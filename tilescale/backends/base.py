@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""Back ends as manifests: what each can run, and how. Shared code asks the manifest, never the name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Machine
+from tilescale.program.model import Program
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A program ready to run.
+
+    Attributes:
+        run: takes, for each tensor-owning unit that this process drives, its list of arguments (changed in place).
+        gathers: whether one process runs all units of the job, so that their arguments come to it.
+        device: where it wants the tensors, "cpu" or "cuda".
+    """
+
+    run: Callable[[list[list[Any]]], Any]
+    gathers: bool
+    device: str
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One back end.
+
+    Attributes:
+        name: what a person calls it.
+        available: whether this computer can run it now.
+        accepts: None if it runs the program, else why not.
+        build: makes the executable; options are those of `tilelang.compile`.
+        priority: the first available one that accepts a program, highest first, runs it.
+    """
+
+    name: str
+    available: Callable[[], bool]
+    accepts: Callable[[Program], str | None]
+    build: Callable[[Program, Machine, dict[str, Any]], Executable]
+    priority: int
+
+
+_BACKENDS: list[Backend] = []
+
+
+def register(backend: Backend) -> None:
+    """Add a back end; a second one of the same name is an error."""
+    if any(b.name == backend.name for b in _BACKENDS):
+        raise ValueError(f"back end {backend.name} is registered twice")
+    _BACKENDS.append(backend)
+    _BACKENDS.sort(key=lambda b: -b.priority)
+
+
+def choose(program: Program) -> Backend:
+    """The back end that runs a program on this computer.
+
+    Raises:
+        UnsupportedError: none does; says why each does not.
+    """
+    reasons = []
+    for backend in _BACKENDS:
+        reason = backend.accepts(program) if backend.available() else "not available on this computer"
+        if reason is None:
+            return backend
+        reasons.append(f"{backend.name}: {reason}")
+    raise UnsupportedError(f"no back end runs {program.name!r}: {'; '.join(reasons)}")

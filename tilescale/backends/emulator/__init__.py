@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+"""The emulator: runs any program for any described machine on the CPU.
+
+    emulate.py      the entry: arguments, machine, report
+    run.py          one emulation: units, accounts, deadlock reports
+    grid.py         phases, residency, clusters, programs
+    compiler.py     statements and expressions to closures; who owns which buffer
+    statements.py expr.py access.py     TIR
+    tiles.py threads.py barriers.py     TileLang's operations
+    scales.py collectives.py            ours
+    frame.py units.py scheduler.py      state, unit tree, coroutines
+    numerics/       what operations compute, on numpy arrays
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.backends.base import Backend, Executable
+from tilescale.hda import Machine
+from tilescale.program.model import Program
+
+
+def _build(program: Program, machine: Machine, options: dict[str, Any]) -> Executable:
+    from tilescale.backends.emulator.emulate import emulate
+
+    return Executable(lambda per_unit: emulate(program.func, per_unit, machine=machine), gathers=True, device="cpu")
+
+
+BACKEND = Backend("emulator", available=lambda: True, accepts=lambda program: None, build=_build, priority=0)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+"""The command line: `tilescale run`, `tilescale machine`."""
+
+from __future__ import annotations
+
+import click
+
+from tilescale import __version__
+from tilescale.cli.machine import machine
+from tilescale.cli.run import run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tilescale")
+def main() -> None:
+    """Tile programs for a whole machine.
+
+    \b
+    tilescale run -n 4 script.py          start a script on 4 ranks
+    tilescale machine list                machines that are described
+    tilescale machine show h200-sxm-8     levels, memory and networks of one
+    """
+
+
+main.add_command(machine)
+main.add_command(run)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""`tilescale.compile` and `tilescale.jit`: TileLang's entries, with a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang_core import compile as stock
+from tilelang_core import ir
+from tilescale.errors import UsageError
+from tilescale.hda import Machine
+from tilescale.hda.current import as_machine, use_machine
+from tilescale.runtime.kernel import Kernel
+
+SCHEDULES = ("sequential",)
+"""How phases follow one another; in order is always right."""
+
+
+def compile(  # noqa: A001 - TileLang's name
+    func: ir.PrimFunc,
+    *,
+    machine: Machine | str | None = None,
+    schedule: str = "sequential",
+    target: Any = None,
+    **options: Any,
+) -> Kernel:
+    """Bind a traced function to a machine.
+
+    Args:
+        func: a `@T.prim_func`.
+        machine: a machine, a built-in name or a path; None means the current one.
+        schedule: "sequential": phases in program order.
+        target: a compilation target as `tilelang.compile` takes it; None follows the machine.
+        options: the other options of `tilelang.compile` (out_idx, pass_configs, compile_flags, ...).
+
+    Returns:
+        The kernel; nothing is generated before it is called or its source is asked for.
+
+    Raises:
+        UnknownMachineError, MachineFileError: as `Machine.load`.
+        UsageError: an unknown schedule, or a function traced for another machine that cannot be traced again.
+    """
+    if schedule not in SCHEDULES:
+        raise UsageError(f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}", hint="leave schedule out")
+    return Kernel(func, as_machine(machine), {"target": target, **options})
+
+
+def jit(
+    function: Callable | None = None,
+    *,
+    machine: Machine | str | None = None,
+    schedule: str = "sequential",
+    **options: Any,
+) -> Any:
+    """`tilelang.jit` for whole machines: a factory of kernels, or a kernel in eager style.
+
+    Args:
+        function: returns a `@T.prim_func`, or is one in eager style.
+        machine: what it is traced and compiled for; None means the current one at each call.
+        schedule, options: as for `tilescale.compile`; options are those of `tilelang.jit`.
+
+    Returns:
+        A factory that returns a `Kernel` (lazy style) or runs it at once (eager style), and that `tilelang.autotune`
+        accepts.
+    """
+
+    def decorate(wrapped: Callable) -> Any:
+        return stock.jit(
+            wrapped,
+            tracing=lambda: use_machine(as_machine(machine)),
+            finish=lambda func, given: compile(func, machine=machine, schedule=schedule, **given),
+            **options,
+        )
+
+    return decorate if function is None else decorate(function)
