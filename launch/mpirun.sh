@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Start a script under mpirun.
+#
+#   One node, 4 processes:
+#       launch/mpirun.sh 4 script.py --its-options
+#
+#   Several nodes: name them in a host file, one per line.
+#       HOSTFILE=hosts.txt launch/mpirun.sh 16 script.py
+#
+# The script runs in the Python that `python` finds, with the mpi4py of that Python. mpirun must belong to the MPI library
+# that mpi4py loads. Without an MPI on the machine, this is enough, as an ordinary user:
+#       pip install mpi4py mpich
+# MPI brings the processes together and does nothing else: a CUDA-aware MPI is not needed.
+set -euo pipefail
+
+if [ $# -lt 2 ]; then
+    echo "usage: [HOSTFILE=..] $0 PROCESSES script.py [args...]" >&2
+    exit 2
+fi
+processes=$1
+shift
+
+# MPICH and Open MPI differ in the options below; both know -n.
+options=()
+if mpirun --version 2>&1 | grep -q -e "Open MPI" -e "PRRTE"; then
+    # More processes than cores is normal for emulated runs, and Open MPI refuses it unless told so.
+    options+=(--map-by :OVERSUBSCRIBE)
+    [ -z "${HOSTFILE:-}" ] || options+=(--hostfile "$HOSTFILE")
+else
+    [ -z "${HOSTFILE:-}" ] || options+=(-f "$HOSTFILE")
+fi
+
+# Each process would otherwise start as many threads as there are cores.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+exec mpirun ${options[@]+"${options[@]}"} -n "$processes" "${PYTHON:-python}" "$@"

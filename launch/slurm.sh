@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Start a script under Slurm: one task is one rank. Submit it with the shape of the job:
+#
+#       sbatch --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 launch/slurm.sh script.py --its-options
+#
+# srun starts the tasks, and each sets the variables that torchrun would set; nothing else is needed on the nodes.
+# Where Slurm is built with PMIx and mpi4py is installed, this one line does the same: srun --mpi=pmix python script.py
+#
+#SBATCH --job-name=tilescale
+#SBATCH --output=%x-%j.out
+set -euo pipefail
+
+if [ $# -lt 1 ]; then
+    echo "usage: sbatch --nodes N --ntasks-per-node P $0 script.py [args...]" >&2
+    exit 2
+fi
+
+# All ranks meet at the first node of the job. The port follows from the job number, so that jobs which share a node
+# do not meet each other.
+read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+export MASTER_ADDR MASTER_PORT
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+# The quoted part runs once in every task: SLURM_PROCID and its kin have a different value in each. A task's error reaches
+# the others within a moment; --kill-on-bad-exit ends those that do not stop by themselves.
+# shellcheck disable=SC2016
+exec srun --kill-on-bad-exit=1 bash -c '
+    export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID
+    exec python "$@"
+' task "$@"

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""One rank does something wrong, the others wait for it, or are busy: failures.py WHAT RANK"""
+
+import os
+import signal
+import sys
+import time
+
+from tilescale.comm import init
+
+what, culprit = sys.argv[1], int(sys.argv[2])
+if what == "early" and os.environ["RANK"] == str(culprit):
+    raise ValueError("before init")
+world = init()
+print(f"rank {world.rank} is in", flush=True)
+if world.rank == culprit:
+    if what in ("raise", "raise while others work"):
+        raise ValueError("deliberate")
+    if what == "exit":
+        sys.exit(3)
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "mismatch":
+        world.gather(1)
+    if what == "late":
+        time.sleep(30)
+elif what == "raise while others work":
+    time.sleep(30)
+world.barrier()

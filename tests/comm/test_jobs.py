@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""Real jobs under every launcher: what works, and that no failure hangs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+LAUNCHERS = ["tilescale run", "torchrun", "MPI"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_collectives(run_job, launcher: str, ranks: int) -> None:
+    name = "alone" if (launcher, ranks) == ("MPI", 1) else launcher  # one MPI process needs no mpi4py
+    done = run_job(launcher, ranks, "collectives.py", name, str(ranks))
+    assert done.code == 0, done.output
+    assert sorted(re.findall(r"rank (\d) is content", done.output)) == [str(r) for r in range(ranks)]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("what", "culprit", "text"),
+    [
+        ("raise", 1, r"rank 1 \(pid \d+ on \S+\) failed: ValueError: deliberate\s.*at \S+failures.py:\d+"),
+        ("exit", 0, r"rank 0 \(pid \d+ on \S+\) ended before it came to barrier\(\)"),
+        ("kill", 1, r"rank 1 \(pid \d+ on \S+\) disappeared"),
+    ],
+)
+def test_others_learn_of_a_failure(run_job, launcher: str, what: str, culprit: int, text: str) -> None:
+    done = run_job(launcher, 2, "failures.py", what, str(culprit))
+    assert done.code != 0
+    if (launcher, what) == ("MPI", "kill"):  # mpirun may be faster than the other rank
+        text += r"|Killed|signal 9"
+    assert re.search(rf"RankFailedError: {text}|{text if launcher == 'MPI' else '$^'}", done.output), done.output
+    assert done.seconds < 20
+
+
+def test_death_of_rank_0_takes_its_store_along(run_job) -> None:
+    done = run_job("tilescale run", 3, "failures.py", "kill", "0")
+    assert done.code == 128 + 9
+    assert len(re.findall(r"RankFailedError: rank 0 .*disappeared", done.output)) == 2, done.output
+    assert "c10d" not in done.output  # torch's own pages of C++ frames
+
+
+def test_busy_ranks_are_ended(run_job) -> None:
+    done = run_job("MPI", 2, "failures.py", "raise while others work", "0")
+    assert done.code != 0 and "ValueError: deliberate" in done.output and done.seconds < 20
+
+
+def test_different_collectives(run_job) -> None:
+    done = run_job("torchrun", 2, "failures.py", "mismatch", "1")
+    assert done.code != 0
+    text = r"RankMismatchError: .*rank 0 calls barrier\(\), rank 1 calls gather\(root=0\)"
+    assert len(re.findall(text, done.output)) == 2, done.output
+    assert len(set(re.findall(r"failures.py:(\d+) \(rank [01]: ", done.output))) == 2, done.output
+
+
+def test_a_rank_that_never_comes(run_job) -> None:
+    done = run_job("tilescale run", 2, "failures.py", "late", "1", TILESCALE_TIMEOUT_S="2")
+    assert done.code == 1 and done.seconds < 20
+    assert re.search(r"no sign of rank 1 .* in barrier\(\) for 2 s", done.output), done.output
+    assert "rank 1 was last seen in init()" in done.output

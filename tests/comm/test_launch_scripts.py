@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""The scripts under launch/ start jobs; srun and scontrol are stand-ins that do what Slurm would."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.comm.conftest import ROOT, SCRIPTS, run_words
+
+LAUNCH = sorted((ROOT / "launch").glob("*.sh"))
+COLLECTIVES = str(SCRIPTS / "collectives.py")
+
+SRUN = """#!/usr/bin/env bash
+shift  # --kill-on-bad-exit
+for task in 0 1; do
+    SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NODEID=0 SLURM_NTASKS=2 "$@" &
+done
+wait -n && wait -n
+"""
+SCONTROL = "#!/usr/bin/env bash\necho 127.0.0.1\necho another-node\n"
+
+
+@pytest.mark.parametrize("script", LAUNCH, ids=lambda path: path.name)
+def test_syntax_and_usage(script: Path) -> None:
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    done = run_words([str(script)])
+    assert done.code == 2 and "usage:" in done.output
+
+
+def test_there_is_one_for_every_launcher() -> None:
+    assert [path.stem for path in LAUNCH] == ["mpirun", "slurm", "torchrun"]
+
+
+def test_mpirun() -> None:
+    done = run_words([str(ROOT / "launch/mpirun.sh"), "2", COLLECTIVES, "MPI", "2"])
+    assert done.code == 0 and done.output.count("is content") == 2, done.output
+
+
+def test_torchrun_needs_to_know_its_node() -> None:
+    done = run_words([str(ROOT / "launch/torchrun.sh"), "2", COLLECTIVES], NNODES="2")
+    assert done.code != 0 and "set NODE_RANK" in done.output
+
+
+def test_slurm(tmp_path: Path) -> None:
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = run_words(
+        [str(ROOT / "launch/slurm.sh"), COLLECTIVES, "torchrun", "2"],
+        PATH=path,
+        SLURM_JOB_ID=str(os.getpid()),
+        SLURM_JOB_NODELIST="n[0-1]",
+    )
+    assert done.code == 0 and done.output.count("is content") == 2, done.output
+
+
+def test_two_nodes_with_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "nodes.py"
+    script.write_text(
+        "from tilescale.comm import init\n"
+        "w = init()\n"
+        "print('node', w.node, w.nodes, w.local_rank, w.local_size, w.team('node').all_gather(w.rank), flush=True)\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    start = " ".join(f"NODE_RANK={node} {ROOT}/launch/torchrun.sh 1 {script} &" for node in range(2))
+    done = run_words(["bash", "-c", f"{start} wait"], NNODES="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    assert "node 0 2 0 1 [0]" in done.output and "node 1 2 0 1 [1]" in done.output, done.output

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT
+"""Settings are parsed strictly, and only from their own variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilescale.errors import UsageError
+from tilescale.settings import Settings, settings
+
+
+def test_defaults_and_values() -> None:
+    assert Settings.from_env({}) == Settings.from_env({"TILESCALE_EMULATE": "", "RANK": "x"}) == Settings()
+    env = {
+        "TILESCALE_TIMEOUT_S": "2.5",
+        "TILESCALE_MACHINE": "h200-sxm-8",
+        "TILESCALE_EMULATE": "Yes",
+        "TILESCALE_PROGRESS": "off",
+    }
+    assert Settings.from_env(env) == Settings(timeout_s=2.5, machine="h200-sxm-8", emulate=True, progress="off")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "valid"),
+    [
+        ("TILESCALE_TIMEOUT_S", "10min", "above 0"),
+        ("TILESCALE_TIMEOUT_S", "0", "above 0"),
+        ("TILESCALE_TIMEOUT_S", "nan", "above 0"),
+        ("TILESCALE_EMULATE", "maybe", "1, true, yes, on, 0, false, no, off"),
+        ("TILESCALE_PROGRESS", "loud", "auto, on or off"),
+    ],
+)
+def test_bad_text_lists_what_is_valid(variable: str, text: str, valid: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Settings.from_env({variable: text})
+    assert f"{variable}={text!r}" in str(caught.value) and valid in str(caught.value)
+
+
+def test_read_once(monkeypatch) -> None:
+    settings.cache_clear()
+    monkeypatch.setenv("TILESCALE_TIMEOUT_S", "7")
+    assert settings().timeout_s == 7
+    monkeypatch.setenv("TILESCALE_TIMEOUT_S", "8")
+    assert settings().timeout_s == 7
+    settings.cache_clear()

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: MIT
+"""Teams and sessions, with one thread per rank: order of calls, errors on all ranks, bounds on every wait."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tilescale.comm import Team, World
+from tilescale.comm.session import Session
+from tilescale.comm.transport import Transport
+from tilescale.errors import RankFailedError, RankMismatchError, UsageError
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise TypeError("stays at home")
+
+
+def test_collectives_give_every_rank_its_part(run_ranks) -> None:
+    def work(team: Team):
+        rank = team.rank
+        return (
+            team.gather(rank, root=1),
+            team.scatter([10, 11, 12] if rank == 2 else None, root=2),
+            team.broadcast(rank, root=1),
+            team.all_gather(rank),
+            team.run_at_root(rank, lambda parts: [sum(parts)] * 3, root=1),
+        )
+
+    assert run_ranks(3, work) == [([0, 1, 2] if r == 1 else None, 10 + r, 1, [0, 1, 2], 3) for r in range(3)]
+
+
+def test_nothing_stays_in_the_store(run_ranks) -> None:
+    def work(team: Team):
+        for _ in range(5):
+            team.all_gather(b"x" * (9 << 20))
+            team.run_at_root(b"x" * (9 << 20), list)
+        team.barrier()
+        team.barrier()
+        return team._session.transport._store.num_keys()
+
+    assert max(run_ranks(2, work)) <= 5  # the last calls, and where each rank is
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), Unpicklable("text survives")])
+def test_error_of_fn_on_every_rank(run_ranks, error: Exception) -> None:
+    def fail(_parts):
+        raise error
+
+    outcomes = run_ranks(2, lambda team: team.run_at_root(0, fail, root=1))
+    assert outcomes[1] is error
+    assert str(error) in str(outcomes[0]) and "rank 1" in outcomes[0].__notes__[0]
+    assert type(outcomes[0]) is (KeyError if isinstance(error, KeyError) else RankFailedError)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda team: team.gather(0, root=0),
+        lambda team: team.broadcast(0, root=1),
+        lambda team: Team(ranks=(1, 0), rank=0, _session=team._session).broadcast(0, root=0),
+    ],
+    ids=["operation", "root", "team"],
+)
+def test_mismatch_names_both_places(run_ranks, other) -> None:
+    outcomes = run_ranks(2, lambda team: (other if team.rank else lambda team: team.broadcast(0, root=0))(team))
+    for error in outcomes:
+        assert isinstance(error, RankMismatchError)
+        assert len({place.line for place in error.where}) == 2
+        assert all(place.file == __file__ for place in error.where)
+
+
+def test_timeout_says_who_and_where(run_ranks) -> None:
+    def work(team: Team):
+        team.all_gather(0)
+        if team.rank == 0:
+            team.barrier()
+
+    error = run_ranks(2, work, timeout_s=1.0)[0]
+    assert isinstance(error, RankFailedError)
+    assert "no sign of rank 1 in barrier() for 1 s" in str(error)
+    assert "rank 1 was last seen in all_gather()" in str(error)
+
+
+def test_failure_reaches_waiting_ranks_quickly(run_ranks) -> None:
+    def work(team: Team):
+        if team.rank == 1:
+            time.sleep(0.1)
+            team._session.board.failed(1, "rank 1 failed: boom")
+            return None
+        start = time.monotonic()
+        with pytest.raises(RankFailedError, match="rank 1 failed: boom"):
+            team.barrier()
+        return time.monotonic() - start
+
+    assert max(filter(None, run_ranks(3, work))) < 2
+
+
+def test_a_rank_that_left_is_blamed_by_all(run_ranks) -> None:
+    def work(team: Team):
+        if team.rank == 1:
+            team._session.board.left(1)
+        elif team.rank == 0:
+            team.barrier()
+        else:
+            time.sleep(0.2)
+            team.barrier()
+
+    outcomes = run_ranks(3, work)
+    assert all("rank 1 ended before it came to barrier()" in str(outcomes[r]) for r in (0, 2))
+
+
+def test_a_result_that_arrived_counts_though_its_sender_left(run_ranks) -> None:
+    def work(team: Team):
+        value = team.broadcast("early" if team.rank == 0 else None)
+        team._session.board.left(team.rank)
+        return value
+
+    assert run_ranks(2, work) == ["early", "early"]
+
+
+def test_world_of_one_exchanges_nothing() -> None:
+    world = World(ranks=(0,), rank=0, launcher="alone", node_of=(0,))
+    world.barrier()
+    thing = object()  # not picklable in any useful way: it must not travel
+    assert world.gather(thing) == world.all_gather(thing) == [thing]
+    assert world.scatter([thing]) is world.broadcast(thing) is world.run_at_root(thing, list) is thing
+    assert (world.local_rank, world.local_size, world.nodes) == (0, 1, 1)
+
+
+def test_world_facts_and_teams() -> None:
+    world = World(ranks=(0, 1, 2, 3), rank=2, launcher="test", node_of=(0, 1, 0, 1))
+    assert (world.size, world.node, world.nodes, world.local_rank, world.local_size) == (4, 0, 2, 1, 2)
+    assert world.team("node").ranks == (0, 2) and world.team("node").rank == 1
+    assert world.team().ranks == world.ranks
+    team = world.team([3, 2])
+    assert (team.ranks, team.rank, team.size) == ((3, 2), 1, 2)
+
+
+@pytest.mark.parametrize("which", ["nod", [2, 2], [2, 4], [-1, 2], [0, 1]])
+def test_bad_teams(which) -> None:
+    world = World(ranks=(0, 1, 2, 3), rank=2, launcher="test", node_of=(0, 0, 0, 0))
+    with pytest.raises(UsageError):
+        world.team(which)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda world: world.gather(0, root=1),
+        lambda world: world.scatter([1, 2]),
+        lambda world: world.scatter(None),
+        lambda world: world.broadcast(0, -1),
+    ],
+)
+def test_bad_arguments(call) -> None:
+    with pytest.raises(UsageError):
+        call(World(ranks=(0,), rank=0, launcher="alone", node_of=(0,)))
+
+
+def test_store_that_died_is_rank_0s_failure() -> None:
+    from torch.distributed import DistError
+
+    class Dead:
+        def __getattr__(self, _name):
+            def call(*_args):
+                raise DistError("connection reset")
+
+            return call
+
+    with pytest.raises(RankFailedError, match="rank 0 disappeared"):
+        Team(ranks=(0, 1), rank=1, _session=Session(Transport(Dead()), 1, 2, 5.0)).barrier()

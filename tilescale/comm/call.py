@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""A collective as one rank calls it: which one, with what root, on which line of the user's program."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tilescale.errors import Location
+
+__all__ = ["Call"]
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the collective `op`; `root` is a rank of its team, or None where there is none."""
+
+    op: str
+    root: int | None
+    where: Location
+
+    @classmethod
+    def here(cls, op: str, root: int | None = None) -> Call:
+        """The call that is being made, placed at the innermost frame outside of this package."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.f_back
+        return cls(op, root, Location(frame.f_code.co_filename, frame.f_lineno))
+
+    def agrees_with(self, other: Call) -> bool:
+        """Whether both are the same collective, wherever they are called."""
+        return (self.op, self.root) == (other.op, other.root)
+
+    def at(self, what: str) -> Location:
+        """The line of the call, with the part that it plays."""
+        return replace(self.where, what=what)
+
+    def __str__(self) -> str:
+        return f"{self.op}({'' if self.root is None else f'root={self.root}'})"

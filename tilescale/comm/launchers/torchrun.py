@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""torchrun, and everything else that sets its variables: `tilescale run`, or a few lines of shell around srun."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from tilescale.comm.launchers.base import Joined, connect_store
+from tilescale.errors import LaunchError
+
+__all__ = ["Torchrun"]
+
+
+class Torchrun:
+    """Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; the store is served at the last two."""
+
+    def started_this(self, env: Mapping[str, str]) -> bool:
+        """LOCAL_RANK is asked for too: some clusters set RANK and WORLD_SIZE for whole containers."""
+        return all(name in env for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+
+    def join(self, env: Mapping[str, str], timeout_s: float) -> Joined:
+        """Connect to the agent's store, or let rank 0 serve one. Raises LaunchError."""
+        launcher = "tilescale run" if "TILESCALE_RUN" in env else "torchrun"
+        rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+        if not 0 <= rank < size:
+            raise LaunchError(f"RANK={rank} with WORLD_SIZE={size}", hint="ranks count from 0 to WORLD_SIZE - 1")
+        if size == 1:
+            return Joined(launcher)
+        from torch.distributed import PrefixStore
+
+        host, port = _text(env, "MASTER_ADDR"), _number(env, "MASTER_PORT")
+        by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        store = connect_store(host, port, serve=rank == 0 and not by_agent, timeout_s=timeout_s)
+        # A restarted job finds the store of the failed attempt: its notes must not be read again.
+        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return Joined(
+            launcher,
+            rank,
+            size,
+            node=env.get("GROUP_RANK") or socket.gethostname(),
+            host=host,
+            store=PrefixStore(f"tilescale/{attempt}", store),
+            store_at_root=not by_agent,
+        )
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    if not env.get(name):
+        raise LaunchError(
+            f"RANK and WORLD_SIZE are set, but {name} is not",
+            hint="set MASTER_ADDR and MASTER_PORT to an address of rank 0's node, or unset RANK to run alone",
+        )
+    return env[name]
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    text = _text(env, name)
+    try:
+        return int(text)
+    except ValueError:
+        raise LaunchError(f"{name}={text!r} is not a whole number") from None

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: MIT
+"""One rank's part in a job of several: ranks meet for a call, wait for each other with a bound, see failures.
+
+No wait here can hang: it ends when what it waits for arrives, when the board notes a failure, when a rank it waits for
+has left, or when the time is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from tilescale.comm.board import Board, Failure, Notes
+from tilescale.comm.call import Call
+from tilescale.comm.lifeline import Lifeline, LifelineServer
+from tilescale.comm.transport import Transport
+from tilescale.errors import RankFailedError, RankMismatchError
+
+__all__ = ["Session"]
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
+_SLOW_S = 0.5  # after this long it is worth asking where the missing ranks are instead
+
+
+class Session:
+    """The connection of this rank to its job.
+
+    Attributes:
+        rank: this rank.
+        size: number of ranks.
+        timeout_s: bound of every wait, in seconds.
+        names: how to speak of each rank, e.g. "rank 2 (pid 77 on node3)".
+        server: rank 0's lifelines, None elsewhere.
+        lifeline: another rank's connection to rank 0, None at rank 0.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        lifeline: Lifeline | None = None,
+    ):
+        self.transport = transport
+        self.board = Board(transport)
+        self.rank, self.size, self.timeout_s = rank, size, timeout_s
+        self.names = [f"rank {r}" for r in range(size)]
+        self.server: LifelineServer | None = None
+        self.lifeline = lifeline
+        self._calls: dict[tuple[int, ...], int] = {}
+
+    def meet(self, ranks: tuple[int, ...], call: Call) -> str:
+        """Wait until all `ranks` have made their next call, and check that it is the same; returns a key for its data.
+
+        Raises RankMismatchError if they call different collectives, RankFailedError if one does not come.
+        """
+        number = self._calls.get(ranks, 0)
+        self._calls[ranks] = number + 1
+        name = ",".join(map(str, ranks))
+        key = f"call/{name}/{number}"
+        self.transport.set(f"at/{self.rank}", pickle.dumps((ranks, number, call)))
+        self.transport.append(key, pickle.dumps((self.rank, call)))
+
+        def missing() -> list[int]:
+            here = self._arrived(key)
+            return [rank for rank in ranks if rank not in here]
+
+        self.wait(lambda: None if missing() else True, missing, call)
+        calls = self._arrived(key)
+        if self.rank == ranks[0] and number > 0:  # all are here, so all have left the call before
+            self.transport.delete(f"call/{name}/{number - 1}")
+        different = [rank for rank in ranks if not call.agrees_with(calls[rank])]
+        if different:
+            raise _mismatch({self.rank: call, different[0]: calls[different[0]]})
+        return key
+
+    def receive(self, key: str, sender: int, call: Call, readers: int = 1) -> Any:
+        """Wait for the object that `sender` puts under `key`. Raises RankFailedError if it never will."""
+        self.wait(lambda: self.transport.has(key) or None, lambda: [sender], call)
+        return self.transport.take(key, readers)
+
+    def wait(self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call) -> T:
+        """Ask `ready` until it gives something; `missing` names the ranks that it depends on.
+
+        Raises RankFailedError if the job has failed, a missing rank has left or the time is up; RankMismatchError if a
+        missing rank waits for this one in another call.
+        """
+        try:
+            return self._wait(ready, missing, call)
+        except RankFailedError as error:
+            # The frames in here say nothing to the user; the waiting line does.
+            raise error.at(call.at(f"rank {self.rank} waits in {call}")).with_traceback(None) from None
+
+    def _wait(self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call) -> T:
+        start, pause = time.monotonic(), _FIRST_PAUSE_S
+        while (value := ready()) is None:
+            notes = self.notes()
+            if (value := ready()) is not None:  # a rank may have done its part just before it left
+                break
+            absent = list(missing())
+            self._stop_if_hopeless(notes, absent, call)
+            waited = time.monotonic() - start
+            if waited > _SLOW_S:
+                self._stop_if_elsewhere(absent, call)
+            if waited > self.timeout_s:
+                raise self._overdue(absent, call)
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+        return value
+
+    def notes(self) -> Notes:
+        """The board, with what this rank alone can see: the end of rank 0. Raises RankFailedError if the store died."""
+        notes = self.board.read()
+        if self.lifeline is None or not self.lifeline.cut():
+            return notes
+        failure = notes.failure
+        if failure is None and 0 not in notes.left:
+            failure = Failure(0, self._died(0))
+            self.board.failed(failure.rank, failure.text)
+        return Notes(notes.left, notes.gone | {0}, failure)
+
+    def rank_gone(self, rank: int) -> None:
+        """Called at rank 0 when the lifeline of `rank` is cut: a failure, unless it had said that it leaves."""
+        with contextlib.suppress(RankFailedError):  # the store may end before this rank does
+            if rank not in self.board.read().left:
+                self.board.failed(rank, self._died(rank))
+            self.board.gone(rank)
+
+    def introduce(self, names: list[str]) -> None:
+        """Set `names`, once the ranks have told each other who they are."""
+        self.names = names
+        self.transport.root_name = names[0]
+
+    def close(self) -> None:
+        """Cut this rank's lifelines: it will neither ask nor tell the job anything more."""
+        line = self.server or self.lifeline
+        if line is not None:
+            line.close()
+
+    def _died(self, rank: int) -> str:
+        return f"{self.names[rank]} disappeared: it was killed or has crashed"
+
+    def _arrived(self, key: str) -> dict[int, Call]:
+        stream = io.BytesIO(self.transport.get(key) or b"")
+        end = stream.getbuffer().nbytes
+        calls: dict[int, Call] = {}
+        while stream.tell() < end:
+            rank, call = pickle.load(stream)
+            calls[rank] = call
+        return calls
+
+    def _stop_if_hopeless(self, notes: Notes, absent: list[int], call: Call) -> None:
+        if notes.failure is not None:
+            raise RankFailedError(notes.failure.text)
+        left = [rank for rank in absent if rank in notes.left]
+        if left:
+            text = f"{self.names[left[0]]} ended before it came to {call}: its script finished or called sys.exit"
+            self.board.failed(left[0], text)  # so that all ranks name this one, not those that fail because of it
+            raise RankFailedError(text)
+
+    def _last_call(self, rank: int) -> tuple[tuple[int, ...], int, Call] | None:
+        data = self.transport.get(f"at/{rank}")
+        return pickle.loads(data) if data else None
+
+    def _stop_if_elsewhere(self, absent: list[int], call: Call) -> None:
+        """A missing rank that is in a call which this rank has yet to join waits for us, as we do for it."""
+        for rank in absent:
+            last = self._last_call(rank)
+            if last is None:
+                continue
+            ranks, number, other = last
+            if self.rank in ranks and number >= self._calls.get(ranks, 0):
+                raise _mismatch({self.rank: call, rank: other})
+
+    def _overdue(self, absent: list[int], call: Call) -> RankFailedError:
+        who = ", ".join(self.names[rank] for rank in absent)
+        last = {rank: self._last_call(rank) for rank in absent}
+        return RankFailedError(
+            f"no sign of {who} in {call} for {self.timeout_s:g} s",
+            hint="if they only need longer, set TILESCALE_TIMEOUT_S (seconds) or tilescale.init(timeout_s=...)",
+            where=[seen[2].at(f"rank {rank} was last seen in {seen[2]}") for rank, seen in last.items() if seen],
+        )
+
+
+def _mismatch(calls: dict[int, Call]) -> RankMismatchError:
+    said = ", ".join(f"rank {rank} calls {call}" for rank, call in sorted(calls.items()))
+    return RankMismatchError(
+        f"ranks call different collectives: {said}",
+        hint="every rank of a team calls the same collectives, with the same root, in the same order",
+        where=[call.at(f"rank {rank}: {call}") for rank, call in sorted(calls.items())],
+    )

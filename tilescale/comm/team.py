@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: MIT
+"""A group of ranks, and the collectives that they call together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale.comm.call import Call
+from tilescale.comm.session import Session
+from tilescale.comm.wire import encode
+from tilescale.errors import UsageError, picklable
+
+__all__ = ["Team"]
+
+RootFunction = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """Ranks that call collectives together, all the same ones in the same order; each call also waits for all of them.
+
+    Objects travel pickled. A CPU tensor arrives contiguous and detached; the caller's own object comes back to it
+    as it is, not copied. `root` and the positions in lists count within the team.
+
+    Every collective raises RankFailedError if a rank of the job fails or does not come within the job's timeout,
+    RankMismatchError if ranks call different collectives, UsageError for a root outside the team.
+
+    Attributes:
+        ranks: world ranks of the members, in team order.
+        rank: this process's rank in the team.
+    """
+
+    ranks: tuple[int, ...]
+    rank: int
+    _session: Session | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the team."""
+        return len(self.ranks)
+
+    def barrier(self) -> None:
+        """Wait until every rank of the team is here."""
+        self._meet(Call.here("barrier"))
+
+    def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """At `root` the objects of all ranks in team order; None elsewhere."""
+        call = self._call("gather", root)
+        return self._gather(call, self._meet(call), self._outgoing(obj, root), obj)
+
+    def scatter(self, objects: Sequence[Any] | None, root: int = 0) -> Any:
+        """The object that `root` lists for this rank; other ranks give None. UsageError if the length is wrong."""
+        call = self._call("scatter", root)
+        if self.rank == root and (objects is None or len(objects) != self.size):
+            found = "None" if objects is None else f"{len(objects)} objects"
+            raise UsageError(f"scatter from {found} to {self.size} ranks", hint="give one object per rank")
+        parts = self._encode_for_others(objects) if self.rank == root and objects is not None else []
+        return self._scatter(call, self._meet(call), parts, objects)
+
+    def broadcast(self, obj: Any = None, root: int = 0) -> Any:
+        """The object of `root`, on every rank."""
+        call = self._call("broadcast", root)
+        if self.size == 1:
+            return obj
+        parts = encode(obj) if self.rank == root else []
+        key = self._meet(call)
+        if self.rank == root:
+            self._open.transport.put(key + "/data", parts)
+            return obj
+        return self._open.receive(key + "/data", self.ranks[root], call, readers=self.size - 1)
+
+    def all_gather(self, obj: Any) -> list[Any]:
+        """The objects of all ranks in team order, on every rank."""
+        return self._all_gather(Call.here("all_gather"), obj)
+
+    def run_at_root(self, payload: Any, fn: RootFunction, root: int = 0) -> Any:
+        """`fn` runs once, at `root`, on the payloads of all ranks, and returns a result for each of them.
+
+        Args:
+            payload: what this rank contributes.
+            fn: takes the list of payloads in team order, returns a list of results in team order.
+            root: the rank that runs `fn`.
+        Returns:
+            this rank's result. An exception that `fn` raises is raised on every rank, with a note of where it ran.
+        """
+        call = self._call("run_at_root", root)
+        parts = self._outgoing(payload, root)
+        key = self._meet(call)
+        payloads = self._gather(call, key, parts, payload)
+        if payloads is None:
+            failed, value = self._scatter(call, key, [], None)
+        else:
+            failed, value = self._run(fn, payloads, call, key)
+        if failed:
+            if hasattr(value, "add_note"):  # from Python 3.11 on
+                note = f"raised at rank {self.ranks[root]}, which ran this call for ranks {list(self.ranks)}"
+            value.__notes__ = [*getattr(value, "__notes__", ()), note]  # what add_note does, from Python 3.11 on
+            raise value
+        return value
+
+    def _run(self, fn: RootFunction, payloads: list[Any], call: Call, key: str) -> Any:
+        """This rank's (whether `fn` failed, result or error), after the others were sent theirs."""
+        try:
+            results = list(fn(payloads))
+            if len(results) != self.size:
+                raise UsageError(f"the function of run_at_root gave {len(results)} results for {self.size} ranks")
+            answers = [(False, result) for result in results]
+            parts = self._encode_for_others(answers)
+        except Exception as error:  # noqa: BLE001 - whatever it is, every rank raises it
+            answers = [(True, error)] * self.size
+            parts = self._encode_for_others([(True, picklable(error))] * self.size)
+        return self._scatter(call, key, parts, answers)
+
+    def _gather(self, call: Call, key: str, parts: list[memoryview], own: Any) -> list[Any] | None:
+        if self.rank != call.root:
+            self._open.transport.put(f"{key}/from{self.rank}", parts)
+            return None
+        return [
+            own if rank == self.rank else self._open.receive(f"{key}/from{rank}", world_rank, call)
+            for rank, world_rank in enumerate(self.ranks)
+        ]
+
+    def _scatter(self, call: Call, key: str, parts: list[list[memoryview]], objects: Sequence[Any] | None) -> Any:
+        if objects is None or self.rank != call.root:
+            return self._open.receive(f"{key}/to{self.rank}", self.ranks[call.root or 0], call)
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._open.transport.put(f"{key}/to{rank}", parts[rank])
+        return objects[self.rank]
+
+    def _all_gather(self, call: Call, obj: Any) -> list[Any]:
+        if self.size == 1:
+            return [obj]
+        parts = encode(obj)
+        key = self._meet(call)
+        self._open.transport.put(f"{key}/{self.rank}", parts)
+        return [
+            obj if rank == self.rank else self._open.receive(f"{key}/{rank}", world_rank, call, self.size - 1)
+            for rank, world_rank in enumerate(self.ranks)
+        ]
+
+    def _encode_for_others(self, objects: Sequence[Any]) -> list[list[memoryview]]:
+        return [[] if rank == self.rank else encode(obj) for rank, obj in enumerate(objects)]
+
+    def _outgoing(self, obj: Any, root: int) -> list[memoryview]:
+        # Encoded before the ranks meet: an object that cannot be pickled is this rank's error alone.
+        return encode(obj) if self.rank != root else []
+
+    def _call(self, op: str, root: int) -> Call:
+        if not 0 <= root < self.size:
+            raise UsageError(f"root {root} of a team of {self.size} ranks", hint="roots count from 0 within the team")
+        return Call.here(op, root)
+
+    def _meet(self, call: Call) -> str:
+        return "" if self.size == 1 else self._open.meet(self.ranks, call)
+
+    @property
+    def _open(self) -> Session:
+        assert self._session is not None, "a team of one exchanges nothing"
+        return self._session

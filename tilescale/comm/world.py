@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""The job as one rank sees it, and `init`, which joins it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilescale.comm import exits
+from tilescale.comm.call import Call
+from tilescale.comm.launchers import Joined, join
+from tilescale.comm.lifeline import Lifeline, LifelineServer
+from tilescale.comm.session import Session
+from tilescale.comm.team import Team
+from tilescale.comm.transport import Transport
+from tilescale.errors import LaunchError, UsageError
+from tilescale.settings import settings
+
+__all__ = ["World", "current_world", "init"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class World(Team):
+    """All ranks of the job: a team, and where its ranks are.
+
+    Attributes:
+        launcher: what started the job: "torchrun", "tilescale run", "MPI" or "alone".
+        node_of: the node of every rank; nodes are numbered in the order of their lowest ranks.
+    """
+
+    launcher: str
+    node_of: tuple[int, ...]
+
+    @property
+    def node(self) -> int:
+        """This rank's node."""
+        return self.node_of[self.rank]
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return max(self.node_of) + 1
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among the ranks of its node."""
+        return self._on_this_node().index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this node."""
+        return len(self._on_this_node())
+
+    def team(self, which: str | Sequence[int] = "world") -> Team:
+        """The team of all ranks ("world"), of this node's ranks ("node"), or of the listed ranks in their order.
+
+        Called by the members, no communication. Raises UsageError for a list that repeats a rank, has one outside the
+        world, or lacks this rank.
+        """
+        if isinstance(which, str):
+            named = {"world": self.ranks, "node": self._on_this_node()}
+            if which not in named:
+                raise UsageError(f"no team is called {which!r}", hint='"world", "node", or a list of ranks')
+            ranks = named[which]
+        else:
+            ranks = tuple(which)
+            if len(set(ranks)) != len(ranks) or not set(ranks) <= set(self.ranks):
+                raise UsageError(f"ranks {list(ranks)} in a world of {self.size}", hint="list each existing rank once")
+        if self.rank not in ranks:
+            raise UsageError(
+                f"rank {self.rank} asks for the team of ranks {list(ranks)}", hint="only its members ask for a team"
+            )
+        return Team(ranks=ranks, rank=ranks.index(self.rank), _session=self._session)
+
+    def _on_this_node(self) -> tuple[int, ...]:
+        return tuple(rank for rank in self.ranks if self.node_of[rank] == self.node)
+
+
+_world: World | None = None
+
+
+def current_world() -> World | None:
+    """The world that `init` has joined, or None before that."""
+    return _world
+
+
+def init(*, timeout_s: float | None = None) -> World:
+    """Join the job that this process was started in; later calls give the same World.
+
+    The launcher is found by the variables it sets: torchrun, `tilescale run` and MPI are known; without any of them
+    this process is a world of one. In a job of several, an uncaught error from here on reaches the other ranks.
+
+    Args:
+        timeout_s: longest wait for other ranks in seconds; None takes TILESCALE_TIMEOUT_S (600 if unset).
+    Raises:
+        LaunchError: the ranks do not find each other.
+        DependencyError: an MPI job without mpi4py.
+        UsageError: a TILESCALE_* variable or `timeout_s` that makes no sense.
+    """
+    global _world
+    if _world is None:
+        limit = settings().timeout_s if timeout_s is None else timeout_s
+        if limit <= 0:
+            raise UsageError(f"timeout_s={limit}", hint="give a number of seconds above 0")
+        _world = _enter(join(os.environ, limit), limit)
+    return _world
+
+
+def _enter(joined: Joined, timeout_s: float) -> World:
+    if joined.store is None:
+        return World(ranks=(0,), rank=0, launcher=joined.launcher, node_of=(0,))
+    session = _open_session(joined, timeout_s)
+    ranks = tuple(range(joined.size))
+    everyone = Team(ranks=ranks, rank=joined.rank, _session=session)
+    name = f"rank {joined.rank} (pid {os.getpid()} on {socket.gethostname()})"
+    facts = everyone._all_gather(Call.here("init"), (joined.node, name))
+    session.introduce([name for _, name in facts])
+    nodes = list(dict.fromkeys(node for node, _ in facts))
+    exits.install(session, joined.abort)
+    return World(
+        ranks=ranks,
+        rank=joined.rank,
+        launcher=joined.launcher,
+        node_of=tuple(nodes.index(node) for node, _ in facts),
+        _session=session,
+    )
+
+
+def _open_session(joined: Joined, timeout_s: float) -> Session:
+    """Connect to the store and the lifelines of the job. Raises LaunchError."""
+    assert joined.store is not None
+    if joined.rank == 0:
+        session = Session(Transport(joined.store), 0, joined.size, timeout_s)
+        session.server = LifelineServer(session.rank_gone)
+        session.transport.set("lifeline", session.server.token + str(session.server.port).encode())
+        return session
+    try:
+        data = joined.store.get("lifeline")  # waits for rank 0, as long as the store was told to
+        lifeline = Lifeline(joined.host, int(data[16:]), data[:16], joined.rank, timeout_s)
+    except (OSError, RuntimeError) as error:
+        raise LaunchError(
+            f"rank {joined.rank} cannot reach rank 0 at {joined.host}: {str(error).splitlines()[0]}",
+            hint="rank 0 may have failed earlier: see its output; between nodes, all ports must be open",
+        ) from error
+    transport = Transport(joined.store, lifeline if joined.store_at_root else None)
+    return Session(transport, joined.rank, joined.size, timeout_s, lifeline)
