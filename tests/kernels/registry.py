@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""All plain kernels, family by family."""
+
+from . import (
+    atomics,
+    attention,
+    cluster,
+    convolution,
+    eager,
+    elementwise,
+    gemm,
+    gemm_schedules,
+    gemm_special,
+    indexing,
+    linear_attention,
+    movement,
+    normalization,
+    reduction,
+    roles,
+    thread_level,
+    warps,
+)
+from .base import TARGETS, PlainKernel
+
+FAMILIES = (
+    gemm,
+    gemm_schedules,
+    gemm_special,
+    attention,
+    linear_attention,
+    convolution,
+    reduction,
+    normalization,
+    elementwise,
+    movement,
+    indexing,
+    eager,
+    warps,
+    thread_level,
+    atomics,
+    roles,
+    cluster,
+)
+
+KERNELS: tuple[PlainKernel, ...] = tuple(kernel for family in FAMILIES for kernel in family.KERNELS)
+
+__all__ = ["KERNELS", "TARGETS", "PlainKernel"]

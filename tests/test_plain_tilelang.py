@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""A program without our additions is TileLang: the same CUDA source, byte for byte, for every target."""
+
+import collections
+import functools
+import hashlib
+
+import pytest
+import tilelang
+import tilelang.language
+import torch
+from tilelang import tvm
+
+import tilescale
+import tilescale.language
+from tests.kernels.registry import KERNELS, TARGETS, PlainKernel
+
+REQUIRED_TILE_OPS = """
+    copy async_copy tma_copy fill gemm gemm_sp wgmma_gemm tcgen05_gemm im2col transpose reduce cumsum cummax
+    atomicadd atomicmax atomicmin reducer_init finalize_reducer_v2
+""".split()
+
+REQUIRED_INTRINSICS = """
+    access_ptr infinity clamp loop_break reducer_update launch_thread_idx set_max_nreg sync_grid pdl_sync
+    atomic_add_elem_op atomic_add_ret_elem_op atomic_addx2_elem_op atomic_addx4_elem_op atomic_max_elem_op
+    atomic_min_elem_op atomic_or_elem_op atomic_load_elem_op atomic_store_elem_op
+    shfl_xor_sync shfl_up_sync shfl_down_sync shfl_sync any_sync all_sync ballot match_any_sync
+    syncthreads_count syncthreads_and syncthreads_or get_lane_idx get_warp_idx_sync tl_shuffle_elect
+    warp_reduce_sum warp_reduce_max warp_reduce_min warp_reduce_bitand warp_reduce_bitor
+    mbarrier_wait_parity named_barrier_arrive wait_wgmma
+    cluster_arrive cluster_wait cluster_sync block_rank_in_cluster
+    ieee_add ieee_mul ieee_fmaf ieee_fdiv ieee_fsqrt __exp __log2 fast_rcp
+""".split()
+
+REQUIRED_TIR = """
+    if_then_else exp exp2 log log2 sqrt rsqrt sin cos tanh erf sigmoid pow floor ceil round trunc fabs isnan popcount
+    reinterpret shift_left shift_right bitwise_and bitwise_or bitwise_xor call_extern tvm_storage_sync
+    ptx_arrive_barrier ptx_wait_group
+""".split()
+
+REQUIRED_STATEMENTS = {"For", "While", "IfThenElse", "BufferStore", "Bind", "AttrStmt", "Select", "Cast"}
+
+REQUIRED_LOOPS = {"SERIAL", "PARALLEL", "UNROLLED", "VECTORIZED", "THREAD_BINDING"}
+
+REQUIRED_ANNOTATIONS = {
+    "num_stages",
+    "tl_pipeline_order",
+    "cluster_dims",
+    "layout_map",
+    "safe_value_map",
+    "l2_hit_ratio_map",
+    "barrier_init",
+    "tl.non_restrict_params",
+    "tl.ws_schedule",
+    "tl.ws_op_id",
+    "tl.min_blocks_per_sm",
+    "threadblock_swizzle_pattern",
+    "dst_block",
+    "cluster_mask",
+    "use_tma",
+    "disable_tma",
+    "prefer_instruction",
+    "eviction_policy",
+}
+
+REQUIRED_SCOPES = {
+    "global",
+    "shared.dyn",
+    "shared.barrier",
+    "shared.cluster_barrier",
+    "shared.tmem",
+    "local",
+    "local.var",
+    "local.fragment",
+    "local.reducer",
+}
+
+CASES = [pytest.param(kernel, arch, id=f"{kernel.name}-{arch}") for kernel in KERNELS for arch in kernel.targets]
+
+
+@pytest.mark.parametrize(("kernel", "arch"), CASES)
+def test_source_is_that_of_tilelang(kernel: PlainKernel, arch: str, cache: pytest.Cache) -> None:
+    target = {"kind": "cuda", "arch": arch}
+    compiled = tilescale.compile(kernel.build(tilescale.language), target=target)
+    assert compiled.source == stock_source(kernel.build(tilelang.language), target, cache)
+
+
+def stock_source(func: tvm.tirx.PrimFunc, target: dict[str, str], cache: pytest.Cache) -> str:
+    """What TileLang makes of `func`; kept between test runs under all that it depends on, as it is half of the time."""
+    identity = "\n".join([tilelang.__version__, str(target), func.script(show_meta=True)])
+    key = f"plain_tilelang/{hashlib.sha256(identity.encode()).hexdigest()}"
+    source = cache.get(key, None)
+    if source is None:
+        built_for = tvm.target.Target(target)
+        with built_for:
+            source = tilelang.lower(func, target=built_for).kernel_source
+        cache.set(key, source)
+    return source
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_inputs_and_references_fit_the_parameters(kernel: PlainKernel) -> None:
+    func = kernel.build(tilelang.language)
+    args, again = (kernel.inputs(torch.Generator().manual_seed(7)) for _ in range(2))
+    expected = kernel.reference(args)
+    assert len(args) == len(func.params)
+    for param, arg, same in zip(func.params, args, again, strict=True):
+        buffer = func.buffer_map[param]
+        assert arg.dtype == getattr(torch, str(buffer.dtype))
+        assert [int(n) for n in buffer.shape if isinstance(n, tvm.tirx.IntImm)] == [
+            length for n, length in zip(buffer.shape, arg.shape, strict=True) if isinstance(n, tvm.tirx.IntImm)
+        ]
+        torch.testing.assert_close(arg, same, rtol=0, atol=0, equal_nan=True)
+    assert expected
+    for index, value in expected.items():
+        assert value.shape == args[index].shape
+        assert value.dtype == (torch.float64 if args[index].dtype.is_floating_point else torch.int64)
+        assert not value.isnan().any()
+
+
+def test_names_are_unique() -> None:
+    assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_every_target_has_enough_kernels(arch: str) -> None:
+    assert sum(arch in kernel.targets for kernel in KERNELS) >= 25
+
+
+def test_collection_covers_the_language() -> None:
+    seen = language_in_use()
+    assert {f"tl.tileop.{name}" for name in REQUIRED_TILE_OPS} <= seen["op"]
+    assert {f"tl.{name}" for name in REQUIRED_INTRINSICS} <= seen["op"]
+    assert {f"tirx.{name}" for name in REQUIRED_TIR} <= seen["op"]
+    assert REQUIRED_STATEMENTS <= seen["node"]
+    assert REQUIRED_LOOPS <= seen["loop"]
+    assert REQUIRED_ANNOTATIONS <= seen["annotation"]
+    assert REQUIRED_SCOPES <= seen["scope"]
+
+
+@functools.cache
+def language_in_use() -> dict[str, set[str]]:
+    """Operation names, node types, loop kinds, annotation keys and memory scopes in the IR of all kernels."""
+    seen = collections.defaultdict(set)
+
+    def visit(node: tvm.Object) -> None:
+        seen["node"].add(type(node).__name__)
+        if isinstance(node, tvm.tirx.Call):
+            seen["op"].add(node.op.name)
+        if isinstance(node, tvm.tirx.Call | tvm.tirx.For | tvm.tirx.SBlock):
+            seen["annotation"].update(node.annotations or {})
+        if isinstance(node, tvm.tirx.For):
+            seen["loop"].add(tvm.tirx.ForKind(node.kind).name)
+        if isinstance(node, tvm.tirx.AttrStmt):
+            seen["annotation"].add(node.attr_key)
+        if isinstance(node, tvm.tirx.SBlock):
+            seen["scope"].update(buffer.scope() for buffer in node.alloc_buffers)
+
+    for kernel in KERNELS:
+        func = kernel.build(tilelang.language)
+        seen["scope"].update(buffer.scope() for buffer in func.buffer_map.values())
+        tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
+    return seen
