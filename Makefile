@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+# Everything runs in a virtual environment of its own, made at the first call and kept.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO := examples/distributed/08_tp_gemm.py
+
+# Where there is a GPU, torch is whatever build the machine needs; elsewhere it is the one that was tested.
+CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "--constraint constraints.txt")
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo    run the main example: a tensor-parallel matrix product on 8 devices"
+	@echo "make test    check the source and run all tests"
+	@echo "make lint    check the source only"
+	@echo "make clean   remove the virtual environment and all caches"
+	@echo "PYTHON=...   which Python (3.10 to 3.13) makes the environment; now $(PYTHON)"
+
+demo: $(READY)
+	@$(BIN)/python $(DEMO)
+
+test: lint
+	@$(BIN)/python -m pytest -q
+
+lint: $(READY)
+	@$(BIN)/python -m ruff check --quiet .
+
+# The second form serves systems whose Python comes without ensurepip.
+$(READY): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV); the first time this takes a few minutes."
+	@$(PYTHON) -m venv --clear $(VENV) >/dev/null || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install --quiet --quiet pip; }
+	@$(BIN)/python -m pip install --quiet --quiet $(CONSTRAINTS) --editable ".[test]"
+	@touch $@
+
+clean:
+	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: MIT
+"""The rules of docs/architecture.md, read off the source: who imports whom, who reads what, how large files are."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tilescale
+from tests.public_names import documented, public_names
+from tilescale.hda import Machine
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = ("tilescale", "tilelang_core")
+ALL_CODE = (*PRODUCT, "examples", "launch", "benchmarks", "tests")
+
+_BASE = {"errors", "settings"}
+_MODEL = _BASE | {"hda", "program"}
+MAY_IMPORT = {
+    "errors": set(),
+    "settings": {"errors"},
+    "hda": _BASE,
+    "comm": _BASE | {"hda"},
+    "program": _BASE | {"hda"},
+    "language": _MODEL,
+    "cost": _MODEL,
+    "passes": _MODEL | {"cost"},
+    "backends": _MODEL | {"cost", "passes", "comm"},
+    "runtime": _MODEL | {"cost", "passes", "comm", "backends", "language"},
+    "ops": _MODEL | {"cost", "passes", "comm", "backends", "language", "runtime"},
+    "cli": _MODEL | {"cost", "passes", "comm", "backends", "language", "runtime", "ops"},
+}
+"""Part of tilescale -> the other parts that it may import. The package's own `__init__` loads all lazily."""
+
+USES_CORE = {"program", "language", "cost", "passes", "backends", "runtime"}
+"""Parts that see TIR, through tilelang_core."""
+
+READS_ENVIRONMENT = {
+    "tilescale/settings.py": "the TILESCALE_* variables",
+    "tilescale/comm/world.py": "hands the environment to the launchers, which are functions of it",
+    "tilescale/cli/run.py": "passes it on to the processes that it starts",
+}
+
+FILE_CAP, FUNCTION_CAP = 450, 80
+
+
+@functools.cache
+def sources(*tops: str) -> tuple[Path, ...]:
+    """The Python files below some folders of the project."""
+    return tuple(sorted(path for top in tops for path in (ROOT / top).rglob("*.py")))
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def short(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported(node: ast.AST) -> list[str]:
+    """Full names that an import statement names (relative ones with their dots); [] for other nodes."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        origin = "." * node.level + (node.module or "")
+        return [f"{origin}.{alias.name}" for alias in node.names]
+    return []
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every name that a file imports anywhere, with its line."""
+    for node in ast.walk(tree(path)):
+        yield from ((name, node.lineno) for name in imported(node))
+
+
+def part(path: Path) -> str:
+    """The part of tilescale that a file belongs to."""
+    return path.relative_to(ROOT / "tilescale").parts[0].removesuffix(".py")
+
+
+def at_module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run when a module is imported."""
+    for node in body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        for inner in ("body", "orelse", "finalbody"):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from at_module_level(getattr(node, inner, []))
+        for handler in getattr(node, "handlers", []):
+            yield from at_module_level(handler.body)
+
+
+# -- who imports whom --------------------------------------------------------------------------------------------------
+
+
+def test_imports_run_one_way():
+    wrong = []
+    for path in sources("tilescale"):
+        mine = part(path)
+        if mine == "__init__":
+            continue
+        for name, line in imports(path):
+            top, _, rest = name.partition(".")
+            other = rest.partition(".")[0]
+            if top == "tilescale" and other in MAY_IMPORT:
+                allowed = other == mine or other in MAY_IMPORT[mine]
+            else:
+                allowed = top and (top != "tilelang_core" or mine in USES_CORE)
+            if not allowed:
+                wrong.append(f"{short(path)}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_part_has_its_rule():
+    parts = {part(path) for path in sources("tilescale")} - {"__init__"}
+    assert parts <= MAY_IMPORT.keys(), "add the new part to MAY_IMPORT and to docs/architecture.md"
+
+
+def test_back_ends_do_not_know_each_other():
+    folder = ROOT / "tilescale" / "backends"
+    names = {path.name for path in folder.iterdir() if (path / "__init__.py").exists()}
+    assert len(names) >= 2
+    for path in sources("tilescale/backends"):
+        mine = path.relative_to(folder).parts[0]
+        others = {f"tilescale.backends.{name}" for name in names - {mine}} if mine in names else set()
+        found = [name for name, _ in imports(path) if any(f"{name}.".startswith(f"{other}.") for other in others)]
+        assert not found, f"{short(path)} imports {found}"
+
+
+def test_only_the_seam_imports_tilelang():
+    wrong = [
+        f"{short(path)}:{line} imports {name}"
+        for path in sources("tilescale")
+        for name, line in imports(path)
+        if name.split(".")[0] in {"tilelang", "tvm", "tvm_ffi"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_seam_is_a_leaf():
+    wrong = [
+        f"{short(path)}:{line} imports {name}"
+        for path in sources("tilelang_core")
+        for name, line in imports(path)
+        if name.split(".")[0] == "tilescale"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nobody_imports_tests_or_scripts():
+    scripts = {"tests", "examples", "launch", "benchmarks"}
+    wrong = [
+        f"{short(path)}:{line} imports {name}"
+        for path in sources(*PRODUCT, *scripts)
+        for name, line in imports(path)
+        if name.split(".")[0] in scripts and not (name.startswith("tests.") and short(path).startswith("tests/"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_machines_and_jobs_load_without_torch():
+    """Each package for itself, in a process of its own: what its files import as they load, all the way down."""
+    for package in ("tilescale.hda", "tilescale.comm", "tilescale.cli"):
+        heavy = python(f"import sys, json, {package}; print(json.dumps(sorted(sys.modules)))")
+        assert not {"torch", "tilelang", "tvm", "mpi4py"} & set(heavy), package
+    wrong = [
+        f"{short(path)}:{node.lineno} imports {name} as it loads"
+        for path in sources("tilescale/hda", "tilescale/comm")
+        for node in at_module_level(tree(path).body)
+        for name in imported(node)
+        if name.split(".")[0] in {"torch", "tilelang", "tvm", "tilelang_core", "mpi4py"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+# -- what the source may say -------------------------------------------------------------------------------------------
+
+
+def test_the_environment_is_read_in_one_place():
+    readers = set()
+    for path in sources(*PRODUCT):
+        for node in ast.walk(tree(path)):
+            reads = isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv", "putenv"}
+            if reads or {"os.environ", "os.getenv"} & set(imported(node)):
+                readers.add(short(path))
+    assert readers == READS_ENVIRONMENT.keys()
+
+
+def names_of_hardware() -> set[str]:
+    machines = [Machine.load(name) for name in Machine.names()]
+    levels = {level.name for machine in machines for level in machine.levels}
+    networks = {network.name for machine in machines for network in machine.networks}
+    layers = {layer.name for machine in machines for layer in machine.memory}
+    return levels | networks | layers | set(Machine.names()) | {"nvidia", "amd", "gpu"}
+
+
+def compared_strings(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """(subject, literal) of every comparison of something with a string: ==, in, match, startswith, table[...]."""
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        subject = next((ast.unparse(s) for s in sides if not strings(s)), "")
+        yield from ((subject, text) for side in sides for text in strings(side))
+    elif isinstance(node, ast.Match):
+        patterns = (p.value for case in node.cases for p in ast.walk(case.pattern) if isinstance(p, ast.MatchValue))
+        yield from ((ast.unparse(node.subject), text) for value in patterns for text in strings(value))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in {"startswith", "endswith", "removeprefix"}:
+            yield from ((ast.unparse(node.func.value), text) for arg in node.args for text in strings(arg))
+    elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
+        yield from ((ast.unparse(node.slice), text) for key in node.value.keys if key for text in strings(key))
+
+
+def strings(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    items = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else []
+    return [text for item in items for text in strings(item)]
+
+
+def test_no_code_asks_for_hardware_by_name():
+    """Levels, layers, networks and machines are data; what differs between them is asked as a property.
+
+    A level's kind and a network's topology are words of the schema, not names that a description chooses.
+    """
+    hardware, wrong = names_of_hardware(), []
+    for path in sources("tilescale"):
+        for node in ast.walk(tree(path)):
+            wrong += [
+                f"{short(path)}:{node.lineno} compares {subject} with {text!r}"
+                for subject, text in compared_strings(node)
+                if text in hardware and not subject.endswith((".kind", ".topology"))
+            ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_shared_code_asks_for_a_back_end_by_name():
+    folder = ROOT / "tilescale" / "backends"
+    names = {path.name for path in folder.iterdir() if (path / "__init__.py").exists()}
+    wrong = [
+        f"{short(path)}:{node.lineno} compares {subject} with {text!r}"
+        for path in sources("tilescale")
+        if path.parent == folder or folder not in path.parents
+        for node in ast.walk(tree(path))
+        for subject, text in compared_strings(node)
+        if text in names
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("level.name == 'device'", [("level.name", "device")]),
+        ("'block' != name", [("name", "block")]),
+        ("name in ('warp', 'thread')", [("name", "warp"), ("name", "thread")]),
+        ("name.startswith('cuda')", [("name", "cuda")]),
+        ("{'node': 1}[level]", [("level", "node")]),
+        ("match level:\n    case 'node':\n        pass", [("level", "node")]),
+        ("f(level='device')", []),
+    ],
+)
+def test_comparisons_are_recognised(code: str, found: list[tuple[str, str]]):
+    assert [pair for node in ast.walk(ast.parse(code)) for pair in compared_strings(node)] == found
+
+
+# -- the shape of the source -------------------------------------------------------------------------------------------
+
+
+def test_files_are_small_and_licensed():
+    wrong = []
+    for path in sources(*ALL_CODE):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if not lines or lines[0] != "# SPDX-License-Identifier: MIT":
+            wrong.append(f"{short(path)}: the first line is not the SPDX line")
+        if not ast.get_docstring(tree(path)):
+            wrong.append(f"{short(path)}: no module docstring")
+        if len(lines) > FILE_CAP:
+            wrong.append(f"{short(path)}: {len(lines)} lines, at most {FILE_CAP}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_functions_are_short():
+    wrong = [
+        f"{short(path)}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines, at most {FUNCTION_CAP}"
+        for path in sources(*ALL_CODE)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= FUNCTION_CAP
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in sources(*PRODUCT)}), ids=short)
+def test_packages_list_files_that_exist(folder: Path):
+    docstring = ast.get_docstring(tree(folder / "__init__.py")) or ""
+    listed = re.findall(r"[\w/]+\.py\b", docstring)
+    assert not [name for name in listed if not (folder / name).exists()]
+    missing = {path.name for path in folder.glob("*.py")} - {"__init__.py", *listed}
+    assert not listed or not missing, f"the docstring of {short(folder)} lists files, but not {sorted(missing)}"
+
+
+# -- public names ------------------------------------------------------------------------------------------------------
+
+
+def errors_raised(function: object, seen: set[object]) -> set[str]:
+    """Classes of tilescale.errors that a function raises, itself or in helpers of its own file."""
+    seen.add(function)
+    found: set[str] = set()
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (TypeError, OSError):
+        return found
+    for node in ast.walk(body):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            found |= {ast.unparse(node.exc.func)} & set(tilescale.errors.__all__)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            helper = getattr(function, "__globals__", {}).get(node.func.id)
+            if inspect.isfunction(helper) and helper.__module__ == function.__module__ and helper not in seen:
+                found |= errors_raised(helper, seen)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(public_names()))
+def test_public_names_are_documented(name: str):
+    value = public_names()[name]
+    function = documented(value)
+    text = inspect.getdoc(function)
+    assert text and len(text.split()) >= 3
+    assert not isinstance(value, str | int | float | tuple | list | dict), "its docstring is that of its type"
+    raised = errors_raised(inspect.unwrap(function), set()) if inspect.isroutine(function) else set()
+    assert not [error for error in raised if error not in text], "the docstring names every error that it raises"
+
+
+# -- importing does nothing --------------------------------------------------------------------------------------------
+
+WATCH = """
+import json, os, sys, threading
+before = dict(os.environ), threading.active_count(), os.getcwd(), len(os.listdir("/proc/self/task"))
+seen = []
+def audit(event, args):
+    if event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
+        seen.append(f"opens {args[0]} for writing")
+    elif event.startswith(("subprocess.", "socket.", "os.mkdir", "os.remove", "os.rename", "ctypes.dlopen")):
+        seen.append(f"{event} {args}")
+sys.addaudithook(audit)
+import tilescale
+after = dict(os.environ), threading.active_count(), os.getcwd(), len(os.listdir("/proc/self/task"))
+seen += [] if before == after else [f"{before} became {after}"]
+seen += sorted({"torch", "tilelang", "tvm", "numpy", "tilelang_core"} & set(sys.modules))
+print(json.dumps(seen))
+"""
+
+TIMED = """
+import json, time, torch, tilelang
+begin = time.process_time()
+import tilescale, tilescale.language
+print(json.dumps(time.process_time() - begin))
+"""
+
+
+def python(code: str) -> object:
+    """What `code` prints as JSON, in a new process that writes no byte code."""
+    done = subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_import_has_no_side_effect():
+    assert python(WATCH) == []
+
+
+def test_side_effects_are_seen():
+    probe = "import torch; os.environ['X'] = '1'"
+    seen = python(WATCH.replace("import tilescale\n", f"{probe}; open('/dev/null', 'w')\n"))
+    assert any("/dev/null" in what for what in seen) and any("became" in what for what in seen) and "torch" in seen
+
+
+def test_import_is_quick():
+    assert python(TIMED) < 3.0

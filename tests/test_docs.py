@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: MIT
+"""The pages say what is true: their code runs and prints what they show, what they name exists, lists are complete.
+
+`UPDATE_DOCS=1 pytest tests/test_docs.py` writes printed output and the list of errors into the pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tilescale
+import tilescale.comm.local_job
+import tilescale.language
+from tests.public_names import documented, public_names
+from tilelang_core import TESTED
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = re.compile(r"^```python\n(?!>>>)(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+PACKAGES = ("tilescale", "tilelang_core")
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def write_or_compare(page: Path, wanted: str) -> None:
+    if os.environ.get("UPDATE_DOCS"):
+        page.write_text(wanted, encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == wanted, "if this is meant: UPDATE_DOCS=1 pytest tests/test_docs.py"
+
+
+# -- code --------------------------------------------------------------------------------------------------------------
+
+
+def run(code: str, file: Path, names: dict[str, object]) -> str:
+    """Run a block of a page, in a file of its own, as kernels are traced from their source; returns what it prints."""
+    file.parent.mkdir()
+    file.write_text(code, encoding="utf-8")
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(code, str(file), "exec", dont_inherit=True), names)
+    return output.getvalue().replace(f"{file.parent}/", "")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if CODE.search(page.read_text())], ids=lambda page: page.name)
+def test_code_prints_what_the_page_shows(page: Path, tmp_path: Path):
+    text, names = page.read_text(encoding="utf-8"), {"__name__": page.stem}
+
+    def with_output(match: re.Match[str]) -> str:
+        line = text.count("\n", 0, match.start()) + 1
+        printed = run(match[1], tmp_path / f"{page.stem}_line_{line}" / "program.py", names)
+        shown = f"\n```text\n{printed.rstrip()}\n```\n" if match[2] is not None else ""
+        return f"```python\n{match[1]}```\n{shown}"
+
+    write_or_compare(page, CODE.sub(with_output, text))
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def quoted(page: Path) -> Iterator[str]:
+    """What the page's prose sets in backticks."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"`([^`\n]+)`", prose)
+
+
+def is_path(text: str) -> bool:
+    a_file = text.endswith((".py", ".md", ".toml", ".txt"))
+    return bool(re.fullmatch(r"[\w.*-]+(/[\w.*-]+)*/?", text)) and ("/" in text or a_file)
+
+
+@cache
+def words() -> set[str]:
+    """Every word of the project's own source."""
+    files = [ROOT / "pyproject.toml", ROOT / "Makefile"]
+    for top in (*PACKAGES, "tests"):
+        files += [*(ROOT / top).rglob("*.py"), *(ROOT / top).rglob("*.yaml")]
+    return {word for path in files for word in re.findall(r"[\w-]+|\w+", path.read_text(encoding="utf-8"))}
+
+
+@every_page
+def test_dotted_names_exist(page: Path):
+    for text in quoted(page):
+        name = re.match(r"(?:T|tilescale|tilelang_core)(?:\.\w+)+", text)
+        if name is None:
+            continue
+        top, *rest = name[0].split(".")
+        value = tilescale.language if top == "T" else importlib.import_module(top)
+        for part in rest:
+            if inspect.ismodule(value) and not hasattr(value, part):
+                value = importlib.import_module(f"{value.__name__}.{part}")
+            else:
+                value = getattr(value, part)
+
+
+@every_page
+def test_paths_and_links_exist(page: Path):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if not (page.parent / link).exists()]
+    missing += [text for text in quoted(page) if is_path(text) and not list(ROOT.glob(text.rstrip("/")))]
+    assert not missing
+
+
+def test_architecture_names_exist_and_cover_the_source():
+    page = ROOT / "docs" / "architecture.md"
+    text = set(quoted(page))
+    identifiers = {name for item in text for name in re.findall(r"^[A-Za-z_][\w-]*(?=$|\()", item)}
+    assert not identifiers - words()
+    folders = {item.rstrip("/") for item in text if is_path(item)}
+    files = [path.relative_to(ROOT) for top in PACKAGES for path in (ROOT / top).rglob("*.py")]
+    uncovered = [path for path in files if not folders & {path.as_posix(), path.parent.as_posix()}]
+    assert not uncovered
+
+
+def test_commands_exist():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        assert set(re.findall(r"`make (\w+)", page.read_text())) <= targets
+
+
+def test_the_language_page_shows_all_that_is_added():
+    shown = (ROOT / "docs" / "programming-model.md").read_text()
+    assert not [name for name in tilescale.language.ADDED if f"T.{name}" not in shown and name != "Distribution"]
+
+
+def test_the_tested_range_of_tilelang_is_one():
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'"tilelang>={TESTED[0]},<{TESTED[1]}"' in project
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+MARK = "<!-- what follows is written by tests/test_docs.py -->\n"
+
+
+def error_tables() -> str:
+    """All error classes by the sections of tilescale/errors.py: what each means, and who raises it."""
+    source = inspect.getsource(tilescale.errors)
+    parts = re.split(r"^# -- (.*?) -+$", source, flags=re.MULTILINE)[1:]
+    tables = [_table(title, body) for title, body in zip(parts[::2], parts[1::2], strict=True)]
+    return "".join(tables)
+
+
+def _table(title: str, body: str) -> str:
+    rows = [f"\n## {title[0].upper()}{title[1:]}\n", "| error | meaning | raised by |", "|---|---|---|"]
+    for name in re.findall(r"^class (\w+)", body, re.MULTILINE):
+        meaning = " ".join(inspect.getdoc(getattr(tilescale.errors, name)).split())
+        rows.append(f"| `{name}` | {meaning} | {', '.join(f'`{who}`' for who in raisers(name))} |")
+    return "\n".join(rows) + "\n"
+
+
+def raisers(error: str) -> list[str]:
+    """Public names whose docstrings say that they raise an error; `tilescale run` prints one instead."""
+    found = ["tilescale run"] if f"{error}(" in inspect.getsource(tilescale.comm.local_job) else []
+    for name, value in public_names().items():
+        text = inspect.getdoc(documented(value)) or ""
+        if not name.startswith("tilescale.errors.") and re.search(rf"\b{error}\b", text):
+            found.append(name)
+    return sorted(found, key=str.lower)
+
+
+def test_errors_page_lists_all():
+    page = ROOT / "docs" / "errors.md"
+    prose, mark, _ = page.read_text(encoding="utf-8").partition(MARK)
+    assert mark
+    write_or_compare(page, prose + MARK + error_tables())
+    classes = [name for name in tilescale.errors.__all__ if name not in {"Location", "TileScaleError"}]
+    assert not [name for name in classes if f"| `{name}` |" not in page.read_text()]
+
+
+@pytest.mark.parametrize("name", [n for n in tilescale.errors.__all__ if n not in {"Location", "TileScaleError"}])
+def test_every_error_is_announced_by_somebody(name: str):
+    assert raisers(name)
