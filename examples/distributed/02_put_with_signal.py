@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Put with signal: tiles travel round a ring, and nobody waits for more than the one tile that it needs.
+
+    device r-1                     device r                        device r+1
+      put tile, raise arrived[b]  -->  inbox[b]
+                                       wait arrived[b], take the tile
+      wait free[b]  <----------------- raise free[b]
+                                       put tile, raise arrived[b] -->  inbox[b]
+
+The idea: a barrier makes everybody wait for everybody, a flag orders two of them. `T.copy(..., dst=, signal=flag)`
+writes the data and then raises the receiver's flag; whoever has seen the flag sees the data. A second flag goes the
+other way, the credit: the receiver says that it has emptied its inbox, and only then the sender fills it again.
+
+Every tile visits every device, and each device adds up what it sees, so all end with the sum over the devices.
+
+Flags count upwards and never go back, so that a round cannot be mistaken for the one before. They are cleared once, at
+the start; the barrier after that keeps a fast neighbour from raising a flag that is yet to be cleared. The barrier at
+the end is for the last credits, for which nobody waits: they must not fall into the next launch.
+
+Things to try: leave out the credit (the sums may stay right by luck: the emulator runs the devices in turns); wait for
+`step + 2` and read the deadlock report; give the inbox two places, so that two tiles are on their way at once.
+"""
+
+import common
+import torch
+
+import tilescale.language as T
+
+TILE = 32
+
+
+def ring_sum(devices: int, rows: int, cols: int):
+    """The sum over all devices, each block passing its tile on around the ring."""
+    blocks = -(-rows // TILE)
+
+    @T.prim_func
+    def put_with_signal(X: T.Tensor((rows, cols), "float32"), Y: T.Tensor((rows, cols), "float32")):
+        with T.Kernel(device=devices, block=blocks, threads=128) as b:
+            inbox = T.alloc((rows, cols), "float32", level="l2")
+            arrived = T.alloc((blocks,), "int32", level="l2")
+            free = T.alloc((blocks,), "int32", level="l2")
+            with T.Scale("device"):
+                T.clear(arrived)
+                T.clear(free)
+                T.barrier()
+            with T.Scale("block"):
+                tile = T.alloc((TILE, cols), "float32", level="l1")
+                total = T.alloc((TILE, cols), "float32", level="l0")
+                T.copy(X[b * TILE, 0], tile)
+                T.copy(tile, total)
+                with T.Scale("device") as (rank, size):
+                    right = (rank + 1) % size
+                    left = (rank + size - 1) % size
+                    for step in T.serial(size - 1):
+                        T.wait(free[b], ">=", step)
+                        T.copy(tile, inbox[b * TILE, 0], dst=right, signal=arrived[b])
+                        T.wait(arrived[b], ">=", step + 1)
+                        T.copy(inbox[b * TILE, 0], tile)
+                        T.signal(free[b], dst=left)
+                        for i, j in T.Parallel(TILE, cols):
+                            total[i, j] += tile[i, j]
+                T.copy(total, Y[b * TILE, 0])
+            with T.Scale("device"):
+                T.barrier()
+
+    return put_with_signal
+
+
+@common.options(size=128)
+def main(devices: int, size: int, seed: int) -> None:
+    """Add up (size, size) tensors of all devices on a ring."""
+    rng = torch.Generator().manual_seed(seed)
+    given = [torch.randn(size, size, generator=rng) for _ in range(devices)]
+    sums = [torch.full((size, size), torch.nan) for _ in range(devices)]
+    common.run(ring_sum(devices, size, size), list(zip(given, sums, strict=True)))
+    stacked = torch.stack(given).double()
+    bound = common.rounding(devices, stacked.abs().sum(0))
+    common.compare("ring", sums, [stacked.sum(0)] * devices, [bound] * devices)
+
+
+if __name__ == "__main__":
+    main()

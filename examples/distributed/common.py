@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""What the examples share: options, running on every device, comparing with a float64 reference, showing who did what.
+
+A program runs in one of two ways, and the examples need not know which. Started as `python 01_neighbour_shift.py`, one
+process holds the tensors of all devices and emulates them together. Started by a launcher, each rank is one device: it
+passes its own tensors and looks at its own results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import tilescale
+from tilescale.hda.units import format_bytes
+
+
+def options(*, size: int, devices: int = 4) -> Callable[[Callable], click.Command]:
+    """A click command with --devices, --machine, --size and --seed that runs a function for that machine."""
+
+    def decorate(function: Callable) -> click.Command:
+        def main(machine: str | None, **given: Any) -> None:
+            ranks = tilescale.init().size
+            given["devices"] = given["devices"] or (ranks if ranks > 1 else devices)
+            with tilescale.use_machine(machine or tilescale.current_machine()):
+                function(**given)
+
+        text = f"Devices to launch on.  [default: the ranks of the job, {devices} without one]"
+        command = click.command(help=function.__doc__)(main)
+        command = click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")(command)
+        command = click.option("--size", default=size, show_default=True, help="Extent of the tensors.")(command)
+        command = click.option("--machine", help="What to emulate: a name or a file.  [default: h200-sxm-8]")(command)
+        return click.option("--devices", type=click.IntRange(min=1), help=text)(command)
+
+    return decorate
+
+
+def run(program: Any, args: Sequence[Sequence[Any]]) -> None:
+    """Run a program on all devices, `args[r]` being the tensors of device r, and show what each of them did."""
+    world = tilescale.init()
+    if world.size == 1:
+        report = tilescale.emulate(program, args)
+    else:
+        kernel = tilescale.compile(program)
+        mine = [tensor.to(kernel.device) for tensor in args[world.rank]]
+        kernel(*mine)
+        for tensor, result in zip(args[world.rank], mine, strict=True):
+            tensor.copy_(result)
+        report = kernel.report
+    if report is not None:
+        show(report)
+
+
+def rounding(terms: int, magnitudes: torch.Tensor) -> torch.Tensor:
+    """How far float32 sums of `terms` numbers may be off, from the sums of their magnitudes.
+
+    Each addition loses up to 2**-24; many such errors grow with the root of their number (Higham and Mary, 2019).
+    """
+    return min(terms, 4 * terms**0.5) * 2.0**-24 * magnitudes
+
+
+def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], bound: Any = None) -> None:
+    """Compare the results of all devices (of this rank's, in a job) with float64 references, element by element.
+
+    Args:
+        bound: for each device, how far each element may be from its reference; None means not at all.
+
+    Raises:
+        ValueError: an element is wrong.
+    """
+    world = tilescale.init()
+    devices = list(range(len(got))) if world.size == 1 else [world.rank]
+    errors = [(got[d].double() - want[d].double()).abs() for d in devices]
+    allowed = [torch.zeros_like(e) if bound is None else bound[d] for d, e in zip(devices, errors, strict=True)]
+    wrong = [~(e <= a) for e, a in zip(errors, allowed, strict=True)]  # NaN is not within a bound either
+    largest, most = max(float(e.max()) for e in errors), max(float(a.max()) for a in allowed)
+    text = f"{what}, device {', '.join(map(str, devices))}: largest error {largest:.1e}, rounding allows {most:.1e}"
+    if any(bool(w.any()) for w in wrong):
+        raise ValueError(f"{text}; wrong elements on each device: {[int(w.sum()) for w in wrong]}")
+    print(text)
+
+
+def show(report: tilescale.Report) -> None:
+    """A table of what each device did."""
+    table = Table("device", "programs", "copies", "sent", "received", "signals", "collectives")
+    for number, did in enumerate(report.activity):
+        names = ", ".join(f"{name} x{count}" for name, count in did.collectives.items())
+        moved = (str(did.messages), format_bytes(did.sent), format_bytes(did.received), str(did.signals))
+        table.add_row(str(number), str(did.programs), *moved, names)
+    Console().print(table)
+    print(f"emulated {report.machine.name} in {report.wall_s:.2f} s")

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""The ladder of examples/distributed: every rung emulated on several numbers of devices, a few as jobs of ranks."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import tilescale
+from tests.comm.conftest import command, run_words
+
+FOLDER = Path(__file__).parents[1] / "examples" / "distributed"
+EXAMPLES = sorted(FOLDER.glob("[0-9]*.py"))
+VERDICT = re.compile(r"largest error \S+, rounding allows")
+
+
+@pytest.fixture(autouse=True)
+def beside_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def verdicts(path: Path, capsys: pytest.CaptureFixture[str], *args: str) -> list[str]:
+    load(path).main([*args], standalone_mode=False)
+    return VERDICT.findall(capsys.readouterr().out)
+
+
+def programs(path: Path) -> int:
+    """How many tile programs an example has."""
+    return sum(
+        isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "T.prim_func" for d in node.decorator_list)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    )
+
+
+def test_the_ladder_has_no_gap():
+    assert [int(path.name[:2]) for path in EXAMPLES] == list(range(1, 9))
+    table = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert all(f"({path.name})" in table for path in EXAMPLES)
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, FOLDER / "common.py"], ids=lambda path: path.stem)
+def test_examples_are_short_and_explained(path: Path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    docstring = ast.get_docstring(ast.parse(text))
+    assert docstring
+    if path in EXAMPLES:
+        assert "The idea:" in docstring and "Things to try:" in docstring
+        assert 'if __name__ == "__main__":\n    main()' in text
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(("devices", "size"), [(1, 64), (2, 128), (3, 96), (4, 200), (8, 128)])
+def test_emulated(path: Path, devices: int, size: int, capsys: pytest.CaptureFixture[str]):
+    done = verdicts(path, capsys, f"--devices={devices}", f"--size={size}", f"--seed={size}")
+    assert len(done) == programs(path) >= 1
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_on_another_machine(path: Path, capsys: pytest.CaptureFixture[str]):
+    """It has more devices than the default machine: the programs are traced for the machine that is asked for."""
+    assert verdicts(path, capsys, "--devices=16", "--size=128", "--machine=gb200-nvl72")
+
+
+def test_default_is_four_devices_or_eight_for_the_demo(capsys: pytest.CaptureFixture[str]):
+    for path, devices in (EXAMPLES[0], 4), (EXAMPLES[7], 8):
+        load(path).main(["--size=64"], standalone_mode=False)
+        assert f"device {', '.join(map(str, range(devices)))}:" in capsys.readouterr().out
+
+
+def test_the_demo_shows_its_phases(capsys: pytest.CaptureFixture[str]):
+    load(EXAMPLES[7]).main(["--size=64"], standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert "each block" in shown and "gemm" in shown and "allreduce(C) between devices" in shown
+
+
+@pytest.mark.parametrize("wrong", [1.001, torch.nan])
+def test_a_wrong_result_is_found(wrong: float):
+    common = load(FOLDER / "common.py")
+    right = torch.ones(4, 4, dtype=torch.float64)
+    got = [torch.ones(4, 4), torch.ones(4, 4)]
+    bound = [common.rounding(100, right)] * 2
+    common.compare("right", got, [right, right], bound)
+    got[1][2, 3] = wrong
+    with pytest.raises(ValueError, match=r"wrong elements on each device: \[0, 1\]"):
+        common.compare("wrong", got, [right, right], bound)
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (1, "T.copy(tile, B[by * TILE, bx * TILE], dst=(rank + 1) % size)"),
+        (2, "T.copy(inbox[b * TILE, 0], tile)"),
+        (4, 'T.wait(arrived[b], ">=", devices)'),
+        (5, "source = (rank + size - step) % size"),
+        (6, 'T.wait(arrived[shard], ">=", tiles_m * tiles_k)'),
+        (7, "owner = (rank + bz + 1) % size"),
+        (8, "T.allreduce(C_dev)"),
+    ],
+)
+def test_every_line_counts(number: int, line: str, tmp_path: Path):
+    """Without one of its lines an example fails: its check would see a mistake there."""
+    text = EXAMPLES[number - 1].read_text(encoding="utf-8")
+    assert text.count(line) == 1
+    name, _, value = line.partition(" = ")
+    broken = tmp_path / EXAMPLES[number - 1].name
+    broken.write_text(text.replace(line, f"{name} = 0 * {value}" if value else "pass"), encoding="utf-8")
+    with pytest.raises((ValueError, tilescale.errors.TileScaleError)):
+        load(broken).main(["--devices=3", "--size=96"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"), [("tilescale run", 6), ("torchrun", 2), ("mpirun", 8)], ids=lambda v: str(v)
+)
+def test_as_a_job(launcher: str, number: int):
+    path = EXAMPLES[number - 1]
+    words = [*command(launcher, 3), str(path), "--size=96"]
+    done = run_words(words, TILESCALE_TIMEOUT_S="60", TILESCALE_EMULATE="1")
+    assert done.code == 0, done.output
+    for rank in range(3):
+        assert len(re.findall(rf"device {rank}: largest error", done.output)) == programs(path), done.output
+    assert len(re.findall("emulated h200-sxm-8 in", done.output)) == programs(path)
