@@ -22,8 +22,13 @@ def compile(  # noqa: A001 - TileLang's name
     *,
     machine: Machine | str | None = None,
     schedule: str = "sequential",
+    out_idx: list[int] | int | None = None,
+    execution_backend: str | None = None,
     target: Any = None,
-    **options: Any,
+    target_host: Any = None,
+    verbose: bool | None = None,
+    pass_configs: dict[str, Any] | None = None,
+    compile_flags: list[str] | str | None = None,
 ) -> Kernel:
     """Bind a traced function to a machine.
 
@@ -31,19 +36,36 @@ def compile(  # noqa: A001 - TileLang's name
         func: a `@T.prim_func`.
         machine: a machine, a built-in name or a path; None means the current one.
         schedule: "sequential": phases in program order.
+        out_idx: positions of parameters that a call allocates and returns.
         target: a compilation target as `tilelang.compile` takes it; None follows the machine.
-        options: the other options of `tilelang.compile` (out_idx, pass_configs, compile_flags, ...).
+        execution_backend, target_host, verbose, pass_configs, compile_flags: as for `tilelang.compile`; the emulator
+            does not need them.
 
     Returns:
         The kernel; nothing is generated before it is called or its source is asked for.
 
     Raises:
         UnknownMachineError, MachineFileError: as `Machine.load`.
-        UsageError: an unknown schedule, or a function traced for another machine that cannot be traced again.
+        UsageError: not a traced function, an unknown schedule, or a function traced for another machine that cannot be
+            traced again.
     """
+    if not isinstance(func, ir.PrimFunc):
+        raise UsageError(
+            f"tilescale.compile takes a traced function, got {type(func).__name__}",
+            hint="decorate it with @T.prim_func",
+        )
     if schedule not in SCHEDULES:
         raise UsageError(f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}", hint="leave schedule out")
-    return Kernel(func, as_machine(machine), {"target": target, **options})
+    options = {
+        "out_idx": out_idx,
+        "execution_backend": execution_backend,
+        "target": target,
+        "target_host": target_host,
+        "verbose": verbose,
+        "pass_configs": pass_configs,
+        "compile_flags": compile_flags,
+    }
+    return Kernel(func, as_machine(machine), options)
 
 
 def jit(
@@ -63,6 +85,9 @@ def jit(
     Returns:
         A factory that returns a `Kernel` (lazy style) or runs it at once (eager style), and that `tilelang.autotune`
         accepts.
+
+    Raises:
+        UnknownMachineError, MachineFileError, UsageError: when the factory is called, as for `tilescale.compile`.
     """
 
     def decorate(wrapped: Callable) -> Any:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
 from tilescale import backends
@@ -15,10 +16,10 @@ from tilescale.errors import ArgumentError, LaunchError, RankMismatchError
 from tilescale.hda import Machine
 from tilescale.passes.structure import structure
 from tilescale.program.model import Program
-from tilescale.runtime.outputs import allocate_outputs, output_positions
-
-if TYPE_CHECKING:
-    import torch
+from tilescale.runtime.outputs import allocate_outputs, output_positions, place_arguments
+from tilescale.runtime.placement import local_tensor
+from tilescale.runtime.schedule import describe
+from tilescale.runtime.written import written_parameters
 
 
 class Kernel:
@@ -26,7 +27,8 @@ class Kernel:
 
     Call it with this rank's tensors: every rank of the job calls it with its own (SPMD), a view's shards where the
     program lays a tensor over devices. On a computer without GPUs the call is a collective: the arguments gather at
-    one rank, the machine is emulated there, the results return.
+    one rank, the machine is emulated there, what the program writes returns. A program without a level above its grid
+    is each rank's own affair. A DTensor stands for its shard, if its placement is what the program's view says.
 
     Attributes:
         machine: the machine that it is compiled for.
@@ -39,9 +41,17 @@ class Kernel:
         self.report: Any = None
         self._func = for_machine(func, machine)
 
+    def __repr__(self) -> str:
+        return f"<tilescale.Kernel {self.program.name} for {self.machine.name}>"
+
     @property
     def ir(self) -> ir.PrimFunc:
         """The traced TIR."""
+        return self._func
+
+    @property
+    def prim_func(self) -> ir.PrimFunc:
+        """`ir`, under TileLang's name."""
         return self._func
 
     @cached_property
@@ -62,9 +72,35 @@ class Kernel:
         """`source`, under TileLang's name."""
         return self.source
 
+    @property
+    def schedule(self) -> str:
+        """What runs in which order, in words: launches, phases, operations, and implementations that were asked for."""
+        return describe(self.program, self.machine)
+
+    @property
+    def device(self) -> str:
+        """Where it wants its tensors on this computer, as `torch.Tensor.to` takes it: "cpu" or "cuda".
+
+        Raises:
+            UnsupportedError: nothing here runs the program.
+        """
+        return self._executable.device
+
     @cached_property
     def _executable(self) -> backends.Executable:
         return backends.choose(self.program).build(self.program, self.machine, self.options)
+
+    @cached_property
+    def _outputs(self) -> list[int]:
+        return output_positions(self.program, self.options.get("out_idx"))
+
+    @cached_property
+    def _changed(self) -> frozenset[int]:
+        return written_parameters(self.program) | set(self._outputs)
+
+    @cached_property
+    def _signature(self) -> tuple[str, str, str]:
+        return self.program.name, ir.fingerprint(self._func), self.machine.digest
 
     def __call__(self, *args: Any) -> Any:
         """Run on this rank's arguments, in place; returns what `out_idx` or `T.empty` declare as outputs.
@@ -73,58 +109,69 @@ class Kernel:
             ArgumentError: arguments that do not fit the program.
             LaunchError: the job has another number of ranks than the program's devices.
             RankMismatchError: ranks call different programs.
+            RankFailedError: another rank of the job failed, or did not come to this call.
             DeadlockError, OutOfBoundsError, ...: as `tilescale.emulate`, on every rank.
         """
         executable = self._executable
-        if not executable.gathers:
-            return executable.run([list(args)])
-        positions = output_positions(self.program, self.options.get("out_idx"))
-        given = [_local(a, executable.device) for a in args]
-        values = allocate_outputs(self.program, positions, given)
-        self._emulate(executable, values)
-        if not positions:
-            return None
-        outputs = [values[i] for i in positions]
-        return outputs[0] if len(outputs) == 1 else outputs
-
-    def _emulate(self, executable: backends.Executable, values: list[Any]) -> None:
+        if not executable.gathers and not self.program.is_hierarchical:
+            return executable.run([list(args)])  # TileLang's own kernel: it checks arguments and allocates outputs
+        values = place_arguments(self.program, self._outputs, args)
+        for i, parameter in enumerate(self.program.parameters):
+            values[i] = _on(executable.device, parameter.name, local_tensor(self.program, parameter, values[i]))
         world = init()
-        if world.size == 1:
-            self._check_units(world)
-            self.report = executable.run([values])
-            return
-        signature = (self.program.name, ir.fingerprint(self._func), self.machine.digest)
+        ranks = world.size if self._spans_units else 1
+        self._check_ranks(ranks)
+        if ranks == 1 or not executable.gathers:
+            (values,) = self._run(executable, [values])
+        else:
+            values = self._gather_and_run(executable, values, world)
+        outputs = [values[i] for i in self._outputs]
+        return outputs[0] if len(outputs) == 1 else outputs or None
 
+    @property
+    def _spans_units(self) -> bool:
+        """Whether the ranks of a job are the units of one launch, and not each a launch of its own."""
+        return bool(self.program.extents) or self.machine.program_level == self.machine.tensor_level
+
+    def _run(self, executable: backends.Executable, per_unit: list[list[Any]]) -> list[list[Any]]:
+        """Run the units that this process drives; returns the arguments of each, with its outputs."""
+        complete = [allocate_outputs(self.program, self._outputs, values, executable.device) for values in per_unit]
+        self.report = executable.run(complete)
+        return complete
+
+    def _gather_and_run(self, executable: backends.Executable, values: list[Any], world: World) -> list[Any]:
         def at_root(payloads: list[Any]) -> list[Any]:
             _check_signatures([s for s, _ in payloads])
-            per_unit = [v for _, v in payloads]
-            self.report = executable.run(per_unit)
-            return per_unit
+            complete = self._run(executable, [v for _, v in payloads])
+            return [{i: unit[i] for i in self._changed} for unit in complete]
 
-        results = world.run_at_root((signature, values), at_root)
-        _store(values, results)
+        for i, result in world.run_at_root((self._signature, values), at_root).items():
+            values[i] = _stored(values[i], result)
+        return values
 
-    def _check_units(self, world: World) -> None:
-        units = 1
-        for _, extent in self.program.extents:
-            units *= ir.constant(extent) or 1
-        if units != 1:
+    def _check_ranks(self, ranks: int) -> None:
+        extents = [extent for _, extent in self.program.extents]
+        if self.machine.program_level == self.machine.tensor_level:
+            extents += self.program.launches[0].grid
+        known = [ir.constant(extent) for extent in extents]
+        units = math.prod(n for n in known if n is not None)
+        if ranks % units if None in known else ranks != units:
+            levels = ", ".join(f"{name}={extent}" for name, extent in self.program.extents)
             raise LaunchError(
-                f"{self.program.name!r} launches {units} units that own tensors, the job has {world.size} rank",
+                f"{self.program.name!r} launches {units} units that own tensors{f' ({levels})' if levels else ''}, "
+                f"the job has {ranks} rank{'s' if ranks > 1 else ''}",
                 hint=f"start it with `tilescale run -n {units} ...`, or emulate all of them in one process with "
                 "tilescale.emulate(func, one list of tensors per unit)",
                 where=self.program.launches[0].where,
             )
 
 
-def _local(value: Any, device: str) -> Any:
+def _on(device: str, name: str, value: Any) -> Any:
     import torch
 
-    if hasattr(value, "to_local"):  # A DTensor: the program sees this rank's shard.
-        value = value.to_local()
     if isinstance(value, torch.Tensor) and value.device.type != device:
         raise ArgumentError(
-            f"a tensor is on {value.device}, this program runs on {device}", hint=f"pass tensors on {device}"
+            f"{name!r} is on {value.device}, this program runs on {device}", hint=f"pass tensors on {device}"
         )
     return value
 
@@ -133,14 +180,15 @@ def _check_signatures(signatures: list[tuple[str, str, str]]) -> None:
     for rank, signature in enumerate(signatures):
         if signature != signatures[0]:
             raise RankMismatchError(
-                f"rank 0 runs {signatures[0][0]!r}, rank {rank} runs {signature[0]!r}, and they are not the same program",
+                f"rank 0 runs {signatures[0][0]!r}, rank {rank} runs {signature[0]!r}, and they are not the same "
+                "program",
                 hint="all ranks call the same program, traced with the same shapes, in the same order",
             )
 
 
-def _store(values: list[Any], results: list[Any]) -> None:
-    import torch
-
-    for mine, result in zip(values, results, strict=True):
-        if isinstance(mine, torch.Tensor) and mine is not result:
-            mine.copy_(result)
+def _stored(mine: Any, result: Any) -> Any:
+    """This rank's tensor with the result in it; an output is the result itself."""
+    if mine is None or mine is result:
+        return result
+    mine.detach().copy_(result)
+    return mine

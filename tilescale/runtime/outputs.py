@@ -1,43 +1,57 @@
 # SPDX-License-Identifier: MIT
-"""Outputs that a call allocates: `out_idx` of the factory, or tensors that the program declares with `T.empty`."""
+"""The argument list of a call, and its outputs: those of `out_idx`, or tensors that the program declares."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tilelang_core import ir
-from tilescale.errors import ArgumentError
+from tilescale.errors import ArgumentError, UsageError
 from tilescale.program.model import Parameter, Program
 
 
 def output_positions(program: Program, out_idx: Any) -> list[int]:
-    """Positions of the parameters that the caller does not pass."""
+    """Positions of the parameters that the caller does not pass, in the order in which they are returned.
+
+    Raises:
+        UsageError: `out_idx` names a parameter that does not exist.
+    """
     declared = program.func.attrs.get("tilelang_out_idx") if program.func.attrs else None
     chosen = declared if declared is not None else out_idx
     if chosen is None:
         return []
+    count = len(program.parameters)
     chosen = [chosen] if isinstance(chosen, int) else [int(i) for i in chosen]
-    return [i % len(program.parameters) for i in chosen]
+    if any(not -count <= i < count for i in chosen):
+        raise UsageError(f"out_idx={out_idx}: {program.name!r} has {count} parameters", hint="count from 0")
+    return [i % count for i in chosen]
 
 
-def allocate_outputs(program: Program, positions: list[int], given: list[Any]) -> list[Any]:
-    """The full argument list: what was given, and new CPU tensors at `positions`.
+def place_arguments(program: Program, outputs: list[int], given: Sequence[Any]) -> list[Any]:
+    """What was given, at the position of its parameter; None at those of the outputs.
 
     Raises:
-        ArgumentError: another number of arguments, or an output whose extent no argument determines.
+        ArgumentError: another number of arguments.
     """
-    expected = len(program.parameters) - len(positions)
-    if len(given) != expected:
-        names = [p.name for i, p in enumerate(program.parameters) if i not in positions]
+    names = [p.name for i, p in enumerate(program.parameters) if i not in outputs]
+    if len(given) != len(names):
         raise ArgumentError(
-            f"{program.name} was called with {len(given)} arguments", hint=f"it takes {expected}: {', '.join(names)}"
+            f"{program.name} was called with {len(given)} arguments", hint=f"it takes {len(names)}: {', '.join(names)}"
         )
     inputs = iter(given)
-    values = [None if i in positions else next(inputs) for i in range(len(program.parameters))]
-    sizes = _sizes(program, values)
-    for i in positions:
-        values[i] = _empty(program.parameters[i], sizes)
-    return values
+    return [None if i in outputs else next(inputs) for i in range(len(program.parameters))]
+
+
+def allocate_outputs(program: Program, outputs: list[int], values: list[Any], device: str) -> list[Any]:
+    """`values` with new tensors on `device` at the positions of the outputs.
+
+    Raises:
+        ArgumentError: an output whose extent no argument determines.
+    """
+    sizes = _sizes(program, values) if outputs else {}
+    parameters = program.parameters
+    return [_empty(parameters[i], sizes, device) if i in outputs else value for i, value in enumerate(values)]
 
 
 def _sizes(program: Program, values: list[Any]) -> dict[ir.Var, ir.PrimExpr]:
@@ -50,7 +64,8 @@ def _sizes(program: Program, values: list[Any]) -> dict[ir.Var, ir.PrimExpr]:
     return sizes
 
 
-def _empty(parameter: Parameter, sizes: dict[ir.Var, ir.PrimExpr]) -> Any:
+def _empty(parameter: Parameter, sizes: dict[ir.Var, ir.PrimExpr], device: str) -> Any:
+    import numpy as np
     import torch
 
     from tilescale.backends.emulator.numerics import from_numpy, numpy_dtype
@@ -61,7 +76,5 @@ def _empty(parameter: Parameter, sizes: dict[ir.Var, ir.PrimExpr]) -> Any:
             f"the shape of output {parameter.name!r} does not follow from the arguments: {tuple(parameter.shape)}",
             hint="pass the output tensor",
         )
-    import numpy as np
-
-    empty = from_numpy(np.zeros((), numpy_dtype(str(parameter.buffer.dtype))))
-    return torch.empty(shape, dtype=empty.dtype)
+    dtype = from_numpy(np.zeros((), numpy_dtype(str(parameter.buffer.dtype)))).dtype
+    return torch.empty(shape, dtype=dtype, device=device)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT
+"""Rank 1 ends, one way or another, before it comes to the kernel call that the others wait in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+
+import tilescale
+from tests.runtime import programs
+
+world = tilescale.init()
+kernel = tilescale.compile(programs.total(world.size))
+if world.rank == 1:
+    how = sys.argv[1]
+    if how == "raises":
+        raise ValueError("no more tea")
+    if how == "exits":
+        sys.exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+kernel(torch.zeros(64), torch.zeros(64))
+print("reached the end", flush=True)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""What ranks of a job see of a kernel call. Every `check_` function runs on every rank, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+import tilescale
+import tilescale.language as T
+from tests.runtime import programs
+from tilescale.errors import ArgumentError, DeadlockError, LaunchError, RankMismatchError
+
+WORLD = tilescale.init()
+RANK, SIZE = WORLD.rank, WORLD.size
+EVERYONE = torch.stack([torch.full((64,), float(rank + 1)) for rank in range(SIZE)])
+
+
+def raised(expected: type[Exception], call: Callable[[], object]) -> str:
+    """The text of the error that `call` raises on this rank."""
+    try:
+        call()
+    except expected as error:
+        return str(error)
+    raise AssertionError(f"rank {RANK}: no {expected.__name__}")
+
+
+def check_repeated_calls():
+    kernel = tilescale.compile(programs.total(SIZE))
+    for factor in (1, 3):
+        x, y = factor * EVERYONE[RANK], torch.full((64,), torch.nan)
+        assert kernel(x, y) is None
+        assert torch.equal(y, factor * EVERYONE.sum(0))
+
+
+def check_all_devices_of_the_job():
+    y = torch.zeros(64)
+    tilescale.compile(programs.total(T.ALL))(EVERYONE[RANK], y)
+    assert torch.equal(y, EVERYONE.sum(0))
+
+
+def check_shards_outputs_and_layouts_in_memory():
+    rng = torch.Generator().manual_seed(4)
+    a, b = (torch.randint(-4, 5, shape, generator=rng).float() for shape in ((32, 64), (64, 32)))
+    kernel = tilescale.compile(programs.matmul(SIZE), out_idx=2)
+    shard = a.chunk(SIZE, 1)[RANK]
+    assert not shard.is_contiguous()
+    assert torch.equal(kernel(shard, b.chunk(SIZE)[RANK]), a @ b)
+    into = torch.full((32, 64), torch.nan)
+    tilescale.compile(programs.matmul(SIZE))(shard.requires_grad_(), b.chunk(SIZE)[RANK], into[:, ::2])
+    assert torch.equal(into[:, ::2], a @ b)
+    assert into[:, 1::2].isnan().all()
+
+
+def check_only_what_is_written_comes_back():
+    x, y = EVERYONE[RANK].clone(), torch.zeros(64)
+    before = x._version, y._version
+    tilescale.compile(programs.total(SIZE))(x, y)
+    assert x._version == before[0]
+    assert RANK == 0 or y._version > before[1]
+
+
+def check_the_report_is_where_the_emulation_ran():
+    kernel = tilescale.compile(programs.total(SIZE))
+    kernel(EVERYONE[RANK], torch.zeros(64))
+    assert (kernel.report is not None) == (RANK == 0)
+
+
+def check_plain_programs_are_each_ranks_own():
+    for _ in range(RANK):  # another number of calls on each rank: nobody waits for anybody
+        x = torch.randn(40)
+        assert torch.equal(programs.doubled(40)(x), 2 * x)
+        assert torch.equal(programs.scaled(x), 3 * x)
+
+
+def check_another_number_of_devices():
+    kernel = tilescale.compile(programs.total(SIZE // 2))
+    text = raised(LaunchError, lambda: kernel(torch.zeros(64), torch.zeros(64)))
+    assert f"launches {SIZE // 2} units" in text and f"the job has {SIZE} ranks" in text
+
+
+def check_one_wrong_shape_is_everyones_error():
+    kernel = tilescale.compile(programs.total(SIZE))
+    wrong = torch.zeros(63 if RANK == 2 else 64)
+    assert "unit 2: 'Y' has shape (63,)" in raised(ArgumentError, lambda: kernel(torch.zeros(64), wrong))
+
+
+def check_different_programs():
+    kernel = tilescale.compile(programs.total(SIZE, 64) if RANK != 1 else programs.total(SIZE, 32))
+    tensors = torch.zeros(64 if RANK != 1 else 32), torch.zeros(64 if RANK != 1 else 32)
+    text = raised(RankMismatchError, lambda: kernel(*tensors))
+    assert "rank 0 runs 'total_program', rank 1 runs 'total_program'" in text
+
+
+def check_different_extents():
+    kernel = tilescale.compile(programs.grow(SIZE))
+    x = torch.zeros(50)
+    kernel(x)
+    assert torch.equal(x, torch.full((50,), float(SIZE)))
+    text = raised(RankMismatchError, lambda: kernel(torch.zeros(40 if RANK == 3 else 50)))
+    assert "n = 50 on unit 0 and 40 on unit 3" in text
+
+
+def check_an_error_inside_the_emulation():
+    kernel = tilescale.compile(programs.stuck(SIZE))
+    text = raised(DeadlockError, lambda: kernel(torch.zeros(1, dtype=torch.int32)))
+    assert "flags[0] >= 2" in text and "programs.py" in text
+
+
+def check_dtensors():
+    torch.distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (SIZE,))
+    rng = torch.Generator().manual_seed(5)
+    a, b = (torch.randint(-4, 5, shape, generator=rng).float() for shape in ((32, 64), (64, 32)))
+    c = distribute_tensor(torch.zeros(32, 32), mesh, [Replicate()])
+    a_dist, b_dist = distribute_tensor(a, mesh, [Shard(1)]), distribute_tensor(b, mesh, [Shard(0)])
+    kernel = tilescale.compile(programs.matmul(SIZE))
+    kernel(a_dist, b_dist, c)
+    assert torch.equal(c.full_tensor(), a @ b)
+    text = raised(ArgumentError, lambda: kernel(distribute_tensor(a, mesh, [Shard(0)]), b_dist, c))
+    assert "'A' is a DTensor placed (S(0)), the program lays it out as (S(1)) over device" in text
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    checks = [value for name, value in list(globals().items()) if name.startswith("check_")]
+    for check in checks:
+        check()
+        WORLD.barrier()
+        if RANK == 0:
+            print("passed", check.__name__, flush=True)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""Arguments of a call: what is refused and how, layouts in memory, DTensors, and which arguments a call changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+import tilescale
+import tilescale.language as T
+from tests.kernels.registry import KERNELS
+from tests.runtime import programs
+from tilescale.errors import ArgumentError
+from tilescale.hda.current import current_machine
+from tilescale.passes.structure import structure
+from tilescale.runtime.placement import local_tensor
+from tilescale.runtime.written import written_parameters
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([torch.ones(8)], "called with 1 arguments"),
+        ([torch.ones(8)] * 3, "called with 3 arguments"),
+        ([torch.ones(8), torch.ones(9)], r"'Y' has shape \(9,\)"),
+        ([torch.ones(8), torch.ones(8, 1)], r"'Y' has shape \(8, 1\)"),
+        ([torch.ones(8), torch.ones(8, dtype=torch.float64)], "'Y' is torch.float64"),
+        ([torch.ones(8), torch.ones(8, device="meta")], "'Y' is on meta, this program runs on cpu"),
+        ([torch.ones(8), [0.0] * 8], "'Y' is list"),
+        ([torch.ones(8), None], "'Y' is NoneType"),
+    ],
+)
+def test_wrong_arguments(args: list[Any], message: str):
+    with pytest.raises(ArgumentError, match=message) as info:
+        tilescale.compile(programs.double(8))(*args)
+    assert "double_program" in str(info.value) or "runs on cpu" in str(info.value)
+    assert info.value.hint
+
+
+def test_the_error_names_the_parameters_to_pass():
+    with pytest.raises(ArgumentError, match="it takes 1: X"):
+        tilescale.compile(programs.double(8), out_idx=1)()
+
+
+def test_numbers_are_arguments_too():
+    @T.prim_func
+    def add(X: T.Tensor((8,), "float32"), amount: T.float32):
+        with T.Kernel(1, threads=8):
+            for i in T.Parallel(8):
+                X[i] = X[i] + amount
+
+    kernel, x = tilescale.compile(add), torch.zeros(8)
+    kernel(x, 2.5)
+    assert torch.equal(x, torch.full((8,), 2.5))
+    with pytest.raises(ArgumentError, match="'amount' is str"):
+        kernel(x, "2.5")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_tensors_need_not_be_contiguous(dtype: torch.dtype):
+    kernel = tilescale.compile(programs.double(8, str(dtype).removeprefix("torch.")))
+    x, y = torch.arange(16).to(dtype)[::2], torch.zeros(8, 3, dtype=dtype)
+    kernel(x, y[:, 1])
+    assert torch.equal(y[:, 1], 2 * x)
+    assert not y[:, 0].any() and not y[:, 2].any()
+
+
+def test_tensors_may_require_gradients():
+    x, y = torch.randn(8, requires_grad=True), torch.zeros(8)
+    tilescale.compile(programs.double(8))(x, y)
+    assert torch.equal(y, 2 * x.detach())
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_written_parameters_cover_the_results(kernel: Any):
+    """What is not among them does not come back from the rank that emulates."""
+    program = structure(kernel.build(T), current_machine())
+    results = kernel.reference(kernel.inputs(torch.Generator().manual_seed(1)))
+    assert results.keys() <= written_parameters(program)
+
+
+@pytest.mark.parametrize(
+    ("func", "written"),
+    [(programs.matmul(4), {2}), (programs.total(4), {1}), (programs.cyclic(4), {0}), (programs.stuck(4), {0})],
+    ids=["matmul", "total", "cyclic", "stuck"],
+)
+def test_written_parameters_see_through_views(func: Any, written: set[int]):
+    assert written_parameters(structure(func, current_machine())) == written
+
+
+# -- DTensor ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Builds meshes of 8 ranks that exchange nothing."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield lambda ranks: DeviceMesh("cpu", torch.tensor(ranks))
+    dist.destroy_process_group()
+
+
+def argument(func: Any, name: str, mesh: Any, *placements: Any) -> Any:
+    """What the runtime makes of a DTensor that is passed for a parameter."""
+    program = structure(func, current_machine())
+    parameter = next(p for p in program.parameters if p.name == name)
+    return local_tensor(program, parameter, DTensor.from_local(torch.ones(4, 4), mesh, placements, run_check=False))
+
+
+@pytest.mark.parametrize(("name", "right"), [("A", Shard(1)), ("B", Shard(0)), ("C", Replicate())])
+def test_a_placement_must_be_that_of_the_view(mesh: Any, name: str, right: Any):
+    func, all_ranks = programs.matmul(8), mesh(list(range(8)))
+    local = argument(func, name, all_ranks, right)
+    assert type(local) is torch.Tensor and local.shape == (4, 4)
+    for wrong in {Shard(0), Shard(1), Replicate(), Partial()} - {right}:
+        with pytest.raises(ArgumentError, match=f"'{name}' is a DTensor placed") as info:
+            argument(func, name, all_ranks, wrong)
+        assert str(wrong) in str(info.value) and str(right) in str(info.value)
+        assert info.value.where[0].file == programs.__file__
+
+
+def test_the_ranks_must_be_in_order(mesh: Any):
+    with pytest.raises(ArgumentError, match="over ranks"):
+        argument(programs.matmul(8), "A", mesh([1, 0, 2, 3, 4, 5, 6, 7]), Shard(1))
+
+
+def test_mesh_dimensions_stand_for_levels(mesh: Any):
+    with tilescale.use_machine("h200-sxm-8x4"):
+
+        @T.prim_func
+        def nested(X: T.Tensor((64, 64), "float32")):
+            with T.Kernel(node=2, device=4, block=1, threads=32):
+                with T.Scale("device"):
+                    T.barrier()
+                    T.view(X, layout=T.FullCol)
+
+        grid = mesh([[0, 1, 2, 3], [4, 5, 6, 7]])
+        argument(nested, "X", grid, Replicate(), Shard(1))
+        for wrong in [(Shard(1), Replicate()), (Shard(1), Shard(1))]:
+            with pytest.raises(ArgumentError, match=r"lays it out as \(R, S\(1\)\) over node, device"):
+                argument(nested, "X", grid, *wrong)
+        with pytest.raises(ArgumentError, match="is a DTensor placed"):
+            argument(nested, "X", mesh(list(range(8))), Shard(1))
+
+
+def test_blocks_in_turns_have_no_placement(mesh: Any):
+    with pytest.raises(ArgumentError, match="in blocks of 2 along dimension 0, which no placement says"):
+        argument(programs.cyclic(8), "X", mesh(list(range(8))), Shard(0))
+
+
+def test_a_tensor_of_its_own_takes_any_placement(mesh: Any):
+    for placement in Shard(0), Replicate(), Partial():
+        assert argument(programs.total(8), "X", mesh(list(range(8))), placement).shape == (4, 4)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""A program's schedule in words: which phases run in which order on what, and which implementations were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.hda import Machine
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Parameter, Part, Program
+from tilescale.program.ops import ALL_OPS, RANK, VIEW
+
+_TILE_OP = "tl.tileop."
+
+
+def describe(program: Program, machine: Machine) -> str:
+    """What each device passes, then a line for each launch and phase in the order in which every device runs them."""
+    lines = [
+        f"{program.name} on {machine.name}, phase by phase",
+        f"  each {machine.tensor_level.name} passes {', '.join(map(_parameter, program.parameters))}",
+        *_Words(program, machine).part(program.body, "  "),
+    ]
+    return "\n".join(lines)
+
+
+def _parameter(parameter: Parameter) -> str:
+    shape = ", ".join(str(ir.constant(n) or n) for n in parameter.shape)
+    return parameter.name if parameter.buffer is None else f"{parameter.name} ({shape}) {parameter.buffer.dtype}"
+
+
+class _Words:
+    def __init__(self, program: Program, machine: Machine):
+        self.machine = machine
+        self.names = {view.data: p.name for p in program.parameters for view in p.views}
+        self.phase = 0
+
+    def part(self, part: Part, indent: str) -> Iterator[str]:
+        if isinstance(part, Launch):
+            yield f"{indent}{self._launch(part)}"
+            yield from self.part(part.body, indent + "  ")
+        elif isinstance(part, DevicePhase | GridPhase):
+            yield from self._phase(part, indent)
+        elif isinstance(part, Control):
+            yield f"{indent}{_control(part.stmt)}"
+            for inner in part.parts:
+                yield from self.part(inner, indent + "  ")
+        else:
+            for inner in part.parts:
+                yield from self.part(inner, indent)
+
+    def _launch(self, launch: Launch) -> str:
+        units = [f"{extent} x {name}" for name, extent in launch.extents]
+        cluster = [f"clusters of {launch.cluster_size}"] if launch.cluster_size > 1 else []
+        grid = f"grid {' x '.join(map(str, launch.grid))} of {self.machine.program_level.name}s"
+        return f"launch {', '.join([*units, grid, *cluster, f'{launch.thread_count} threads'])}"
+
+    def _phase(self, part: DevicePhase | GridPhase, indent: str) -> Iterator[str]:
+        operations = list(dict.fromkeys(self._operations(part.stmt)))
+        if not operations and isinstance(part, DevicePhase):  # views and names only: nothing to run
+            return
+        self.phase += 1
+        level = self.machine.tensor_level if isinstance(part, DevicePhase) else self.machine.program_level
+        yield f"{indent}{self.phase}. each {level.name}: {', '.join(operations) or 'element-wise statements'}"
+
+    def _operations(self, stmt: ir.Stmt) -> list[str]:
+        found: list[str] = []
+
+        def visit(node: Any) -> None:
+            name = ir.op_name(node) or ""
+            if name.startswith(_TILE_OP):
+                found.append(name.removeprefix(_TILE_OP))
+            elif name in ALL_OPS - {VIEW.name, RANK.name}:
+                found.append(self._ours(node, name.rpartition(".")[2]))
+
+        ir.walk(stmt, visit)
+        return found
+
+    def _ours(self, call: ir.Call, name: str) -> str:
+        tiles = [ir.region_parts(a)[0] for a in call.args if ir.op_name(a) == "tl.region"]
+        names = [self.names.get(b.data, b.name.removesuffix("_view")) for b in tiles]
+        level, impl = ir.attribute(call, "level"), ir.attribute(call, "impl")
+        between = f" between {level}s" if level else ""
+        return f"{name}({', '.join(names)}){between}{f' by {impl}' if impl else ''}"
+
+
+def _control(stmt: ir.Stmt) -> str:
+    if isinstance(stmt, ir.For):
+        return f"for {stmt.loop_var.name} in {stmt.min}..{stmt.min + stmt.extent - 1}:"
+    return f"{'while' if isinstance(stmt, ir.While) else 'if'} {stmt.condition}:"
