@@ -31,28 +31,28 @@ class Transport:
     def __init__(self, store: Store, root_lifeline: Lifeline | None = None):
         """`root_lifeline`: the connection to rank 0, if the store lives there and this is another rank."""
         self.root_name = "rank 0"
-        self._store = store
+        self.store = store
         self._root_lifeline = root_lifeline
 
     def set(self, key: str, value: bytes) -> None:
         """Give `key` a value."""
-        self._try(self._store.set, key, value)
+        self._try(self.store.set, key, value)
 
     def append(self, key: str, value: bytes) -> None:
         """Add to the end of a key's value, in one step that no other rank can come between."""
-        self._try(self._store.append, key, value)
+        self._try(self.store.append, key, value)
 
     def get(self, key: str) -> bytes | None:
         """The value of a key, or None."""
-        return self._try(self._store.get, key) if self.has(key) else None
+        return self._try(self.store.get, key) if self.has(key) else None
 
     def has(self, key: str) -> bool:
         """Whether the key has a value."""
-        return self._try(self._store.check, [key])
+        return self._try(self.store.check, [key])
 
     def delete(self, key: str) -> None:
         """Forget a key."""
-        self._try(self._store.delete_key, key)
+        self._try(self.store.delete_key, key)
 
     def put(self, key: str, parts: list[memoryview]) -> None:
         """Store an encoded object. `has(key)` turns true when all of it is there."""
@@ -65,8 +65,8 @@ class Transport:
         sizes = pickle.loads(self.get(key) or b"")
         parts = [bytearray(size) for size in sizes]
         for name, part, span in _pieces(key, sizes):
-            parts[part][span] = self._try(self._store.get, name)
-        if readers == 1 or self._try(self._store.add, f"{key}/readers", 1) == readers:
+            parts[part][span] = self._try(self.store.get, name)
+        if readers == 1 or self._try(self.store.add, f"{key}/readers", 1) == readers:
             for name, _, _ in _pieces(key, sizes):
                 self.delete(name)
             self.delete(key)

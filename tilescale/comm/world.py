@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tilescale.comm import exits
 from tilescale.comm.call import Call
@@ -17,6 +18,9 @@ from tilescale.comm.team import Team
 from tilescale.comm.transport import Transport
 from tilescale.errors import LaunchError, UsageError
 from tilescale.settings import settings
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 __all__ = ["World", "current_world", "init"]
 
@@ -52,6 +56,11 @@ class World(Team):
     def local_size(self) -> int:
         """Number of ranks on this node."""
         return len(self._on_this_node())
+
+    @property
+    def store(self) -> Store:
+        """The job's key-value store, for libraries of torch.distributed that join through one."""
+        return self._session.transport.store
 
     def team(self, which: str | Sequence[int] = "world") -> Team:
         """The team of all ranks ("world"), of this node's ranks ("node"), or of the listed ranks in their order.

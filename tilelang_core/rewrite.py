@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""Rewriting traced TIR: one walk with hooks, and the constructors that passes need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.tirx import stmt_functor
+
+__all__ = [
+    "address_of", "call", "evaluate", "extern", "function", "launch_nest", "local_buffer",
+    "parallel", "parameter_buffer", "region", "rename_loops", "rewrite", "sequence", "tile_call",
+]  # fmt: skip
+
+_KINDS = [
+    f"tirx.{name}"
+    for name in (
+        "AttrStmt", "Bind", "Evaluate", "For", "IfThenElse", "SBlock", "SeqStmt", "While", "BufferStore", "BufferLoad",
+        "Call", "Var",
+    )
+]  # fmt: skip
+
+
+def rewrite(
+    stmt: tirx.Stmt,
+    *,
+    enter: Callable[[Any], Any] | None = None,
+    leave: Callable[[Any], Any] | None = None,
+) -> tirx.Stmt:
+    """A copy of `stmt` with nodes replaced.
+
+    Args:
+        enter: called on each node before its children; a result replaces the node, and its children are not visited.
+        leave: called on each node after its children; a result replaces the node.
+    """
+    return stmt_functor.ir_transform(stmt, enter or _unchanged, leave or _unchanged, _KINDS)
+
+
+def _unchanged(_: Any) -> None:
+    return None
+
+
+def rename_loops(stmt: tirx.Stmt, names: dict[tirx.Var, tirx.Var]) -> tirx.Stmt:
+    """Give the loops of a clone their own variables; uses inside them have been replaced already."""
+
+    def leave(node: Any) -> Any:
+        if isinstance(node, tirx.For) and node.loop_var in names:
+            return tirx.For(
+                names[node.loop_var], node.min, node.extent, node.kind, node.body, node.thread_binding, node.annotations
+            )
+        return None
+
+    return rewrite(stmt, leave=leave)
+
+
+def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """Statements in order; one that does nothing for none."""
+    flat: list[tirx.Stmt] = []
+    for stmt in stmts:
+        flat += list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
+    if not flat:
+        return tirx.Evaluate(tirx.IntImm("int32", 0))
+    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
+
+
+def evaluate(expr: tirx.PrimExpr) -> tirx.Stmt:
+    """An expression as a statement."""
+    return tirx.Evaluate(expr)
+
+
+def call(name: str, *args: Any, dtype: str = "handle", annotations: dict[str, Any] | None = None) -> tirx.Call:
+    """A call of a registered operation."""
+    return tirx.call_intrin(dtype, ir.Op.get(name), *args, annotations=annotations)
+
+
+def extern(name: str, *args: Any, dtype: str = "handle") -> tirx.Call:
+    """A call of a function of the prelude."""
+    return tirx.call_extern(dtype, name, *args)
+
+
+def address_of(buffer: tirx.Buffer) -> tirx.PrimExpr:
+    """The address of a buffer's first element."""
+    return call("tirx.address_of", tirx.BufferLoad(buffer, [tirx.IntImm("int32", 0)] * len(buffer.shape)))
+
+
+def region(buffer: tirx.Buffer, begins: Sequence[Any], extents: Sequence[Any], access: str) -> tirx.Call:
+    """A region argument of a tile operation; access is "r", "w" or "rw"."""
+    mode = {"r": 1, "w": 2, "rw": 3}[access]
+    return call("tl.region", tirx.BufferLoad(buffer, list(begins)), mode, *extents)
+
+
+def tile_call(name: str, *args: Any, **annotations: Any) -> tirx.Stmt:
+    """A tile operation as a statement."""
+    notes = {k: tirx.IntImm("int32", int(v)) if isinstance(v, bool | int) else v for k, v in annotations.items()}
+    return tirx.Evaluate(call(f"tl.tileop.{name}", *args, annotations=notes or None))
+
+
+def parameter_buffer(
+    name: str, shape: Sequence[Any], dtype: str, *, strides: Sequence[Any] | None = None
+) -> tuple[tirx.Var, tirx.Buffer]:
+    """A tensor parameter: its handle and its buffer in device memory."""
+    strides = list(strides) if strides is not None else _dense(shape)
+    buffer = tirx.decl_buffer(list(shape), dtype, name, strides=strides, scope="global")
+    return tirx.Var(f"{name}_handle", "handle"), buffer
+
+
+def _dense(shape: Sequence[Any]) -> list[Any]:
+    strides: list[Any] = []
+    step: Any = tirx.IntImm("int32", 1)
+    for extent in reversed(list(shape)):
+        strides.insert(0, step)
+        step = step * extent
+    return strides
+
+
+def local_buffer(name: str, shape: Sequence[Any], dtype: str, scope: str) -> tirx.Buffer:
+    """A buffer to allocate inside a kernel."""
+    return tirx.decl_buffer(list(shape), dtype, name, scope=scope)
+
+
+def parallel(variables: Sequence[tirx.Var], extents: Sequence[Any], body: tirx.Stmt) -> tirx.Stmt:
+    """A nest of parallel loops from zero."""
+    for var, extent in zip(reversed(list(variables)), reversed(list(extents)), strict=True):
+        body = tirx.For(var, tirx.IntImm("int32", 0), extent, tirx.ForKind.PARALLEL, body)
+    return body
+
+
+def launch_nest(
+    programs: Sequence[tuple[tirx.Var, Any]],
+    thread_vars: Sequence[tuple[tirx.Var, int]],
+    buffers: Sequence[tirx.Buffer],
+    annotations: dict[str, Any],
+    body: tirx.Stmt,
+) -> tirx.Stmt:
+    """TileLang's form of a launch: loops over the grid, thread indices, the root block with its allocations."""
+    block = tirx.SBlock([], [], [], "tilelang_root", body, None, list(buffers), [], annotations)
+    binds = [tirx.Bind(var, call("tl.launch_thread_idx", axis, dtype="int32")) for var, axis in thread_vars]
+    nest = tirx.SeqStmt([*binds, tirx.SBlockRealize([], tirx.IntImm("bool", 1), block)])
+    for axis, (var, extent) in reversed(list(enumerate(programs))):
+        tag = tirx.IterVar(None, tirx.Var(f"block_{'xyz'[axis]}", "int32"), 1, f"blockIdx.{'xyz'[axis]}")
+        nest = tirx.For(var, tirx.IntImm("int32", 0), extent, tirx.ForKind.THREAD_BINDING, nest, tag)
+    return nest
+
+
+def function(
+    name: str, parameters: Sequence[tuple[tirx.Var, tirx.Buffer | None]], body: tirx.Stmt, attrs: dict[str, Any]
+) -> tirx.PrimFunc:
+    """A function with these parameters; a tensor that peers write is never `__restrict__`."""
+    root = tirx.SBlock([], [], [], "root", body)
+    buffers = {var: buffer for var, buffer in parameters if buffer is not None}
+    func = tirx.PrimFunc(
+        [var for var, _ in parameters], tirx.SBlockRealize([], tirx.IntImm("bool", 1), root), None, buffers
+    )
+    func = func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
+    func = func.with_attr("tl.non_restrict_params", [buffer.data for buffer in buffers.values()])
+    for key, value in attrs.items():
+        func = func.with_attr(key, value)
+    return func

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""What a generated kernel takes, in order: the caller's tensors, and what the runtime adds unseen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Given:
+    """A parameter of the program as the caller passes it: a tensor on this device, or a scalar."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A parameter on all devices: its instances with one more leading dimension, the slot of the device."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory that the runtime owns for one kernel, zero at first.
+
+    Attributes:
+        name: unique within the program; kernels that name the same workspace share it.
+        shape, dtype: of one device's instance.
+        symmetric: whether peers write it.
+        peers: whether the kernel gets all devices' instances, like `Peers`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    symmetric: bool = True
+    peers: bool = False
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This device's rank at a level."""
+
+    level: str
+
+
+@dataclass(frozen=True)
+class SlotShift:
+    """What is added to a peer's number, modulo the number of devices, to get its slot in the heap's address range."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Nanoseconds that a wait may take."""
+
+
+@dataclass(frozen=True)
+class WaitRecord:
+    """Where the first wait that runs out of time says which it was."""
+
+
+@dataclass(frozen=True)
+class HostVariable:
+    """The variable of a loop around phases."""
+
+    name: str
+
+
+Argument = HostVariable | Given | Peers | Workspace | Rank | SlotShift | Limit | WaitRecord

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: MIT
+"""Collectives that programs make on tiles: every device sends its part to each peer, all meet, each combines.
+
+A workspace on every device has a slot for each sender, doubled: programs that are one collective ahead write the other
+half, and nobody can be two ahead, because each collective is a meeting. Partial sums travel in the tile's type and are
+added in the order of ranks in float32 (float64 for float64, the type itself for integers), so all devices get the same
+bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lower import GridLowering, level_of, lowers
+from tilescale.backends.cuda.peers import epochs, meet
+from tilescale.program import ops
+
+
+class Tile:
+    """A region argument: its buffer, where it begins, its constant extents without those of 1 that a slice adds."""
+
+    def __init__(self, lowering: GridLowering, region: ir.Call):
+        self.buffer, begins, extents = ir.region_parts(region)
+        self.name, self.dtype = self.buffer.name, str(self.buffer.dtype)
+        if self.buffer.scope() == "global":
+            self.buffer = lowering.local(self.buffer.data)
+        self.begins = [lowering.expr(b) for b in begins]
+        self.extents = [ir.constant(lowering.expr(e)) for e in extents]
+        if None in self.extents:
+            raise lowering.unsupported(
+                f"a collective on {self.name!r}, whose extents are symbolic, has no CUDA lowering"
+            )
+
+    def region(self, access: str, begins: list[Any] | None = None, extents: list[int] | None = None) -> ir.Call:
+        """The tile, or a part of it, as an argument of a tile operation."""
+        offset = [0] * len(self.begins) if begins is None else begins
+        at = [b + o for b, o in zip(self.begins, offset, strict=True)]
+        return tir.region(self.buffer, at, self.extents if extents is None else extents, access)
+
+    def at(self, index: list[Any]) -> list[Any]:
+        """Indices of an element of the tile in its buffer."""
+        return [b + i for b, i in zip(self.begins, index, strict=True)]
+
+
+class Exchange:
+    """One collective of programs with the same index on all devices."""
+
+    def __init__(self, lowering: GridLowering, call: ir.Call, part: list[int], dtype: str):
+        level = level_of(lowering, call)
+        name = f"T.{call.op.name.removeprefix('tilescale.')}"
+        if level.kind != "unit":
+            raise lowering.unsupported(f"{name} of level {level.name!r} has no CUDA lowering")
+        self.lowering, self.what = lowering, f"{name} of level {level.name!r}"
+        self.part, self.dtype, self.devices = part, dtype, lowering.target.devices
+        self.rank = lowering.rank(level.name)
+        self.parity = ir.Var("parity", "int32")
+        self.program = lowering.program_number()
+        self.name = f"exchange{lowering.next_number()}"
+        # One leading dimension for half, program and sender: a bulk copy has five dimensions at most.
+        self.shape = (2 * lowering.programs() * self.devices, *part)
+        lowering.notes.append(f"{self.what}: {ir.attribute(call, 'impl') or 'one_shot'} through device memory")
+
+    def _place(self, sender: Any) -> Any:
+        """Where what `sender` sends lies in the workspace of its receiver."""
+        return (self.parity * self.lowering.programs() + self.program) * self.devices + sender
+
+    def begin(self) -> ir.Stmt:
+        """Which half of the workspace this collective uses: all devices count the same meetings."""
+        load = ir.BufferLoad(epochs(self.lowering), [self.program])
+        return ir.Bind(self.parity, load % 2)
+
+    def send(self, tile: ir.Call, peer: Any) -> ir.Stmt:
+        """Copy a tile of the part's extents to a peer."""
+        target = self.lowering.workspace_peers(self.name, self.shape, self.dtype)
+        begins = [self.lowering.slot(peer), self._place(self.rank), *[0] * len(self.part)]
+        # Plain stores: a bulk copy cannot take a part of a tile that is laid out as a whole.
+        return tir.tile_call("copy", tile, tir.region(target, begins, [1, 1, *self.part], "w"), disable_tma=True)
+
+    def meet(self) -> ir.Stmt:
+        """Everybody's parts are here."""
+        return meet(self.lowering, self.what)
+
+    def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
+        """An element of what a device sent here."""
+        here = self.lowering.workspace(self.name, self.shape, self.dtype)
+        return ir.BufferLoad(here, [self._place(sender), *index])
+
+    def take(self, sender: Any, tile: ir.Call) -> ir.Stmt:
+        """Copy what a device sent here into a tile."""
+        here = self.lowering.workspace(self.name, self.shape, self.dtype)
+        begins = [self._place(sender), *[0] * len(self.part)]
+        return tir.tile_call("copy", tir.region(here, begins, [1, *self.part], "r"), tile)
+
+    def combined(self, target: Tile, op: str) -> ir.Stmt:
+        """target = the combination of what all devices sent."""
+        loops = [ir.Var(f"i{axis}", "int32") for axis in range(len(self.part))]
+        wide = _accumulator(self.dtype)
+        total: Any = None
+        for sender in range(self.devices):
+            value = self.received(sender, loops)
+            value = ir.Cast(wide, value) if wide != self.dtype else value
+            total = value if total is None else COMBINE[op](total, value)
+        total = ir.Cast(target.dtype, total) if wide != target.dtype else total
+        return tir.parallel(loops, self.part, ir.BufferStore(target.buffer, total, target.at(loops)))
+
+
+COMBINE = {
+    "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
+    "max": lambda a, b: ir.Max(a, b),
+    "min": lambda a, b: ir.Min(a, b),
+}
+
+
+def _accumulator(dtype: str) -> str:
+    if dtype.startswith(("int", "uint")) or dtype in ("float32", "float64"):
+        return dtype
+    return "float32"
+
+
+@lowers(ops.ALLREDUCE)
+def _allreduce(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    if ir.op_name(call.args[-1]) == ops.COMBINE.name:
+        return _allreduce_function(lowering, call)
+    tile = Tile(lowering, call.args[0])
+    exchange = Exchange(lowering, call, tile.extents, tile.dtype)
+    sends = [exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)]
+    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(tile, ir.attribute(call, "op"))])
+
+
+def _allreduce_function(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    """With the user's combination: a fold over the ranks, in a loop nest for each tile."""
+    tiles = [Tile(lowering, region) for region in call.args[:-1]]
+    exchanges = [Exchange(lowering, call, tile.extents, tile.dtype) for tile in tiles]
+    devices = exchanges[0].devices
+    for other in exchanges[1:]:
+        other.parity = exchanges[0].parity
+    sends = [e.send(t.region("r"), peer) for e, t in zip(exchanges, tiles, strict=True) for peer in range(devices)]
+    folds = [_fold(lowering, call.args[-1], which, tiles, exchanges) for which in range(len(tiles))]
+    return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].meet(), *folds])
+
+
+def _fold(
+    lowering: GridLowering, combine: ir.Call, which: int, tiles: list[Tile], exchanges: list[Exchange]
+) -> ir.Stmt:
+    count, rank = len(tiles), len(tiles[which].extents)
+    parts = list(combine.args)
+    left, right, results = parts[:count], parts[count : 2 * count], parts[2 * count :]
+    loops = [ir.Var(f"i{axis}", "int32") for axis in range(rank)]
+    known = [n for n, tile in enumerate(tiles) if len(tile.extents) <= rank]
+
+    def received(n: int, sender: int) -> ir.PrimExpr:
+        return exchanges[n].received(sender, loops[: len(tiles[n].extents)])
+
+    body: list[ir.Stmt] = []
+    total = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
+    body += [ir.Bind(total[n], received(n, 0)) for n in known]
+    for sender in range(1, exchanges[0].devices):
+        other = {n: ir.Var(f"other{n}", tiles[n].dtype) for n in known}
+        body += [ir.Bind(other[n], received(n, sender)) for n in known]
+        mapping = {left[n]: total[n] for n in known} | {right[n]: other[n] for n in known}
+        following = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
+        for n in known:
+            value = ir.substitute(results[n], mapping)
+            if ir.variables(value) & set(left + right):
+                raise lowering.unsupported(
+                    f"T.allreduce(fn=): the result for {tiles[n].name!r} needs a tile of more dimensions"
+                )
+            body.append(ir.Bind(following[n], value))
+        total = following
+    body.append(ir.BufferStore(tiles[which].buffer, total[which], tiles[which].at(loops)))
+    return tir.parallel(loops, tiles[which].extents, tir.sequence(body))
+
+
+def _parts(whole: Tile, axis: int, devices: int) -> tuple[list[int], list[list[int]]]:
+    """Extents of one of the parts along an axis, and where each begins."""
+    part = [n // devices if a == axis else n for a, n in enumerate(whole.extents)]
+    return part, [[i * part[a] if a == axis else 0 for a in range(len(part))] for i in range(devices)]
+
+
+@lowers(ops.REDUCE_SCATTER)
+def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
+    part, begins = _parts(source, ir.attribute(call, "dim"), lowering.target.devices)
+    exchange = Exchange(lowering, call, part, source.dtype)
+    sends = [exchange.send(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
+    return tir.sequence(
+        [exchange.begin(), *sends, exchange.meet(), exchange.combined(target, ir.attribute(call, "op"))]
+    )
+
+
+@lowers(ops.ALL_GATHER)
+def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    if len(call.args) == 1:
+        raise lowering.unsupported("T.all_gather of a view has no CUDA lowering")
+    source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
+    part, begins = _parts(target, ir.attribute(call, "dim"), lowering.target.devices)
+    exchange = Exchange(lowering, call, part, source.dtype)
+    sends = [exchange.send(source.region("r"), peer) for peer in range(exchange.devices)]
+    takes = [exchange.take(sender, target.region("w", begin, part)) for sender, begin in enumerate(begins)]
+    return tir.sequence([exchange.begin(), *sends, exchange.meet(), *takes])
+
+
+@lowers(ops.ALL_TO_ALL)
+def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
+    part, begins = _parts(source, ir.attribute(call, "dim"), lowering.target.devices)
+    exchange = Exchange(lowering, call, part, source.dtype)
+    sends = [exchange.send(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
+    takes = [exchange.take(sender, target.region("w", begin, part)) for sender, begin in enumerate(begins)]
+    return tir.sequence([exchange.begin(), *sends, exchange.meet(), *takes])
+
+
+@lowers(ops.BROADCAST)
+def _broadcast(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    tile = Tile(lowering, call.args[0])
+    exchange = Exchange(lowering, call, tile.extents, tile.dtype)
+    root = lowering.expr(call.args[1])
+    sends = tir.sequence([exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)])
+    is_root = exchange.rank == root
+    mine = ir.IfThenElse(is_root.asobject() if hasattr(is_root, "asobject") else is_root, sends, None)
+    return tir.sequence([exchange.begin(), mine, exchange.meet(), exchange.take(root, tile.region("w"))])

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""The parameters of a generated kernel: made when a rule first asks for them, in the order of asking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.arguments import (
+    Argument,
+    Given,
+    Limit,
+    Peers,
+    Rank,
+    SlotShift,
+    WaitRecord,
+    Workspace,
+)
+from tilescale.errors import Location
+from tilescale.hda import Machine
+from tilescale.program.model import Launch, Program
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place that waits: what a timeout's record means."""
+
+    what: str
+    where: Location | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a lowering is for.
+
+    Attributes:
+        sizes: units of each launched level above the program, coarsest first.
+        stride: bytes between two devices' instances in the heap's address range.
+    """
+
+    machine: Machine
+    sizes: tuple[tuple[str, int], ...]
+    stride: int
+
+    @property
+    def devices(self) -> int:
+        """Units that own tensors."""
+        return math.prod(n for _, n in self.sizes)
+
+
+@dataclass
+class Signature:
+    """What one kernel takes.
+
+    Attributes:
+        number: the phase's number in the program; `first_site` what its waits are numbered from.
+        parameters, arguments: TIR's parameters, and what the runtime passes for them.
+        sites: the waits.
+        where: the line that is being lowered.
+    """
+
+    program: Program
+    launch: Launch
+    target: Target
+    number: int = 0
+    first_site: int = 0
+    parameters: list[tuple[ir.Var, ir.Buffer | None]] = field(default_factory=list)
+    arguments: list[Argument] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    where: Location | None = None
+
+    def __post_init__(self) -> None:
+        self._known: dict[Argument, Any] = {}
+        self._numbers = -1
+        self._alias: dict[ir.Var, ir.Var] = {}
+        for parameter in self.program.parameters:
+            for view in parameter.views:
+                self._alias[view.data] = parameter.buffer.data
+
+    def expr(self, expr: Any) -> Any:
+        """An expression, lowered; the walk over statements says how."""
+        return expr
+
+    def is_parameter(self, buffer: ir.Buffer) -> bool:
+        """Whether a buffer is one of the kernel's tensors already."""
+        return any(buffer.same_as(b) for b in self._known.values() if isinstance(b, ir.Buffer))
+
+    def _parameter(self, argument: Argument, name: str, make: Callable[[], tuple[ir.Var, Any]]) -> Any:
+        if argument not in self._known:
+            var, buffer = make()
+            self.parameters.append((var, buffer))
+            self.arguments.append(argument)
+            self._known[argument] = var if buffer is None else buffer
+        return self._known[argument]
+
+    def scalar(self, argument: Argument, name: str, dtype: str) -> ir.Var:
+        """A hidden scalar parameter."""
+        return self._parameter(argument, name, lambda: (ir.Var(name, dtype), None))
+
+    def tensor(self, argument: Argument, name: str, shape: Any, dtype: str, strides: Any = None) -> ir.Buffer:
+        """A tensor parameter."""
+        return self._parameter(argument, name, lambda: tir.parameter_buffer(name, shape, dtype, strides=strides))
+
+    def record(self) -> ir.PrimExpr:
+        """Pointer to the record of waits."""
+        return tir.address_of(self.tensor(WaitRecord(), "wait_record", [8], "int64"))
+
+    def limit(self) -> ir.Var:
+        """How long a wait may take, in nanoseconds."""
+        return self.scalar(Limit(), "wait_limit", "int64")
+
+    def site(self, what: str) -> int:
+        """The number of a new waiting place."""
+        self.sites.append(Site(what, self.where))
+        return self.first_site + len(self.sites) - 1
+
+    def next_number(self) -> int:
+        """A number that no other workspace of this program has."""
+        self._numbers += 1
+        return self._numbers
+
+    def rank(self, level: str) -> ir.Var:
+        """This device's rank at a level."""
+        return self.scalar(Rank(level), f"{level}_rank", "int32")
+
+    def slot(self, peer: Any) -> ir.PrimExpr:
+        """Where a device's instances lie in the heap's address range. The modulo also proves the index in bounds."""
+        return (peer + self.scalar(SlotShift(), "slot_shift", "int32")) % self.target.devices
+
+    def workspace(self, name: str, shape: tuple[int, ...], dtype: str, *, symmetric: bool = True) -> ir.Buffer:
+        """This device's instance of memory that the runtime owns."""
+        return self.tensor(Workspace(self._own(name), shape, dtype, symmetric), name, shape, dtype)
+
+    def _own(self, name: str) -> str:
+        """A workspace's name within the program: what a phase makes for itself is its own."""
+        return f"{name}@{self.number}"
+
+    def workspace_peers(self, name: str, shape: tuple[int, ...], dtype: str) -> ir.Buffer:
+        """All devices' instances of it."""
+        strides = self._peer_strides(shape, dtype)
+        all_shape = (self.target.devices, *shape)
+        return self.tensor(
+            Workspace(self._own(name), shape, dtype, peers=True), f"{name}_peers", all_shape, dtype, strides
+        )
+
+    def _peer_strides(self, shape: Any, dtype: str) -> list[Any]:
+        strides: list[Any] = []
+        step: Any = 1
+        for extent in reversed(list(shape)):
+            strides.insert(0, step)
+            step = step * extent
+        return [ir.IntImm("int64", self.target.stride * 8 // ir.bits(dtype)), *strides]
+
+    def _global(self, data: ir.Var) -> tuple[int | None, Any, Any, str, str]:
+        """Position (None: a workspace of the program), buffer, shape, type and name behind a tensor's data variable."""
+        data = self._alias.get(data, data)
+        for position, parameter in enumerate(self.program.parameters):
+            if parameter.buffer is not None and parameter.buffer.data.same_as(data):
+                shape = [self.expr(n) for n in parameter.shape]
+                return position, parameter.buffer, shape, str(parameter.buffer.dtype), parameter.name
+        buffer = next(b for b in self.launch.buffers if b.data.same_as(data))
+        return None, buffer, [self.expr(n) for n in buffer.shape], str(buffer.dtype), buffer.name
+
+    def local(self, data: ir.Var) -> ir.Buffer:
+        """This device's instance of a tensor."""
+        position, _, shape, dtype, name = self._global(data)
+        argument = self._declared(name, shape, dtype) if position is None else Given(position)
+        return self.tensor(argument, name, shape, dtype)
+
+    def _declared(self, name: str, shape: Any, dtype: str, *, peers: bool = False) -> Workspace:
+        """A workspace that the program allocates; all its phases share it."""
+        return Workspace(name, tuple(ir.constant(n) for n in shape), dtype, peers=peers)
+
+    def peers(self, data: ir.Var) -> ir.Buffer:
+        """All devices' instances of a tensor."""
+        position, _, shape, dtype, name = self._global(data)
+        argument = self._declared(name, shape, dtype, peers=True) if position is None else Peers(position)
+        strides = self._peer_strides(shape, dtype)
+        return self.tensor(argument, f"{name}_peers", (self.target.devices, *shape), dtype, strides)
