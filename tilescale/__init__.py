@@ -5,6 +5,7 @@
 
     tilescale.jit, compile      make kernels          tilescale.emulate       run on the CPU for a described machine
     tilescale.init              join the job          tilescale.Machine       machines as data
+    tilescale.empty, zeros, from_tensor               tensors that peers can reach
     tilescale.use_machine       trace for a machine   tilescale.errors        one class per mistake
 
 Importing this package reads nothing, writes nothing and probes nothing; names load what they need when first used.
@@ -25,9 +26,12 @@ _HOMES = {
     "compile": "tilescale.runtime.compile",
     "current_machine": "tilescale.hda.current",
     "emulate": "tilescale.backends.emulator.emulate",
+    "empty": "tilescale.comm",
+    "from_tensor": "tilescale.comm",
     "init": "tilescale.comm",
     "jit": "tilescale.runtime.compile",
     "use_machine": "tilescale.hda.current",
+    "zeros": "tilescale.comm",
 }
 _MODULES = ("errors", "hda", "language")
 
@@ -36,7 +40,7 @@ __all__ = sorted([*_HOMES, *_MODULES])
 if TYPE_CHECKING:
     from tilescale import errors, hda, language
     from tilescale.backends.emulator.emulate import Report, emulate
-    from tilescale.comm import World, init
+    from tilescale.comm import World, empty, from_tensor, init, zeros
     from tilescale.hda import Machine
     from tilescale.hda.current import current_machine, use_machine
     from tilescale.runtime.compile import compile, jit

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The only place that reads TILESCALE_* variables: parsed once, strictly, into a frozen `Settings`.
+"""The only place that reads and writes the environment: TILESCALE_* variables, parsed once, strictly, into `Settings`.
 
 Variables that a launcher sets (RANK, OMPI_COMM_WORLD_SIZE, ...) are read by `tilescale.comm.launchers` instead.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ from typing import Any
 
 from tilescale.errors import UsageError
 
-__all__ = ["Settings", "settings"]
+__all__ = ["Settings", "set_default", "settings"]
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -28,12 +29,19 @@ class Settings:
         timeout_s: longest time in seconds that a rank waits for the others (TILESCALE_TIMEOUT_S).
         machine: name or file of the default machine, None to leave the choice to the caller (TILESCALE_MACHINE).
         emulate: run programs on the emulator even where GPUs are present (TILESCALE_EMULATE).
+        heap: name of the provider of symmetric memory, None for the first that works (TILESCALE_HEAP).
+        heap_bytes: bytes to which the symmetric heap of a rank may grow, None for as much as makes sense on its device
+            (TILESCALE_HEAP_BYTES).
+        wait_s: longest time in seconds that a kernel waits for another device (TILESCALE_WAIT_S).
         progress: progress bars, "on", "off", or "auto" for "when a person watches" (TILESCALE_PROGRESS).
     """
 
     timeout_s: float = 600.0
     machine: str | None = None
     emulate: bool = False
+    wait_s: float = 30.0
+    heap: str | None = None
+    heap_bytes: int | None = None
     progress: str = "auto"
 
     @classmethod
@@ -73,10 +81,23 @@ def _progress(text: str) -> str:
     return text.lower()
 
 
+_UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([0-9]+)\s*([KMGT]iB|)", text)
+    if found is None or int(found[1]) == 0:
+        raise ValueError(text)
+    return int(found[1]) << _UNITS[found[2]]
+
+
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "timeout_s": ("TILESCALE_TIMEOUT_S", _seconds, "a number of seconds above 0, e.g. 600"),
     "machine": ("TILESCALE_MACHINE", str, "a machine name or the path of a description"),
     "emulate": ("TILESCALE_EMULATE", _switch, f"one of {', '.join(_TRUE + _FALSE)}"),
+    "heap": ("TILESCALE_HEAP", str, "the name of a heap provider, e.g. cuda_vmm"),
+    "heap_bytes": ("TILESCALE_HEAP_BYTES", _bytes, "a number of bytes, or one with KiB, MiB, GiB or TiB, e.g. 16GiB"),
+    "wait_s": ("TILESCALE_WAIT_S", _seconds, "a number of seconds above 0, e.g. 30"),
     "progress": ("TILESCALE_PROGRESS", _progress, "auto, on or off"),
 }
 
@@ -85,3 +106,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
 def settings() -> Settings:
     """The settings of this process, read from the environment at the first call. Raises UsageError for bad values."""
     return Settings.from_env(os.environ)
+
+
+def set_default(variable: str, value: str) -> None:
+    """Give a variable that another library reads a value, unless the user gave it one."""
+    os.environ.setdefault(variable, value)

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: MIT
+"""The whole heap on shared memory of the CPU: ranks as threads with real sessions, and ranks as processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tilescale.comm import SymmetricHeap, Team, heap_of
+from tilescale.comm.heap import open_heaps
+from tilescale.errors import (
+    HeapExhaustedError,
+    NotSymmetricError,
+    RankMismatchError,
+    ShapeError,
+    UsageError,
+)
+
+ALONE = Team(ranks=(0,), rank=0)
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open():
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    open_heaps.end_all()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1, "descriptors leak"
+
+
+def on_ranks(run_ranks, size: int, work: Callable[[SymmetricHeap], Any], **options: Any) -> list[Any]:
+    """What `work` gave or raised on every rank, each with its own view of one heap."""
+
+    def be(team: Team) -> Any:
+        return work(SymmetricHeap(team, "cpu", **options))
+
+    return run_ranks(size, be)
+
+
+def good(outcomes: list[Any]) -> list[Any]:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
+
+
+def test_every_rank_reaches_all_others(run_ranks) -> None:
+    def work(heap: SymmetricHeap) -> bool:
+        rank, team = heap.team.rank, heap.team
+        x = heap.from_tensor(torch.full((4, 6), float(rank)))
+        everywhere = heap.peers(x)
+        for peer in range(team.size):
+            assert (everywhere[heap.addresses.slot(peer)] == peer).all()
+        team.barrier()
+        part = heap.peers(x[1:3, ::2])  # a view of it, on all ranks
+        part[heap.addresses.slot((rank + 1) % team.size)].fill_(10.0 + rank)
+        team.barrier()
+        assert (x[1:3, ::2] == 10.0 + (rank - 1) % team.size).all() and (x[0] == rank).all()
+        assert x.is_contiguous() and everywhere.stride() == (heap.addresses.stride // 4, 6, 1)
+        return heap.offset(x[1, 2:]) == heap.offset(x) + 8 * 4
+
+    assert good(on_ranks(run_ranks, 3, work)) == [True] * 3
+
+
+def test_growth_keeps_what_is_there(run_ranks) -> None:
+    def work(heap: SymmetricHeap) -> list[int]:
+        first = heap.from_tensor(torch.full((1000,), heap.team.rank))
+        mapped = heap.usage().mapped
+        large = heap.from_tensor(torch.arange(5 * MIB, dtype=torch.float32) + heap.team.rank)  # beyond the first chunk
+        more = heap.usage().mapped
+        assert more > mapped and heap.peers(large)[1][-1] == 5 * MIB - 1 + 1
+        assert (heap.peers(first)[0] == 0).all()
+        return [mapped, more, heap.offset(large)]
+
+    outcomes = good(on_ranks(run_ranks, 2, work))
+    assert outcomes[0] == outcomes[1]
+
+
+@hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), ranks=st.integers(1, 3))
+def test_release_in_any_order_on_every_rank(run_ranks, seed: int, ranks: int) -> None:
+    def work(heap: SymmetricHeap) -> list[int]:
+        sizes, order = random.Random(seed), random.Random(seed + 1 + heap.team.rank)
+        live: dict[int, torch.Tensor] = {}
+        offsets = []
+        for number in range(25):
+            x = heap.empty((sizes.randrange(2000),), torch.int32).fill_(number * 16 + heap.team.rank)
+            offsets.append(heap.offset(x))
+            live[number] = x[len(x) // 2 :]  # a view keeps all of it
+            for old in order.sample(sorted(live), k=min(len(live), order.randrange(3))):
+                assert (live[old] == old * 16 + heap.team.rank).all(), "overwritten while this rank still has it"
+                del live[old]
+            del x
+        live.clear()
+        gc.collect()
+        heap.team.barrier()
+        heap.empty(1)
+        usage = heap.usage()
+        assert usage.used == 512 and usage.pending == 512, "the last one, which is gone as well"
+        heap.close()
+        return offsets
+
+    outcomes = good(on_ranks(run_ranks, ranks, work))
+    assert all(offsets == outcomes[0] for offsets in outcomes)
+
+
+def test_memory_is_reused_only_when_all_have_released_it(run_ranks) -> None:
+    def work(heap: SymmetricHeap) -> list[int]:
+        a = heap.empty(100)
+        offsets = [heap.offset(a)]
+        kept = a if heap.team.rank == 1 else None
+        del a
+        b = heap.empty(100)
+        offsets.append(heap.offset(b))
+        assert heap.usage().pending == (512 if heap.team.rank == 0 else 0)
+        del kept
+        c = heap.empty(100)
+        return [*offsets, heap.offset(c)]
+
+    assert good(on_ranks(run_ranks, 2, work)) == [[0, 512, 0]] * 2
+
+
+def test_a_full_heap_collects_cycles_before_it_gives_up() -> None:
+    heap = SymmetricHeap(ALONE, "cpu", capacity=4 * MIB)
+    gc.disable()
+    try:
+        cycle: list[Any] = [heap.empty(2 * MIB, torch.int8)]
+        cycle.append(cycle)
+        del cycle
+        assert heap.zeros(3 * MIB, torch.int8).sum() == 0
+    finally:
+        gc.enable()
+
+
+def test_out_of_memory_says_how_much_and_what_to_do(run_ranks) -> None:
+    def work(heap: SymmetricHeap) -> str:
+        kept = heap.empty(2 * MIB, torch.int8)
+        with pytest.raises(HeapExhaustedError) as caught:
+            heap.empty((3, MIB), torch.int8)
+        heap.empty(2 * MIB, torch.int8)  # what fits still fits
+        assert kept.numel() == 2 * MIB
+        return str(caught.value)
+
+    text = good(on_ranks(run_ranks, 2, work, capacity=4 * MIB))[0]
+    assert "3 MiB" in text and "2 MiB" in text and "TILESCALE_HEAP_BYTES=5MiB" in text and "test_heap_host.py" in text
+
+
+def test_the_smallest_capacity_counts(run_ranks) -> None:
+    def be(team: Team) -> int:
+        return SymmetricHeap(team, "cpu", capacity=(team.rank + 1) * MIB).usage().capacity
+
+    assert good(run_ranks(2, be)) == [MIB, MIB]
+
+
+@pytest.mark.parametrize(
+    ("asks", "found"),
+    [
+        (lambda heap, rank: heap.empty((4, 8 + rank)), ["(4, 8) of torch.float32", "(4, 9) of torch.float32"]),
+        (lambda heap, rank: heap.empty(8, (torch.float32, torch.int32)[rank]), ["torch.float32", "torch.int32"]),
+        (lambda heap, rank: heap.empty(8) if rank else heap.zeros(8), ["empty()", "zeros()"]),
+        (lambda heap, rank: heap.empty(8) if rank else heap.team.barrier(), ["empty()", "barrier()"]),
+    ],
+)
+def test_ranks_that_differ(run_ranks, asks, found: list[str]) -> None:
+    def work(heap: SymmetricHeap) -> None:
+        asks(heap, heap.team.rank)
+
+    for outcome in on_ranks(run_ranks, 2, work):
+        assert isinstance(outcome, RankMismatchError)
+        assert all(text in str(outcome) for text in found)
+        assert len(outcome.where) >= 2 and all(place.file == __file__ for place in outcome.where)
+
+
+def test_after_a_mismatch_the_heap_still_works(run_ranks) -> None:
+    def work(heap: SymmetricHeap) -> int:
+        with pytest.raises(RankMismatchError):
+            heap.empty(8 + heap.team.rank)
+        return heap.offset(heap.empty(8))
+
+    assert good(on_ranks(run_ranks, 2, work)) == [0, 0]
+
+
+def test_tensors_that_are_not_symmetric() -> None:
+    with SymmetricHeap(ALONE, "cpu") as heap, SymmetricHeap(ALONE, "cpu") as other:
+        a, b = heap.zeros(4), other.zeros(4)
+        assert heap.is_symmetric(a) and heap.is_symmetric(a[2:].view(torch.int32)) and not heap.is_symmetric(b)
+        assert heap_of(a, a[1:]) is heap and heap_of(b) is other
+        with pytest.raises(NotSymmetricError, match=r"lies in SymmetricHeap\(host"):
+            heap.peers(b)
+        with pytest.raises(NotSymmetricError, match="same heap"):
+            heap_of(a, b)
+        for foreign in (torch.zeros(4), a + 1, a.to_sparse(), torch.zeros(4, device="meta")):
+            with pytest.raises(NotSymmetricError, match="tilescale.from_tensor"):
+                heap.peers(foreign)
+        with pytest.raises(NotSymmetricError):
+            heap_of()
+        del a, b
+
+
+def test_they_are_ordinary_tensors() -> None:
+    heap = SymmetricHeap(ALONE, "cpu")
+    scalar, nothing = heap.zeros(()), heap.empty((0, 4))
+    assert scalar.item() == 0 and nothing.shape == (0, 4) and heap.offset(nothing) != heap.offset(scalar)
+    assert heap.peers(nothing).shape == (1, 0, 4) and heap.peers(scalar).shape == (1,)
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64, torch.uint16):
+        x = heap.empty((2, 3), dtype)
+        assert x.dtype == dtype and x.is_contiguous() and heap.peers(x.t()).shape == (1, 3, 2)
+    weight = torch.nn.Parameter(heap.from_tensor(torch.ones(3, 3)))
+    loss = (torch.eye(3) @ weight).sum()
+    loss.backward()
+    assert heap.is_symmetric(weight) and weight.grad.sum() == 9
+    saved = (torch.ones(3, requires_grad=True) * heap.from_tensor(torch.arange(3.0))).sum()  # held by autograd alone
+    gc.collect()
+    heap.zeros(100)
+    saved.backward()
+    assert heap.from_tensor(torch.ones(2, requires_grad=True)).requires_grad is False
+    del scalar, nothing, x, weight, loss, saved
+    heap.zeros(1)
+    assert heap.usage().used == 512
+
+
+def test_views_over_all_ranks_keep_the_memory() -> None:
+    heap = SymmetricHeap(ALONE, "cpu")
+    everywhere = heap.peers(heap.from_tensor(torch.arange(4)))
+    gc.collect()
+    heap.zeros(4)
+    assert everywhere.tolist() == [[0, 1, 2, 3]]
+    del everywhere
+    assert heap.offset(heap.empty(4)) == 0
+
+
+def test_release_on_another_thread() -> None:
+    heap = SymmetricHeap(ALONE, "cpu")
+    box = [heap.empty(10)]
+    thread = threading.Thread(target=box.clear)
+    thread.start()
+    thread.join()
+    assert heap.usage().pending == 512 and heap.offset(heap.empty(10)) == 0
+
+
+def test_closing() -> None:
+    heap = SymmetricHeap(ALONE, "cpu")
+    x = heap.empty(4)
+    with pytest.raises(UsageError, match="1 tensors of the heap are still in use"):
+        heap.close()
+    del x
+    heap.close()
+    heap.close()
+    assert "closed" in repr(heap) and not heap.is_open
+    with pytest.raises(UsageError, match="closed"):
+        heap.empty(4)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(UsageError, match="no heap provider 'magic' for cpu devices") as caught:
+        SymmetricHeap(ALONE, "cpu", provider="magic")
+    assert "there is: host" in str(caught.value)
+    with pytest.raises(UsageError, match="no heap provider 'cuda_vmm' for cpu"):
+        SymmetricHeap(ALONE, "cpu", provider="cuda_vmm")
+    with pytest.raises(UsageError, match="0 bytes"):
+        SymmetricHeap(ALONE, "cpu", capacity=0)
+    with pytest.raises(ShapeError, match=r"\(2, -1\)"):
+        SymmetricHeap(ALONE, "cpu").empty((2, -1))
+
+
+def test_processes_share_memory_and_leave_nothing_behind(run_job, tmp_path) -> None:
+    done = run_job("tilescale run", 3, "heap.py", "share", TMPDIR=str(tmp_path))
+    assert done.code == 0, done.output
+    assert done.output.count("heap works") == 3
+    assert not list(tmp_path.glob("tilescale-*"))
+
+
+def test_a_killed_rank_ends_the_others(run_job, tmp_path) -> None:
+    done = run_job("tilescale run", 3, "heap.py", "kill", TILESCALE_TIMEOUT_S="30", TMPDIR=str(tmp_path))
+    assert done.code != 0 and done.seconds < 25
+    assert "RankFailedError" in done.output and "rank 1" in done.output
+    assert not list(tmp_path.glob("tilescale-*")), "the ranks that live clean up"
+

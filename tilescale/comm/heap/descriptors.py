@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""File descriptors from process to process on one host: Unix sockets in directories that only their user can enter.
+
+A rank opens a `Mailbox`, tells the others its path, and each sends its descriptor there. Neither side ever blocks:
+a message waits in the socket until its receiver looks.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import selectors
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import Iterable
+
+from tilescale.comm.call import Call
+from tilescale.comm.heap.group import Group
+from tilescale.errors import LaunchError
+
+__all__ = ["Mailbox", "exchange", "send"]
+
+_MESSAGE = struct.Struct("!I")  # the sender's rank
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid, as the kernel knows them
+_LONGEST_PATH = 100  # the kernel's limit is 108 bytes
+_MOST_DESCRIPTORS = 8  # in a message that is not ours; all have to be received to be closed
+_TIMEOUT_S = 5.0  # for a local connection to be accepted into the queue
+
+
+class Mailbox:
+    """Where other processes of the same user can leave one descriptor each.
+
+    Attributes:
+        path: of the socket; for `send`.
+    """
+
+    def __init__(self) -> None:
+        base = tempfile.gettempdir()
+        if len(base) > _LONGEST_PATH - 40:
+            base = "/tmp"
+        self._directory = tempfile.mkdtemp(prefix="tilescale-", dir=base)  # mode 0700
+        self.path = os.path.join(self._directory, "fd")
+        self._received: dict[int, int] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._socket.bind(self.path)
+        self._socket.listen(1024)
+        self._selector.register(self._socket, selectors.EVENT_READ)
+
+    def missing(self, senders: Iterable[int]) -> list[int]:
+        """The senders whose descriptors are not here."""
+        return [rank for rank in senders if rank not in self._received]
+
+    def take(self, senders: Iterable[int]) -> dict[int, int] | None:
+        """The descriptors of all `senders`, which the caller now owns; None as long as one is missing."""
+        senders = list(senders)
+        if self.missing(senders):
+            self._look()
+        if self.missing(senders):
+            return None
+        return {rank: self._received.pop(rank) for rank in senders}
+
+    def close(self) -> None:
+        """Close the socket and all descriptors that nobody took, and remove the directory."""
+        for key in list((self._selector.get_map() or {}).values()):
+            key.fileobj.close()
+        self._selector.close()
+        for descriptor in self._received.values():
+            os.close(descriptor)
+        self._received.clear()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+            os.rmdir(self._directory)
+
+    def _look(self) -> None:
+        for key, _ in self._selector.select(0):
+            if key.fileobj is self._socket:
+                self._accept()
+            else:
+                self._receive(key.fileobj)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection, _ = self._socket.accept()
+                if _user_of(connection) != os.getuid():  # root alone gets past the directory's mode
+                    connection.close()
+                    continue
+                connection.setblocking(False)
+                self._selector.register(connection, selectors.EVENT_READ)
+                self._receive(connection)  # the message is usually there with the connection
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            message, descriptors, flags = _receive(connection)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            message, descriptors, flags = b"", [], 0
+        self._selector.unregister(connection)
+        connection.close()
+        whole = len(message) == _MESSAGE.size and len(descriptors) == 1 and not flags & socket.MSG_CTRUNC
+        sender = _MESSAGE.unpack(message)[0] if whole else -1
+        if not whole or sender in self._received:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return
+        self._received[sender] = descriptors[0]
+
+
+def send(path: str, sender: int, descriptor: int) -> None:
+    """Leave a copy of `descriptor` in the mailbox at `path`, as rank `sender`.
+
+    Raises LaunchError if the mailbox cannot be reached, or belongs to somebody else.
+    """
+    try:
+        _check_private(os.path.dirname(path))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(_TIMEOUT_S)
+            connection.connect(path)
+            if _user_of(connection) != os.getuid():
+                raise PermissionError(f"user {_user_of(connection)} listens there")
+            socket.send_fds(connection, [_MESSAGE.pack(sender)], [descriptor])
+    except OSError as error:
+        raise LaunchError(
+            f"cannot share memory through {path}: {error}",
+            hint="the ranks of one host must run as one user and see the same TMPDIR; or the rank there has just ended",
+        ) from error
+
+
+def exchange(
+    group: Group, call: Call, mailbox: Mailbox, paths: list[str], descriptor: int, senders: Iterable[int]
+) -> dict[int, int]:
+    """Send `descriptor` to `senders` at their `paths`, and wait for theirs, which the caller then owns.
+
+    Raises RankFailedError if a rank fails meanwhile or the time is up, LaunchError if one cannot be reached.
+    """
+    senders = list(senders)
+    for rank in senders:
+        try:
+            send(paths[rank], group.rank, descriptor)
+        except LaunchError:
+            group.raise_if_failed(call, within_s=1.0)  # its death explains more than its closed mailbox
+            raise
+    return group.wait(call, lambda: mailbox.take(senders), lambda: mailbox.missing(senders))
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int], int]:
+    """A message, the descriptors that came with it, and the kernel's flags."""
+    descriptors = array.array("i")
+    space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * descriptors.itemsize)
+    # Not socket.recv_fds: it drops its flags, and children would inherit the descriptors.
+    message, ancillary, flags, _ = connection.recvmsg(64, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return message, list(descriptors), flags
+
+
+def _check_private(directory: str) -> None:
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        raise PermissionError(f"{directory} is not a directory that only user {os.getuid()} can enter")
+
+
+def _user_of(connection: socket.socket) -> int:
+    """The user of the process at the other end, from the kernel."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(data)[1]

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""What a heap needs of the team that owns it: exchange of small facts, and waits that end when a rank fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from tilescale.comm.call import Call
+from tilescale.comm.team import Team
+from tilescale.errors import RankFailedError
+from tilescale.settings import settings
+
+__all__ = ["Group"]
+
+T = TypeVar("T")
+
+
+class Group:
+    """The ranks of a heap.
+
+    Attributes:
+        team: the team that they are.
+        rank: this process's rank in it.
+        size: number of ranks.
+    """
+
+    def __init__(self, team: Team):
+        self.team = team
+        self.rank, self.size = team.rank, team.size
+
+    @property
+    def timeout_s(self) -> float:
+        """The longest wait for another rank, in seconds."""
+        session = self.team._session
+        return settings().timeout_s if session is None else session.timeout_s
+
+    def all_gather(self, call: Call, value: T) -> list[T]:
+        """The values of all ranks. Raises what a collective of the team raises; errors name `call`."""
+        return self.team._all_gather(call, value)
+
+    def wait(self, call: Call, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]]) -> T:
+        """Ask `ready` until it gives something; `missing` names the ranks of the team that it depends on.
+
+        Raises RankFailedError if one of them fails or the time is up.
+        """
+        session = self.team._session
+        assert session is not None, "a heap of one rank waits for nobody"
+        return session.wait(ready, lambda: [self.team.ranks[rank] for rank in missing()], call)
+
+    def raise_if_failed(self, call: Call, within_s: float) -> None:
+        """Raise RankFailedError if the job fails within so many seconds: a death takes a moment to be noticed."""
+        session, end = self.team._session, time.monotonic() + within_s
+        while session is not None and time.monotonic() < end:
+            failure = session.notes().failure
+            if failure is not None:
+                raise RankFailedError(failure.text, where=call.at(f"rank {self.rank} was in {call}"))
+            time.sleep(0.02)

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: MIT
+"""The symmetric heap: tensors that exist on every rank at the same offset, and that every rank can reach on all ranks.
+
+Allocation is collective: every rank makes the same calls in the same order. Everything else is local.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilescale.comm.call import Call
+from tilescale.comm.heap import open_heaps
+from tilescale.comm.heap.address_map import AddressMap
+from tilescale.comm.heap.group import Group
+from tilescale.comm.heap.ledger import Block, Ledger
+from tilescale.comm.heap.provider import Refused, choose
+from tilescale.comm.heap.tensors import contiguous_strides, extent, tensor_at
+from tilescale.comm.team import Team
+from tilescale.errors import (
+    HeapExhaustedError,
+    Location,
+    NoPathError,
+    RankMismatchError,
+    ShapeError,
+    UsageError,
+)
+from tilescale.hda.units import format_bytes
+from tilescale.settings import settings
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SymmetricHeap", "Usage"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes of a heap on one rank.
+
+    Attributes:
+        capacity: to how many it may grow.
+        mapped: how many it has taken from the device.
+        used: how many belong to tensors, rounded up to whole pieces.
+        pending: how many of the used ones this rank has released, while another rank still has them.
+    """
+
+    capacity: int
+    mapped: int
+    used: int
+    pending: int
+
+    @property
+    def free(self) -> int:
+        """How many more may be used, if the pieces fit."""
+        return self.capacity - self.used
+
+
+@dataclass(frozen=True)
+class _Request:
+    """An allocation as one rank asks for it, with what it has released since the last one."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    where: Location
+    released: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.shape} of {self.dtype}"
+
+
+class SymmetricHeap:
+    """Symmetric memory of a team of ranks.
+
+    A tensor's memory is in use as long as the tensor or any view of it lives, on any rank. It is reused by a later
+    allocation, once all ranks have released it.
+
+    Attributes:
+        team: the ranks.
+        device: where this rank's tensors are.
+        provider: name of the provider of the memory.
+    """
+
+    def __init__(
+        self, team: Team, device: torch.device | str, *, provider: str | None = None, capacity: int | None = None
+    ):
+        """Collective: an empty heap.
+
+        Args:
+            team: the ranks that share it.
+            device: of this rank's tensors.
+            provider: "cuda_vmm", "nvshmem" or "host"; None takes TILESCALE_HEAP, or else the first that works.
+            capacity: to how many bytes it may grow on each rank; None takes TILESCALE_HEAP_BYTES, or else as much as
+                makes sense on the device. The smallest over all ranks counts.
+        Raises:
+            UsageError: an unknown provider, or a capacity that is not positive.
+            RankMismatchError: ranks with different kinds of device or provider.
+            DependencyError: a package of the wanted provider is missing.
+            DeviceError: the device, its driver or the operating system refuses what the wanted provider needs.
+            UnsupportedError: no provider works with these devices.
+        """
+        import torch
+
+        call = Call.here("SymmetricHeap")
+        if capacity is not None and capacity <= 0:
+            raise UsageError(f"a heap of {capacity} bytes", hint="give a positive capacity", where=call.where)
+        self.team, self.device = team, torch.empty(0, device=device).device  # with its index
+        self._group = Group(team)
+        entry, hosts = choose(self._group, self.device, provider or settings().heap, call)
+        self.provider = entry.name
+        home = entry.load()
+        own = capacity or settings().heap_bytes or home.suggest(self.device, team.size)
+        capacity = min(self._group.all_gather(call, own))
+        self._memory = home.open(self._group, self.device, hosts, capacity, call)
+        self._ledger = Ledger(team.size)
+        for piece in self._memory.extents:
+            self._ledger.arena.add(*piece)
+        self._released: deque[int] = deque()  # garbage collection appends to it at any moment, from any thread
+        self._told: set[int] = set()  # numbers of blocks that this rank has told the others it released
+        self._open = True
+        open_heaps.add(self)
+
+    @property
+    def addresses(self) -> AddressMap:
+        """Where the heaps of all ranks lie, as this rank sees them."""
+        return self._memory.addresses
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used; False after `close`."""
+        return self._open
+
+    def empty(self, shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Collective: a contiguous symmetric tensor with arbitrary contents.
+
+        Args:
+            shape: the same on all ranks.
+            dtype: the same on all ranks; None is PyTorch's default.
+        Raises:
+            RankMismatchError: ranks ask for different shapes or types, or make different calls.
+            HeapExhaustedError: there is no room for it.
+            ShapeError: a negative extent.
+            UsageError: the heap is closed, or a CUDA graph is being captured.
+        """
+        return self._allocate(Call.here("empty"), shape, dtype)
+
+    def zeros(self, shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Collective: a symmetric tensor of zeros, on all ranks by the time that this returns. Raises as `empty`."""
+        call = Call.here("zeros")
+        return self._filled(self._allocate(call, shape, dtype).zero_(), call)
+
+    def from_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Collective: a contiguous symmetric copy of `tensor`, which has the same shape and type on all ranks.
+
+        All ranks' copies are complete by the time that this returns. Raises as `empty`.
+        """
+        call = Call.here("from_tensor")
+        return self._filled(self._allocate(call, tensor.shape, tensor.dtype).copy_(tensor.detach()), call)
+
+    def peers(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All ranks' instances of a symmetric tensor or of a view of one: shape (ranks, *shape).
+
+        Rank p's instance is at index `addresses.slot(p)`. Local, and no copy: what is written there is written to the
+        peer. The result keeps this rank's instance alive; a peer keeps its own.
+
+        Raises NotSymmetricError for another tensor, NoPathError if a rank's memory has no address here.
+        """
+        offset = self.offset(tensor)
+        view = self.addresses
+        if view.unreachable:
+            raise NoPathError(f"the heaps of ranks {list(view.unreachable)} have no address on rank {view.rank}")
+        return tensor_at(
+            view.base + offset,
+            (view.ranks, *tensor.shape),
+            (view.stride // tensor.dtype.itemsize, *tensor.stride()),
+            tensor.dtype,
+            self.device,
+            _nothing,
+            tensor.untyped_storage(),
+        )
+
+    def offset(self, tensor: torch.Tensor) -> int:
+        """The byte in the heap where a symmetric tensor, or a view of one, begins: the same on all ranks.
+
+        Raises NotSymmetricError for a tensor that does not lie in this heap.
+        """
+        offset = self._find(tensor)
+        if offset is None:
+            raise open_heaps.not_symmetric(tensor, self)
+        return offset
+
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        """Whether this is a tensor of this heap, or a view of one."""
+        return self._find(tensor) is not None
+
+    def usage(self) -> Usage:
+        """How full the heap is on this rank."""
+        released = {*self._told, *self._released}
+        return Usage(
+            capacity=self._memory.capacity,
+            mapped=sum(piece.nbytes for piece in self._memory.extents),
+            used=self._ledger.arena.used,
+            pending=sum(self._ledger.arena.size_of(b.offset) for b in self._ledger.blocks if b.number in released),
+        )
+
+    def close(self) -> None:
+        """Give all memory back. Every rank does so, at any time; closing again does nothing.
+
+        Raises UsageError while tensors of this rank are alive.
+        """
+        if not self._open:
+            return
+        gc.collect()
+        alive = len(self._ledger.blocks) - len({*self._told, *self._released})
+        if alive:
+            raise UsageError(f"{alive} tensors of the heap are still in use", hint="delete them, and all views of them")
+        self.end()
+
+    def __enter__(self) -> SymmetricHeap:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:  # else the traceback may hold tensors; the end of the process closes the heap
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self._open else ", closed"
+        return f"SymmetricHeap({self.provider} on {self.device}, rank {self.team.rank} of {self.team.size}{state})"
+
+    def end(self) -> None:
+        """Give all memory back, even while tensors are alive: nobody may touch them any more."""
+        self._open = False
+        open_heaps.remove(self)
+        self._memory.close()
+
+    def _allocate(self, call: Call, shape: int | Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
+        import torch
+
+        self._check_ready(call)
+        extents = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+        if any(size < 0 for size in extents):
+            raise ShapeError(f"a symmetric tensor of shape {extents}", where=call.where)
+        dtype = dtype or torch.get_default_dtype()
+        self._agree(call, extents, str(dtype))
+        block = self._place(call, math.prod(extents) * dtype.itemsize)
+        address = self.addresses.address(self.team.rank, block.offset)
+        strides = contiguous_strides(extents)
+        return tensor_at(address, extents, strides, dtype, self.device, self._released.append, block.number)
+
+    def _agree(self, call: Call, shape: tuple[int, ...], dtype: str) -> None:
+        """Tell each other what is asked and what was released. Raises RankMismatchError."""
+        requests = self._group.all_gather(call, _Request(shape, dtype, call.where, self._newly_released()))
+        self._settle([request.released for request in requests])
+        own = requests[self.team.rank]
+        for rank, other in enumerate(requests):
+            if (other.shape, other.dtype) != (own.shape, own.dtype):
+                raise RankMismatchError(
+                    f"rank {self.team.rank} allocates {own}, rank {rank} allocates {other}",
+                    hint="all ranks allocate the same symmetric tensors in the same order",
+                    where=[call.at(f"rank {self.team.rank}"), Call(call.op, None, other.where).at(f"rank {rank}")],
+                )
+
+    def _place(self, call: Call, nbytes: int) -> Block:
+        """A block, in what is mapped or in more. All ranks decide alike. Raises HeapExhaustedError."""
+        arena = self._ledger.arena
+        block = self._ledger.allocate(nbytes)
+        if block is not None:
+            return block
+        end = max((sum(piece) for piece in self._memory.extents), default=0)
+        try:
+            arena.add(*self._memory.grow(max(nbytes, 1), arena.free_before(end), call))
+        except Refused as refusal:
+            gc.collect()  # on all ranks: tensors in reference cycles are not released before
+            self._settle(self._group.all_gather(call, self._newly_released()))
+            block = self._ledger.allocate(nbytes)
+            if block is None:
+                raise self._exhausted(call, nbytes, refusal) from None
+            return block
+        block = self._ledger.allocate(nbytes)
+        assert block is not None, "the heap has just grown by as much"
+        return block
+
+    def _newly_released(self) -> tuple[int, ...]:
+        """What was released here since the last call; nothing that runs on the device uses it any more."""
+        released = []
+        while self._released:
+            released.append(self._released.popleft())
+        if released:
+            self._memory.wait_idle()
+        self._told.update(released)
+        return tuple(released)
+
+    def _settle(self, released: Sequence[tuple[int, ...]]) -> None:
+        self._ledger.settle(released)
+        self._told &= {block.number for block in self._ledger.blocks}
+
+    def _filled(self, tensor: torch.Tensor, call: Call) -> torch.Tensor:
+        self._memory.wait_idle()
+        self._group.all_gather(call, None)
+        return tensor
+
+    def _find(self, tensor: torch.Tensor) -> int | None:
+        if tensor.device != self.device or not self._open or tensor.is_sparse:
+            return None
+        itemsize = tensor.dtype.itemsize
+        address = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * itemsize
+        nbytes = extent(tensor.shape, tensor.stride()) * itemsize
+        if not self.addresses.owns(address, nbytes):
+            return None
+        offset = self.addresses.offset(address)
+        return None if self._ledger.find(offset, nbytes) is None else offset
+
+    def _check_ready(self, call: Call) -> None:
+        import torch
+
+        if not self._open:
+            raise UsageError("the heap is closed", where=call.where)
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise UsageError(
+                "a symmetric tensor is allocated while a CUDA graph is captured",
+                hint="allocate before the capture: it needs all ranks, and waits for the device",
+                where=call.where,
+            )
+
+    def _exhausted(self, call: Call, nbytes: int, refusal: Refused) -> HeapExhaustedError:
+        usage = self.usage()
+        largest = max((size for _, size in self._ledger.arena.free_pieces), default=0)
+        waiting = f", {format_bytes(usage.pending)} released here but not by all ranks" if usage.pending else ""
+        return HeapExhaustedError(
+            f"asked for a symmetric tensor of {format_bytes(nbytes)}; of {format_bytes(usage.mapped)} mapped, "
+            f"{format_bytes(usage.mapped - usage.used)} are free (largest piece {format_bytes(largest)}{waiting}), "
+            f"and the heap cannot grow: {refusal}",
+            hint=refusal.hint,
+            where=call.at("asks for it"),
+        )
+
+
+def _nothing(_kept_alive: object) -> None:
+    pass
+

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""The heaps that are open in this process: which one a tensor lies in, and their end when the process exits."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from tilescale.errors import NotSymmetricError, TileScaleError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.comm.heap.heap import SymmetricHeap
+
+__all__ = ["add", "heap_of", "not_symmetric", "remove"]
+
+_open: list[SymmetricHeap] = []
+_exit_registered_by: int | None = None
+
+
+def add(heap: SymmetricHeap) -> None:
+    """Note that a heap was opened. It stays open until it is closed: its tensors may outlive all references to it."""
+    global _exit_registered_by
+    _open.append(heap)
+    if _exit_registered_by is None:
+        _exit_registered_by = os.getpid()
+        atexit.register(end_all)
+
+
+def remove(heap: SymmetricHeap) -> None:
+    """Note that a heap is closed."""
+    _open.remove(heap)
+
+
+def end_all() -> None:
+    """Close all heaps, the latest first. Called when the process exits."""
+    if os.getpid() != _exit_registered_by:  # a forked child has none of the device's state
+        return
+    for heap in reversed(_open.copy()):
+        with contextlib.suppress(TileScaleError):  # what went wrong has been said before
+            heap.end()
+
+
+def heap_of(*tensors: torch.Tensor) -> SymmetricHeap:
+    """The heap that all these tensors lie in. Raises NotSymmetricError if one lies in none, or two in two."""
+    homes = [_home(tensor) for tensor in tensors]
+    for tensor, home in zip(tensors, homes, strict=True):
+        if home is None or home is not homes[0]:
+            raise not_symmetric(tensor, homes[0])
+    if not homes or homes[0] is None:
+        raise NotSymmetricError("no tensors, so no heap")
+    return homes[0]
+
+
+def not_symmetric(tensor: torch.Tensor, wanted: SymmetricHeap | None) -> NotSymmetricError:
+    """The error for a tensor that does not lie in the wanted heap, or in any."""
+    what = f"a tensor {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
+    home = _home(tensor)
+    if home is not None:
+        return NotSymmetricError(
+            f"{what} lies in {home}, not in {wanted}", hint="take all tensors of one call from the same heap"
+        )
+    return NotSymmetricError(
+        f"{what} is not symmetric: peers cannot reach it",
+        hint="allocate it with tilescale.empty or zeros, or copy it with tilescale.from_tensor",
+    )
+
+
+def _home(tensor: torch.Tensor) -> SymmetricHeap | None:
+    return next((heap for heap in _open if heap.is_symmetric(tensor)), None)
