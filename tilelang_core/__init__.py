@@ -6,6 +6,8 @@
     trace.py     tracing: the current builder, scoped regions, source lines, our own operations
     dialect.py   hooks into TileLang's front end (installed when this package is imported)
     compile.py   lowering and compiling with the stock compiler
+    stock.py     TileLang's language under one name
+    rewrite.py   rebuilding traced functions: new parameters, buffers and statements
 
 It is a leaf: it knows nothing of `tilescale`. An upstream rename is mended here.
 """

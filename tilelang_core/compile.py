@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import tilelang
 import tvm
-from tilelang.jit import JITImpl
 from tilelang.backend.target import determine_target
+from tilelang.jit import JITImpl, _CallFormCache
 from tvm import tirx
 
 __all__ = ["JIT", "compile_kernel", "cuda_source", "jit"]
@@ -32,19 +32,30 @@ def compile_kernel(func: tirx.PrimFunc, **options: Any) -> Any:
 class JIT(JITImpl):
     """TileLang's just-in-time factory with two hooks.
 
-    `tracing()` is entered around everything that may trace; `finish(func, options)` makes the kernel of a traced
-    function.
+    `tracing()` is entered around everything that may trace and yields what is traced for: templates and kernels are
+    kept for each. `finish(func, options)` makes the kernel of a traced function.
     """
 
-    tracing: Callable[[], contextlib.AbstractContextManager]
+    tracing: Callable[[], contextlib.AbstractContextManager[Hashable]]
     finish: Callable[[tirx.PrimFunc, dict[str, Any]], Any]
 
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        with self.tracing() as purpose:
+            caches = self.__dict__.setdefault("_caches", {}).setdefault(purpose, ({}, _CallFormCache(), {}))
+            self._kernel_cache, self._call_form_cache, self.func.p1_cache = caches
+            yield
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.tracing():
+        with self._tracing():
             return super().__call__(*args, **kwargs)
 
+    def initialize_jit_mode(self, *args: Any, **kwargs: Any) -> str:
+        with self._tracing():
+            return super().initialize_jit_mode(*args, **kwargs)
+
     def get_tir(self, *args: Any, **kwargs: Any) -> tirx.PrimFunc:
-        with self.tracing():
+        with self._tracing():
             return super().get_tir(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
@@ -58,6 +69,10 @@ class JIT(JITImpl):
             "compile_flags": self.compile_flags,
         }
         return self.finish(self.get_tir(*args, **kwargs), options)
+
+    def par_compile(self, configs: Iterable[dict[str, Any] | tuple[Any, ...]], **_: Any) -> list[Any]:
+        """The kernels of several configurations; nothing is generated before they are used."""
+        return [self.compile(**c) if isinstance(c, dict) else self.compile(*c) for c in configs]
 
 
 def jit(function: Callable, *, tracing: Callable, finish: Callable, **options: Any) -> JIT:

@@ -5,7 +5,8 @@ TileLang rewrites a kernel's Python source with `DSLMutator`, which `mutate` loo
 assignment covers prim_func, macro, lazy and eager jit. Ours does two things more:
 
 - `with Scope(...) as a, b:` binds both names, like `as (a, b)` (Python itself reads `b` as a second context manager);
-  only for context managers that carry `SCOPE_ATTR`.
+  only for functions that carry `SCOPE_ATTR`, whose value is how many names they bind. The names show in the IR, and
+  using one where its region has ended is TileLang's usual error.
 - statements that TileLang's own macros emit (`T.reduce_sum` and others) keep the source line of the user's call.
 
 A builder failure is logged by TileLang with the whole rewritten source; for errors that already name the user's line
@@ -34,29 +35,32 @@ class Mutator(_StockMutator):
 
     def visit_With(self, node: ast.With):  # noqa: N802 - ast.NodeTransformer's naming
         node.items = self._merge_targets(node.items)
-        return super().visit_With(node)
+        targets = [item.optional_vars for item in node.items if item.optional_vars and self._values(item) > 1]
+        rewritten = super().visit_With(node)
+        # TileLang tracks where a name is bound for assignments and loops only.
+        node.body[:0] = [_bound(name) for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        return rewritten
 
     def _merge_targets(self, items: list[ast.withitem]) -> list[ast.withitem]:
         merged: list[ast.withitem] = []
+        missing = 0
         for item in items:
-            previous = merged[-1] if merged else None
-            if previous is not None and self._is_scope(previous) and _is_bare_name(item):
-                name = item.context_expr
-                target = ast.copy_location(ast.Name(name.id, ast.Store()), name)
-                old = previous.optional_vars
-                names = [*old.elts, target] if isinstance(old, ast.Tuple) else [old, target]
-                previous.optional_vars = ast.copy_location(ast.Tuple(names, ast.Store()), old)
+            if missing and _is_bare_name(item):
+                name, target = item.context_expr, merged[-1].optional_vars
+                names = [*(target.elts if isinstance(target, ast.Tuple) else [target]), _stored(name)]
+                merged[-1].optional_vars = ast.copy_location(ast.Tuple(names, ast.Store()), target)
+                missing -= 1
             else:
                 merged.append(item)
+                missing = self._values(item) - 1 if isinstance(item.optional_vars, ast.Name) else 0
         return merged
 
-    def _is_scope(self, item: ast.withitem) -> bool:
+    def _values(self, item: ast.withitem) -> int:
+        """How many names the context manager of an item binds."""
         call = item.context_expr
-        return (
-            isinstance(call, ast.Call)
-            and item.optional_vars is not None
-            and getattr(self._try_eval(call.func), SCOPE_ATTR, False)
-        )
+        if not isinstance(call, ast.Call) or not _is_path(call.func):
+            return 1
+        return getattr(self._try_eval(call.func), SCOPE_ATTR, 1)
 
     def visit_FunctionDef(self, node: ast.FunctionDef):  # noqa: N802
         result = super().visit_FunctionDef(node)
@@ -74,8 +78,27 @@ class _DropFileLines(ast.NodeTransformer):
         return ast.copy_location(ast.Pass(), node) if is_fileline else node
 
 
+def _is_path(node: ast.expr) -> bool:
+    """Whether an expression is `name` or `name.attribute...`: safe to evaluate while the source is rewritten."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
 def _is_bare_name(item: ast.withitem) -> bool:
     return item.optional_vars is None and isinstance(item.context_expr, ast.Name)
+
+
+def _bound(name: ast.Name) -> ast.stmt:
+    source = f"{name.id} = __tb.bind({name.id!r}, {name.id}, loop_target=True)"
+    statement = ast.parse(source).body[0]
+    for node in ast.walk(statement):
+        ast.copy_location(node, name)
+    return statement
+
+
+def _stored(name: ast.Name) -> ast.Name:
+    return ast.copy_location(ast.Name(name.id, ast.Store()), name)
 
 
 class _DropLocatedErrors(logging.Filter):

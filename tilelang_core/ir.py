@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tilelang.ir import get_buffer_span, get_stmt_span, span_to_location
-from tvm import tirx
+from tilelang.language import dtypes
+from tilelang.utils import side_effect
+from tvm import DataType, tirx
 from tvm.arith import Analyzer
-from tvm import DataType
 from tvm.ir import Op, Range
 from tvm.tirx import stmt_functor
+from tvm.tirx.expr import CallEffectKind
 from tvm.tirx.stmt import ForKind
 from tvm_ffi import Array
 
@@ -23,7 +25,7 @@ Add, Sub, Mul, Div, Mod = tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod
 FloorDiv, FloorMod, Min, Max = tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max
 EQ, NE, LT, LE, GT, GE = tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE
 And, Or, Not, Select, Let = tirx.And, tirx.Or, tirx.Not, tirx.Select, tirx.Let
-Cast, Ramp, Broadcast, Shuffle = tirx.Cast, tirx.Ramp, tirx.Broadcast, tirx.Shuffle
+Cast = tirx.Cast
 IntImm, FloatImm, StringImm, Var, Call, PrimExpr = (
     tirx.IntImm,
     tirx.FloatImm,
@@ -46,12 +48,14 @@ AllocBuffer, DeclBuffer = tirx.AllocBuffer, tirx.DeclBuffer
 SBlock, SBlockRealize = tirx.SBlock, tirx.SBlockRealize
 
 __all__ = [
-    "EQ", "GE", "GT", "LE", "LT", "NE", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt", "AttrStmt", "Bind",
-    "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast", "DeclBuffer", "Div", "Evaluate",
+    "EQ", "GE", "GT", "LE", "LT", "NE", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt", "AttrStmt",
+    "Bind",
+    "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast", "DeclBuffer", "Div", "Evaluate",
     "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm", "Let", "Max", "Min", "Mod", "Mul",
-    "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
-    "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits", "buffer_location", "children", "constant", "contains",
-    "fingerprint", "int_node", "op_name", "parameters", "region_parts", "stmt_location", "substitute", "variables", "walk",
+    "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
+    "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits", "buffer_location", "children",
+    "constant", "contains", "fingerprint", "int_node", "is_pure", "op_name", "parameters", "region_parts", "simplify",
+    "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
 ]  # fmt: skip
 
 
@@ -80,9 +84,22 @@ def constant(expr: Any) -> int | None:
     return None
 
 
+def simplify(expr: PrimExpr, ranges: dict[Var, tuple[Any, Any]]) -> PrimExpr:
+    """`expr` simplified, where each variable of `ranges` runs over range(begin, begin + extent) of its pair."""
+    analyzer = Analyzer()
+    for var, (begin, extent) in ranges.items():
+        analyzer.bind(var, Range.from_min_extent(begin, extent))
+    return analyzer.simplify(expr)
+
+
 def bits(dtype: str) -> int:
     """Bits of one element of a data type."""
     return DataType(dtype).bits * DataType(dtype).lanes
+
+
+def torch_dtype(dtype: str) -> Any:
+    """torch's type of that name of TileLang's."""
+    return dtypes.dtype(dtype).as_torch()
 
 
 def int_node(value: Any) -> PrimExpr:
@@ -121,6 +138,33 @@ def children(stmt: Stmt) -> Iterator[Stmt]:
 def walk(node: Any, visit: Callable[[Any], None]) -> None:
     """Call `visit` on every statement and expression below `node`, parents first."""
     stmt_functor.pre_order_visit(node, lambda n: (visit(n), True)[1])
+
+
+def uses(stmt: Stmt) -> list[Var]:
+    """Variables that a statement itself, not those inside it, reads or writes; data of buffers included."""
+    found: list[Var] = []
+
+    def visit(node: Any) -> bool:
+        if isinstance(node, BufferLoad | BufferStore):
+            found.append(node.buffer.data)
+        elif isinstance(node, Var):
+            found.append(node)
+        return not isinstance(node, Stmt) or node.same_as(stmt)
+
+    stmt_functor.pre_order_visit(stmt, visit)
+    return found
+
+
+def statements(stmt: Stmt) -> Iterator[Stmt]:
+    """A statement and all below it, in program order."""
+    yield stmt
+    for inner in children(stmt):
+        yield from statements(inner)
+
+
+def is_pure(expr: PrimExpr) -> bool:
+    """Whether an expression has the same value wherever it is evaluated: it reads no memory and changes nothing."""
+    return side_effect(expr) <= CallEffectKind.Pure.value
 
 
 def variables(expr: Any) -> set[Var]:

@@ -4,48 +4,49 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tvm_ffi
-from tilelang.language.allocate import alloc_fragment, alloc_global, alloc_shared
+from tilelang.jit.exceptions import JITNoBuilderError
 from tilelang.language.copy_op import _normalize_copy_regions
-from tilelang.language.eager.builder import Builder, JITFunc, prim_func
+from tilelang.language.eager.builder import Builder, Frame, prim_func, register_var_scope_frame
 from tilelang.language.frame import get_let_value, has_let_value
 from tilelang.language.kernel import KernelLaunchFrame, kernel_launch_factory, launch_kernel
 from tilelang.utils.language import to_tile_region
 from tvm import ir, tirx
-from tvm.tirx import stmt_functor
 from tvm.script.ir_builder import tirx as tir_builder
+from tvm.tirx import stmt_functor
 from tvm.tirx.script.builder.ir import attr as attr_frame
 from tvm.tirx.script.builder.ir import sblock_attr
 
 from tilelang_core.dialect import SCOPE_ATTR
 
 __all__ = [
-    "JITFunc", "KernelLaunchFrame", "alloc_fragment", "alloc_global", "alloc_shared", "bind", "bind_view", "builder",
-    "call", "conditions", "copy_regions", "definition", "kernel_launch_factory", "launch", "launch_kernel", "location",
-    "note_buffer", "note_of", "prim_func", "register_op", "retrace", "scope_factory", "scoped", "state", "tile_region",
+    "DEFAULT_THREADS", "JITNoBuilderError", "bind", "bind_view", "call", "conditions", "copy_regions", "definition",
+    "is_tracing", "kernel_launch_factory", "launch", "launch_kernel", "locations", "note_buffer", "note_of",
+    "register_op", "retrace", "scope_factory", "scoped", "state", "tile_region",
 ]  # fmt: skip
 
+DEFAULT_THREADS = 128
+"""Threads of a program whose launch does not say how many; the default of TileLang's CUDA launch."""
 
-def builder() -> Builder | None:
-    """The builder of the function that is being traced, or None."""
-    return Builder.current()
+
+def is_tracing() -> bool:
+    """Whether a function is being traced."""
+    return Builder.current() is not None
 
 
 def state() -> dict[str, Any]:
     """A dictionary that lives as long as the current trace."""
-    current = Builder.current()
-    return current.__dict__.setdefault("tilelang_core_state", {})
+    return Builder.current().__dict__.setdefault("tilelang_core_state", {})
 
 
-def location() -> tuple[str, int] | None:
-    """File and line of the user's statement that is being traced."""
+def locations() -> list[tuple[str, int]]:
+    """File and line of the user's statement that is being traced, then of the macro calls around it."""
     current = Builder.current()
-    if current is None or current.current_line <= 0:
-        return None
-    return current.current_file, current.current_line
+    stack = reversed(current.get_fileline_stack()) if current is not None else ()
+    return list(dict.fromkeys((file, line) for file, line, _ in stack if line > 0))
 
 
 def launch() -> KernelLaunchFrame | None:
@@ -53,16 +54,33 @@ def launch() -> KernelLaunchFrame | None:
     return KernelLaunchFrame.Current()
 
 
-def scope_factory(function: Any) -> Any:
-    """Marks a function that returns a scoped region: `with f(...) as a, b:` then binds both names."""
-    setattr(function, SCOPE_ATTR, True)
-    return function
+def scope_factory(values: int) -> Callable[[Any], Any]:
+    """Marks a function that returns a scoped region of so many values: `with f(...) as a, b:` then binds both names."""
+
+    def mark(function: Any) -> Any:
+        setattr(function, SCOPE_ATTR, values)
+        return function
+
+    return mark
+
+
+class _NameScope(Frame):
+    """A region at whose end the names bound inside end too."""
+
+
+register_var_scope_frame(_NameScope)
 
 
 @contextlib.contextmanager
-def scoped(key: str, value: str) -> Iterator[None]:
-    """A region of the traced program: `AttrStmt(key, value)` around the statements inside."""
-    with Builder.current().with_frame(attr_frame(None, key, value)):
+def scoped(key: str, value: str, *, ends_names: bool = False) -> Iterator[None]:
+    """A region of the traced program: `AttrStmt(key, value)` around the statements inside.
+
+    Args:
+        ends_names: whether a use of a name after the region that binds it is an error of TileLang's.
+    """
+    builder = Builder.current()
+    names = builder.with_frame(_NameScope()) if ends_names else contextlib.nullcontext()
+    with names, builder.with_frame(attr_frame(None, key, value)):
         yield
 
 

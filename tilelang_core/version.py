@@ -36,7 +36,8 @@ def require_tilelang() -> str:
         raise TileLangVersionError(f"TileLang is not installed. Install it with: {install}") from None
     if not _numbers(TESTED[0]) <= _numbers(found) < _numbers(TESTED[1]):
         raise TileLangVersionError(
-            f"TileLang {found} is installed; this release was tested with {TESTED[0]} up to, not including, {TESTED[1]}. "
+            f"TileLang {found} is installed; this release was tested with {TESTED[0]} up to, not including, "
+            f"{TESTED[1]}. "
             f"Install a tested one with: {install}"
         )
     return found

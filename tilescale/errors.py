@@ -18,6 +18,8 @@ __all__ = [
     "CollectiveNotReachedError",
     "DeadlockError",
     "DependencyError",
+    "DeviceError",
+    "HeapExhaustedError",
     "JobError",
     "LayoutError",
     "LaunchError",
@@ -25,6 +27,7 @@ __all__ = [
     "Location",
     "MachineFileError",
     "NoPathError",
+    "NotSymmetricError",
     "OutOfBoundsError",
     "PeerOutOfRangeError",
     "PhaseError",
@@ -37,6 +40,7 @@ __all__ = [
     "UnknownMachineError",
     "UnsupportedError",
     "UsageError",
+    "WaitTimeoutError",
 ]
 
 
@@ -140,7 +144,7 @@ class PeerOutOfRangeError(TileScaleError):
 
 
 class PhaseError(TileScaleError):
-    """A device-level phase and the block grid mixed in a way that has no order, e.g. a block index in a device phase."""
+    """A device-level phase and the grid mixed in a way that has no order, e.g. a block index in a device phase."""
 
 
 class UnsupportedError(TileScaleError):
@@ -158,7 +162,7 @@ class UnknownMachineError(TileScaleError):
     """No built-in machine and no file of that name. Lists the built-in ones."""
 
 
-# -- running ------------------------------------------------------------------------------------------------------------
+# -- running -----------------------------------------------------------------------------------------------------------
 
 
 class ArgumentError(TileScaleError):
@@ -181,6 +185,10 @@ class RankFailedError(TileScaleError):
     """Another rank of the job failed; carries that rank's error text."""
 
 
+class WaitTimeoutError(TileScaleError):
+    """A wait on a device ran out of time: which flag, expected, seen, and the program that waited."""
+
+
 class LaunchError(TileScaleError):
     """A job that could not be started: launcher, rendezvous, world size."""
 
@@ -191,6 +199,18 @@ class JobError(TileScaleError):
 
 class DependencyError(TileScaleError):
     """A package that is missing or of a version that was not tested. Says what to install."""
+
+
+class DeviceError(TileScaleError):
+    """A device, or the operating system, that refuses a call: which call, and what it said."""
+
+
+class HeapExhaustedError(TileScaleError):
+    """No room for a symmetric tensor: how much was asked, how much is free, how to raise it."""
+
+
+class NotSymmetricError(TileScaleError):
+    """A tensor that peers are to reach, but that lies in no symmetric heap, or in another one than the rest."""
 
 
 def picklable(error: BaseException) -> BaseException:

@@ -37,6 +37,7 @@ class Backend:
         accepts: None if it runs the program, else why not.
         build: makes the executable; options are those of `tilelang.compile`.
         priority: the first available one that accepts a program, highest first, runs it.
+        source: the text that it generates for a program, on any computer; None if it generates none.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Backend:
     accepts: Callable[[Program], str | None]
     build: Callable[[Program, Machine, dict[str, Any]], Executable]
     priority: int
+    source: Callable[[Program, Machine, dict[str, Any]], str] | None = None
 
 
 _BACKENDS: list[Backend] = []
@@ -55,6 +57,16 @@ def register(backend: Backend) -> None:
         raise ValueError(f"back end {backend.name} is registered twice")
     _BACKENDS.append(backend)
     _BACKENDS.sort(key=lambda b: -b.priority)
+
+
+def source(program: Program, machine: Machine, options: dict[str, Any]) -> str:
+    """The text that the first back end with one generates for a program.
+
+    Raises:
+        UnsupportedError: something in the program, or the machine, has no lowering.
+    """
+    generator = next(b.source for b in _BACKENDS if b.source is not None)
+    return generator(program, machine, options)
 
 
 def choose(program: Program) -> Backend:

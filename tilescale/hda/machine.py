@@ -99,7 +99,7 @@ class Machine:
         return self.levels[self.index(name)]
 
     def index(self, name: str) -> int:
-        """Position of a level, the finest being 0; raises as `level` does."""
+        """Position of a level, the finest being 0. Raises UnknownLevelError."""
         if name in self.level_names:
             return self.level_names.index(name)
         known = f"its levels are {', '.join(self.level_names)}"

@@ -3,7 +3,7 @@
 
     import tilescale.language as T
 
-    kernel    T.Kernel with extents by level name, T.ALL
+    launch    T.Kernel with extents by level name, T.ALL
     scale     T.Scale, T.rank, T.size
     tensor    T.alloc in a memory layer, T.view with a layout; layouts T.Replica, T.FullRow, T.FullCol, T.Shard
     copy      T.copy to and from another unit
@@ -20,11 +20,12 @@ from tilelang_core import stock as _stock
 from tilelang_core.stock import *  # noqa: F403
 from tilescale.language.collective import all_gather, all_to_all, allreduce, broadcast, reduce_scatter
 from tilescale.language.copy import copy
-from tilescale.language.kernel import ALL, Kernel
+from tilescale.language.launch import ALL, Kernel
 from tilescale.language.scale import Scale, rank, size
 from tilescale.language.signal import barrier, signal, wait
 from tilescale.language.tensor import alloc, alloc_barrier, alloc_fragment, alloc_shared, view
-from tilescale.program.layout import FullCol, FullRow, Layout as Distribution, Replica, Shard
+from tilescale.program.layout import FullCol, FullRow, Replica, Shard
+from tilescale.program.layout import Layout as Distribution
 
 ADDED = (
     "ALL", "Distribution", "FullCol", "FullRow", "Replica", "Scale", "Shard", "all_gather", "all_to_all", "alloc",
@@ -36,7 +37,6 @@ EXTENDED = ("Kernel", "alloc_barrier", "alloc_fragment", "alloc_shared", "broadc
 """Names that TileLang has and that mean more here; what TileLang accepts keeps its meaning."""
 
 __all__ = [*dict.fromkeys((*_stock.__all__, *ADDED, *EXTENDED))]  # noqa: PLE0604
-__all__.remove("module")
 
 
 def __getattr__(name: str) -> Any:

@@ -9,45 +9,62 @@ from tilelang_core import ir, trace
 from tilescale.errors import CollectiveNotReachedError, NoPathError, PeerOutOfRangeError, UsageError
 from tilescale.hda import Level, Network
 from tilescale.language.context import Context, here
-from tilescale.program.ops import ALGORITHMS, RANK
+from tilescale.program.ops import ALGORITHMS, RANK, REDUCTIONS
 
 
 def check_peer(context: Context, level: Level, peer: Any) -> None:
     """Raise PeerOutOfRangeError for a constant peer that the launch does not have."""
     value, extent = ir.constant(peer), context.extent(level)
-    if value is not None and isinstance(extent, int) and not 0 <= value < extent:
+    if value is not None and (value < 0 or isinstance(extent, int) and value >= extent):
+        there = f"units 0 to {extent - 1}" if isinstance(extent, int) else "units from 0"
         raise PeerOutOfRangeError(
-            f"peer {value} of level {level.name!r}: the launch has units 0 to {extent - 1}",
+            f"peer {value} of level {level.name!r}: the launch has {there}",
             hint="wrap it round: (rank + 1) % size",
             where=here(),
         )
 
 
+def check_connected(context: Context, level: Level) -> Network | None:
+    """The network between siblings of `level`; None inside one program, or where the launch has a single unit.
+
+    Raises:
+        NoPathError: nothing connects them.
+    """
+    extent = context.extent(level)
+    if level.kind == "lanes" or isinstance(extent, int) and extent == 1:
+        return None
+    machine, parent = context.machine, context.parent(level)
+    network = machine.network(level.name, parent.name if parent else None)
+    if network is not None and parent is None and isinstance(extent, int):
+        # Without a coarser level in the launch the units may spread over several of the network's own.
+        inside = machine.count(level.name, network.within)
+        network = network if extent <= inside or machine.connects(level.name) else None
+    if network is None:
+        raise NoPathError(
+            f"no network of {machine.name!r} connects units of level {level.name!r}"
+            + (f" within one {parent.name!r}" if parent else f", of which the launch has {extent}"),
+            hint=_reachable(context),
+            where=here(),
+        )
+    return network
+
+
 def check_path(context: Context, level: Level, buffer: ir.Buffer) -> Network | None:
-    """The network that carries a tile of `buffer` between siblings of `level`; None inside one program.
+    """The network that carries a tile of `buffer` between siblings of `level`; None as for `check_connected`.
 
     Raises:
         NoPathError: nothing connects them, or not the memory layer where the tile lies.
     """
-    machine = context.machine
-    if level.kind == "lanes":
-        return None
-    parent = context.parent(level)
-    network = machine.network(level.name, parent.name if parent else None)
-    scope = scope_kind(buffer)
-    owner = machine.layer_for(scope)
+    network = check_connected(context, level)
     if network is None:
-        raise NoPathError(
-            f"no network of {machine.name!r} connects units of level {level.name!r}"
-            + (f" within one {parent.name!r}" if parent else ""),
-            hint=_reachable(context),
-            where=here(),
-        )
+        return None
+    machine, scope = context.machine, scope_kind(buffer)
+    owner = machine.layer_for(scope)
     tensor_or_above = scope == "global" and not context.finer(level, machine.tensor_level)
     if network.reaches != owner.name and not tensor_or_above:
         raise NoPathError(
-            f"{buffer.name!r} lies in layer {owner.name!r} ({owner.title}), which network {network.name!r} between units "
-            f"of level {level.name!r} does not reach; it reaches {network.reaches!r}",
+            f"{buffer.name!r} lies in layer {owner.name!r} ({owner.title}), which network {network.name!r} between "
+            f"units of level {level.name!r} does not reach; it reaches {network.reaches!r}",
             hint=_reachable(context),
             where=here(),
         )
@@ -55,7 +72,10 @@ def check_path(context: Context, level: Level, buffer: ir.Buffer) -> Network | N
 
 
 def _reachable(context: Context) -> str:
-    lines = [f"{n.name} connects {n.level} within {n.within}, layer {n.reaches}" for n in context.machine.networks]
+    lines = [
+        f"{n.name} connects {n.level}" + (f" within {n.within}" if n.within else "") + f", layer {n.reaches}"
+        for n in context.machine.networks
+    ]
     return "networks of this machine: " + "; ".join(lines)
 
 
@@ -73,7 +93,7 @@ def check_impl(network: Network | None, impl: str | None) -> None:
     if impl is not None and impl not in offered:
         raise UsageError(
             f"impl={impl!r} is not a mechanism of this path"
-            + (f" ({network.name}), which offers {', '.join(offered)}" if network else " inside one program"),
+            + (f" ({network.name}), which offers {', '.join(offered)}" if network else ", which no network carries"),
             hint="leave impl out, or choose one that the path offers",
             where=here(),
         )
@@ -90,40 +110,67 @@ def check_algorithm(operation: str, impl: str | None) -> None:
         )
 
 
-def check_reached(context: Context, level: Level, name: str) -> None:
+def check_reduction(op: str) -> str:
+    """A combining operation; raises UsageError for an unknown one."""
+    if op not in REDUCTIONS:
+        raise UsageError(
+            f"op={op!r}: a reduction is one of {', '.join(REDUCTIONS)}", hint="choose one of these", where=here()
+        )
+    return op
+
+
+# -- who reaches a collective ------------------------------------------------------------------------------------------
+
+
+def check_reached(context: Context, level: Level) -> None:
     """Raise CollectiveNotReachedError if a condition around the current statement tells siblings of `level` apart."""
     for condition in trace.conditions():
-        blame = _rank_in(condition, level, context)
+        blame = _blame(context, level, condition)
         if blame is not None:
+            name = context.name
             raise CollectiveNotReachedError(
-                f"T.{name} at level {level.name!r} is under a condition on {blame}, so not all units reach it: {condition}",
-                hint=f"move T.{name} out of the condition, or make the condition the same on every {level.name}",
+                f"{name} at level {level.name!r} is under a condition on {blame}, so not all units reach it: "
+                f"{condition}",
+                hint=f"move {name} out of the condition, or make the condition the same on every {level.name}",
                 where=here(),
             )
 
 
-def _rank_in(expr: Any, level: Level, context: Context) -> str | None:
-    """What in `expr` differs between siblings of `level`, if anything that is known to."""
-    threads = set(context.frame.get_thread_bindings()) if level.kind == "lanes" else set()
-    programs = set(context.frame.get_block_bindings()) if level.kind == "program" else set()
-    todo, seen = list(_parts(expr)), set()
-    while todo:
-        node = todo.pop()
-        if ir.op_name(node) == RANK.name and node.args[0].value == level.name:
-            return f"the rank of level {level.name!r}"
-        if isinstance(node, ir.Var) and node not in seen:
-            seen.add(node)
-            if node in threads:
-                return f"the thread index {node}"
-            if node in programs:
-                return f"the program index {node}"
-            bound = trace.definition(node)
-            todo += _parts(bound) if bound is not None else []
+def _blame(context: Context, level: Level, condition: Any) -> str | None:
+    """What in a condition differs between siblings of `level`, if anything that is known to."""
+    expr = _expanded(condition)
+    if ir.contains(expr, lambda node: ir.op_name(node) == RANK.name and node.args[0].value == level.name):
+        return f"the rank of level {level.name!r}"
+    if level.kind == "lanes":
+        used = ir.variables(expr) & set(context.frame.get_thread_bindings())
+        return f"the thread index {next(iter(used))}" if used else None
+    if level.kind in ("program", "cluster"):
+        return _blamed_index(context, level, expr)
     return None
 
 
-def _parts(expr: Any) -> list[Any]:
-    nodes: list[Any] = []
-    if isinstance(expr, ir.PrimExpr):
-        ir.walk(expr, nodes.append)
-    return nodes
+def _expanded(expr: Any) -> Any:
+    """`expr` with the variables of the trace replaced by what they were bound to."""
+    bound = {var: value for var in ir.variables(expr) if (value := trace.definition(var)) is not None}
+    return _expanded(ir.substitute(expr, bound)) if bound else expr
+
+
+def _blamed_index(context: Context, level: Level, expr: Any) -> str | None:
+    """The grid index on which `expr` depends such that it differs between siblings of `level`.
+
+    An index is cluster * dim + program: siblings of the program level differ in the second part where there are
+    clusters, in both where there are none, and clusters differ in the first part.
+    """
+    dims = context.frame.get_cluster_dims()
+    for index, extent, dim in zip(context.frame.get_block_bindings(), context.grid, dims, strict=False):
+        cluster, program = ir.Var(f"{index.name}_cluster", index.dtype), ir.Var(f"{index.name}_program", index.dtype)
+        differs = {program} if level.kind == "program" else {cluster}
+        if context.cluster == 1:
+            differs = {cluster, program}
+        simplified = ir.simplify(
+            ir.substitute(expr, {index: cluster * dim + program}),
+            {cluster: (0, extent // dim), program: (0, dim)},
+        )
+        if ir.variables(simplified) & differs:
+            return f"the {context.program.name} index {index}"
+    return None

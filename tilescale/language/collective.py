@@ -13,9 +13,14 @@ from typing import Any
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
 from tilescale.hda import Level
-from tilescale.language.checks import check_algorithm, check_path, check_peer, check_reached, scope_kind
-from tilescale.language.context import Context, here, plain, require_builder
-from tilescale.language.scale import open_level
+from tilescale.language.checks import (
+    check_algorithm,
+    check_connected,
+    check_peer,
+    check_reached,
+    check_reduction,
+)
+from tilescale.language.context import Context, here, plain
 from tilescale.program.ops import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -23,7 +28,6 @@ from tilescale.program.ops import (
     BROADCAST,
     COMBINE,
     REDUCE_SCATTER,
-    REDUCTIONS,
 )
 
 
@@ -40,19 +44,21 @@ def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, im
 
     Raises:
         CollectiveNotReachedError: a condition around it tells the units apart.
+        NoPathError: no network connects the units.
+        ShapeError: with `fn`, tiles that do not belong together.
         UsageError: several tiles without `fn`, `op` together with `fn`, an unknown op or impl.
     """
-    require_builder("T.allreduce")
+    context = Context("T.allreduce")
     if fn is not None and op is not None or fn is None and len(tiles) != 1 or not tiles:
         raise UsageError(
             f"T.allreduce of {len(tiles)} tiles with op={op!r}, fn={'given' if fn else None}",
             hint="T.allreduce(x, op='sum') for one tile, T.allreduce(x, y, fn=combine) for several",
             where=here(),
         )
-    level = _enter("allreduce", ALLREDUCE.name, tiles, impl)
-    regions = [trace.tile_region(tile, "rw") for tile in tiles]
+    regions = [_region(context, tile, "rw") for tile in tiles]
+    level = _enter(context, ALLREDUCE.name, impl)
     if fn is None:
-        return trace.call(ALLREDUCE, *regions, level=level.name, op=_reduction(op), impl=impl)
+        return trace.call(ALLREDUCE, *regions, level=level.name, op=check_reduction(op or "sum"), impl=impl)
     _check_leading(regions)
     return trace.call(ALLREDUCE, *regions, _combine(fn, regions), level=level.name, impl=impl)
 
@@ -67,12 +73,13 @@ def reduce_scatter(src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str 
 
     Raises:
         ShapeError: the shapes do not fit.
-        CollectiveNotReachedError, UsageError: as for `T.allreduce`.
+        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`.
     """
-    level = _enter("reduce_scatter", REDUCE_SCATTER.name, (src, dst), impl)
-    regions = trace.tile_region(src, "r"), trace.tile_region(dst, "w")
-    axis = _check_parts("reduce_scatter", level, dim, whole=regions[0], part=regions[1])
-    return trace.call(REDUCE_SCATTER, *regions, level=level.name, op=_reduction(op), dim=axis, impl=impl)
+    context = Context("T.reduce_scatter")
+    regions = [_region(context, src, "r"), _region(context, dst, "w")]
+    level = _enter(context, REDUCE_SCATTER.name, impl)
+    axis = _check_parts(context, level, dim, whole=regions[0], part=regions[1])
+    return trace.call(REDUCE_SCATTER, *regions, level=level.name, op=check_reduction(op), dim=axis, impl=impl)
 
 
 def all_gather(src: Any, dst: Any = None, dim: int = 0, impl: str | None = None) -> ir.Call:
@@ -86,19 +93,22 @@ def all_gather(src: Any, dst: Any = None, dim: int = 0, impl: str | None = None)
 
     Raises:
         ShapeError: the shapes do not fit.
-        CollectiveNotReachedError, UsageError: as for `T.allreduce`.
+        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`.
     """
-    level = _enter("all_gather", ALL_GATHER.name, (src,) if dst is None else (src, dst), impl)
+    context = Context("T.all_gather")
     if dst is None:
+        regions = [_region(context, src, "rw")]
+        level = _enter(context, ALL_GATHER.name, impl)
         if level.kind != "lanes":
             raise UsageError(
                 f"T.all_gather at level {level.name!r} needs a dst: its units share no memory",
                 hint="T.all_gather(part, whole)",
                 where=here(),
             )
-        return trace.call(ALL_GATHER, trace.tile_region(src, "rw"), level=level.name, impl=impl)
-    regions = trace.tile_region(src, "r"), trace.tile_region(dst, "w")
-    axis = _check_parts("all_gather", level, dim, whole=regions[1], part=regions[0])
+        return trace.call(ALL_GATHER, *regions, level=level.name, impl=impl)
+    regions = [_region(context, src, "r"), _region(context, dst, "w")]
+    level = _enter(context, ALL_GATHER.name, impl)
+    axis = _check_parts(context, level, dim, whole=regions[1], part=regions[0])
     return trace.call(ALL_GATHER, *regions, level=level.name, dim=axis, impl=impl)
 
 
@@ -111,13 +121,14 @@ def all_to_all(src: Any, dst: Any, dim: int = 0, impl: str | None = None) -> ir.
 
     Raises:
         ShapeError: the shapes do not fit.
-        CollectiveNotReachedError, UsageError: as for `T.allreduce`.
+        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`.
     """
-    level = _enter("all_to_all", ALL_TO_ALL.name, (src, dst), impl)
-    regions = trace.tile_region(src, "r"), trace.tile_region(dst, "w")
+    context = Context("T.all_to_all")
+    regions = [_region(context, src, "r"), _region(context, dst, "w")]
+    level = _enter(context, ALL_TO_ALL.name, impl)
     a, b = (_extents(r) for r in regions)
-    axis = _axis("all_to_all", dim, a)
-    size = Context().extent(level)
+    axis = _axis(context, dim, a)
+    size = context.extent(level)
     uneven = isinstance(a[axis], int) and isinstance(size, int) and a[axis] % size
     if [str(n) for n in a] != [str(n) for n in b] or uneven:
         raise ShapeError(
@@ -128,8 +139,10 @@ def all_to_all(src: Any, dst: Any, dim: int = 0, impl: str | None = None) -> ir.
     return trace.call(ALL_TO_ALL, *regions, level=level.name, dim=axis, impl=impl)
 
 
-def broadcast(x: Any, *args: Any, root: Any = 0, impl: str | None = None, **kwargs: Any) -> Any:
-    """Give every unit the root's tile. With an expression as first argument it is TIR's vector broadcast.
+def broadcast(*args: Any, **kwargs: Any) -> Any:
+    """Give every unit the root's tile: `T.broadcast(x, root=0, impl=None)`.
+
+    With an expression as first argument it is TIR's vector broadcast.
 
     Args:
         x: a tile; changed in place on all units but the root.
@@ -138,52 +151,59 @@ def broadcast(x: Any, *args: Any, root: Any = 0, impl: str | None = None, **kwar
 
     Raises:
         PeerOutOfRangeError: a constant root that the launch does not have.
-        CollectiveNotReachedError, UsageError: as for `T.allreduce`.
+        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`.
     """
-    if not isinstance(x, ir.Buffer | ir.BufferRegion):
-        return stock.module.broadcast(x, *args, **kwargs)
-    level = _enter("broadcast", BROADCAST.name, (x,), impl)
-    root = args[0] if args else root
-    check_peer(Context(), level, root)
-    return trace.call(BROADCAST, trace.tile_region(x, "rw"), root, level=level.name, impl=impl)
+    if args and isinstance(args[0], ir.Buffer | ir.BufferRegion):
+        return _broadcast_tile(*args, **kwargs)
+    return stock.broadcast(*args, **kwargs)
 
 
-def _enter(name: str, operation: str, tiles: tuple[Any, ...], impl: str | None) -> Level:
-    require_builder(f"T.{name}")
-    context = Context()
-    level = open_level(context, f"T.{name}")
-    check_reached(context, level, name)
+def _broadcast_tile(x: Any, root: Any = 0, impl: str | None = None) -> ir.Call:
+    context = Context("T.broadcast")
+    region = _region(context, x, "rw")
+    level = _enter(context, BROADCAST.name, impl)
+    check_peer(context, level, root)
+    return trace.call(BROADCAST, region, root, level=level.name, impl=impl)
+
+
+def _region(context: Context, tile: Any, access: str) -> ir.Call:
+    if not isinstance(tile, ir.Buffer | ir.BufferRegion | ir.BufferLoad):
+        raise UsageError(
+            f"{context.name} works on tiles, got {tile!r}",
+            hint="pass a tensor, a tile, or a slice of one",
+            where=here(),
+        )
+    return trace.tile_region(tile, access)
+
+
+def _enter(context: Context, operation: str, impl: str | None) -> Level:
+    level = context.selected()
+    check_reached(context, level)
     check_algorithm(operation, impl)
     if level.kind == "unit":
-        for tile in tiles:
-            buffer = ir.region_parts(trace.tile_region(tile, "rw"))[0]
-            if scope_kind(buffer) == "global":
-                check_path(context, level, buffer)
+        check_connected(context, level)
     return level
-
-
-def _reduction(op: str | None) -> str:
-    op = op or "sum"
-    if op not in REDUCTIONS:
-        raise UsageError(f"op={op!r}: a reduction is one of {', '.join(REDUCTIONS)}", where=here())
-    return op
 
 
 def _extents(region: ir.Call) -> list[Any]:
     return [plain(n) for n in ir.region_parts(region)[2]]
 
 
-def _axis(name: str, dim: int, shape: list[Any]) -> int:
+def _axis(context: Context, dim: int, shape: list[Any]) -> int:
     axis = dim + len(shape) if dim < 0 else dim
     if not 0 <= axis < len(shape):
-        raise ShapeError(f"T.{name}(dim={dim}) of a tile with {len(shape)} dimensions", where=here())
+        raise ShapeError(
+            f"{context.name}(dim={dim}) of a tile with {len(shape)} dimensions",
+            hint="choose a dimension that the tile has",
+            where=here(),
+        )
     return axis
 
 
-def _check_parts(name: str, level: Level, dim: int, *, whole: ir.Call, part: ir.Call) -> int:
+def _check_parts(context: Context, level: Level, dim: int, *, whole: ir.Call, part: ir.Call) -> int:
     a, b = _extents(whole), _extents(part)
-    axis = _axis(name, dim, a)
-    size = Context().extent(level)
+    axis = _axis(context, dim, a)
+    size = context.extent(level)
     if len(a) == len(b) and all(isinstance(n, int) for n in (*a, *b, size)):
         wanted = [n // size if i == axis else n for i, n in enumerate(a)]
         if wanted == b and a[axis] % size == 0:
@@ -191,7 +211,7 @@ def _check_parts(name: str, level: Level, dim: int, *, whole: ir.Call, part: ir.
     elif len(a) == len(b):
         return axis
     raise ShapeError(
-        f"T.{name} over {size} units: the whole is {tuple(a)}, a part {tuple(b)}, along dimension {axis}",
+        f"{context.name} over {size} units: the whole is {tuple(a)}, a part {tuple(b)}, along dimension {axis}",
         hint=f"the whole has {size} times the part's extent in dimension {axis} and agrees in all others",
         where=here(),
     )
@@ -216,6 +236,8 @@ def _combine(fn: Callable, regions: list[ir.Call]) -> ir.Call:
     result = (result,) if len(types) == 1 else tuple(result)
     if len(result) != len(types):
         raise UsageError(
-            f"T.allreduce(fn=): the function returned {len(result)} values for {len(types)} tiles", where=here()
+            f"T.allreduce(fn=): the function returned {len(result)} values for {len(types)} tiles",
+            hint="return one value for each tile",
+            where=here(),
         )
     return trace.call(COMBINE, *left, *right, *result)

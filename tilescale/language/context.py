@@ -14,16 +14,20 @@ from tilescale.hda.current import current_machine
 from tilescale.program.ops import EXTENT
 
 
+class _NotTracedError(UsageError, trace.JITNoBuilderError):
+    """A construct used in plain Python. TileLang's error too: by it `jit` sees that a function is in eager style."""
+
+
 def here(what: str = "") -> tuple[Location, ...]:
-    """The user's line, as the place of an error."""
-    found = trace.location()
-    return (Location(*found, what),) if found else ()
+    """The user's line, as the place of an error; inside a macro also the lines that called it."""
+    places = trace.locations()
+    return tuple(Location(*place, what if i == 0 else "called here") for i, place in enumerate(places))
 
 
-def require_builder(name: str) -> None:
+def require_trace(name: str) -> None:
     """Raise UsageError unless a function is being traced."""
-    if trace.builder() is None:
-        raise UsageError(
+    if not trace.is_tracing():
+        raise _NotTracedError(
             f"{name} was called outside a traced function",
             hint="use it inside a function decorated with @T.prim_func, @T.macro or @tilescale.jit",
         )
@@ -41,7 +45,7 @@ def shape_of(buffer: ir.Buffer) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Scale:
+class OpenScale:
     """One open `T.Scale`: the level it names and the level that executes inside it."""
 
     level: Level
@@ -53,17 +57,25 @@ class Context:
 
     Levels nest inwards: a scale that names a finer level than the executing one makes its units execute; one that
     names a coarser level only selects whose ranks and which network is meant.
+
+    Args:
+        name: the construct that asks, for error messages.
+
+    Raises:
+        UsageError: no function is being traced, or no launch is open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        require_trace(name)
         frame = trace.launch()
         if frame is None:
             raise UsageError(
-                "this needs a launch around it", hint="write it inside `with T.Kernel(...)`", where=here()
+                f"{name} needs a launch around it", hint="write it inside `with T.Kernel(...)`", where=here()
             )
+        self.name = name
         self.frame = frame
         self.machine: Machine = current_machine()
-        self.scales: list[Scale] = trace.state().setdefault("scales", [])
+        self.scales: list[OpenScale] = trace.state().setdefault("scales", [])
 
     # -- levels -------------------------------------------------------------------------------------------------------
 
@@ -78,9 +90,21 @@ class Context:
         return self.scales[-1].executing if self.scales else self.program
 
     @property
-    def selected(self) -> Level | None:
-        """The level that the innermost scale names."""
-        return self.scales[-1].level if self.scales else None
+    def in_unit_phase(self) -> bool:
+        """Whether the statement runs once per unit above the programs, where no threads run."""
+        return self.executing.kind == "unit" and self.executing != self.program
+
+    def selected(self) -> Level:
+        """The level that the innermost scale names.
+
+        Raises:
+            UsageError: no scale is open.
+        """
+        if not self.scales:
+            raise UsageError(
+                f"{self.name} needs a level to speak of", hint='write it inside `with T.Scale("..."):`', where=here()
+            )
+        return self.scales[-1].level
 
     def level(self, name: str) -> Level:
         """A level of the machine that is part of this launch.
@@ -93,16 +117,19 @@ class Context:
             level = self.machine.level(name)
         except TileScaleError as error:
             raise error.at(*here()) from None
-        if self.extent(level) is None:
+        if not self._launched(level):
+            launched = ", ".join(repr(x.name) for x in self.machine.levels if self._launched(x))
             raise LevelNotLaunchedError(
-                f"level {name!r} is not part of this launch, which has {self._launched_text()}",
+                f"level {name!r} is not part of this launch, which has {launched}",
                 hint=f"launch it: T.Kernel({name}=..., ...)",
                 where=here(),
             )
         return level
 
-    def _launched_text(self) -> str:
-        return ", ".join(repr(x.name) for x in self.machine.levels if self.extent(x) is not None)
+    def _launched(self, level: Level) -> bool:
+        if level.kind == "unit":
+            return self.frame.get_launch_annotation(EXTENT + level.name) is not None
+        return level.kind != "cluster" or self.cluster > 1
 
     def finer(self, a: Level, b: Level) -> bool:
         """Whether level a lies below level b."""
@@ -121,9 +148,15 @@ class Context:
     # -- how many -----------------------------------------------------------------------------------------------------
 
     @property
+    def thread_extents(self) -> list[int]:
+        """Threads of one program along x, y and z."""
+        extents = self.frame.thread_extents
+        return [int(n) for n in extents] if extents is not None else [trace.DEFAULT_THREADS, 1, 1]
+
+    @property
     def threads(self) -> int:
         """Hardware threads of one program."""
-        return math.prod(int(n) for n in self.frame.get_thread_extents())
+        return math.prod(self.thread_extents)
 
     @property
     def cluster(self) -> int:
@@ -133,24 +166,22 @@ class Context:
     @property
     def grid(self) -> list[Any]:
         """Programs along each axis of the grid."""
-        return [plain(self.frame.get_block_extent(dim)) for dim in range(len(self.frame.get_block_bindings()))]
+        return [plain(n) for n in self.frame.grid_extents]
 
-    def extent(self, level: Level) -> Any | None:
-        """How many units of a level each unit of the next launched one has; None if the launch does not include it.
+    def extent(self, level: Level) -> Any:
+        """How many units of a launched level each unit of the next launched one has: an int or an expression.
 
         Raises:
             ShapeError: the threads of a program do not divide among units of a lanes level.
         """
         if level.kind == "unit":
-            note = self.frame.get_launch_annotation(EXTENT + level.name)
-            return None if note is None else plain(note)
+            return plain(self.frame.get_launch_annotation(EXTENT + level.name))
+        if level.kind == "lanes":
+            return self._lanes(level)
+        programs = plain(math.prod(self.grid))
         if level.kind == "cluster":
-            if self.cluster == 1:
-                return None
-            return math.prod(plain(n) for n in self.grid) // self.cluster
-        if level.kind == "program":
-            return self.cluster if self.cluster > 1 else math.prod(self.grid)
-        return self._lanes(level)
+            return plain(programs // self.cluster)
+        return self.cluster if self.cluster > 1 else programs
 
     def _lanes(self, level: Level) -> int:
         inside = self.threads
@@ -166,6 +197,7 @@ class Context:
         return inside // level.threads
 
     def parent(self, level: Level) -> Level | None:
-        """The next coarser level of the launch, the one whose unit holds the siblings of `level`."""
-        coarser = [x for x in self.machine.levels[self.machine.index(level.name) + 1 :] if self.extent(x) is not None]
-        return coarser[0] if coarser else None
+        """The level whose one unit holds the siblings of `level`; None for the whole machine."""
+        coarser = self.machine.levels[self.machine.index(level.name) + 1 :]
+        # A launch that names no unit level runs on one unit that owns tensors.
+        return next((x for x in coarser if self._launched(x) or x == self.machine.tensor_level), None)

@@ -8,10 +8,11 @@ from typing import Any
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
 from tilescale.language.checks import check_impl, check_path, check_peer
-from tilescale.language.context import Context, here, plain, require_builder
-from tilescale.language.scale import open_level
-from tilescale.language.signal import flag_region
+from tilescale.language.context import Context, here, plain
+from tilescale.language.signal import check_signal_op, flag_region
 from tilescale.program.ops import COPY
+
+_OURS = ("dst", "src", "signal", "value", "op", "impl")
 
 
 def copy(*args: Any, **kwargs: Any) -> Any:
@@ -34,39 +35,63 @@ def copy(*args: Any, **kwargs: Any) -> Any:
         ShapeError: tiles of different extents.
         UsageError: both `dst` and `src`, or an `impl` that the path does not offer.
     """
-    if len(args) != 2 or not {"dst", "src"} & kwargs.keys():
+    if len(args) != 2 or not kwargs.keys() & set(_OURS):
         return stock.copy(*args, **kwargs)
-    return _remote(*args, **kwargs)
+    context = Context("T.copy")
+    _check_keywords(kwargs)
+    return _remote(context, *args, **kwargs)
+
+
+def _check_keywords(given: dict[str, Any]) -> None:
+    if unknown := sorted(given.keys() - set(_OURS)):
+        raise UsageError(
+            f"T.copy to or from another unit takes no {', '.join(unknown)}",
+            hint=f"it takes {', '.join(_OURS)}",
+            where=here(),
+        )
+    sides = [side for side in ("dst", "src") if given.get(side) is not None]
+    if len(sides) != 1:
+        used = ", ".join(f"{key}=" for key in given)
+        raise UsageError(
+            f"T.copy({used}) takes one far side, dst= or src=; here are {len(sides)}",
+            hint="one side of a copy is local: T.copy(tile, X, dst=peer) writes, T.copy(X, tile, src=peer) reads",
+            where=here(),
+        )
+    told = [key for key in ("signal", "value", "op") if given.get(key) is not None]
+    if told and (sides == ["src"] or "signal" not in told):
+        raise UsageError(
+            f"T.copy({sides[0]}=, {', '.join(f'{key}=' for key in told)}): only a flag of the unit that data is sent "
+            "to can be signalled",
+            hint="T.copy(tile, X, dst=peer, signal=flags[i]); after a copy with src= use T.signal",
+            where=here(),
+        )
 
 
 def _remote(
+    context: Context,
     source: Any,
     target: Any,
     *,
     dst: Any = None,
     src: Any = None,
     signal: Any = None,
-    value: Any = 1,
-    op: str = "add",
+    value: Any = None,
+    op: str | None = None,
     impl: str | None = None,
 ) -> ir.Call:
-    require_builder("T.copy")
-    if (dst is None) == (src is None):
-        raise UsageError("T.copy takes either dst= or src=, one rank", hint="one side of a copy is local", where=here())
-    if signal is not None and src is not None:
-        raise UsageError("T.copy(src=, signal=): a signal tells the unit that data has arrived", where=here())
-    context = Context()
-    level = open_level(context, "T.copy(dst=)" if src is None else "T.copy(src=)")
+    level = context.selected()
     far, peer = ("dst", dst) if src is None else ("src", src)
     regions = trace.copy_regions(source, target)
     buffer = ir.region_parts(regions[0 if far == "src" else 1])[0]
     check_peer(context, level, peer)
     check_impl(check_path(context, level, buffer), impl)
     _check_extents(*regions)
-    extra = [] if signal is None else [flag_region(signal), ir.int_node(value)]
-    return trace.call(
-        COPY, *regions, peer, *extra, level=level.name, far=far, impl=impl, op=op if signal is not None else None
-    )
+    if signal is None:
+        return trace.call(COPY, *regions, peer, level=level.name, far=far, impl=impl)
+    op = op or "add"
+    check_signal_op(op)
+    flag = flag_region(signal), ir.int_node(1 if value is None else value)
+    return trace.call(COPY, *regions, peer, *flag, level=level.name, far=far, impl=impl, op=op)
 
 
 def _check_extents(source: ir.Call, target: ir.Call) -> None:

@@ -10,7 +10,7 @@ from tilelang_core import ir, stock, trace
 from tilescale.errors import LaunchError, TileScaleError
 from tilescale.hda import Level, Machine
 from tilescale.hda.current import current_machine
-from tilescale.language.context import here, plain, require_builder
+from tilescale.language.context import here, plain, require_trace
 from tilescale.program.ops import EXTENT, MACHINE
 
 
@@ -44,8 +44,9 @@ def Kernel(  # noqa: N802 - a name of the language
     Raises:
         UnknownLevelError: a name that the machine does not describe.
         LaunchError: more units than the machine has, or extents that contradict each other.
+        UsageError: outside a traced function.
     """
-    require_builder("T.Kernel")
+    require_trace("T.Kernel")
     trace.state()["scales"] = []
     if not levels:
         return stock.Kernel(*blocks, threads=threads, prelude=prelude, cluster_dims=cluster_dims)
@@ -53,7 +54,11 @@ def Kernel(  # noqa: N802 - a name of the language
     for name, extent in levels.items():
         request.add(name, extent)
     return trace.launch_kernel(
-        request.grid(), threads=request.thread_count(), prelude=prelude, cluster_dims=request.cluster, **request.notes()
+        request.blocks or (1,),
+        threads=request.threads,
+        prelude=prelude,
+        cluster_dims=request.cluster,
+        **request.annotations(),
     )
 
 
@@ -68,6 +73,7 @@ class _Request:
         self.units: dict[str, Any] = {}
 
     def add(self, name: str, extent: Any) -> None:
+        """Take the extent of one level."""
         try:
             level = self.machine.level(name)
         except TileScaleError as error:
@@ -76,20 +82,15 @@ class _Request:
 
     def _add_program(self, level: Level, extent: Any) -> None:
         if self.blocks:
-            raise LaunchError(
-                f"the grid is given twice: as {self.blocks} and as {level.name}={extent}",
-                hint="keep one of the two",
-                where=here(),
-            )
-        self.blocks = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
-        total = plain(math.prod(self.blocks))
-        if not level.virtual and isinstance(total, int):
-            self._check_count(level, total)
+            raise _twice("the grid", self.blocks, level, extent)
+        self.blocks = _dims(level, extent)
 
     def _add_cluster(self, level: Level, extent: Any) -> None:
-        dims = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
-        size = math.prod(dims)
-        if size > level.max_size:
+        if self.cluster is not None:
+            raise _twice("the cluster", self.cluster, level, extent)
+        dims = _dims(level, extent)
+        size = plain(math.prod(dims))
+        if not isinstance(size, int) or size > level.max_size:
             raise LaunchError(
                 f"{level.name}={extent}: a cluster of {self.machine.name!r} has at most {level.max_size} programs",
                 hint=f"launch clusters of at most {level.max_size}",
@@ -98,31 +99,42 @@ class _Request:
         self.cluster = dims + (1,) * (3 - len(dims))
 
     def _add_unit(self, level: Level, extent: Any) -> None:
-        if extent is ALL:
-            self.units[level.name] = _size_variable(level.name)
-            return
-        extent = plain(extent)
-        if not isinstance(extent, int) or extent < 1:
-            raise LaunchError(
-                f"{level.name}={extent}: the extent of this level is a positive number or T.ALL", where=here()
-            )
-        self.units[level.name] = extent
+        self.units[level.name] = _size_variable(level.name) if extent is ALL else _count(level, extent, "or T.ALL")
 
     def _add_lanes(self, level: Level, extent: Any) -> None:
-        threads = extent * level.threads
-        if self.threads not in (None, threads):
+        threads = _count(level, extent) * level.threads
+        given = math.prod(self.threads) if isinstance(self.threads, tuple | list) else self.threads
+        if given not in (None, threads):
             raise LaunchError(
                 f"{level.name}={extent} means {threads} threads, but threads={self.threads}",
                 hint="keep one of the two",
                 where=here(),
             )
-        self.threads = threads
+        self.threads = threads if self.threads is None else self.threads
 
-    def _check_count(self, level: Level, wanted: int) -> None:
+    def annotations(self) -> dict[str, Any]:
+        """Launch annotations: the machine, and the extents of the unit levels with those that are implied.
+
+        A launch of a coarse level includes one unit of each level between it and the tensors.
+        """
+        if self.units:
+            finest = self.machine.index(self.machine.tensor_level.name)
+            coarsest = max(self.machine.index(name) for name in self.units)
+            for level in self.machine.levels[finest:coarsest]:
+                if level.kind == "unit":
+                    self.units.setdefault(level.name, 1)
+        for name, extent in self.units.items():
+            self._check_count(self.machine.level(name), extent)
+        if not self.machine.program_level.virtual:
+            self._check_count(self.machine.program_level, plain(math.prod(self.blocks)))
+        extents = {EXTENT + name: ir.int_node(extent) for name, extent in self.units.items()}
+        return {**extents, MACHINE: ir.StringImm(self.machine.digest)}
+
+    def _check_count(self, level: Level, wanted: Any) -> None:
         coarser = [x for x in self.units if self.machine.index(x) > self.machine.index(level.name)]
         within = min(coarser, key=self.machine.index) if coarser else None
         there = self.machine.count(level.name, within)
-        if wanted > there:
+        if isinstance(wanted, int) and wanted > there:
             place = f"one unit of {within!r}" if within else f"machine {self.machine.name!r}"
             raise LaunchError(
                 f"the launch asks for {wanted} units of level {level.name!r}; {place} has {there}",
@@ -130,29 +142,37 @@ class _Request:
                 where=here(),
             )
 
-    def grid(self) -> tuple[Any, ...]:
-        return self.blocks or (1,)
 
-    def thread_count(self) -> Any:
-        has_lanes = any(level.kind == "lanes" for level in self.machine.levels)
-        return self.threads if self.threads is not None or has_lanes else 1
+def _dims(level: Level, extent: Any) -> tuple[Any, ...]:
+    dims = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
+    if not 1 <= len(dims) <= 3 or not all(isinstance(plain(n), ir.PrimExpr) or _is_count(plain(n)) for n in dims):
+        raise LaunchError(
+            f"{level.name}={extent}: the extent of this level is a positive number, or a tuple of up to three",
+            hint=f"write {level.name}=n or {level.name}=(nx, ny)",
+            where=here(),
+        )
+    return dims
 
-    def notes(self) -> dict[str, Any]:
-        """Launch annotations: the extents of the unit levels, with those that are implied.
 
-        A launch of a coarse level includes one unit of each level between it and the tensors.
-        """
-        for name, extent in self.units.items():
-            if isinstance(extent, int):
-                self._check_count(self.machine.level(name), extent)
-        if self.units:
-            finest = self.machine.index(self.machine.tensor_level.name)
-            coarsest = max(self.machine.index(name) for name in self.units)
-            for level in self.machine.levels[finest:coarsest]:
-                if level.kind == "unit":
-                    self.units.setdefault(level.name, 1)
-        extents = {EXTENT + name: ir.int_node(extent) for name, extent in self.units.items()}
-        return {**extents, MACHINE: ir.StringImm(self.machine.digest)}
+def _count(level: Level, extent: Any, otherwise: str = "") -> int:
+    count = plain(extent)
+    if not _is_count(count):
+        raise LaunchError(
+            f"{level.name}={extent}: the extent of this level is a positive number {otherwise}".rstrip(),
+            hint=f"write {level.name}=n with n at least 1",
+            where=here(),
+        )
+    return count
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _twice(what: str, given: Any, level: Level, extent: Any) -> LaunchError:
+    return LaunchError(
+        f"{what} is given twice: as {given} and as {level.name}={extent}", hint="keep one of the two", where=here()
+    )
 
 
 def _size_variable(name: str) -> ir.Var:
@@ -161,4 +181,3 @@ def _size_variable(name: str) -> ir.Var:
     if name not in known:
         known[name] = ir.Var(f"{name}_size", "int32")
     return known[name]
-

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang_core import ir, stock, trace
-from tilescale.errors import PhaseError, UsageError
+from tilescale.errors import PhaseError
 from tilescale.hda import Level
-from tilescale.language.context import Context, here, require_builder
-from tilescale.language.context import Scale as OpenScale
+from tilescale.language.context import Context, OpenScale, here
 from tilescale.program.ops import RANK, SCALE
 
 
-@trace.scope_factory
+@trace.scope_factory(values=2)
 @contextlib.contextmanager
 def Scale(level: str) -> Iterator[tuple[Any, Any]]:  # noqa: N802 - a name of the language
     """Run the statements inside once on every unit of a level: `with T.Scale("device") as (rank, size):`.
 
     Scales nest inwards. Naming a coarser level inside a finer one does not change who executes: it selects whose ranks
-    and which network `T.copy(dst=)`, `T.signal`, `T.barrier` and the collectives speak of.
+    and which network `T.copy(dst=)`, `T.signal`, `T.barrier` and the collectives speak of. In a traced function
+    `as rank, size:` means the same as `as (rank, size):`.
 
     Args:
         level: a level of the machine that the launch includes.
@@ -32,18 +32,23 @@ def Scale(level: str) -> Iterator[tuple[Any, Any]]:  # noqa: N802 - a name of th
     Raises:
         UnknownLevelError: the machine does not describe the level.
         LevelNotLaunchedError: the launch does not include it.
+        PhaseError: a level of threads directly inside a scale of clusters, each of which is many programs.
         ShapeError: the program's threads do not divide into units of the level.
+        UsageError: outside a launch.
     """
-    require_builder("T.Scale")
-    context = Context()
+    context = Context("T.Scale")
     found = context.level(level)
-    entry = OpenScale(found, context.enters(found))
-    context.scales.append(entry)
-    with trace.scoped(SCALE, level):
+    if found.kind == "lanes" and context.executing.kind == "cluster":
+        raise _many_programs(context, f"T.Scale({level!r})")
+    before, executing = context.executing, context.enters(found)
+    # What a unit of a finer level computed is no value of the unit around it; a device outlives its phases.
+    ends_names = context.finer(executing, before) or executing.kind == "cluster" != before.kind
+    context.scales.append(OpenScale(found, executing))
+    with trace.scoped(SCALE, level, ends_names=ends_names):
         try:
             yield _rank(context, found), _size(context, found)
         finally:
-            context.scales.remove(entry)
+            context.scales.pop()
 
 
 def rank(level: str) -> Any:
@@ -52,10 +57,10 @@ def rank(level: str) -> Any:
     For a level finer than the executing one it is the number of the executing thread's unit.
 
     Raises:
-        UnknownLevelError, LevelNotLaunchedError: as for `T.Scale`.
+        UnknownLevelError, LevelNotLaunchedError, ShapeError, UsageError: as for `T.Scale`.
+        PhaseError: a finer level where a device or a cluster executes as one unit, which holds many of it.
     """
-    require_builder("T.rank")
-    context = Context()
+    context = Context("T.rank")
     return _rank(context, context.level(level))
 
 
@@ -63,10 +68,9 @@ def size(level: str) -> Any:
     """How many siblings a unit of `level` has, itself included: an int if it is known, else an int32 expression.
 
     Raises:
-        UnknownLevelError, LevelNotLaunchedError: as for `T.Scale`.
+        UnknownLevelError, LevelNotLaunchedError, ShapeError, UsageError: as for `T.Scale`.
     """
-    require_builder("T.size")
-    context = Context()
+    context = Context("T.size")
     return _size(context, context.level(level))
 
 
@@ -76,32 +80,23 @@ def _size(context: Context, level: Level) -> Any:
 
 
 def _rank(context: Context, level: Level) -> Any:
-    if level.kind == "lanes" and context.finer(level, context.executing):
-        if context.executing.kind == "unit":
-            raise PhaseError(
-                f"T.rank({level.name!r}) in a phase of level {context.executing.name!r}, where no threads run",
-                hint=f"write it inside T.Scale({context.program.name!r})",
-                where=here(),
-            )
+    if context.finer(level, context.executing):
+        if context.finer(context.program, context.executing):
+            raise _many_programs(context, f"T.rank({level.name!r})")
         return trace.bind(f"{level.name}_rank", _linear_thread(context) // level.threads % context.extent(level))
     return trace.bind(f"{level.name}_rank", trace.call(RANK, level.name, dtype="int32"))
 
 
 def _linear_thread(context: Context) -> ir.PrimExpr:
-    extents = [int(n) for n in context.frame.get_thread_extents()]
+    extents = context.thread_extents
     x, y, z = stock.get_thread_bindings()
-    linear = x if extents[1:] == [1, 1] else x + extents[0] * (y + extents[1] * z)
-    return linear
+    return x if extents[1:] == [1, 1] else x + extents[0] * (y + extents[1] * z)
 
 
-def open_level(context: Context, name: str) -> Level:
-    """The level that the innermost scale selects.
-
-    Raises:
-        UsageError: no scale is open.
-    """
-    if context.selected is None:
-        raise UsageError(
-            f"{name} needs a level to speak of", hint='write it inside `with T.Scale("..."):`', where=here()
-        )
-    return context.selected
+def _many_programs(context: Context, what: str) -> PhaseError:
+    return PhaseError(
+        f"{what} where a {context.executing.name} executes as one unit, which holds many of level "
+        f"{context.program.name!r}",
+        hint=f"write it inside T.Scale({context.program.name!r})",
+        where=here(),
+    )

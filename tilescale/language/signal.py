@@ -7,9 +7,8 @@ from typing import Any
 
 from tilelang_core import ir, trace
 from tilescale.errors import UsageError
-from tilescale.language.checks import check_path, check_peer, check_reached, scope_kind
-from tilescale.language.context import Context, here, require_builder
-from tilescale.language.scale import open_level
+from tilescale.language.checks import check_connected, check_path, check_peer, check_reached, scope_kind
+from tilescale.language.context import Context, here
 from tilescale.program.ops import BARRIER, COMPARISONS, SIGNAL, WAIT
 
 _SIGNAL_OPS = ("add", "set")
@@ -28,8 +27,20 @@ def flag_region(flag: Any) -> ir.Call:
             where=here(),
         )
     if not str(flag.dtype).startswith(("int", "uint")):
-        raise UsageError(f"a flag is an integer, {flag.buffer.name!r} is {flag.dtype}", where=here())
+        raise UsageError(
+            f"a flag is an integer, {flag.buffer.name!r} is {flag.dtype}",
+            hint="declare flags: T.Tensor((n,), 'int32')",
+            where=here(),
+        )
     return trace.tile_region(flag, "rw")
+
+
+def check_signal_op(op: str) -> None:
+    """Raise UsageError for an operation that updates no flag."""
+    if op not in _SIGNAL_OPS:
+        raise UsageError(
+            f"op={op!r}: a signal is one of {', '.join(_SIGNAL_OPS)}", hint="choose one of these", where=here()
+        )
 
 
 def signal(flag: Any, value: Any = 1, op: str = "add", dst: Any = None) -> ir.Call:
@@ -46,14 +57,12 @@ def signal(flag: Any, value: Any = 1, op: str = "add", dst: Any = None) -> ir.Ca
         NoPathError: no network connects the units.
         UsageError: not a flag, or an unknown op.
     """
-    require_builder("T.signal")
-    if op not in _SIGNAL_OPS:
-        raise UsageError(f"op={op!r}: T.signal has {', '.join(_SIGNAL_OPS)}", where=here())
+    context = Context("T.signal" if dst is None else "T.signal(dst=)")
     region = flag_region(flag)
+    check_signal_op(op)
     if dst is None:
         return trace.call(SIGNAL, region, ir.int_node(value), op=op)
-    context = Context()
-    level = open_level(context, "T.signal(dst=)")
+    level = context.selected()
     check_peer(context, level, dst)
     check_path(context, level, flag.buffer)
     return trace.call(SIGNAL, region, ir.int_node(value), dst, level=level.name, op=op)
@@ -70,10 +79,12 @@ def wait(flag: Any, compare: str, value: Any) -> ir.Call:
     Raises:
         UsageError: not a flag, or an unknown comparison.
     """
-    require_builder("T.wait")
+    Context("T.wait")
     if compare not in COMPARISONS:
         raise UsageError(
-            f"T.wait(flag, {compare!r}, value): a comparison is one of {', '.join(COMPARISONS)}", where=here()
+            f"T.wait(flag, {compare!r}, value): a comparison is one of {', '.join(COMPARISONS)}",
+            hint='write T.wait(flag[i], ">=", value)',
+            where=here(),
         )
     return trace.call(WAIT, flag_region(flag), ir.int_node(value), compare=compare)
 
@@ -83,9 +94,11 @@ def barrier() -> ir.Call:
 
     Raises:
         CollectiveNotReachedError: a condition around it tells the units apart.
+        NoPathError: no network connects the units.
     """
-    require_builder("T.barrier")
-    context = Context()
-    level = open_level(context, "T.barrier")
-    check_reached(context, level, "barrier")
+    context = Context("T.barrier")
+    level = context.selected()
+    check_reached(context, level)
+    if level.kind == "unit":
+        check_connected(context, level)
     return trace.call(BARRIER, level=level.name)

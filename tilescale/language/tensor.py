@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,36 +13,42 @@ from tilelang_core import ir, stock, trace
 from tilescale.errors import AllocationTooLargeError, LayoutError, PhaseError, TileScaleError, UsageError
 from tilescale.hda.units import format_bytes
 from tilescale.language.checks import scope_kind
-from tilescale.language.context import Context, here, plain, require_builder, shape_of
-from tilescale.language.scale import open_level
+from tilescale.language.context import Context, here, plain, shape_of
 from tilescale.program.layout import RECOGNISED, Layout, from_function
 from tilescale.program.ops import OWNER, VIEW
 
 
-def alloc(shape: Any, dtype: Any, level: str = "l1") -> ir.Buffer:
+def alloc(shape: Any, dtype: Any, level: str | None = None) -> ir.Buffer:
     """A tile of `shape` (elements) in a memory layer of the machine.
 
     Args:
         shape: an int or a sequence of extents.
         dtype: a TileLang data type.
         level: the layer: "l0" registers (a fragment), "l1" shared memory, "l2" device memory (a workspace that the
-            runtime owns, one on every device), or whatever the machine's description names.
+            runtime owns, one on every device), or whatever the machine's description names; left out, shared memory.
 
     Raises:
         UnknownLayerError: the machine has no such layer.
         AllocationTooLargeError: the tile is larger than the layer has room for.
         PhaseError: an on-chip tile in a device-level phase.
+        UsageError: outside a launch, or a layer in which programs place no tiles.
     """
-    require_builder("T.alloc")
-    context = Context()
+    context = Context("T.alloc")
     try:
-        layer = context.machine.layer(level)
+        layer = context.machine.layer_for("shared") if level is None else context.machine.layer(level)
     except TileScaleError as error:
         raise error.at(*here()) from None
     shape = tuple(shape) if isinstance(shape, tuple | list | ir.Array) else (shape,)
-    _check_room(context, level, [plain(n) for n in shape], str(dtype))
-    scope = layer.scopes[0] if len(layer.scopes) == 1 else "shared"
-    return {"fragment": alloc_fragment, "shared": alloc_shared, "global": stock.alloc_global}[scope](shape, dtype)
+    _check_room(context, layer.name, [plain(n) for n in shape], str(dtype))
+    allocate = next((_ALLOCATIONS[scope] for scope in _ALLOCATIONS if scope in layer.scopes), None)
+    if allocate is None:
+        homes = ", ".join(m.name for m in context.machine.memory if set(m.scopes) & _ALLOCATIONS.keys())
+        raise UsageError(
+            f"programs place no tiles in layer {layer.name!r} ({layer.title}) of {context.machine.name!r}",
+            hint=f"allocate in one of {homes}",
+            where=here(),
+        )
+    return allocate(shape, dtype)
 
 
 def _check_room(context: Context, layer: str, shape: list[Any], dtype: str) -> None:
@@ -50,7 +58,8 @@ def _check_room(context: Context, layer: str, shape: list[Any], dtype: str) -> N
     if asked > there:
         raise AllocationTooLargeError(
             f"a tile {tuple(shape)} of {dtype} needs {format_bytes(asked)}; layer {layer!r} "
-            f"({context.machine.layer(layer).title}) of {context.machine.name!r} has {format_bytes(there)} for one tile",
+            f"({context.machine.layer(layer).title}) of {context.machine.name!r} has {format_bytes(there)} for one "
+            "tile",
             hint="make the tile smaller, or place it in a coarser layer",
             where=here(),
         )
@@ -58,21 +67,23 @@ def _check_room(context: Context, layer: str, shape: list[Any], dtype: str) -> N
 
 def _owned(stock_alloc: Callable[..., ir.Buffer]) -> Callable[..., ir.Buffer]:
     """An on-chip allocation that records whose it is: one for each unit that executes the statement."""
+    raises = "Raises:\n    PhaseError: written in a phase of a level that runs no threads."
 
+    @functools.wraps(stock_alloc)
     def allocate(*args: Any, **kwargs: Any) -> ir.Buffer:
         buffer = stock_alloc(*args, **kwargs)
-        context = Context() if trace.launch() is not None else None
+        context = Context(f"T.{stock_alloc.__name__}") if trace.launch() is not None else None
         if context is not None and context.scales:
-            if context.executing.kind == "unit" and context.executing != context.program:
+            if context.in_unit_phase:
                 raise PhaseError(
-                    f"{stock_alloc.__name__} in a phase of level {context.executing.name!r}, which runs no threads",
+                    f"{context.name} in a phase of level {context.executing.name!r}, which runs no threads",
                     hint=f"allocate it inside T.Scale({context.program.name!r}), or in device memory with T.alloc",
                     where=here(),
                 )
             trace.note_buffer(OWNER, buffer, context.executing.name)
         return buffer
 
-    allocate.__name__, allocate.__doc__ = stock_alloc.__name__, stock_alloc.__doc__
+    allocate.__doc__ = f"{inspect.getdoc(stock_alloc)}\n\n{raises}"
     return allocate
 
 
@@ -80,15 +91,18 @@ alloc_shared = _owned(stock.alloc_shared)
 alloc_fragment = _owned(stock.alloc_fragment)
 alloc_barrier = _owned(stock.alloc_barrier)
 
+_ALLOCATIONS = {"shared": alloc_shared, "fragment": alloc_fragment, "global": stock.alloc_global}
+"""Scope of memory -> how a tile is allocated in it. A layer of several scopes is used as the first of these."""
 
-def view(buffer: Any, *args: Any, layout: Any = None, **kwargs: Any) -> ir.Buffer:
+
+def view(*args: Any, layout: Any = None, **kwargs: Any) -> ir.Buffer:
     """The part of a tile or tensor that one unit of the current level holds.
 
     At a level above the program a view of a kernel parameter says how the global tensor lies over the units; the
     caller passes each unit its shard. Without `layout` it is TileLang's reshape and data type view.
 
     Args:
-        buffer: a tile, a tensor, or a slice of one.
+        args: with `layout`, the buffer: a tile, a tensor, or a slice of one.
         layout: T.Replica, T.FullRow (split along the first dimension), T.FullCol (along the last), T.Shard(dim,
             block=None), or a function from indices to rank that is one of these.
 
@@ -98,13 +112,13 @@ def view(buffer: Any, *args: Any, layout: Any = None, **kwargs: Any) -> ir.Buffe
     Raises:
         LayoutError: a layout that is not recognised (the message lists those that are).
         ShapeError: a dimension that does not divide among the units.
-        UsageError: no scale is open.
+        UsageError: no scale is open, or other arguments beside `layout`.
     """
     if layout is None:
-        return stock.view(buffer, *args, **kwargs)
-    require_builder("T.view")
-    context = Context()
-    level = open_level(context, "T.view")
+        return stock.view(*args, **kwargs)
+    context = Context("T.view")
+    level = context.selected()
+    buffer = _only(args, kwargs)
     size = context.extent(level)
     region = trace.tile_region(buffer, "rw")
     base, _, extents = ir.region_parts(region)
@@ -120,6 +134,19 @@ def view(buffer: Any, *args: Any, layout: Any = None, **kwargs: Any) -> ir.Buffe
     return trace.bind_view(base, shard, operation)
 
 
+def _only(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The one argument of `T.view(buffer, layout=)`."""
+    if not args and kwargs.keys() == {"buffer"}:
+        args, kwargs = (kwargs["buffer"],), {}
+    if len(args) == 1 and not kwargs and isinstance(args[0], ir.Buffer | ir.BufferRegion):
+        return args[0]
+    raise UsageError(
+        f"T.view(layout=) takes one tile or a slice of one, got {[*args, *kwargs]}",
+        hint="T.view(buffer, layout=...); reshape with a second T.view",
+        where=here(),
+    )
+
+
 def _as_layout(layout: Any, shape: list[Any], size: Any) -> Layout:
     if isinstance(layout, Layout):
         return layout
@@ -131,7 +158,8 @@ def _as_layout(layout: Any, shape: list[Any], size: Any) -> Layout:
 def _check_whole(base: ir.Buffer, shape: list[Any], level: str) -> None:
     if len(shape) != len(base.shape) or any(str(a) != str(b) for a, b in zip(shape, shape_of(base), strict=True)):
         raise UsageError(
-            f"T.view of a slice of {base.name!r} at level {level!r}: there a view says how the whole tensor is laid out",
+            f"T.view of a slice of {base.name!r} at level {level!r}: there a view says how the whole tensor is laid "
+            "out",
             hint="view the whole tensor and slice the view",
             where=here(),
         )

@@ -7,15 +7,16 @@ distribution). Blocks of extent/size give contiguous shares, blocks of 1 a cycli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilescale.errors import LayoutError, ShapeError
 
 RECOGNISED = (
-    "T.Replica, T.FullRow, T.FullCol, T.Shard(dim), T.Shard(dim, block=b), or a function of the indices that splits one "
-    "dimension into equal shares: i // (N // size) (blocks), i % size (cyclic), (i // b) % size (block-cyclic)"
+    "T.Replica, T.FullRow, T.FullCol, T.Shard(dim), T.Shard(dim, block=b), or a function of the indices that splits "
+    "one dimension into equal shares: i // (N // size) (blocks), i % size (cyclic), (i // b) % size (block-cyclic)"
 )
 
 
@@ -66,7 +67,8 @@ class Layout:
         if isinstance(extent, int) and isinstance(size, int) and extent % (size * step):
             blocks = f" in blocks of {self.block}" if self.block else ""
             raise ShapeError(
-                f"dimension {axis} of {tuple(shape)} has {extent} elements, which do not divide{blocks} among {size} units",
+                f"dimension {axis} of {tuple(shape)} has {extent} elements, which do not divide{blocks} among {size} "
+                "units",
                 hint=f"make the extent a multiple of {size * step}, split another dimension, or use T.Replica",
             )
         result[axis] = extent // size
@@ -100,36 +102,60 @@ def from_function(function: Callable[..., Any], shape: Sequence[Any], size: Any)
             f"a layout function needs constant extents and a constant number of units, got {tuple(shape)} over {size}",
             hint="name the layout instead: T.FullRow, T.FullCol, T.Shard(dim), T.Shard(dim, block=b)",
         )
-    ranks = [_ranks_along(function, shape, axis) for axis in range(len(shape))]
+    rank_of = _called(function, shape)
+    ranks = [_ranks_along(rank_of, shape, axis) for axis in range(len(shape))]
     split = [axis for axis, values in enumerate(ranks) if len(set(values)) > 1]
     if size == 1 and not split:
         return Layout(dim=0)
     if len(split) != 1:
         found = "no dimension" if not split else "dimensions " + ", ".join(map(str, split))
         raise LayoutError(f"the layout function splits {found}; exactly one can be split", hint=RECOGNISED)
-    return _block_cyclic(function, ranks[split[0]], split[0], shape, size)
+    return _block_cyclic(rank_of, ranks[split[0]], split[0], shape, size)
 
 
-def _ranks_along(function: Callable[..., Any], shape: Sequence[int], axis: int) -> list[int]:
-    index = [0] * len(shape)
-    values = []
-    for i in range(shape[axis]):
-        index[axis] = i
-        values.append(int(function(*index)))
-    return values
+RankOf = Callable[[Sequence[int]], int]
+"""The unit to which an index belongs."""
 
 
-def _block_cyclic(
-    function: Callable[..., Any], ranks: list[int], axis: int, shape: Sequence[int], size: int
-) -> Layout:
+def _called(function: Callable[..., Any], shape: Sequence[int]) -> RankOf:
+    def rank_of(index: Sequence[int]) -> int:
+        try:
+            return int(function(*index))
+        except (TypeError, ValueError) as error:
+            raise LayoutError(
+                f"the layout function failed for index {tuple(index)} of a tile {tuple(shape)}: {error}",
+                hint="it takes one index for each dimension and returns a rank",
+            ) from error
+
+    return rank_of
+
+
+def _ranks_along(rank_of: RankOf, shape: Sequence[int], axis: int) -> list[int]:
+    zeros = [0] * len(shape)
+    return [rank_of([*zeros[:axis], i, *zeros[axis + 1 :]]) for i in range(shape[axis])]
+
+
+def _block_cyclic(rank_of: RankOf, ranks: list[int], axis: int, shape: Sequence[int], size: int) -> Layout:
     block = next((i for i, r in enumerate(ranks) if r != ranks[0]), len(ranks))
     wanted = [(i // block) % size for i in range(len(ranks))]
-    others = [n - 1 for n in shape]
-    corner_agrees = all(int(function(*others[:axis], i, *others[axis + 1 :])) == r for i, r in enumerate(ranks))
-    if ranks != wanted or len(ranks) % (block * size) or not corner_agrees:
+    agrees = all(rank_of(index) == ranks[index[axis]] for index in _samples(shape))
+    if ranks != wanted or len(ranks) % (block * size) or not agrees:
         raise LayoutError(
             f"the layout function is not a block or cyclic split of dimension {axis} over {size} units: "
             f"indices 0.. go to units {ranks[:8]}{'...' if len(ranks) > 8 else ''}",
             hint=RECOGNISED,
         )
     return Layout(dim=axis, block=None if block * size == len(ranks) else block)
+
+
+def _samples(shape: Sequence[int], most: int = 4096) -> Iterator[tuple[int, ...]]:
+    """All indices of a shape, or about `most` of them, spread evenly."""
+    total = math.prod(shape)
+    # An odd step meets all residues of the powers of two that extents tend to be.
+    step = 1 if total <= most else total // most | 1
+    for linear in range(0, total, step):
+        index = []
+        for extent in reversed(shape):
+            linear, i = divmod(linear, extent)
+            index.append(i)
+        yield tuple(reversed(index))

@@ -14,6 +14,13 @@ from functools import cached_property
 from tilelang_core import ir
 from tilescale.errors import Location
 from tilescale.program.layout import Layout
+from tilescale.program.ops import ALL_OPS, EXTENT, SCALE
+
+
+def location(stmt: ir.Stmt, what: str = "") -> Location | None:
+    """Where a statement stands in the user's program."""
+    found = ir.stmt_location(stmt)
+    return Location(*found, what) if found else None
 
 
 @dataclass(frozen=True)
@@ -88,9 +95,13 @@ class Launch:
         grid: extent of each axis; its first axis runs fastest.
         programs: the variables of the grid's axes.
         threads: extents of a program's threads, x first.
+        thread_vars: the variables of thread indices, each with its axis.
         cluster: programs of one cluster along each axis.
-        buffers: what a program (or a device, or another level: `owners`) allocates.
+        buffers: what a program (or a device, or another level: `owners`) allocates, and what the function allocates
+            outside any launch.
         owners: data variable -> level whose units own an instance each.
+        barriers: data variable of a buffer of barriers -> how many arrivals each of them counts.
+        notes: all annotations of the launch.
         body: the phases.
     """
 
@@ -103,6 +114,7 @@ class Launch:
     buffers: tuple[ir.Buffer, ...]
     owners: tuple[tuple[ir.Var, str], ...]
     barriers: tuple[tuple[ir.Var, tuple[int, ...]], ...]
+    notes: tuple[tuple[str, object], ...]
     body: Part
     where: Location | None = None
 
@@ -144,7 +156,6 @@ class Program:
     @property
     def is_hierarchical(self) -> bool:
         """Whether the program uses anything that stock TileLang does not have."""
-        from tilescale.program.ops import ALL_OPS, EXTENT, SCALE
 
         def ours(node: object) -> bool:
             if isinstance(node, ir.AttrStmt):

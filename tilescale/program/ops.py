@@ -29,8 +29,8 @@ MACHINE = "tilescale.machine"
 RANK = register_op("tilescale.rank", pure=True)
 """rank(level) -> int32: which of its siblings the executing unit (or the unit around it) is."""
 VIEW = register_op("tilescale.view")
-"""view(region, *shape; level, dim?, block?) -> handle: the part of a tile that one unit of `level` holds, and its shape.
-No dim: a replica."""
+"""view(region, *shape; level, dim?, block?) -> handle: the part of a tile that one unit of `level` holds, and its
+shape. No dim: a replica."""
 COPY = register_op("tilescale.copy")
 """copy(src, dst, peer[, flag, value]; level, far, impl?, op?): a tile from or to `peer`; then the flag there."""
 SIGNAL = register_op("tilescale.signal")
@@ -52,9 +52,7 @@ ALL_TO_ALL = register_op("tilescale.all_to_all")
 BROADCAST = register_op("tilescale.broadcast")
 """broadcast(x, root; level, impl?): x of the root on every unit."""
 
-COLLECTIVES = frozenset(
-    op.name for op in (BARRIER, ALLREDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST)
-)
+COLLECTIVES = frozenset(op.name for op in (BARRIER, ALLREDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST))
 """Operations that all units of their level must reach together."""
 
 ALL_OPS = COLLECTIVES | {op.name for op in (RANK, VIEW, COPY, SIGNAL, WAIT)}

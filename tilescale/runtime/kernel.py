@@ -9,11 +9,10 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale import backends
-from tilescale.backends import cuda
-from tilescale.backends.emulator.emulate import for_machine
 from tilescale.comm import World, init
 from tilescale.errors import ArgumentError, LaunchError, RankMismatchError
 from tilescale.hda import Machine
+from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.program.model import Program
 from tilescale.runtime.outputs import allocate_outputs, output_positions, place_arguments
@@ -66,7 +65,7 @@ class Kernel:
         Raises:
             UnsupportedError: the program uses levels that have no CUDA lowering, or the machine has no CUDA target.
         """
-        return cuda.source(self.program, self.machine, self.options.get("target"), self.options.get("pass_configs"))
+        return backends.source(self.program, self.machine, self.options)
 
     def get_kernel_source(self) -> str:
         """`source`, under TileLang's name."""
@@ -110,6 +109,7 @@ class Kernel:
             LaunchError: the job has another number of ranks than the program's devices.
             RankMismatchError: ranks call different programs.
             RankFailedError: another rank of the job failed, or did not come to this call.
+            WaitTimeoutError: on GPUs, a wait of an earlier call ran out of time.
             DeadlockError, OutOfBoundsError, ...: as `tilescale.emulate`, on every rank.
         """
         executable = self._executable

@@ -65,10 +65,7 @@ def _sizes(program: Program, values: list[Any]) -> dict[ir.Var, ir.PrimExpr]:
 
 
 def _empty(parameter: Parameter, sizes: dict[ir.Var, ir.PrimExpr], device: str) -> Any:
-    import numpy as np
     import torch
-
-    from tilescale.backends.emulator.numerics import from_numpy, numpy_dtype
 
     shape = [ir.constant(ir.substitute(n, sizes)) for n in parameter.shape]
     if None in shape:
@@ -76,5 +73,4 @@ def _empty(parameter: Parameter, sizes: dict[ir.Var, ir.PrimExpr], device: str) 
             f"the shape of output {parameter.name!r} does not follow from the arguments: {tuple(parameter.shape)}",
             hint="pass the output tensor",
         )
-    dtype = from_numpy(np.zeros((), numpy_dtype(str(parameter.buffer.dtype)))).dtype
-    return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty(shape, dtype=ir.torch_dtype(str(parameter.buffer.dtype)), device=device)

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: MIT
+"""Passes over traced programs, one a file:
+
+    structure.py  takes a function apart into launches and phases
+    carry.py      gives each phase the values of earlier ones that it uses
+    validate.py   checks what only shows then
+    retrace.py    traces a program again for another machine
+"""

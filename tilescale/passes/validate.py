@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""Misuse that shows once a program is taken apart: values, tiles and tensors where they do not exist.
+
+It changes nothing. Tracing has checked single statements before; these checks need the phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilelang_core import ir
+from tilescale.errors import Location, PhaseError, UsageError
+from tilescale.hda import Machine
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, Sequence, location
+from tilescale.program.ops import VIEW
+
+
+def validate(program: Program, machine: Machine) -> None:
+    """Check a whole program.
+
+    Raises:
+        PhaseError: a program index in a device phase, an on-chip tile that lives across phases, launches that differ in
+            their units.
+        UsageError: a sharded parameter used whole; no launch at all.
+    """
+    if not program.launches:
+        raise UsageError(f"{program.name!r} launches nothing", hint="write the work inside `with T.Kernel(...)`")
+    _check_launches(program)
+    _check_whole_uses(program)
+    for launch in program.launches:
+        _check_indices(launch, machine)
+        _check_tiles(launch, machine)
+
+
+def _check_launches(program: Program) -> None:
+    first, *others = program.launches
+    for launch in others:
+        if [(k, str(v)) for k, v in launch.extents] != [(k, str(v)) for k, v in first.extents]:
+            raise PhaseError(
+                f"launches of one program use different units: {_text(first)} and {_text(launch)}",
+                hint="give every T.Kernel of the program the same levels",
+                where=[w for w in (launch.where, first.where) if w],
+            )
+
+
+def _text(launch: Launch) -> str:
+    return ", ".join(f"{name}={extent}" for name, extent in launch.extents) or "one device"
+
+
+def _check_whole_uses(program: Program) -> None:
+    """A parameter that is split over units exists nowhere as a whole: its uses must go through the view."""
+    split = {p.buffer.data: v for p in program.parameters for v in p.views if not v.layout.is_replica}
+    if not split:
+        return
+    for stmt in ir.statements(program.func.body):
+        if isinstance(stmt, ir.Bind) and ir.op_name(stmt.value) == VIEW.name:
+            continue
+        view = next((split[var] for var in ir.uses(stmt) if var in split), None)
+        if view is not None:
+            raise UsageError(
+                f"{view.parameter.name!r} is split over level {view.level!r} by a view, but used whole here",
+                hint="use the view: each unit holds only its share",
+                where=[w for w in (location(stmt, "used whole"), view.where) if w],
+            )
+
+
+# -- the phases of a launch --------------------------------------------------------------------------------------------
+
+
+def _check_indices(launch: Launch, machine: Machine) -> None:
+    """A device phase, and control flow around phases, has no program index and no thread index."""
+    indices = {*launch.programs, *(var for var, _ in launch.thread_vars)}
+    for stmt in _device_statements(launch.body):
+        used = next((var for var in ir.uses(stmt) if var in indices), None)
+        if used is not None:
+            raise PhaseError(
+                f"{used.name!r} is an index of a {machine.program_level.name}, but this runs once per "
+                f"{machine.tensor_level.name}",
+                hint=f"write it inside T.Scale({machine.program_level.name!r}); ranks of coarser levels are there too",
+                where=location(stmt),
+            )
+
+
+def _device_statements(part: Part) -> Iterator[ir.Stmt]:
+    if isinstance(part, Control):
+        yield part.stmt
+    if isinstance(part, Sequence | Control):
+        for inner in part.parts:
+            yield from _device_statements(inner)
+    elif isinstance(part, DevicePhase):
+        yield from ir.statements(part.stmt)
+
+
+def _check_tiles(launch: Launch, machine: Machine) -> None:
+    """What a program holds on chip ends with its grid phase."""
+    owned_above = {var for var, level in launch.owners if machine.level(level).kind == "unit"}
+    on_chip = {b.data: b for b in launch.buffers if b.scope() != "global" and b.data not in owned_above}
+    seen: dict[ir.Var, tuple[int, Location | None]] = {}
+    for number, phase in enumerate(_grid_phases(launch.body)):
+        for stmt in ir.statements(phase.stmt):
+            for data in on_chip.keys() & set(ir.uses(stmt)):
+                first, where = seen.setdefault(data, (number, location(stmt, "first used")))
+                if first != number:
+                    raise PhaseError(
+                        f"tile {on_chip[data].name!r} is used in two phases; what a program holds on chip ends with "
+                        "its phase",
+                        hint="keep it in device memory between phases: T.alloc(..., level=...) of a global layer",
+                        where=[w for w in (location(stmt, "used again"), where) if w],
+                    )
+
+
+def _grid_phases(part: Part) -> Iterator[GridPhase]:
+    if isinstance(part, Sequence | Control):
+        for inner in part.parts:
+            yield from _grid_phases(inner)
+    elif isinstance(part, GridPhase):
+        yield part
