@@ -10,6 +10,8 @@ DEMO := examples/distributed/08_tp_gemm.py
 # Where there is a GPU, torch is whatever build the machine needs; elsewhere it is the one that was tested.
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "--constraint constraints.txt")
 
+GPUS := $(shell nvidia-smi -L 2>/dev/null | wc -l)
+
 .PHONY: help demo test lint clean
 
 help:
@@ -19,8 +21,9 @@ help:
 	@echo "make clean   remove the virtual environment and all caches"
 	@echo "PYTHON=...   which Python (3.10 to 3.13) makes the environment; now $(PYTHON)"
 
+# One rank for each GPU where there are several, else all devices emulated in one process.
 demo: $(READY)
-	@$(BIN)/python $(DEMO)
+	@if [ $(GPUS) -gt 1 ]; then $(BIN)/tilescale run -n $(GPUS) $(DEMO); else $(BIN)/python $(DEMO); fi
 
 test: lint
 	@$(BIN)/python -m pytest -q

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""The whole GPU verification in one go, as jobs of this computer's GPUs; `gpu_check.sh` sets the environment.
+
+Every step is a job with a time limit. Scripts print lines `PASS name` and `FAIL name: why`; pytest its own summary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+import torch
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted(p.name for p in (ROOT / "examples/distributed").glob("[0-9]*.py"))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One job: its name, command, and seconds that it may take."""
+
+    name: str
+    command: list[str]
+    limit_s: float
+
+
+@dataclass
+class Outcome:
+    """What a job did."""
+
+    name: str
+    ok: bool
+    seconds: float
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+def steps(devices: int) -> list[Step]:
+    """All jobs on `devices` GPUs."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
+    result = [Step(f"{name} (torchrun)", [*torchrun, f"examples/distributed/{name}"], 60) for name in EXAMPLES]
+    mpirun = ["mpirun", "-n", str(devices), "--allow-run-as-root", "--oversubscribe", sys.executable]
+    result += [Step(f"{name} (mpirun)", [*mpirun, f"examples/distributed/{name}"], 60) for name in EXAMPLES[:2]]
+    for provider in ("cuda_vmm", "nvshmem"):
+        result.append(Step(f"heap {provider}", [*torchrun, "tests/gpu/heap_check.py", provider], 110))
+    for script in sorted((ROOT / "tests/gpu").glob("*.py")):
+        if script.name not in ("__init__.py", "plugin.py", "heap_check.py"):
+            alone = "ONE PROCESS" in script.read_text()
+            command = [sys.executable] if alone else torchrun
+            result.append(Step(script.stem, [*command, f"tests/gpu/{script.name}"], 150))
+    tests = [
+        "tests/emulator/test_remote_copy.py",
+        "tests/emulator/test_collectives.py",
+        "tests/emulator/test_phases.py",
+    ]
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.gpu.plugin", "-rf", *tests]
+    result.append(Step("emulator's tests", [*torchrun, *pytest], 300))
+    return result
+
+
+def run(step: Step, log: Path) -> Outcome:
+    """Run a job and read what it printed; a job that hangs is killed with all its processes."""
+    begin = time.monotonic()
+    with log.open("w") as out:
+        process = subprocess.Popen(step.command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True)
+        try:
+            code = process.wait(step.limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+    text = log.read_text(errors="replace")
+    failures = re.findall(r"^.*\bFAIL(?:ED)?\b.*$", text, re.MULTILINE)
+    passed = len(re.findall(r"\bPASS\b", text)) + _pytest_count(text, "passed")
+    outcome = Outcome(step.name, code == 0 and not failures, round(time.monotonic() - begin, 1), passed)
+    outcome.failed, outcome.skipped = len(failures), _pytest_count(text, "skipped")
+    outcome.failures = failures[:8] if failures or code == 0 else [f"exit code {code}", *text.splitlines()[-6:]]
+    return outcome
+
+
+def _pytest_count(text: str, word: str) -> int:
+    counts = [int(n) for n in re.findall(rf"(\d+) {word}", text)]
+    return max(counts, default=0)
+
+
+@click.command()
+@click.option("--devices", type=int, default=None, help="GPUs to use.  [default: all]")
+@click.option("--only", default="", help="Run only steps whose name contains this.")
+@click.option("--out", type=Path, default=ROOT / "benchmarks/results", show_default=True, help="Folder of the JSON.")
+@click.option("--budget", default=460, show_default=True, help="Seconds after which no further step starts.")
+def main(devices: int | None, only: str, out: Path, budget: float) -> None:
+    """Run every GPU check and write the outcome as JSON."""
+    devices = devices or torch.cuda.device_count()
+    out.mkdir(parents=True, exist_ok=True)
+    outcomes, begin = [], time.monotonic()
+    for step in steps(devices):
+        if only not in step.name or time.monotonic() - begin > budget:
+            continue
+        outcome = run(step, out / "gpu_check.log")
+        outcomes.append(outcome)
+        mark = "ok  " if outcome.ok else "FAIL"
+        counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
+        print(f"{mark} {outcome.seconds:6.1f} s  {outcome.name}: {counts}", flush=True)
+        for line in outcome.failures:
+            print(f"       {line[:300]}", flush=True)
+    result = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "gpus": devices,
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "steps": [asdict(o) for o in outcomes],
+    }
+    (out / f"gpu_check_{devices}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / "gpu_check.log").unlink(missing_ok=True)
+    sys.exit(0 if outcomes and all(o.ok for o in outcomes) else 1)
+
+
+if __name__ == "__main__":
+    main()

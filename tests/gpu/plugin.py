@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""Run the emulator's tests on GPUs: `torchrun --nproc-per-node 4 -m pytest -p tests.gpu.plugin tests/emulator`.
+
+Every rank of the job runs the same tests. Where a test emulates a launch on as many devices as the job has ranks, each
+rank runs the compiled kernel on its own GPU instead, twice with delays that differ between ranks; the results gather on
+all ranks, and the test's own comparison decides. Launches on another number of devices, and programs that have no
+CUDA lowering, are skipped with that reason.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+from tilescale.backends.cuda.support import reason_against
+from tilescale.passes.structure import structure
+
+_emulate = tilescale.emulate
+
+
+class _OnGpu:
+    """Stands for the emulator's report, which a GPU does not make."""
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.skip(f"the results are right; report.{name} is the emulator's")
+
+
+def _run(func: Any, args: Sequence[Any], *, machine: Any = None, progress: Any = None) -> Any:
+    world = tilescale.init()
+    if machine is not None:
+        pytest.skip("the launch is for another machine")
+    per_unit = [list(a) for a in args] if all(isinstance(a, list | tuple) for a in args) else [list(args)]
+    if len(per_unit) != world.size:
+        pytest.skip(f"the launch is on {len(per_unit)} devices, the job has {world.size}")
+    kernel = tilescale.compile(func)
+    reason = reason_against(structure(func, kernel.machine))
+    if reason is not None:
+        pytest.skip(f"no CUDA lowering: {reason}")
+    for _ in range(2):
+        mine = [a.to("cuda") if isinstance(a, torch.Tensor) else a for a in per_unit[world.rank]]
+        time.sleep(random.random() * 0.01)
+        kernel(*mine)
+        torch.cuda.synchronize()
+    results = world.all_gather([a.cpu() if isinstance(a, torch.Tensor) else a for a in mine])
+    for unit, values in zip(per_unit, results, strict=True):
+        for tensor, value in zip(unit, values, strict=True):
+            if isinstance(tensor, torch.Tensor):
+                tensor.copy_(value)
+    return _OnGpu()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the GPUs in the emulator's place."""
+    world = tilescale.init()
+    torch.cuda.set_device(world.local_rank)
+    tilescale.emulate = _run
+    if world.rank:
+        config.option.verbose = -2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of such a run are GPU tests."""
+    for item in items:
+        item.add_marker(pytest.mark.gpu)
