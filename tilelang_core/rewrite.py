@@ -35,11 +35,26 @@ def rewrite(
         enter: called on each node before its children; a result replaces the node, and its children are not visited.
         leave: called on each node after its children; a result replaces the node.
     """
-    return stmt_functor.ir_transform(stmt, enter or _unchanged, leave or _unchanged, _KINDS)
+    raised: list[Exception] = []
 
+    def kept(hook: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+        """The hook; an exception of its own crosses TVM's native code as a RuntimeError, so it is kept aside."""
 
-def _unchanged(_: Any) -> None:
-    return None
+        def call_hook(node: Any) -> Any:
+            try:
+                return hook(node) if hook is not None else None
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        return call_hook
+
+    try:
+        return stmt_functor.ir_transform(stmt, kept(enter), kept(leave), _KINDS)
+    except Exception:
+        if raised:
+            raise raised[0] from None
+        raise
 
 
 def rename_loops(stmt: tirx.Stmt, names: dict[tirx.Var, tirx.Var]) -> tirx.Stmt:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The emulator: runs any program for any described machine on the CPU.
 
-    emulate.py      the entry: arguments, machine, report
+    emulate.py      the entry: machine, extents, report; arguments.py binds tensors, progress.py shows a bar
     run.py          one emulation: units, accounts, deadlock reports
     grid.py         phases, residency, clusters, programs
     compiler.py     statements and expressions to closures; who owns which buffer
-    statements.py expr.py access.py     TIR
-    tiles.py threads.py barriers.py     TileLang's operations
-    scales.py collectives.py            ours
-    frame.py units.py scheduler.py      state, unit tree, coroutines
+    statements.py branches.py expr.py access.py     TIR
+    tiles.py threads.py barriers.py externs.py      TileLang's operations
+    scales.py collectives.py                        ours
+    frame.py units.py scheduler.py                  state, unit tree, coroutines
     numerics/       what operations compute, on numpy arrays
 """
 

@@ -21,6 +21,7 @@ from tilescale.errors import Location, OutOfBoundsError, UnsupportedError
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.compiler import Compiler
+    from tilescale.backends.emulator.units import Unit
 
 
 class Home:
@@ -41,7 +42,7 @@ class Home:
             str(buffer.dtype),
         )
         self._shape = None if same else [compiler.expr(n) for n in buffer.shape]
-        self.versioned = compiler.is_replicated(buffer)
+        self.replicated = compiler.replicated_root(buffer)
 
     def array(self, frame: Frame) -> Any:
         """The instance that the frame's unit sees: an array, or Lanes for a thread-private buffer."""
@@ -56,13 +57,13 @@ class Home:
             raise UnsupportedError(f"a view of another shape of {self.name!r}, whose elements are not contiguous here")
         return flat.view(self.dtype).reshape(shape)
 
-    def written(self, frame: Frame) -> None:
-        """Note a write: for spinning readers, and for replicas of this tile."""
+    def written(self, frame: Frame, unit: Unit | None = None) -> None:
+        """Note a write to the instance of `unit` (default: the frame's): for spinning readers and for replicas."""
         if self.shared:
             frame.run.scheduler.progress += 1
-        if self.versioned:
-            versions = frame.unit.owner(self.slot).versions
-            versions[self.slot] = versions.get(self.slot, 0) + 1
+        if self.replicated is not None:
+            versions = (unit or frame.unit).owner(self.replicated).versions
+            versions[self.replicated] = versions.get(self.replicated, 0) + 1
 
     def out_of_bounds(self, index: Sequence[Any], shape: Sequence[int]) -> OutOfBoundsError:
         """The error for an access at `index`; the statement adds the line of the access."""
@@ -95,26 +96,30 @@ class Element:
                 return view
         index = tuple(i(frame) for i in self.indices)
         if self.home.lanes:
-            self._check_lanes(array, index, frame)
-            return python_int(array.load(index, frame))
+            return python_int(self.at(array, index, frame))
         if not any(is_vector(i) for i in index):
             if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
                 return python_int(array[index])
-            if self.home.guarded:
+            if self.home.guarded or (frame.mask is not None and not frame.mask.any()):
                 return self.home.safe
             raise self.home.out_of_bounds(index, array.shape)
         return self._gather(array, index, frame)
 
     def _gather(self, array: np.ndarray, index: tuple, frame: Frame) -> np.ndarray:
-        inside = _inside(index, array.shape)
+        inside = self.inside(index, array.shape, frame)
         if inside is True:
             return array[index]
-        inside = np.broadcast_to(inside, frame.space)
-        self._check_guarded(inside, index, array, frame)
         safe = tuple(np.where(inside, spread(i, frame), 0) for i in index)
         if 0 in array.shape:
             return np.broadcast_to(np.asarray(self.home.safe, array.dtype), frame.space)
         return np.where(inside, array[safe], self.home.safe)
+
+    def at(self, array: np.ndarray | Lanes, index: tuple, frame: Frame) -> Any:
+        """The values at an index that is given by arrays."""
+        if not self.home.lanes:
+            return self._gather(array, index, frame)
+        self.inside(index, array.shape, frame)
+        return array.load(index, frame)
 
     # -- store --------------------------------------------------------------------------------------------------------
 
@@ -124,7 +129,7 @@ class Element:
         value = convert(value, self.home.dtype)
         if self.home.lanes:
             index = tuple(i(frame) for i in self.indices)
-            self._check_lanes(array, index, frame)
+            self.inside(index, array.shape, frame)
             array.store(index, value, frame)
             return
         self.home.written(frame)
@@ -148,27 +153,29 @@ class Element:
             raise self.home.out_of_bounds(index, array.shape)
 
     def _scatter(self, array: np.ndarray, index: tuple, value: Any, frame: Frame) -> None:
-        take = np.broadcast_to(True if frame.mask is None else frame.mask, frame.space)
-        inside = _inside(index, array.shape)
-        if inside is not True:
-            inside = np.broadcast_to(inside, frame.space)
-            self._check_guarded(inside, index, array, frame)
-            take = take & inside
+        take = spread(True if frame.mask is None else frame.mask, frame) & self.inside(index, array.shape, frame)
         where = tuple(spread(i, frame)[take] for i in index)
         array[where] = spread(value, frame)[take]
 
+    def inside(self, index: tuple, shape: Sequence[int], frame: Frame) -> np.ndarray | bool:
+        """Where an index lies inside the buffer.
+
+        Raises:
+            OutOfBoundsError: it does not on an active element, and the buffer is not guarded.
+        """
+        inside = _inside(index, shape)
+        if inside is not True:
+            inside = np.broadcast_to(inside, frame.space)
+            self._check_guarded(inside, index, shape, frame)
+        return inside
+
     # -- bounds -------------------------------------------------------------------------------------------------------
 
-    def _check_guarded(self, inside: np.ndarray, index: tuple, array: np.ndarray, frame: Frame) -> None:
+    def _check_guarded(self, inside: np.ndarray, index: tuple, shape: Sequence[int], frame: Frame) -> None:
         bad = ~inside if frame.mask is None else ~inside & np.broadcast_to(frame.mask, frame.space)
         if not self.home.guarded and bad.any():
             first = tuple(np.argwhere(bad)[0])
-            raise self.home.out_of_bounds([int(spread(i, frame)[first]) for i in index], array.shape)
-
-    def _check_lanes(self, lanes: Lanes, index: tuple, frame: Frame) -> None:
-        inside = _inside(index, lanes.shape)
-        if inside is not True:
-            self._check_guarded(np.broadcast_to(inside, frame.space), index, lanes.data, frame)
+            raise self.home.out_of_bounds([int(spread(i, frame)[first]) for i in index], shape)
 
 
 def _inside(index: tuple, shape: Sequence[int]) -> Any:
@@ -222,22 +229,24 @@ class Slices:
         return view[tuple(slice(None) if a in axes else None for a in range(self.rank))]
 
 
-@dataclass(frozen=True)
 class Block:
-    """A resolved region: begins and extents on an array."""
+    """A resolved region: begins and extents on an array, and whether all of it lies within."""
 
-    array: np.ndarray
-    begins: tuple[int, ...]
-    extents: tuple[int, ...]
+    __slots__ = ("array", "begins", "extents", "within")
 
-    @property
-    def within(self) -> bool:
-        """Whether all of it lies inside the array."""
-        return all(0 <= b and b + e <= n for b, e, n in zip(self.begins, self.extents, self.array.shape, strict=True))
+    def __init__(self, array: np.ndarray, begins: tuple[int, ...], extents: tuple[int, ...]):
+        self.array, self.begins, self.extents = array, begins, extents
+        self.within = True
+        for b, e, n in zip(begins, extents, array.shape, strict=True):
+            if b < 0 or b + e > n:
+                self.within = False
 
     def view(self) -> np.ndarray:
         """The part that lies inside, as a view."""
-        return self.array[tuple(slice(max(b, 0), max(b + e, 0)) for b, e in zip(self.begins, self.extents, strict=True))]
+        ranges = zip(self.begins, self.extents, strict=True)
+        if self.within:
+            return self.array[tuple([slice(b, b + e) for b, e in ranges])]
+        return self.array[tuple([slice(max(b, 0), max(b + e, 0)) for b, e in ranges])]
 
     def clip(self) -> tuple[slice, ...]:
         """Which part of a tile of this region's extents lies inside."""
@@ -255,6 +264,8 @@ class Region:
         self.home = Home(compiler, buffer)
         self.begins = [compiler.expr(b) for b in begins]
         self.extents = [compiler.expr(e) for e in extents]
+        constants = [ir.constant(e) for e in extents]
+        self._fixed = None if None in constants else tuple(constants)
 
     def block(self, frame: Frame, array: np.ndarray | None = None) -> Block:
         """Begins and extents on the frame's instance of the buffer, or on `array`, another unit's.
@@ -266,7 +277,7 @@ class Region:
         if isinstance(array, Lanes):
             array = self._private(array)
         begins = tuple([uniform(b(frame), frame, "where a tile begins") for b in self.begins])
-        extents = tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
+        extents = self._fixed or tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
         block = Block(array, begins, extents)
         if not self.home.guarded and not block.within:
             raise self.home.out_of_bounds([f"{b}:{b + e}" for b, e in zip(begins, extents, strict=True)], array.shape)
@@ -286,10 +297,12 @@ class Region:
         tile[block.clip()] = block.view()
         return tile
 
-    def write(self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None) -> None:
-        """Assign `value`, of the region's extents; what lies outside is dropped."""
+    def write(
+        self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None
+    ) -> None:
+        """Assign `value`, of the region's extents, to the frame's instance or to `array` of `unit`; clipped."""
         block = self.block(frame, array)
-        self.home.written(frame)
+        self.home.written(frame, unit)
         target = block.view()
         value = convert(value, target.dtype)
         target[...] = value if block.within else value[block.clip()]

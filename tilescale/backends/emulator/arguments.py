@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.errors import ArgumentError, RankMismatchError
 from tilescale.program.model import Parameter, Program
-
-if TYPE_CHECKING:
-    import torch
 
 
 def bind_arguments(
@@ -86,7 +83,8 @@ class _Binder:
             )
         if array.ndim != len(parameter.shape):
             raise self._error(
-                f"{parameter.name!r} has shape {tuple(value.shape)}", f"the program declares {self._declared(parameter)}"
+                f"{parameter.name!r} has shape {tuple(value.shape)}",
+                f"the program declares {self._declared(parameter)}",
             )
         self.slots[self.compiler.slot(parameter.buffer.data)] = array
         for view in parameter.views:

@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tilelang_core import ir
 from tilescale.backends.emulator.frame import Frame, uniform
 from tilescale.backends.emulator.scheduler import Wait
+from tilescale.errors import Location, OutOfBoundsError
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.compiler import Compiler
@@ -76,19 +79,41 @@ class CountingBarrier:
         )
 
 
+@dataclass
+class Crew:
+    """Threads that a plain barrier joins: a program's, or those of one side of a branch."""
+
+    threads: int
+    barrier: CountingBarrier = field(default_factory=CountingBarrier)
+
+    def sync(self, frame: Frame, where: Any) -> None:
+        """All threads of the crew arrive; those of one coroutine run in step anyway."""
+        mine = frame.threads if frame.own is None else int(np.count_nonzero(frame.own))
+        if mine < self.threads:
+            ticket = self.barrier.arrive(mine, self.threads, frame)
+            self.barrier.wait(ticket, "all threads to synchronise", self.threads, frame, where)
+
+
 class BarrierReference:
     """An mbarrier named in an operation's argument: `bar[i]` or a pointer to it."""
 
     def __init__(self, compiler: Compiler, node: Any):
         while isinstance(node, ir.Call):
             node = node.args[0]
+        self.buffer = node.buffer
         self.slot = compiler.slot(node.buffer.data)
         self.index = compiler.expr(node.indices[0])
-        self.name = node.buffer.name
 
     def of(self, frame: Frame, program: ProgramInstance | None = None) -> MBarrier:
         """The barrier of the frame's program, or of another one of its cluster."""
         index = uniform(self.index(frame), frame, "which barrier")
-        if program is None:
-            return frame.slots[self.slot][index]
-        return program.unit.owner(self.slot).storage[self.slot][index]
+        barriers = frame.slots[self.slot]
+        if not 0 <= index < len(barriers):
+            found = ir.buffer_location(self.buffer)
+            raise OutOfBoundsError(
+                f"{self.buffer.name}[{index}] is outside the barriers, of which there are {len(barriers)}",
+                where=Location(*found, "declared") if found else None,
+            )
+        if program is not None:
+            barriers = program.unit.owner(self.slot).storage[self.slot]
+        return barriers[index]

@@ -36,7 +36,7 @@ _COMPARE = {
 }
 
 
-# -- to and from a peer ----------------------------------------------------------------------------------------------------
+# -- to and from a peer ------------------------------------------------------------------------------------------------
 
 
 class Peer:
@@ -66,14 +66,16 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
     peer = Peer(compiler, call.args[2], ir.attribute(call, "level"))
     to_peer = ir.attribute(call, "far") == "dst"
-    tell = _Flag(compiler, call.args[3], call.args[4], ir.attribute(call, "op")) if len(call.args) > 3 else None
+    tell = None
+    if len(call.args) > 3:
+        tell = _Flag(compiler, call.args[3], call.args[4], ir.attribute(call, "op"), peer.level)
 
     def run(frame: Frame) -> None:
         unit = peer.unit(frame)
         far = instance(compiler, (target if to_peer else source).home.slot, frame, unit)
         tile = source.read(frame, None if to_peer else far)
-        into = far if to_peer else None
-        target.write(frame, fitted(tile, target.block(frame, into).extents), into)
+        into, holder = (far, unit) if to_peer else (None, None)
+        target.write(frame, fitted(tile, target.block(frame, into).extents), into, holder)
         frame.run.moved(frame.unit, unit, tile.nbytes, to_peer)
         if tell is not None:
             tell.update(frame, unit)
@@ -84,9 +86,10 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
 class _Flag:
     """A flag and how a signal updates it."""
 
-    def __init__(self, compiler: Compiler, region: ir.Call, value: Any, op: str):
-        self.compiler, self.op = compiler, op
+    def __init__(self, compiler: Compiler, region: ir.Call, value: Any, op: str, level: str | None):
+        self.compiler, self.op, self.level = compiler, op, level
         self.region, self.value = Region(compiler, region), compiler.expr(value)
+        compiler.signals.setdefault(compiler.root(self.region.home.slot), []).append(compiler.where)
 
     def update(self, frame: Frame, unit: Unit | None) -> None:
         array = None if unit is None else instance(self.compiler, self.region.home.slot, frame, unit)
@@ -97,15 +100,21 @@ class _Flag:
         if self.op == "set":
             flag[...] = value
         else:
-            flag += flag.dtype.type(value)
+            flag += numerics.convert(value, flag.dtype)
         frame.run.scheduler.progress += 1
-        frame.run.signalled(frame.unit)
+        frame.run.signalled(frame.unit, self.level, address(flag))
+
+
+def address(flag: np.ndarray) -> int:
+    """Where a flag lies: what tells it from all others."""
+    return flag.__array_interface__["data"][0]
 
 
 @operation(ops.SIGNAL.name, collective=False)
 def _signal(compiler: Compiler, call: ir.Call) -> Closure:
-    flag = _Flag(compiler, call.args[0], call.args[1], ir.attribute(call, "op"))
-    peer = Peer(compiler, call.args[2], ir.attribute(call, "level")) if len(call.args) > 2 else None
+    level = ir.attribute(call, "level")
+    flag = _Flag(compiler, call.args[0], call.args[1], ir.attribute(call, "op"), level)
+    peer = Peer(compiler, call.args[2], level) if len(call.args) > 2 else None
     return lambda frame: flag.update(frame, peer.unit(frame) if peer is not None else None)
 
 
@@ -113,7 +122,7 @@ def _signal(compiler: Compiler, call: ir.Call) -> Closure:
 def _wait(compiler: Compiler, call: ir.Call) -> Closure:
     flag, value = Region(compiler, call.args[0]), compiler.expr(call.args[1])
     symbol, where = ir.attribute(call, "compare"), compiler.where
-    holds = _COMPARE[symbol]
+    holds, root = _COMPARE[symbol], compiler.root(flag.home.slot)
 
     def run(frame: Frame) -> None:
         block, wanted = flag.block(frame), uniform(value(frame), frame, "the value a wait compares with")
@@ -127,14 +136,14 @@ def _wait(compiler: Compiler, call: ir.Call) -> Closure:
                 f"{flag.home.name}[{index}] {symbol} {wanted}",
                 lambda: f"{flag.home.name}[{index}] = {element[0]}",
                 where,
-                lambda: "no unit that can still run signals it",
+                lambda: frame.run.signallers(address(element), compiler.signals.get(root, [])),
             )
         )
 
     return run
 
 
-# -- meetings --------------------------------------------------------------------------------------------------------------
+# -- meetings ----------------------------------------------------------------------------------------------------------
 
 
 def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: Callable[[list], None]) -> None:
@@ -150,7 +159,7 @@ def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: 
     unit.counters[level] = turn + 1
     phase = frame.program.grid.number if frame.program is not None else -1
     key = (level, group, phase, turn)
-    meeting = frame.run.meetings.setdefault(key, Meeting(mine.siblings, name, where, unit))
+    meeting = frame.run.meetings.setdefault(key, Meeting(mine, name, where, unit))
     if (meeting.name, meeting.where) != (name, where):
         raise RankMismatchError(
             f"{unit} calls T.{name} where {meeting.first} calls T.{meeting.name}: "
@@ -169,7 +178,7 @@ def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: 
             f"T.{name} of level {level!r}",
             lambda: f"{len(meeting.payloads)} of {meeting.size} units are there",
             where,
-            lambda: meeting.absent(level),
+            meeting.absent,
         )
     )
 
@@ -177,15 +186,16 @@ def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: 
 class Meeting:
     """One collective call of one group of units."""
 
-    def __init__(self, size: int, name: str, where: Any, first: Unit):
-        self.size, self.name, self.where, self.first = size, name, where, first
+    def __init__(self, member: Unit, name: str, where: Any, first: Unit):
+        self.member, self.size = member, member.siblings
+        self.name, self.where, self.first = name, where, first
         self.payloads: dict[int, Any] = {}
         self.done = False
 
-    def absent(self, level: str) -> str:
+    def absent(self) -> str:
         """Who has not arrived."""
         missing = [rank for rank in range(self.size) if rank not in self.payloads]
-        return f"{level} {', '.join(map(str, missing))} did not reach it"
+        return f"{self.member.siblings_named(missing)} did not reach it"
 
 
 @operation(ops.BARRIER.name)
@@ -207,7 +217,7 @@ class _Tiles:
 
 
 def _collective(compiler: Compiler, call: ir.Call, tiles: int, combine: Callable) -> Closure:
-    """A collective on `tiles` regions; `combine(frame, values of all ranks)` yields for each rank what to store where."""
+    """A collective on `tiles` regions; `combine(frame, all ranks' values)` yields for each rank what to store where."""
     name = call.op.name.removeprefix("tilescale.")
     level, where = ir.attribute(call, "level"), compiler.where
     arguments = _Tiles(compiler, list(call.args[:tiles]))

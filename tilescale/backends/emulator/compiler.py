@@ -26,7 +26,7 @@ from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
 from tilescale.program.model import Launch, Program
-from tilescale.program.ops import VIEW
+from tilescale.program.ops import RANK, VIEW
 
 Rule = Callable[["Compiler", Any], Closure]
 
@@ -110,8 +110,12 @@ class Compiler:
         self.sliceable = True
         self._slots: dict[ir.Var, int] = {}
         self._homes: dict[int, ir.Buffer] = {}
+        self._barriers: dict[int, tuple[int, ...]] = {}
+        self._owners: dict[int, str] = {}
         self._safe: dict[int, ir.PrimExpr] = {}
         self.views: dict[int, ir.Call] = {}
+        # Root of a flag tensor -> the lines that signal it; for reports.
+        self.signals: dict[int, list[Location | None]] = {}
         self._replicated: set[int] = set()
         self._reducers: dict[int, str] = {}
         self.scales: list[Level] = []
@@ -121,6 +125,9 @@ class Compiler:
         self.loop_variables: set[ir.Var] = set()
         self.vector_level: str | None = None
         self.where: Location | None = None
+        # Variables that differ between lanes, and how many conditions on such are around the statement being compiled.
+        self._lane_variables: set[ir.Var] = set()
+        self.lanes_apart = 0
         self._survey()
 
     def _survey(self) -> None:
@@ -129,8 +136,11 @@ class Compiler:
             if parameter.buffer is not None:
                 self._homes[self.slot(parameter.buffer.data)] = parameter.buffer
         for launch in self.program.launches:
+            self._lane_variables.update(var for var, _ in launch.thread_vars)
             for buffer in launch.buffers:
                 self._homes.setdefault(self.slot(buffer.data), buffer)
+            self._owners.update((self.slot(data), level) for data, level in launch.owners)
+            self._barriers.update((self.slot(data), counts) for data, counts in launch.barriers)
         ir.walk(self.program.func.body, self._survey_node)
 
     def _survey_node(self, node: Any) -> None:
@@ -138,7 +148,9 @@ class Compiler:
             self.views[self.slot(node.var)] = node.value
             base = ir.region_parts(node.value.args[0])[0]
             if ir.attribute(node.value, "dim") is None:
-                self._replicated.add(self.slot(base.data))
+                self._replicated.add(self.root(self.slot(base.data)))
+        elif isinstance(node, ir.Bind) and self._differs_between_lanes(node.value):
+            self._lane_variables.add(node.var)
         elif isinstance(node, ir.For):
             self.loop_variables.add(node.loop_var)
         elif isinstance(node, ir.SBlock):
@@ -147,7 +159,25 @@ class Compiler:
             for data, info in node.annotations.get("reducer_info_v2", {}).items():
                 self._reducers[self.slot(data)] = str(info["op"])
 
-    # -- names ----------------------------------------------------------------------------------------------------------
+    def _differs_between_lanes(self, expr: Any) -> bool:
+        def lane(node: Any) -> bool:
+            if ir.op_name(node) == RANK.name:
+                return self.machine.level(str(node.args[0].value)).kind == "lanes"
+            return isinstance(node, ir.Var) and node in self._lane_variables
+
+        return ir.contains(expr, lane)
+
+    @contextlib.contextmanager
+    def under(self, condition: ir.PrimExpr) -> Iterator[None]:
+        """Compile what follows as the sides of a branch."""
+        apart = int(self._differs_between_lanes(condition))
+        self.lanes_apart += apart
+        try:
+            yield
+        finally:
+            self.lanes_apart -= apart
+
+    # -- names ---------------------------------------------------------------------------------------------------------
 
     def slot(self, var: ir.Var) -> int:
         """The slot number of a variable or of a buffer's data."""
@@ -166,9 +196,20 @@ class Compiler:
         home = self._homes.get(slot)
         return (home.shape, str(home.dtype)) if home is not None else None
 
-    def is_replicated(self, buffer: ir.Buffer) -> bool:
-        """Whether units of a finer level may hold copies of this tile of their own."""
-        return self.slot(buffer.data) in self._replicated
+    def root(self, slot: int) -> int:
+        """The slot of the tile or tensor behind a view."""
+        while slot in self.views:
+            slot = self.slot(ir.region_parts(self.views[slot].args[0])[0].data)
+        return slot
+
+    def replicated_root(self, buffer: ir.Buffer) -> int | None:
+        """The slot of the tile that a write to `buffer` changes, if units may hold replicas of that; else None."""
+        slot = self.slot(buffer.data)
+        while slot in self.views:
+            if ir.attribute(self.views[slot], "dim") is None:
+                return None
+            slot = self.slot(ir.region_parts(self.views[slot].args[0])[0].data)
+        return slot if slot in self._replicated else None
 
     def safe_value(self, buffer: ir.Buffer) -> Any:
         """What a guarded load outside a tensor yields."""
@@ -176,7 +217,7 @@ class Compiler:
         dtype = numpy_dtype(str(buffer.dtype))
         return convert(getattr(value, "value", value) or 0, dtype)
 
-    # -- expressions and accesses ---------------------------------------------------------------------------------------
+    # -- expressions and accesses --------------------------------------------------------------------------------------
 
     def expr(self, expr: Any) -> Closure:
         """The closure of an expression."""
@@ -212,7 +253,7 @@ class Compiler:
         """The rule of an operation with a value, if it is not a plain function of its arguments."""
         return _VALUES.get(name)
 
-    # -- scales and who owns what -----------------------------------------------------------------------------------------
+    # -- scales and who owns what --------------------------------------------------------------------------------------
 
     @property
     def executing(self) -> Level:
@@ -235,14 +276,17 @@ class Compiler:
             return self.executing
         return level
 
-    def _owner(self, buffer: ir.Buffer) -> str:
+    def owner_level(self, buffer: ir.Buffer) -> str:
+        """The level whose units own an instance of an allocation each."""
         default = self.machine.tensor_level if buffer.scope() == "global" else self.machine.program_level
-        return next((level for data, level in self.launch.owners if data.same_as(buffer.data)), default.name)
+        return self._owners.get(self.slot(buffer.data), default.name)
 
     def owned_by(self, level: str) -> list[ir.Buffer]:
         """The launch's buffers of which every unit of `level` owns an instance, thread-private ones left out."""
         return [
-            b for b in self.launch.buffers if b.scope() not in PRIVATE and b.scope() != "global" and self._owner(b) == level
+            b
+            for b in self.launch.buffers
+            if b.scope() not in PRIVATE and b.scope() != "global" and self.owner_level(b) == level
         ]
 
     def device_buffers(self, launch: Launch) -> list[ir.Buffer]:
@@ -251,7 +295,7 @@ class Compiler:
 
     def owned_buffer(self, slot: int) -> ir.Buffer:
         """The allocation of a slot."""
-        return next(b for b in self.launch.buffers if self.slot(b.data) == slot)
+        return self._homes[slot]
 
     def bytes_in(self, kind: str, launch: Launch) -> int:
         """Bytes that one program allocates in shared memory or in fragments."""
@@ -260,27 +304,30 @@ class Compiler:
         for buffer in launch.buffers:
             extents = [ir.constant(n) for n in buffer.shape]
             if buffer.scope().startswith(prefix) and None not in extents:
-                level = self.machine.level(self._owner(buffer))
+                level = self.machine.level(self.owner_level(buffer))
                 units = launch.thread_count // level.threads if level.kind == "lanes" else 1
                 total += units * math.prod(extents) * ir.bits(str(buffer.dtype)) // 8
         return total
 
-    def allocate(self, buffers: list[ir.Buffer], unit: Unit, frame: Frame | None) -> None:
-        """Make the unit's instances of buffers that it owns, unless it has them, and bind them in a frame."""
+    def allocate(self, buffers: list[ir.Buffer], unit: Unit, frame: Frame) -> None:
+        """Make a unit's instances of buffers that it owns, unless it has them, and bind them if the frame is its own.
+
+        Extents that are known at launch are read in the frame; they are the same for all units.
+        """
         for buffer in buffers:
             slot = self.slot(buffer.data)
             if slot not in unit.storage:
                 unit.storage[slot] = self._instance(buffer, frame)
-            if frame is not None:
+            if frame.unit is unit:
                 frame.slots[slot] = unit.storage[slot]
 
-    def _instance(self, buffer: ir.Buffer, frame: Frame | None) -> Any:
-        counts = next((c for data, c in self.launch.barriers if data.same_as(buffer.data)), None)
+    def _instance(self, buffer: ir.Buffer, frame: Frame) -> Any:
+        counts = self._barriers.get(self.slot(buffer.data))
         if counts is not None:
             return [MBarrier(f"{buffer.name}[{i}]", n, n) for i, n in enumerate(counts)]
         return poisoned(self._shape(buffer, frame), numpy_dtype(str(buffer.dtype)))
 
-    def _shape(self, buffer: ir.Buffer, frame: Frame | None) -> tuple[int, ...]:
+    def _shape(self, buffer: ir.Buffer, frame: Frame) -> tuple[int, ...]:
         constants = [ir.constant(n) for n in buffer.shape]
         if None not in constants:
             return tuple(constants)
@@ -298,7 +345,7 @@ class Compiler:
         """The combining operation of a reducer."""
         return self._reducers[self.slot(buffer.data)]
 
-    # -- statements -------------------------------------------------------------------------------------------------------
+    # -- statements ----------------------------------------------------------------------------------------------------
 
     def stmt(self, stmt: ir.Stmt) -> Closure:
         """The closure of a statement. It returns None, or BREAK or CONTINUE (see statements.py).
@@ -350,7 +397,7 @@ def located(closure: Closure, where: Any) -> Closure:
         except TileScaleError as error:
             if not getattr(error, "located", False):
                 error.located = True
-                error.where = (where, *(w for w in error.where if w != where))
+                error.where = (*([where] if where else []), *(w for w in error.where if w != where))
             raise
 
     return run

@@ -7,21 +7,18 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilelang_core import ir, trace
+from tilelang_core import ir
 from tilescale.backends.emulator.arguments import bind_arguments
 from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.run import Activity, Run
-from tilescale.errors import LaunchError, UsageError
+from tilescale.errors import LaunchError
 from tilescale.hda import Machine
-from tilescale.hda.current import as_machine, use_machine
+from tilescale.hda.current import as_machine
+from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.program.model import Program
-from tilescale.program.ops import MACHINE
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -70,6 +67,8 @@ def emulate(
 
     Raises:
         ArgumentError, RankMismatchError: arguments that do not fit the program, or each other.
+        LaunchError: arguments for another number of units than the launch has, or more units than the machine has.
+        UsageError: the program was traced for another machine and cannot be traced again.
         DeadlockError: a wait that nobody can satisfy.
         OutOfBoundsError: an access outside a tile or a flag tensor.
         UnsupportedError: an operation that the emulator does not run, with its line.
@@ -86,30 +85,10 @@ def emulate(
     return Report(target, tuple(run.activity), time.perf_counter() - begin)
 
 
-def for_machine(func: ir.PrimFunc, machine: Machine) -> ir.PrimFunc:
-    """`func` as traced for `machine`.
-
-    Raises:
-        UsageError: it was traced for another machine and its Python function is not known.
-    """
-    traced_for = trace.note_of(func, MACHINE)
-    if traced_for in (None, machine.digest):
-        return func
-    with use_machine(machine):
-        again = trace.retrace(func)
-    if again is None:
-        raise UsageError(
-            f"the program was traced for another machine than {machine.name!r}",
-            hint=f"trace it for this one: `with tilescale.use_machine({machine.name!r}):` around its definition",
-        )
-    return again
-
-
 def _per_unit(program: Program, args: Sequence[Any]) -> list[list[Any]]:
-    nested = len(args) > 0 and all(isinstance(a, list | tuple) for a in args)
-    if nested or not program.parameters:
-        return [list(a) for a in args]
-    return [list(args)]
+    if not program.parameters and not args:
+        return [[]]
+    return [list(a) for a in args] if all(isinstance(a, list | tuple) for a in args) else [list(args)]
 
 
 def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, int]]:
@@ -127,7 +106,7 @@ def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, 
     open_ = [name for name, n in known if n is None]
     if len(open_) > 1:
         raise LaunchError(f"levels {', '.join(open_)} are all T.ALL", hint="leave one level open", where=launch.where)
-    if units % fixed or (not open_ and units != fixed):
+    if units < fixed or units % fixed or (not open_ and units != fixed):
         raise LaunchError(
             f"the launch has {fixed} units that own tensors"
             + (f" per {open_[0]}" if open_ else "")

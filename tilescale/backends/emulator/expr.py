@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.frame import Frame, is_vector, spread
+from tilescale.backends.emulator.frame import Frame, is_vector
 from tilescale.backends.emulator.numerics import BINARY, INTRINSICS, convert, numpy_dtype, select
 from tilescale.errors import UnsupportedError
 
@@ -189,8 +189,3 @@ def _call(compiler: Compiler, expr: ir.Call) -> Closure:
         raise UnsupportedError(f"the emulator does not run {name or expr.op}: {expr}")
     closures, dtype = [compiler.expr(a) for a in expr.args], value_dtype(expr)
     return lambda frame: python_int(function(*[c(frame) for c in closures], dtype=dtype))
-
-
-def spread_all(frame: Frame, *values: Any) -> list[np.ndarray]:
-    """Values as arrays over the whole space."""
-    return [spread(v, frame) for v in values]

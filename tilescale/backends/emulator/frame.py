@@ -7,15 +7,21 @@ loop's iterations. The mask says which elements of the space are active.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.errors import UsageError
+from tilescale.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
+    from tilescale.backends.emulator.barriers import Crew
     from tilescale.backends.emulator.run import Run
     from tilescale.backends.emulator.units import Unit
+
+
+BREAK, CONTINUE = "break", "continue"
+"""What a statement's closure returns when all active elements leave the body of the innermost loop."""
 
 
 class Frame:
@@ -27,13 +33,15 @@ class Frame:
         program: the program (thread block, core) around it, or None at device level.
         slots: values of variables and instances of buffers, by slot number.
         threads: threads of the program.
+        span: which of them the unit has.
         own: which threads this frame is, None for all.
         space: shape over which array values extend: (threads,), or that of a parallel loop.
         mask: active elements of the space, None for all.
+        crew: the threads that a plain barrier of the program is for here.
         dead: elements that left the innermost loop's body by break or continue; broken: those that left the loop.
     """
 
-    __slots__ = ("broken", "dead", "mask", "own", "program", "run", "slots", "space", "threads", "unit")
+    __slots__ = ("broken", "crew", "dead", "mask", "own", "program", "run", "slots", "space", "span", "threads", "unit")
 
     def __init__(self, run: Run, unit: Unit, slots: list, threads: int, program: Any = None, own: Any = None):
         self.run = run
@@ -41,7 +49,9 @@ class Frame:
         self.program = program
         self.slots = slots
         self.threads = threads
+        self.span = range(threads)
         self.own = own
+        self.crew: Crew | None = program.crew if program is not None else None
         self.space: tuple[int, ...] = (threads,)
         self.mask = own
         self.dead: np.ndarray | None = None
@@ -49,13 +59,37 @@ class Frame:
 
     def fork(self, unit: Unit, own: np.ndarray | None) -> Frame:
         """A frame of the same program for some of its threads."""
-        return Frame(self.run, unit, self.slots.copy(), self.threads, self.program, own)
+        side = Frame(self.run, unit, self.slots.copy(), self.threads, self.program, own)
+        side.crew, side.span = self.crew, self.span
+        return side
+
+    def leave(self, left: Any, mask: np.ndarray) -> None:
+        """Note that the elements of `mask` left the innermost loop's body, if `left`, BREAK or CONTINUE, says so."""
+        if left is not None:
+            self.dead = _union(self.dead, mask)
+            if left is BREAK:
+                self.broken = _union(self.broken, mask)
+
+    def join(self, side: Frame) -> None:
+        """Take over which threads left a loop while they ran in a frame of their own."""
+        self.dead, self.broken = _union(self.dead, side.dead), _union(self.broken, side.broken)
 
     def active(self) -> int:
         """How many elements of the space are active."""
         if self.mask is None:
             return int(np.prod(self.space, dtype=np.int64))
         return int(np.count_nonzero(np.broadcast_to(self.mask, self.space)))
+
+
+def _union(some: np.ndarray | None, more: np.ndarray | None) -> np.ndarray | None:
+    if some is None or more is None:
+        return more if some is None else some
+    return some | more
+
+
+def without(mask: np.ndarray | None, gone: np.ndarray) -> np.ndarray:
+    """A mask less some elements."""
+    return ~gone if mask is None else mask & ~gone
 
 
 def is_vector(value: Any) -> bool:
@@ -74,6 +108,8 @@ def uniform(value: Any, frame: Frame, what: str) -> Any:
     Raises:
         UsageError: they differ; `what` names the value.
     """
+    if type(value) is int:
+        return value
     if not is_vector(value):
         return value.item() if isinstance(value, np.generic | np.ndarray) else value
     values = spread(value, frame)
@@ -106,8 +142,7 @@ class Lanes:
                 return self.data[index]
             return self.data[tuple(np.asarray(i) for i in index)]
         if self.lead != frame.space:
-            self._settle()
-            return self.load(index, frame)
+            return self._agreed(index)
         return self.data[(*np.ogrid[tuple(slice(n) for n in self.lead)], *index)]
 
     def store(self, index: tuple, value: Any, frame: Frame) -> None:
@@ -129,7 +164,24 @@ class Lanes:
         where = tuple(np.broadcast_to(np.asarray(i), self.lead)[mask] for i in (*grid, *index))
         self.data[where] = spread(value, frame)[mask]
 
+    def _agreed(self, index: tuple) -> Any:
+        """What all elements of the space where it was written hold.
+
+        Raises:
+            UnsupportedError: they differ, and which of them a reader elsewhere sees is up to the compiler.
+        """
+        picked = self.data[(..., *(np.asarray(i) for i in index))]
+        values = np.ascontiguousarray(picked.reshape(math.prod(self.lead), -1))
+        if (values.view(np.uint8) != values[:1].view(np.uint8)).any():
+            raise UnsupportedError(
+                f"a thread-private value was written for {' x '.join(map(str, self.lead))} threads or iterations, "
+                "differs between them, and is read where others run",
+                hint="keep it in shared memory or a fragment, or read it in the loop that wrote it",
+            )
+        self._settle()
+        return self.data[tuple(np.asarray(i) for i in index)]
+
     def _settle(self) -> None:
-        """Outside the space where it differed a private value is that of its last element, as after a loop."""
+        """Written anew in another space: the rest stays as its last element has it."""
         self.data = self.data[tuple(-1 for _ in self.lead)].copy()
         self.lead = ()

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.barriers import CountingBarrier
+from tilescale.backends.emulator.barriers import CountingBarrier, Crew
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, uniform
 from tilescale.backends.emulator.scales import run_together
 from tilescale.backends.emulator.scheduler import Wait
 from tilescale.backends.emulator.units import Unit
-from tilescale.errors import LaunchError
+from tilescale.errors import LaunchError, PeerOutOfRangeError
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
 
 
@@ -165,7 +165,7 @@ class Grid:
         self.barrier = CountingBarrier()
         self.number = device.unit.counters["grids"] = device.unit.counters.get("grids", 0) + 1
         self.clusters = self._clusters()
-        self.waiting = iter(self.clusters)
+        self.waiting = iter(enumerate(self.clusters))
         self.running = 0
 
     def _clusters(self) -> list[list[tuple[int, ...]]]:
@@ -207,10 +207,10 @@ class Grid:
         return len(list(self.waiting)) * self.plan.launch.cluster_size
 
     def _start(self) -> bool:
-        indices = next(self.waiting, None)
-        if indices is None:
+        following = next(self.waiting, None)
+        if following is None:
             return False
-        cluster = Cluster(self, indices)
+        cluster = Cluster(self, *following)
         self.running += 1
         left = len(cluster.programs)
 
@@ -220,6 +220,7 @@ class Grid:
             self.device.run.program_ended(self.device.unit)
             if left == 0:
                 self.running -= 1
+                cluster.release()
                 self._start()
 
         for program in cluster.programs:
@@ -230,31 +231,30 @@ class Grid:
 class Cluster:
     """Programs that are resident together; without clusters, a single program."""
 
-    def __init__(self, grid: Grid, indices: list[tuple[int, ...]]):
+    def __init__(self, grid: Grid, number: int, indices: list[tuple[int, ...]]):
         plan, device = grid.plan, grid.device
         self.barrier = CountingBarrier()
         self.unit = device.unit
         self.meeting: list[ProgramInstance] = []
+        self.bound: list[int] = []
         self.round = 0
         if plan.cluster_level is not None:
-            number = grid.clusters.index(indices)
             self.unit = Unit(plan.cluster_level.name, number, device.unit, siblings=len(grid.clusters))
         self.programs = [ProgramInstance(grid, self, rank, index) for rank, index in enumerate(indices)]
         if plan.cluster_level is not None:
-            plan.compiler.allocate(plan.cluster_own, self.unit, None)
+            plan.compiler.allocate(plan.cluster_own, self.unit, device)
             for program in self.programs:
                 program.bind(self.unit.storage)
 
-    def execute(self, body: Closure, frame: Frame, where: Any) -> None:
-        """All programs of the cluster arrive; then the body runs once, on the cluster as one unit."""
+    def execute(self, body: Closure, frame: Frame, bound: list[int], where: Any) -> None:
+        """All programs of the cluster arrive; then the body, which binds `bound`, runs once, for all as one unit."""
         scheduler, ticket = frame.run.scheduler, self.round
+        frame.program.arrived = frame.slots
         self.meeting.append(frame.program)
         if len(self.meeting) == len(self.programs):
-            self.meeting = []
-            together = frame.fork(self.unit, None)
-            for slot, value in self.programs[0].bindings.items():
-                together.slots[slot] = value
-            body(together)
+            self.meeting, self.bound = [], bound
+            first = self.programs[0]
+            body(Frame(frame.run, self.unit, first.arrived.copy(), frame.threads, first))
             self.round += 1
             scheduler.progress += 1
         scheduler.block(
@@ -270,11 +270,19 @@ class Cluster:
         """From the cluster as one unit back to each of its programs."""
         sides = []
         for program in self.programs:
-            side = Frame(frame.run, program.unit, frame.slots.copy(), frame.threads, program)
-            for slot, value in program.bindings.items():
-                side.slots[slot] = value
+            side = Frame(frame.run, program.unit, program.arrived.copy(), frame.threads, program)
+            for slot in self.bound:
+                side.slots[slot] = frame.slots[slot]
             sides.append(side)
         run_together(frame, body, sides, where)
+
+    def release(self) -> None:
+        """Free what the programs held on chip."""
+        for program in self.programs:
+            if program.unit is not program.grid.device.unit:
+                program.unit.storage.clear()
+                program.unit.children.clear()
+                program.frame.slots.clear()
 
 
 class ProgramInstance:
@@ -292,23 +300,29 @@ class ProgramInstance:
             number = rank if plan.cluster_level else linear
             self.unit = Unit(plan.program_level.name, number, cluster.unit, index=index, siblings=siblings)
             cluster.unit.children[(plan.program_level.name, number)] = self.unit
+        self.crew = Crew(plan.launch.thread_count)
         self.frame = Frame(device.run, self.unit, device.slots.copy(), plan.launch.thread_count, self)
-        plan.compiler.allocate(plan.own, self.unit, None)
-        self.bindings: dict[int, Any] = {}
+        plan.compiler.allocate(plan.own, self.unit, self.frame)
+        self.arrived: list[Any] = []
         self.bind(dict(zip(plan.slots, index, strict=True)))
         self.bind(plan.thread_indices)
-        self.bind(self.unit.storage)
         self.bind(plan.compiler.private(plan.private, self.frame))
 
     def bind(self, values: dict[int, Any]) -> None:
-        """Give slots of this program's frame their values; they stay the program's own in a region of its cluster."""
-        self.bindings.update(values)
+        """Give slots of this program's frame their values."""
         for slot, value in values.items():
             self.frame.slots[slot] = value
 
     def in_cluster(self, rank: int) -> ProgramInstance:
-        """The program of that rank in this one's cluster."""
-        return self.cluster.programs[rank]
+        """The program of that rank in this one's cluster.
+
+        Raises:
+            PeerOutOfRangeError: the cluster has no such program.
+        """
+        programs = self.cluster.programs
+        if not 0 <= rank < len(programs):
+            raise PeerOutOfRangeError(f"{self.unit} names program {rank} of its cluster, which has {len(programs)}")
+        return programs[rank]
 
     def named_barrier(self, number: int) -> CountingBarrier:
         """A named barrier of this program."""

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tilescale.backends.emulator import collectives, threads, tiles  # noqa: F401 - they register their operations
-from tilescale.backends.emulator import statements as _statements  # noqa: F401
+from tilescale.backends.emulator import branches, collectives, statements, threads, tiles  # noqa: F401 - they register
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.grid import compile_part
@@ -56,6 +56,8 @@ class Run:
         self.grids: list[Any] = []
         self.root = Unit("", 0)
         self._numbers: dict[Unit, int] = {}
+        self._signallers: dict[int, dict[Unit, None]] = {}
+        self._ended: list[str] = []
         self._progress = progress
 
     def launch(self, extents: list[tuple[str, int]], values: list[dict[int, Any]]) -> None:
@@ -71,20 +73,24 @@ class Run:
         level = self.machine.tensor_level.name
         levels = extents or [(level, len(values))]
         units = list(self._units(self.root, levels))
-        for number, (unit, mine) in enumerate(zip(units, values, strict=True)):
-            self._numbers[unit] = number
-            self.activity.append(Activity())
-            unit.storage.update(mine)
-            slots: list[Any] = [None] * (self.compiler.slot_count + 1)
-            for slot, value in mine.items():
-                slots[slot] = value
-            frame = Frame(self, unit, slots, threads=1)
-            self.scheduler.spawn(str(unit), lambda f=frame: self.body(f))
-        try:
-            with np.errstate(all="ignore"):
+        # Coroutines inherit numpy's error state where they are spawned.
+        with np.errstate(all="ignore"), _one_thread():
+            for number, (unit, mine) in enumerate(zip(units, values, strict=True)):
+                self._numbers[unit] = number
+                self.activity.append(Activity())
+                self._spawn(unit, mine)
+            try:
                 self.scheduler.run()
-        except Deadlock as deadlock:
-            raise self._deadlock_error(deadlock.tasks) from None
+            except Deadlock as deadlock:
+                raise self._deadlock_error(deadlock.tasks) from None
+
+    def _spawn(self, unit: Unit, values: dict[int, Any]) -> None:
+        unit.storage.update(values)
+        slots: list[Any] = [None] * (self.compiler.slot_count + 1)
+        for slot, value in values.items():
+            slots[slot] = value
+        frame = Frame(self, unit, slots, threads=1)
+        self.scheduler.spawn(str(unit), lambda: self.body(frame), lambda: self._ended.append(str(unit)))
 
     def _units(self, parent: Unit, levels: list[tuple[str, int]]):
         if not levels:
@@ -96,7 +102,7 @@ class Run:
             unit.siblings = extent
             yield from self._units(unit, finer)
 
-    # -- accounts ---------------------------------------------------------------------------------------------------------
+    # -- accounts ------------------------------------------------------------------------------------------------------
 
     def _of(self, unit: Unit) -> Activity:
         while unit not in self._numbers:
@@ -114,9 +120,10 @@ class Run:
         else:
             account.received += size
 
-    def signalled(self, unit: Unit) -> None:
-        """A flag was updated."""
+    def signalled(self, unit: Unit, level: str | None, flag: int) -> None:
+        """A unit updated the flag at an address; `level` is that whose ranks it spoke of."""
         self._of(unit).signals += 1
+        self._signallers.setdefault(flag, {})[unit.around(level) if level else unit] = None
 
     def collected(self, unit: Unit, name: str, size: int) -> None:
         """A unit took part in a collective with `size` bytes."""
@@ -129,23 +136,39 @@ class Run:
         self._of(unit).programs += 1
         self._progress(1)
 
-    # -- deadlock ---------------------------------------------------------------------------------------------------------
+    def signallers(self, flag: int, lines: list[Location | None]) -> str:
+        """Who signalled the flag at an address so far, who of their siblings did not, and which lines would."""
+        if not lines:
+            return "no statement of the program signals it"
+        places = ", ".join(f"{line.file}:{line.line}" for line in lines if line)
+        units = list(self._signallers.get(flag, ()))
+        if not units:
+            return f"nobody has signalled it; the program does so at {places}"
+        ranks = {u.rank for u in units}
+        absent = [r for r in range(units[0].siblings) if r not in ranks]
+        done = f"signalled so far by {'; '.join(map(str, units[:8]))}"
+        missing = f"; not by {units[0].siblings_named(absent)}" if absent else ""
+        return f"{done}{missing}; the program does so at {places}"
+
+    # -- deadlock ------------------------------------------------------------------------------------------------------
 
     def _deadlock_error(self, tasks: list[Task]) -> DeadlockError:
         waits = [t for t in tasks if not t.wait.quiet]
-        groups: dict[tuple[str, Location | None], list[Task]] = {}
+        groups: dict[tuple[str, str, Location | None], list[Task]] = {}
         for task in waits:
-            groups.setdefault((task.wait.what, task.wait.where), []).append(task)
+            groups.setdefault((task.wait.what, task.wait.seen(), task.wait.where), []).append(task)
         lines = [f"deadlock: {len(waits)} units wait for something that nobody will do"]
-        for (what, _), members in list(groups.items())[:8]:
-            lines.append(f"  {_names(members)} wait{'s' if len(members) == 1 else ''} for {what}")
-            wait = members[0].wait
-            lines += [f"    {text}" for text in (_labelled("now", wait.seen()), wait.missing()) if text]
+        for (what, seen, _), members in list(groups.items())[:8]:
+            lines.append(f"  {_some([t.name for t in members])} wait{'s' if len(members) == 1 else ''} for {what}")
+            details = f"now: {seen}" if seen else "", members[0].wait.missing()
+            lines += [f"    {text}" for text in details if text]
         if len(groups) > 8:
             lines.append(f"  ... and {len(groups) - 8} more groups")
         lines += self._not_resident()
+        if self._ended:
+            lines.append(f"  {_some(self._ended)} ended without waiting")
         hint = "signal what is waited for before waiting, or let every unit reach the same barriers"
-        where = [w for (_, w) in list(groups)[:8] if w]
+        where = [w for (*_, w) in list(groups)[:8] if w]
         return DeadlockError("\n".join(lines), hint=hint, where=list(dict.fromkeys(where)))
 
     def _not_resident(self) -> list[str]:
@@ -161,10 +184,19 @@ class Run:
         return lines
 
 
-def _names(tasks: list[Task]) -> str:
-    shown = "; ".join(t.name for t in tasks[:3])
-    return shown if len(tasks) <= 3 else f"{shown}; and {len(tasks) - 3} more"
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tiles are small: handing parts of one product to other threads costs more than computing it."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def _labelled(label: str, text: str) -> str:
-    return f"{label}: {text}" if text else ""
+def _some(names: list[str]) -> str:
+    shown = "; ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown}; and {len(names) - 3} more"

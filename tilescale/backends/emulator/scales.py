@@ -36,10 +36,25 @@ def compile_scale(compiler: Compiler, stmt: ir.AttrStmt) -> Closure:
         return body
     where = location(stmt)
     if executes.kind == "cluster":
-        return lambda frame: frame.program.cluster.execute(body, frame, where)
+        bound = _bound_in(compiler, stmt.body)
+        return lambda frame: frame.program.cluster.execute(body, frame, bound, where)
     if executes.kind == "program":
         return lambda frame: frame.program.cluster.fork(body, frame, where)
     return _fork_lanes(compiler, stmt, executes, body)
+
+
+def _bound_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
+    """Slots of the variables that a statement binds."""
+    found: list[int] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.For):
+            found.append(compiler.slot(node.loop_var))
+        elif isinstance(node, ir.Bind):
+            found.append(compiler.slot(node.var))
+
+    ir.walk(stmt, visit)
+    return found
 
 
 def _works_on_tiles(stmt: ir.Stmt) -> bool:
@@ -52,28 +67,51 @@ def _works_on_tiles(stmt: ir.Stmt) -> bool:
 
 def _fork_lanes(compiler: Compiler, stmt: ir.AttrStmt, level: Level, body: Closure) -> Closure:
     owned = compiler.owned_by(level.name)
-    replicated = _replicas_in(compiler, stmt.body)
+    replicated, bound = _replicas_in(compiler, stmt.body), _bound_in(compiler, stmt.body)
+    # A replica of a unit's own view goes back to that view; of a tile around the region, unit 0's becomes the tile.
+    inner, outer = [s for s in replicated if s in bound], [s for s in replicated if s not in bound]
     where = location(stmt)
 
     def run(frame: Frame) -> None:
         frames = []
-        threads = np.arange(frame.threads) if frame.own is None else np.flatnonzero(frame.own)
-        count = len(threads) // level.threads
-        for rank in range(count):
-            unit = frame.unit.child(level.name, rank)
-            unit.siblings = count
+        for rank, span in enumerate(_spans(frame, level)):
             own = np.zeros(frame.threads, bool)
-            own[threads[rank * level.threads : (rank + 1) * level.threads]] = True
-            side = frame.fork(unit, own)
-            compiler.allocate(owned, unit, side)
-            frames.append(side)
-        run_together(frame, body, frames, where)
-        for slot in replicated:
-            first = frames[0].unit.replicas.get(slot)
-            if first is not None:
-                np.copyto(frame.slots[slot], first.array)
+            own[span.start : span.stop] = True if frame.mask is None else frame.mask[span.start : span.stop]
+            if own.any():
+                unit = frame.unit.child(level.name, rank)
+                unit.siblings = len(frame.span) // level.threads
+                side = frame.fork(unit, own)
+                side.span = span
+                compiler.allocate(owned, unit, side)
+                frames.append(side)
+        run_together(frame, lambda side: side.leave(body(side), side.own), frames, where)
+        for side in frames:
+            frame.join(side)
+            for slot in inner:
+                _fold_back(compiler, slot, side.unit, side)
+        for slot in outer:
+            _fold_back(compiler, slot, frames[0].unit, frame)
 
     return run
+
+
+def _spans(frame: Frame, level: Level) -> list[range]:
+    """The threads of each unit of a level inside the frame's unit."""
+    step = level.threads
+    return [frame.span[i : i + step] for i in range(0, len(frame.span) - step + 1, step)]
+
+
+def _fold_back(compiler: Compiler, slot: int, unit: Unit, frame: Frame) -> None:
+    """What a unit's replica of a tile holds becomes the tile, unless that was written since the replica was taken."""
+    replica = unit.replicas.get(slot)
+    if replica is not None and replica.version == _version(compiler, slot, unit):
+        np.copyto(frame.slots[slot], replica.array)
+
+
+def _version(compiler: Compiler, slot: int, unit: Unit) -> int:
+    root = compiler.root(slot)
+    owner = unit.owner(root)
+    return owner.versions.get(root, 0) if owner is not None else 0
 
 
 def run_together(frame: Frame, body: Closure, frames: list[Frame], where: Any) -> None:
@@ -108,15 +146,11 @@ def _replicas_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
 def _rank(compiler: Compiler, call: ir.Call) -> Closure:
     name = str(call.args[0].value)
     if name == compiler.vector_level:
-        return lambda frame: np.arange(frame.threads, dtype=np.int32) % _siblings_in_parent(frame)
+        return lambda frame: (np.arange(frame.threads, dtype=np.int32) - frame.span.start) % len(frame.span)
     return lambda frame: frame.unit.around(name).rank
 
 
-def _siblings_in_parent(frame: Frame) -> int:
-    return frame.threads if frame.own is None else int(frame.own.sum())
-
-
-# -- views ---------------------------------------------------------------------------------------------------------------
+# -- views -------------------------------------------------------------------------------------------------------------
 
 
 class ViewOf:
@@ -142,8 +176,7 @@ class ViewOf:
 
     def _replica(self, slot: int, base: np.ndarray, unit: Unit) -> np.ndarray:
         holder = unit.around(self.level.name)
-        owner = unit.owner(slot)
-        version = owner.versions.get(slot, 0) if owner is not None else 0
+        version = _version(self.compiler, slot, unit)
         replica = holder.replicas.get(slot)
         if replica is None or replica.version != version:
             replica = holder.replicas[slot] = Replica(base.copy(), version)
@@ -173,7 +206,8 @@ def instance(compiler: Compiler, slot: int, frame: Frame, unit: Unit) -> Any:
     if slot in compiler.views:
         return ViewOf(compiler, compiler.views[slot]).resolve(frame, unit)
     owner = unit.owner(slot)
-    if owner is None:
-        compiler.allocate([compiler.owned_buffer(slot)], unit, None)
-        owner = unit
+    if owner is None:  # It has not come to the statement that allocates it.
+        buffer = compiler.owned_buffer(slot)
+        owner = unit.around(compiler.owner_level(buffer))
+        compiler.allocate([buffer], owner, frame)
     return owner.storage[slot]

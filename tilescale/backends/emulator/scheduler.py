@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Coroutines of the emulated units: who runs, who waits for what, and what it means when nobody can run.
 
-Every unit that executes is a greenlet. One runs at a time, until it waits or ends, so memory is sequentially consistent.
+Every unit that executes is a greenlet. One runs at a time, until it waits or ends: memory is sequentially consistent.
 When nobody is ready the waits are looked at again; when none of them has come true, the program is deadlocked.
 """
 
 from __future__ import annotations
 
+import contextvars
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from dataclasses import dataclass, field
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from tilescale.errors import Location
+
+PATIENCE = 1_000_000
+"""Turns in which units only spin, each writing something, before they are taken for deadlocked."""
 
 
 @dataclass
@@ -27,6 +31,7 @@ class Wait:
         where: the line that waits.
         missing: who would have to act, evaluated for a report.
         quiet: waits of the emulator itself (a launch waiting for its programs), left out of reports.
+        spins: whether it is a loop that looks again after every write of others.
     """
 
     ready: Callable[[], bool]
@@ -35,6 +40,7 @@ class Wait:
     where: Location | None = None
     missing: Callable[[], str] = str
     quiet: bool = False
+    spins: bool = False
 
 
 @dataclass(eq=False)
@@ -45,7 +51,6 @@ class Task:
     body: Callable[[], None]
     done: Callable[[], None] | None = None
     wait: Wait | None = None
-    finished: bool = False
     greenlet: greenlet = field(init=False)
 
 
@@ -66,20 +71,23 @@ class Scheduler:
         self.waiting: dict[Task, None] = {}
         self.progress = 0
         self.current: Task | None = None
+        self._spins = 0
         self._hub = getcurrent()
 
     def spawn(self, name: str, body: Callable[[], None], done: Callable[[], None] | None = None) -> Task:
         """Add a task; `done` is called when it has ended."""
         task = Task(name, body, done)
         task.greenlet = greenlet(lambda: self._run(task), parent=self._hub)
+        # numpy keeps its error state in a context variable, and a greenlet starts with an empty context.
+        task.greenlet.gr_context = contextvars.copy_context()
         self.tasks.add(task)
         self.ready.append(task)
         return task
 
     def _run(self, task: Task) -> None:
         task.body()
-        task.finished = True
         self.tasks.discard(task)
+        self._spins = 0
         if task.done is not None:
             task.done()
 
@@ -92,6 +100,25 @@ class Scheduler:
         self.waiting[task] = None
         self._hub.switch()
         task.wait = None
+        if not wait.spins:
+            self._spins = 0
+
+    def spin(self, before: int, what: str, seen: Callable[[], str], where: Location | None) -> None:
+        """The current task looks at memory in a loop: let the others run before it looks again.
+
+        Args:
+            before: `progress` when it looked. If nothing was written since, it waits for a write.
+            what, seen, where: as for `Wait`.
+        """
+        wait = Wait(lambda: self.progress != before, what, seen, where, spins=True)
+        self._spins += 1
+        if self._spins > PATIENCE:
+            self.current.wait = wait
+            raise Deadlock([self.current, *self.waiting])
+        if self.progress == before:
+            self.block(wait)
+        else:
+            self.pause()
 
     def pause(self) -> None:
         """Let the others run first."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Statements of TIR as closures: sequence, loops, branches, bindings, stores.
+"""Statements of TIR as closures: loops, bindings, stores; sequences and branches are in branches.py.
 
-A closure returns None, or BREAK or CONTINUE when all active threads leave the body of the innermost loop. When only some
+A closure returns None, or BREAK or CONTINUE when all active threads leave the innermost loop's body. When only some
 do, they are noted in `frame.dead` and the rest of the body runs without them.
 """
 
@@ -15,35 +15,15 @@ import numpy as np
 from tilelang_core import ir
 from tilescale.backends.emulator.compiler import Compiler, statement
 from tilescale.backends.emulator.expr import Closure
-from tilescale.backends.emulator.frame import Frame, is_vector, spread, uniform
+from tilescale.backends.emulator.externs import check
+from tilescale.backends.emulator.frame import BREAK, CONTINUE, Frame, is_vector, spread, uniform, without
 from tilescale.backends.emulator.scales import compile_scale
-from tilescale.backends.emulator.scheduler import Wait
 from tilescale.backends.emulator.units import Bound
-from tilescale.errors import UnsupportedError, UsageError
+from tilescale.errors import UnsupportedError
 from tilescale.passes.structure import location
 from tilescale.program.ops import SCALE
 
-BREAK, CONTINUE = "break", "continue"
-@statement(ir.SeqStmt)
-def _sequence(compiler: Compiler, stmt: ir.SeqStmt) -> Closure:
-    parts = [compiler.stmt(s) for s in stmt.seq]
-
-    def run(frame: Frame) -> Any:
-        for part in parts:
-            left = part(frame)
-            if left is not None:
-                return left
-            if frame.dead is not None:
-                frame.mask = _without(frame.mask, frame.dead)
-                if not frame.mask.any():
-                    return CONTINUE
-        return None
-
-    return run
-
-
-def _without(mask: np.ndarray | None, dead: np.ndarray) -> np.ndarray:
-    return ~dead if mask is None else mask & ~dead
+_BREAKS = ("tirx.break_loop", "tl.loop_break")
 
 
 @statement(ir.SBlockRealize)
@@ -96,7 +76,7 @@ def _store(compiler: Compiler, stmt: ir.BufferStore) -> Closure:
 def _evaluate(compiler: Compiler, stmt: ir.Evaluate) -> Closure:
     call = stmt.value
     name = ir.op_name(call)
-    if name in ("tirx.break_loop", "tl.loop_break"):
+    if name in _BREAKS:
         return lambda frame: BREAK
     if name == "tirx.continue_loop":
         return lambda frame: CONTINUE
@@ -115,71 +95,10 @@ def _assert(compiler: Compiler, stmt: ir.AssertStmt) -> Closure:
     condition = compiler.expr(stmt.condition)
     message = " ".join(str(part) for part in (stmt.message_parts if hasattr(stmt, "message_parts") else [stmt.message]))
 
-    def run(frame: Frame) -> None:
-        holds = condition(frame)
-        if not np.all(spread(holds, frame)[spread(frame.mask if frame.mask is not None else True, frame)]):
-            raise UsageError(f"the program's assertion failed: {message}")
-
-    return run
+    return lambda frame: check(condition(frame), message, frame)
 
 
-# -- branches ------------------------------------------------------------------------------------------------------------
-
-
-@statement(ir.IfThenElse)
-def _if(compiler: Compiler, stmt: ir.IfThenElse) -> Closure:
-    condition = compiler.expr(stmt.condition)
-    then = compiler.stmt(stmt.then_case)
-    otherwise = compiler.stmt(stmt.else_case) if stmt.else_case is not None else None
-    together = compiler.is_collective(stmt)
-    where = location(stmt)
-
-    def run(frame: Frame) -> Any:
-        taken = condition(frame)
-        if not is_vector(taken):
-            return then(frame) if taken else otherwise and otherwise(frame)
-        taken = spread(taken, frame)
-        active = spread(True if frame.mask is None else frame.mask, frame)
-        yes, no = taken & active, ~taken & active
-        if together and otherwise is not None and yes.any() and no.any():
-            return _roles(frame, [(then, yes), (otherwise, no)], where)
-        for branch, mask in ((then, yes), (otherwise, no)):
-            if branch is not None and mask.any():
-                _masked(frame, branch, mask)
-        return None
-
-    return run
-
-
-def _masked(frame: Frame, branch: Closure, mask: np.ndarray) -> None:
-    saved = frame.mask
-    frame.mask = mask
-    left = branch(frame)
-    frame.mask = saved
-    if left is not None:
-        frame.dead = mask if frame.dead is None else frame.dead | mask
-        if left is BREAK:
-            frame.broken = mask if frame.broken is None else frame.broken | mask
-
-
-def _roles(frame: Frame, branches: list[tuple[Closure, np.ndarray]], where: Any) -> None:
-    """Threads part ways: each side becomes a coroutine of its own; they meet again after the branch."""
-    scheduler, task = frame.run.scheduler, frame.run.scheduler.current
-    running = len(branches)
-
-    def finished() -> None:
-        nonlocal running
-        running -= 1
-
-    for branch, mask in branches:
-        side = frame.fork(frame.unit, mask)
-        first, count = int(np.argmax(mask)), int(mask.sum())
-        name = f"{task.name}, threads {first}..{first + count - 1}"
-        scheduler.spawn(name, lambda b=branch, s=side: b(s), finished)
-    scheduler.block(Wait(lambda: running == 0, "its threads", where=where, quiet=True))
-
-
-# -- loops ---------------------------------------------------------------------------------------------------------------
+# -- loops -------------------------------------------------------------------------------------------------------------
 
 
 @statement(ir.For)
@@ -198,19 +117,22 @@ def _for(compiler: Compiler, stmt: ir.For) -> Closure:
 def _serial(compiler: Compiler, stmt: ir.For) -> Closure:
     slot, begin, extent = compiler.slot(stmt.loop_var), compiler.expr(stmt.min), compiler.expr(stmt.extent)
     body = compiler.stmt(stmt.body)
+    # A loop that may break after a look at memory gives the others a turn to write it.
+    polls = ir.contains(stmt.body, _is_break) and ir.contains(stmt.body, _reads_shared_memory)
 
     def run(frame: Frame) -> None:
-        first, count = uniform(begin(frame), frame, "where a loop begins"), extent(frame)
-        last = first + _longest(count, frame)
+        first, count = begin(frame), extent(frame)
         loop = _Loop(frame)
-        for i in range(first, last):
+        for i in range(_longest(count, frame)):
             if is_vector(count):
-                loop.leave(spread(i - first >= count, frame))
+                loop.leave(spread(i >= count, frame))
             if not loop.enter():
                 break
-            frame.slots[slot] = i
+            frame.slots[slot] = first + i
             if loop.left(body(frame)):
                 break
+            if polls:
+                frame.run.scheduler.pause()
         loop.close()
 
     return run
@@ -241,7 +163,7 @@ class _Loop:
         """Start an iteration; False if nobody is left."""
         frame, (mask, _, _) = self.frame, self.saved
         frame.dead = None
-        frame.mask = mask if frame.broken is None else _without(mask, frame.broken)
+        frame.mask = mask if frame.broken is None else without(mask, frame.broken)
         return frame.broken is None or bool(frame.mask.any())
 
     def left(self, result: Any) -> bool:
@@ -261,24 +183,25 @@ class _Loop:
 @statement(ir.While)
 def _while(compiler: Compiler, stmt: ir.While) -> Closure:
     condition, body = compiler.expr(stmt.condition), compiler.stmt(stmt.body)
-    polls = ir.contains(stmt.condition, _reads_shared_memory) or ir.contains(stmt.body, _reads_shared_memory)
-    where = location(stmt)
+    polls = _Polls(compiler, stmt)
 
     def run(frame: Frame) -> None:
-        loop, scheduler = _Loop(frame), frame.run.scheduler
+        loop, looked = _Loop(frame), None
         while loop.enter():
-            holds = condition(frame)
+            now, holds = frame.run.scheduler.progress, condition(frame)
             if is_vector(holds):
                 loop.leave(~spread(holds, frame))
                 if not loop.enter():
                     break
             elif not holds:
                 break
-            before = scheduler.progress
+            if looked is not None and polls.looks:
+                polls.wait(frame, looked)
+                looked = None
+                continue
+            looked = now
             if loop.left(body(frame)):
                 break
-            if polls and scheduler.progress == before:
-                scheduler.block(Wait(lambda seen=before: scheduler.progress != seen, "its loop condition", where=where))
         loop.close()
 
     return run
@@ -286,6 +209,28 @@ def _while(compiler: Compiler, stmt: ir.While) -> Closure:
 
 def _reads_shared_memory(node: Any) -> bool:
     return isinstance(node, ir.BufferLoad) and not node.buffer.scope().startswith("local")
+
+
+def _is_break(node: Any) -> bool:
+    return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in _BREAKS
+
+
+class _Polls:
+    """A loop that may wait for others: it looks at memory that they write, and between two looks the others run."""
+
+    def __init__(self, compiler: Compiler, stmt: ir.While):
+        loads: list[Any] = []
+        ir.walk(stmt, lambda n: loads.append(n) if _reads_shared_memory(n) else None)
+        self.looks = [(str(load), compiler.expr(load)) for load in loads]
+        self.what = f"the end of its loop, while {stmt.condition}"
+        self.where = location(stmt)
+
+    def wait(self, frame: Frame, looked: int) -> None:
+        """Let the others run; if nothing was written since it `looked`, until one of them writes."""
+        frame.run.scheduler.spin(looked, self.what, lambda: self._seen(frame), self.where)
+
+    def _seen(self, frame: Frame) -> str:
+        return ", ".join(f"{text} = {load(frame)}" for text, load in self.looks[:4])
 
 
 def _thread_loop(compiler: Compiler, stmt: ir.For) -> Closure:

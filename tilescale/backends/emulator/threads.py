@@ -80,7 +80,7 @@ def _elect(compiler: Compiler, call: ir.Call) -> Closure:
     return lambda frame: linear_thread(frame) % (extent or frame.threads) == 0
 
 
-# -- exchanges -----------------------------------------------------------------------------------------------------------
+# -- exchanges ---------------------------------------------------------------------------------------------------------
 
 
 def _shuffle(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
@@ -97,7 +97,8 @@ def _shuffle(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
     return rule
 
 
-for _name, _kind in (("shfl_sync", "idx"), ("shfl_up_sync", "up"), ("shfl_down_sync", "down"), ("shfl_xor_sync", "xor")):
+_SHUFFLES = {"shfl_sync": "idx", "shfl_up_sync": "up", "shfl_down_sync": "down", "shfl_xor_sync": "xor"}
+for _name, _kind in _SHUFFLES.items():
     value_operation(f"tl.{_name}")(_shuffle(_kind))
 
 
@@ -173,7 +174,29 @@ value_operation("tl.syncthreads_and")(_program_vote(np.all))
 value_operation("tl.syncthreads_or")(_program_vote(np.any))
 
 
-# -- atomics on elements ---------------------------------------------------------------------------------------------------
+def _quantifier(combine: Callable[..., Any]) -> Callable[[Compiler, ir.Call], Closure]:
+    """`T.any_of`, `T.all_of`: over elements of a tile that follow one another in memory."""
+
+    def rule(compiler: Compiler, call: ir.Call) -> Closure:
+        first, count = pointed(compiler, call.args[0]), compiler.expr(call.args[1])
+
+        def run(frame: Frame) -> Any:
+            array = first.home.array(frame)
+            begin = np.ravel_multi_index([uniform(i(frame), frame, "an index") for i in first.indices], array.shape)
+            lead, data = (array.lead, array.data) if first.home.lanes else ((), array)
+            values = data.reshape(*lead, -1)[..., begin : begin + uniform(count(frame), frame, "a count")]
+            return combine(values != 0, axis=-1)
+
+        return run
+
+    return rule
+
+
+value_operation("tl.any_of")(_quantifier(np.any))
+value_operation("tl.all_of")(_quantifier(np.all))
+
+
+# -- atomics on elements -----------------------------------------------------------------------------------------------
 
 
 def pointed(compiler: Compiler, pointer: Any) -> Element:
@@ -194,6 +217,8 @@ def _atomic(op: str, returns: bool, lanes: int = 1) -> Callable[[Compiler, ir.Ca
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         target = pointed(compiler, call.args[0])
+        if target.home.lanes:
+            raise UnsupportedError(f"the emulator does not run atomics on thread-private memory ({target.home.name!r})")
         if lanes > 1:
             source = pointed(compiler, call.args[1])
             return lambda frame: _wide_atomic(target, source, lanes, op, frame)
@@ -205,29 +230,36 @@ def _atomic(op: str, returns: bool, lanes: int = 1) -> Callable[[Compiler, ir.Ca
 
 def _update(target: Element, value: Any, op: str, returns: bool, frame: Frame) -> Any:
     array = target.home.array(frame)
-    target.home.written(frame)
-    index = tuple(spread(i(frame), frame) for i in target.indices)
-    mask = _active(frame)
-    inside = np.logical_and.reduce([(i >= 0) & (i < n) for i, n in zip(index, array.shape, strict=True)])
-    if not target.home.guarded and (mask & ~inside).any():
-        first = tuple(np.argwhere(mask & ~inside)[0])
-        raise target.home.out_of_bounds([int(i[first]) for i in index], array.shape)
-    taken = mask & inside
+    # Adding nothing is a way to look at memory: it must not wake those who wait for a change.
+    if op != "load" and (op not in ("add", "or") or np.any(value)):
+        target.home.written(frame)
+    index = tuple(i(frame) for i in target.indices)
+    return _update_at(target, array, index, value, op, frame, returns)
+
+
+def _update_at(
+    target: Element, array: np.ndarray, index: tuple, value: Any, op: str, frame: Frame, returns: bool = False
+) -> Any:
+    taken = _active(frame) & target.inside(index, array.shape, frame)
+    if not taken.all():
+        index = tuple(np.where(taken, i, 0) for i in index)
+    index = tuple(spread(i, frame) for i in index)
     return numerics.atomic_update(array, index, value, op, mask=taken, return_prev=returns)
 
 
 def _wide_atomic(target: Element, source: Element, lanes: int, op: str, frame: Frame) -> None:
-    array, values = target.home.array(frame), source.home.array(frame)
+    array = target.home.array(frame)
     target.home.written(frame)
-    to, from_ = (tuple(np.array(spread(i(frame), frame)) for i in e.indices) for e in (target, source))
+    index = tuple(i(frame) for i in target.indices)
+    values = neighbours(source, lanes, frame)
     for lane in range(lanes):
-        at = (*to[:-1], to[-1] + lane)
-        value = (
-            values.load((*from_[:-1], from_[-1] + lane), frame)
-            if source.home.lanes
-            else values[(*from_[:-1], from_[-1] + lane)]
-        )
-        numerics.atomic_update(array, at, value, op, mask=_active(frame))
+        _update_at(target, array, (*index[:-1], index[-1] + lane), values[lane], op, frame)
+
+
+def neighbours(element: Element, count: int, frame: Frame) -> list[np.ndarray]:
+    """The values of `count` elements that follow one another, for each element of the space."""
+    array, index = element.home.array(frame), tuple(i(frame) for i in element.indices)
+    return [spread(element.at(array, (*index[:-1], index[-1] + step), frame), frame) for step in range(count)]
 
 
 for _op in ("add", "max", "min"):
@@ -240,34 +272,7 @@ value_operation("tl.atomic_addx2_elem_op")(_atomic("add", False, lanes=2))
 value_operation("tl.atomic_addx4_elem_op")(_atomic("add", False, lanes=4))
 
 
-@operation("tirx.call_extern", collective=False)
-def _extern(compiler: Compiler, call: ir.Call) -> Closure:
-    """`T.dp4a(a, b, c)` calls CUDA's by name; other functions of the user's are text that only nvcc understands."""
-    name = str(call.args[0].value)
-    if name != "DP4A":
-        raise UnsupportedError(
-            f"the emulator does not run the external function {name!r}", hint="express it with TileLang operations"
-        )
-    a, b, c = (pointed(compiler, pointer) for pointer in call.args[1:])
-    dot = numerics.INTRINSICS["tirx.dp4a"]
-
-    def run(frame: Frame) -> None:
-        left, right = (_quad(element, frame) for element in (a, b))
-        c.store(frame, dot(left, right, c.load(frame), dtype=c.home.dtype))
-
-    return run
-
-
-def _quad(element: Element, frame: Frame) -> np.ndarray:
-    """Four neighbouring bytes as one int32 for each thread."""
-    index = tuple(i(frame) for i in element.indices)
-    array = element.home.array(frame)
-    read = array.load if element.home.lanes else lambda at, frame: array[at]
-    parts = [spread(read((*index[:-1], index[-1] + lane), frame), frame) for lane in range(4)]
-    return np.ascontiguousarray(np.stack(parts, axis=-1)).view(np.int32)[..., 0]
-
-
-# -- barriers --------------------------------------------------------------------------------------------------------------
+# -- barriers ----------------------------------------------------------------------------------------------------------
 
 
 @operation("tl.mbarrier_wait_parity", "tirx.ptx_wait_barrier")
@@ -276,7 +281,9 @@ def _barrier_wait(compiler: Compiler, call: ir.Call) -> Closure:
     return lambda frame: barrier.of(frame).wait(uniform(parity(frame), frame, "a parity"), frame, where)
 
 
-@operation("tirx.ptx_arrive_barrier", "tirx.ptx_arrive_barrier_expect_tx", "tl.ptx_cp_async_barrier_noinc", collective=False)
+@operation(
+    "tirx.ptx_arrive_barrier", "tirx.ptx_arrive_barrier_expect_tx", "tl.ptx_cp_async_barrier_noinc", collective=False
+)
 def _barrier_arrive(compiler: Compiler, call: ir.Call) -> Closure:
     barrier = BarrierReference(compiler, call.args[0])
     return lambda frame: barrier.of(frame).arrive(frame.active(), frame)
@@ -301,10 +308,12 @@ def _remote_arrive(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation("tirx.tvm_storage_sync")
 def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure | None:
-    """Threads of one coroutine run in step; only a barrier that is named with a count meets other coroutines."""
+    """Threads of one coroutine run in step; a barrier that is named with a count meets other coroutines."""
+    where = compiler.where
     if len(call.args) < 3:
-        return lambda frame: None
-    number, count, where = compiler.expr(call.args[1]), compiler.expr(call.args[2]), compiler.where
+        # Under a condition that tells lanes apart TileLang synchronises only those that meet it: the executing unit's.
+        return (lambda frame: None) if compiler.lanes_apart else lambda frame: frame.crew.sync(frame, where)
+    number, count = compiler.expr(call.args[1]), compiler.expr(call.args[2])
 
     def run(frame: Frame) -> None:
         name, expected = uniform(number(frame), frame, "a barrier"), uniform(count(frame), frame, "a count")

@@ -18,7 +18,8 @@ from tilescale.backends.emulator.access import Element, Region
 from tilescale.backends.emulator.barriers import BarrierReference
 from tilescale.backends.emulator.compiler import Compiler, ignore, operation
 from tilescale.backends.emulator.expr import Closure
-from tilescale.backends.emulator.frame import Frame, Lanes, uniform
+from tilescale.backends.emulator.frame import Frame, Lanes, spread, uniform
+from tilescale.backends.emulator.units import Unit
 from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
 
 ignore("tl.GemmWarpPolicy")
@@ -40,11 +41,13 @@ def fitted(tile: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return tile.reshape(shape)
 
 
-def copy_tile(source: Region, target: Region, frame: Frame, into: np.ndarray | None = None) -> None:
-    """Copy between regions; `into` is another unit's instance of the target."""
+def copy_tile(
+    source: Region, target: Region, frame: Frame, into: np.ndarray | None = None, unit: Unit | None = None
+) -> None:
+    """Copy between regions; `into` is the instance of the target that another unit has."""
     tile = source.read(frame)
     extents = target.block(frame, into).extents
-    target.write(frame, fitted(tile, extents), into)
+    target.write(frame, fitted(tile, extents), into, unit)
 
 
 @operation("tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy")
@@ -68,7 +71,8 @@ def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Any
     def run(frame: Frame) -> None:
         rank = uniform(peer(frame), frame, "dst_block")
         program = frame.program.in_cluster(rank)
-        copy_tile(source, target, frame, program.unit.owner(target.home.slot).storage[target.home.slot])
+        into = program.unit.owner(target.home.slot).storage[target.home.slot]
+        copy_tile(source, target, frame, into, program.unit)
         if barrier is not None:
             barrier.of(frame, program).arrive(1, frame)
 
@@ -129,7 +133,7 @@ def _fill_lanes(lanes: Lanes, target: Region, value: Any, frame: Frame) -> None:
         lanes.store(index, value, frame)
 
 
-# -- matrix products -----------------------------------------------------------------------------------------------------
+# -- matrix products ---------------------------------------------------------------------------------------------------
 
 
 def matrix(tile: np.ndarray) -> np.ndarray:
@@ -197,7 +201,7 @@ def _gemm_sparse(compiler: Compiler, call: ir.Call) -> Closure:
     return run
 
 
-# -- reductions, scans, im2col -------------------------------------------------------------------------------------------
+# -- reductions, scans, im2col -----------------------------------------------------------------------------------------
 
 
 @operation("tl.tileop.reduce")
@@ -251,7 +255,7 @@ def _im2col(compiler: Compiler, call: ir.Call) -> Closure:
     return run
 
 
-# -- atomics on tiles, reducers ------------------------------------------------------------------------------------------
+# -- atomics on tiles, reducers ----------------------------------------------------------------------------------------
 
 
 def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
@@ -303,8 +307,9 @@ def _reducer_update(compiler: Compiler, call: ir.Call) -> Closure:
     op = _REDUCER_OPS[compiler.reducer_op(load.buffer)]
 
     def run(frame: Frame) -> None:
-        index = tuple(np.broadcast_to(np.asarray(i(frame)), frame.space) for i in target.indices)
-        numerics.atomic_update(target.home.array(frame), index, value(frame), op, mask=frame.mask)
+        array, index = target.home.array(frame), tuple(spread(i(frame), frame) for i in target.indices)
+        target.inside(index, array.shape, frame)
+        numerics.atomic_update(array, index, value(frame), op, mask=frame.mask)
 
     return run
 

@@ -67,11 +67,16 @@ class Unit:
             unit = unit.parent
         return unit
 
+    def siblings_named(self, ranks: list[int]) -> str:
+        """Some of this unit's siblings, for a message."""
+        shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        return f"{self.level} {shown}" if self.index is None else f"{self.level} of rank {shown}"
+
     def __str__(self) -> str:
         parts = []
         unit: Unit | None = self
         while unit is not None and unit.level:
-            name = unit.index if unit.index is not None else unit.rank
+            name = unit.rank if unit.index is None else unit.index if len(unit.index) > 1 else unit.index[0]
             parts.append(f"{unit.level} {name}")
             unit = unit.parent
         return ", ".join(reversed(parts)) or "the program"

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: MIT
+"""Values and accesses: masks, private values, bounds, atomics, poison, prints: what plain kernels rarely combine."""
+
+import warnings
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.emulator.support import assert_same, blank, values
+from tilescale.errors import UnsupportedError
+
+
+def ints(*shape, fill=-7):
+    return torch.full(shape, fill, dtype=torch.int32)
+
+
+def test_conditional_expressions_read_only_what_they_take():
+    """An index outside the tile on the side that is not taken is no access, for a vector or a scalar index."""
+
+    @T.prim_func
+    def program(Y: T.Tensor((8,), "int32"), Z: T.Tensor((8,), "int32"), far: T.int32):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((4,), "int32")
+            for i in T.Parallel(4):
+                tile[i] = i + 1
+            for i in T.Parallel(8):
+                Y[i] = T.if_then_else(i < 4, tile[i], 0)
+                Z[i] = T.if_then_else(i < 0, tile[far], i)
+
+    args = [ints(8), ints(8), 99]
+    tilescale.emulate(program, args)
+    assert args[0].tolist() == [1, 2, 3, 4, 0, 0, 0, 0]
+    assert args[1].tolist() == list(range(8))
+
+
+def test_private_values_that_differ_are_not_read_where_others_run():
+    """Which thread runs which of 32 iterations is the compiler's choice, so whose value they see is open."""
+
+    @T.prim_func
+    def program(Y: T.Tensor((32,), "int32"), same: T.int32):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            mine = T.alloc_local((2,), "int32")
+            mine[0] = T.if_then_else(same == 1, 5, tx)
+            mine[1] = tx
+            for i in T.Parallel(32):
+                Y[i] = mine[0]
+
+    args = [ints(32), 1]
+    tilescale.emulate(program, args)
+    assert args[0].tolist() == [5] * 32
+    with pytest.raises(UnsupportedError, match="thread-private value was written for 64"):
+        tilescale.emulate(program, [ints(32), 0])
+
+
+def test_short_circuit_conditions_guard_accesses():
+    @T.prim_func
+    def program(Y: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=8):
+            tx = T.get_thread_binding()
+            tile = T.alloc_shared((4,), "int32")
+            T.fill(tile, 3)
+            if tx < 4 and tile[tx] == 3:
+                Y[tx] = 1
+            if tx >= 4 or tile[tx] == 9:
+                Y[tx] = 2
+
+    args = [ints(8)]
+    tilescale.emulate(program, args)
+    assert args[0].tolist() == [1] * 4 + [2] * 4
+
+
+def test_loads_and_stores_outside_a_tensor_are_guarded():
+    @T.prim_func
+    def program(X: T.Tensor((5,), "int32"), Y: T.Tensor((5,), "int32"), S: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=32):
+            total = T.alloc_shared((1,), "int32")
+            total[0] = 0
+            for i in T.Parallel(8):
+                T.atomic_add(total[0], X[i - 1])
+                Y[i - 2] = X[i - 1] + 10
+            S[0] = total[0]
+
+    x = values(3, 5, dtype="int32")
+    args = [x, ints(5), ints(1)]
+    tilescale.emulate(program, args)
+    padded = [0, *x.tolist(), 0, 0]
+    assert args[1].tolist() == [padded[i + 2] + 10 for i in range(5)]
+    assert args[2].item() == int(x.sum())
+
+
+def test_atomics_of_active_threads_only():
+    @T.prim_func
+    def program(S: T.Tensor((4,), "int32"), P: T.Tensor((64,), "int32")):
+        with T.Kernel(2, threads=64) as b:
+            tx = T.get_thread_binding()
+            if tx % 3 == 0:
+                T.atomic_add(S[0], tx)
+                T.atomic_max(S[1], tx)
+                if b == 0:
+                    P[tx] = T.atomic_add(S[2], 1, return_prev=True)
+
+    args = [torch.zeros(4, dtype=torch.int32), ints(64)]
+    tilescale.emulate(program, args)
+    chosen = [t for t in range(64) if t % 3 == 0]
+    assert args[0].tolist() == [2 * sum(chosen), max(chosen), len(chosen), 0]
+    assert sorted(args[1][chosen].tolist()) == list(range(len(chosen)))
+    assert set(args[1][[t for t in range(64) if t % 3]].tolist()) == {-7}
+
+
+def test_wide_atomics_over_the_end_of_a_tensor_are_guarded():
+    @T.prim_func
+    def program(X: T.Tensor((64,), "float16"), Y: T.Tensor((65,), "float16"), Z: T.Tensor((3,), "int32")):
+        with T.Kernel(1, threads=32):
+            tx = T.get_thread_binding()
+            T.atomic_addx2(Y[tx * 2 + 2], X[tx * 2])
+            T.atomic_add(Z[tx - 30], 1)
+
+    x = values(1, 64, dtype="float16")
+    args = [x, torch.zeros(65, dtype=torch.float16), torch.zeros(3, dtype=torch.int32)]
+    tilescale.emulate(program, args)
+    assert_same(args[1], torch.cat([torch.zeros(2), x[:63]]))
+    assert args[2].tolist() == [1, 1, 0]
+
+
+def test_any_and_all_of_a_tile_and_of_private_values():
+    @T.prim_func
+    def program(X: T.Tensor((4, 8), "bool"), Y: T.Tensor((32, 4), "int32")):
+        with T.Kernel(1, threads=32):
+            tx = T.get_thread_binding()
+            tile = T.alloc_shared((4, 8), "bool")
+            mine = T.alloc_local((2,), "bool")
+            T.copy(X, tile)
+            mine[0] = tx < 3
+            mine[1] = tx < 5
+            Y[tx, 0] = T.any_of(tile)
+            Y[tx, 1] = T.all_of(tile[2, 4:8])
+            Y[tx, 2] = T.any_of(mine)
+            Y[tx, 3] = T.all_of(mine)
+
+    x = torch.zeros(4, 8, dtype=torch.bool)
+    x[2, 4:8] = True
+    args = [x, ints(32, 4)]
+    tilescale.emulate(program, args)
+    assert args[1].tolist() == [[1, 1, t < 5, t < 3] for t in range(32)]
+
+
+def test_print(capsys):
+    @T.prim_func
+    def program(X: T.Tensor((2,), "int32")):
+        with T.Kernel(device=2, block=1, threads=32):
+            with T.Scale("block"):
+                with T.Scale("device") as (rank, _):
+                    if rank == 1:
+                        T.print(X[0], msg="first")
+                        T.print(X)
+
+    tilescale.emulate(program, [[torch.tensor([5 + r, 6], dtype=torch.int32)] for r in range(2)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "device 1, block 0: first 6"
+    assert [line.split("X")[-1] for line in lines[1:]] == ["[0] = 6", "[1] = 6"]
+
+
+def test_overlapping_shift_reads_before_it_writes():
+    @T.prim_func
+    def program(X: T.Tensor((9,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                X[i + 1] = X[i]
+
+    args = [torch.arange(9, dtype=torch.int32)]
+    tilescale.emulate(program, args)
+    assert args[0].tolist() == [0, *range(8)]
+
+
+def test_fresh_memory_holds_no_zeros():
+    """What a program reads before it writes it is poison, in every scope."""
+
+    @T.prim_func
+    def program(Y: T.Tensor((3,), "float32")):
+        with T.Kernel(1, threads=32):
+            a = T.alloc_shared((1,), "float32")
+            b = T.alloc_fragment((1,), "float32")
+            c = T.alloc_local((1,), "float32")
+            Y[0] = a[0]
+            Y[1] = b[0]
+            Y[2] = c[0]
+
+    args = [torch.zeros(3)]
+    tilescale.emulate(program, args)
+    assert args[0].isnan().all()
+
+
+def test_division_by_zero_and_overflow_are_silent():
+    @T.prim_func
+    def program(X: T.Tensor((4,), "float32"), Y: T.Tensor((4,), "float16")):
+        with T.Kernel(1, threads=32):
+            tx = T.get_thread_binding()
+            if tx < 4:
+                Y[tx] = X[tx] / X[0] * 1e30
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        args = [torch.tensor([0.0, 1.0, -1.0, 0.0]), blank(4, dtype="float16")]
+        tilescale.emulate(program, args)
+    assert_same(args[1], torch.tensor([float("nan"), float("inf"), -float("inf"), float("nan")]))
+
+
+@pytest.mark.parametrize("extent", [0, 1, 5])
+def test_dynamic_extents_down_to_none(extent):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def program(X: T.Tensor((n,), "int32"), S: T.Tensor((1,), "int32"), count: T.int32):
+        with T.Kernel(T.ceildiv(n, 2), threads=32) as b:
+            for i in T.serial(count):
+                T.atomic_add(S[0], X[b * 2 + i])
+
+    x = torch.arange(1, extent + 1, dtype=torch.int32)
+    args = [x, torch.zeros(1, dtype=torch.int32), 2]
+    tilescale.emulate(program, args)
+    assert args[1].item() == int(x.sum()) * 32  # every thread adds
+
+
+def test_assignments_keep_the_value_of_their_time():
+    @T.prim_func
+    def program(X: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                old = X[i]
+                X[i] = 0
+                Y[i] = old
+
+    args = [torch.arange(8, dtype=torch.int32), ints(8)]
+    tilescale.emulate(program, args)
+    assert args[0].tolist() == [0] * 8 and args[1].tolist() == list(range(8))

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""Waits that nobody satisfies: each ends the run with who waits on what, what is there, where, and who is missing."""
+
+import inspect
+import re
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.emulator.support import blank, check_alive
+from tilescale.errors import DeadlockError
+
+
+def flags(n=1):
+    return torch.zeros(n, dtype=torch.int32)
+
+
+def line_of(marker):
+    """File and line of this test module where a comment stands."""
+    lines, _ = inspect.getsourcelines(inspect.getmodule(line_of))
+    (number,) = [i for i, text in enumerate(lines, start=1) if text.rstrip().endswith(f"# {marker}")]
+    return f"{__file__}:{number}"
+
+
+def deadlock(program, args, *marks, machine=None):
+    """The text of the deadlock that a run ends in; it names the marked lines, and nothing is left behind."""
+    with pytest.raises(DeadlockError) as caught:
+        tilescale.emulate(program, args, machine=machine)
+    text = str(caught.value)
+    for mark in marks:
+        assert line_of(mark) in text
+    check_alive()
+    return text
+
+
+def test_no_statement_signals_the_flag():
+    @T.prim_func
+    def program(F: T.Tensor((4,), "int32")):
+        with T.Kernel(device=2, block=3, threads=32) as b:
+            with T.Scale("block"):
+                with T.Scale("device") as (rank, _):
+                    if rank == 1 and b == 2:
+                        T.wait(F[b + 1], ">=", 5)  # never
+
+    text = deadlock(program, [[flags(4)], [flags(4)]], "never")
+    assert "device 1, block 2 waits for F[3] >= 5" in text
+    assert "F[3] = 0" in text
+    assert "no statement of the program signals it" in text
+    assert "device 0" in text and "ended" in text
+
+
+def test_one_rank_signals_the_wrong_flag():
+    @T.prim_func
+    def program(F: T.Tensor((4,), "int32")):
+        with T.Kernel(device=3, threads=32):
+            with T.Scale("device") as (rank, size):
+                T.signal(F[T.if_then_else(rank == 1, 3, rank)], dst=0)  # wrong flag
+                if rank == 0:
+                    for source in T.serial(size):
+                        T.wait(F[source], ">=", 1)  # all of them
+
+    text = deadlock(program, [[flags(4)] for _ in range(3)], "all of them")
+    assert "device 0 waits for F[1] >= 1" in text
+    assert "nobody has signalled it" in text
+    assert line_of("wrong flag") in text
+
+
+def test_too_few_signals():
+    @T.prim_func
+    def program(F: T.Tensor((1,), "int32"), skip: T.int32):
+        with T.Kernel(device=4, threads=32):
+            with T.Scale("device") as (rank, size):
+                if rank != skip:
+                    T.signal(F[0], dst=0)  # three of four
+                if rank == 0:
+                    T.wait(F[0], ">=", size)  # four
+
+    text = deadlock(program, [[flags(), 2] for _ in range(4)], "four")
+    assert "device 0 waits for F[0] >= 4" in text and "F[0] = 3" in text
+    assert "signalled so far by device 0; device 1; device 3; not by device 2" in text
+    assert line_of("three of four") in text
+
+
+def test_a_barrier_that_one_rank_skips_at_run_time():
+    @T.prim_func
+    def program(X: T.Tensor((1,), "int32")):
+        with T.Kernel(device=4, threads=32):
+            with T.Scale("device"):
+                if X[0] == 0:
+                    T.barrier()  # not rank 2
+
+    args = [[torch.tensor([int(r == 2)], dtype=torch.int32)] for r in range(4)]
+    text = deadlock(program, args, "not rank 2")
+    assert "device 0; device 1; device 3 wait for T.barrier of level 'device'" in text
+    assert "3 of 4 units are there" in text
+    assert "device 2 did not reach it" in text
+
+
+def test_ranks_that_wait_for_each_other():
+    @T.prim_func
+    def program(F: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, threads=32):
+            with T.Scale("device") as (rank, _):
+                T.wait(F[0], ">", 0)  # first
+                T.signal(F[0], dst=1 - rank)  # then
+
+    text = deadlock(program, [[flags()], [flags()]], "first", "then")
+    assert "device 0; device 1 wait for F[0] > 0" in text
+
+
+def test_an_mbarrier_that_half_the_threads_arrive_at():
+    @T.prim_func
+    def program(X: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            ready = T.alloc_barrier([64, 64])
+            if tx < 32:
+                T.barrier_arrive(ready[1])
+            T.barrier_wait(ready[1], 0)  # half
+
+    text = deadlock(program, [flags()], "half")
+    assert re.search(r"block 0 waits for barrier ready\[1\], phase parity 0", text)
+    assert "32 of 64 arrivals" in text
+
+
+def test_a_producer_makes_one_step_less_than_the_consumer_takes():
+    @T.prim_func
+    def program(X: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            full = T.alloc_barrier(128)
+            if tx < 128:
+                for _ in T.serial(3):
+                    T.barrier_arrive(full)
+            else:
+                for k in T.serial(4):
+                    T.barrier_wait(full, k & 1)  # fourth
+
+    text = deadlock(program, [blank(4)], "fourth")
+    assert "threads 128..255 waits for barrier full[0], phase parity 1" in text
+    assert "0 of 128 arrivals in phase 3" in text
+
+
+def test_a_grid_of_waiters_larger_than_the_device():
+    """The last program would open the flag, but it never becomes resident: the report says how many fit."""
+
+    @T.prim_func
+    def program(F: T.Tensor((1,), "int32")):
+        with T.Kernel(300, threads=1024) as b:
+            if b == 299:
+                T.signal(F[0])
+            T.wait(F[0], ">=", 1)  # spinning blocks
+
+    text = deadlock(program, [flags()], "spinning blocks")
+    assert "holds 264 blocks at once; 36 of 300 have not started" in text
+    assert "launch at most 264" in text
+
+
+def test_a_grid_barrier_larger_than_the_device():
+    @T.prim_func
+    def program(X: T.Tensor((1,), "int32")):
+        with T.Kernel(140, threads=1024) as _:
+            big = T.alloc_shared((1024, 50), "float32")
+            T.clear(big)
+            with T.Scale("block"):
+                T.barrier()  # of the grid
+
+    text = deadlock(program, [flags()], "of the grid")
+    assert "132 of 140 units are there" in text
+    assert "block of rank 132, 133, 134, 135, 136, 137, 138, 139 did not reach it" in text
+    assert "holds 132 blocks at once" in text
+
+
+def test_a_loop_that_spins_on_memory_nobody_writes():
+    @T.prim_func
+    def program(F: T.Tensor((3,), "int32")):
+        with T.Kernel(2, threads=32) as b:
+            while F[b + 1] == 0:  # spins
+                T.evaluate(0)
+
+    text = deadlock(program, [flags(3)], "spins")
+    assert "F[b + 1]" in text.replace("F[bx + 1]", "F[b + 1]")
+    assert "= 0" in text
+
+
+def test_a_loop_that_polls_with_an_atomic():
+    """Adding nothing is no write: the loop is not taken for progress."""
+
+    @T.prim_func
+    def program(F: T.Tensor((3,), "int32")):
+        with T.Kernel(2, threads=32) as b:
+            seen = T.alloc_var("int32")
+            seen = 0
+            while seen == 0:  # polls
+                seen = T.atomic_add(F[b], 0, return_prev=True)
+
+    assert "F[b] = 0" in deadlock(program, [flags(3)], "polls").replace("[bx]", "[b]")
+
+
+def test_loops_that_spin_and_write_are_given_up(monkeypatch):
+    """Each look writes: no memory stands still, yet nobody gets on."""
+    monkeypatch.setattr("tilescale.backends.emulator.scheduler.PATIENCE", 500)
+
+    @T.prim_func
+    def program(F: T.Tensor((3,), "int32")):
+        with T.Kernel(2, threads=32) as b:
+            while F[0] == 0:  # counts its looks
+                F[1 + b] += 1
+
+    text = deadlock(program, [flags(3)], "counts its looks")
+    assert "F[0] = 0" in text
+
+
+def test_a_named_barrier_with_too_few_threads():
+    @T.prim_func
+    def program(X: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            if tx < 32:
+                T.sync_threads(3, 64)  # only a warp
+            else:
+                T.named_barrier_arrive(4, 64)
+
+    text = deadlock(program, [flags()], "only a warp")
+    assert "threads 0..31 waits for named barrier 3" in text and "32 of 64 threads" in text
+
+
+def test_a_program_of_a_cluster_stays_away():
+    @T.prim_func
+    def program(X: T.Tensor((4,), "int32")):
+        with T.Kernel(cta_cluster=2, block=4, threads=32) as b:
+            with T.Scale("block"):
+                away = T.alloc((1,), "int32")
+                T.copy(X[b], away)
+                if away[0] == 0:
+                    T.barrier()  # in the cluster
+
+    text = deadlock(program, [torch.tensor([0, 0, 0, 1], dtype=torch.int32)], "in the cluster")
+    assert "cta_cluster 1" in text and "block of rank 1 did not reach it" in text
+
+
+def test_a_collective_that_a_finished_device_misses():
+    @T.prim_func
+    def program(X: T.Tensor((4,), "float32"), n: T.int32):
+        with T.Kernel(device=2, threads=32):
+            with T.Scale("device"):
+                for _ in T.serial(n):
+                    T.allreduce(X)  # n times
+
+    text = deadlock(program, [[torch.zeros(4), 2], [torch.zeros(4), 3]], "n times")
+    assert "device 1 waits for T.allreduce of level 'device'" in text
+    assert "device 0 did not reach it" in text and "device 0 ended" in text

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""What an emulation says of itself: its report, its progress bar, and how little it keeps while it runs."""
+
+import gc
+import tracemalloc
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.emulator.support import blank, values
+
+
+def copy_program(blocks, tile):
+    @T.prim_func
+    def program(X: T.Tensor((blocks, tile), "float32"), Y: T.Tensor((blocks, tile), "float32")):
+        with T.Kernel(blocks, threads=1024) as b:
+            shared = T.alloc_shared((tile,), "float32")
+            T.copy(X[b, 0], shared)
+            T.copy(shared, Y[b, 0])
+
+    return program
+
+
+def test_traffic_and_signals_are_counted_for_each_device():
+    @T.prim_func
+    def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32"), F: T.Tensor((1,), "int32")):
+        with T.Kernel(device=3, block=2, threads=32) as b:
+            with T.Scale("block"):
+                tile = T.alloc((4,), "float32")
+                T.copy(X[b * 4], tile)
+                with T.Scale("device") as (rank, _):
+                    if rank == 0:
+                        T.copy(tile, Y[b * 4], dst=2, signal=F[0])
+                    if rank == 1:
+                        T.copy(X[b * 4], tile, src=0)
+
+    args = [[values(r, 8), blank(8), torch.zeros(1, dtype=torch.int32)] for r in range(3)]
+    report = tilescale.emulate(program, args)
+    assert [(a.sent, a.received, a.messages, a.signals) for a in report.activity] == [
+        (32, 0, 2, 2),
+        (0, 32, 2, 0),
+        (0, 0, 0, 0),
+    ]
+    assert [a.programs for a in report.activity] == [2, 2, 2]
+    rows = str(report).splitlines()
+    assert "sent" in rows[0] and len(rows) == 4
+
+
+def test_programs_that_ended_keep_no_tiles():
+    """1000 programs of 64 KiB each, two resident on a processor: what is alive at once stays far below their sum."""
+    blocks, tile = 1000, 16384
+    program = copy_program(blocks, tile)
+    args = [torch.ones(blocks, tile), torch.empty(blocks, tile)]
+    tilescale.emulate(program, args)
+    gc.collect()
+    tracemalloc.start()
+    tilescale.emulate(program, args)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert torch.equal(args[1], args[0])
+    assert peak < 300 * tile * 4 * 1.2  # 264 resident
+
+
+@pytest.mark.parametrize("show", [True, False])
+def test_a_progress_bar_on_a_long_run(show, monkeypatch, capsys):
+    monkeypatch.setattr("tilescale.backends.emulator.progress.PATIENCE_S", 0.0)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # has rich write to what is no terminal
+    program = copy_program(20, 64)
+    tilescale.emulate(program, [torch.ones(20, 64), torch.empty(20, 64)], progress=show)
+    text = capsys.readouterr().err
+    assert ("emulating program" in text and "20" in text) == show
+
+
+def test_a_short_run_shows_no_bar(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    program = copy_program(20, 64)
+    tilescale.emulate(program, [torch.ones(20, 64), torch.empty(20, 64)], progress=True)
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_a_program_without_parameters():
+    @T.prim_func
+    def program():
+        with T.Kernel(4, threads=32):
+            tile = T.alloc_shared((4,), "float32")
+            T.clear(tile)
+
+    assert tilescale.emulate(program, []).activity[0].programs == 4
