@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -87,10 +88,10 @@ def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
 
 def show(report: tilescale.Report) -> None:
     """A table of what each device did."""
-    table = Table("device", "programs", "copies", "sent", "received", "signals", "collectives")
+    table = Table("device", "programs", "sent", "received", "signals", "combined", "collectives", box=SIMPLE_HEAD)
     for number, did in enumerate(report.activity):
-        names = ", ".join(f"{name} x{count}" for name, count in did.collectives.items())
-        moved = (str(did.messages), format_bytes(did.sent), format_bytes(did.received), str(did.signals))
-        table.add_row(str(number), str(did.programs), *moved, names)
+        names = ", ".join(f"{count} x {name}" for name, count in did.collectives.items())
+        moved = (format_bytes(size) for size in (did.sent, did.received))
+        table.add_row(str(number), str(did.programs), *moved, str(did.signals), format_bytes(did.contributed), names)
     Console().print(table)
     print(f"emulated {report.machine.name} in {report.wall_s:.2f} s")

@@ -373,6 +373,6 @@ def test_the_report_counts_what_was_exchanged():
     sources = [values(r, length) for r in range(world)]
     args = [[x.clone()] for x in sources]
     report = tilescale.emulate(in_place(world, "allreduce", (length,), "float32"), args)
-    assert [a.collectives for a in report.activity] == [{"allreduce": 1}] * world
+    assert [a.collectives for a in report.activity] == [{"device allreduce": 1}] * world
     assert [a.contributed for a in report.activity] == [4 * length] * world
-    assert math.isfinite(report.wall_s) and "allreduce x1" in str(report)
+    assert math.isfinite(report.wall_s) and "device allreduce x1" in str(report)

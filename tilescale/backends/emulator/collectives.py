@@ -231,7 +231,7 @@ def _collective(compiler: Compiler, call: ir.Call, tiles: int, combine: Callable
                     store[index](tile)
 
         values = arguments.payload(frame)
-        frame.run.collected(frame.unit, name, sum(v.nbytes for v in values[0]))
+        frame.run.collected(frame.unit, name, level, sum(v.nbytes for v in values[0]))
         meet(frame, level, name, where, values, finish)
 
     return run

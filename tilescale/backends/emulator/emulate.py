@@ -37,12 +37,12 @@ class Report:
 
     def __str__(self) -> str:
         level = self.machine.tensor_level.name
-        rows = [f"{level:>8} {'programs':>9} {'messages':>9} {'sent':>10} {'received':>10} {'signals':>8}  collectives"]
+        heads = ("programs", "messages", "sent", "received", "signals", "combined")
+        rows = [f"{level:>8}" + "".join(f" {head:>10}" for head in heads) + "  collectives"]
         for number, a in enumerate(self.activity):
+            counts = (a.programs, a.messages, a.sent, a.received, a.signals, a.contributed)
             names = ", ".join(f"{name} x{count}" for name, count in a.collectives.items()) or "-"
-            rows.append(
-                f"{number:>8} {a.programs:>9} {a.messages:>9} {a.sent:>10} {a.received:>10} {a.signals:>8}  {names}"
-            )
+            rows.append(f"{number:>8}" + "".join(f" {count:>10}" for count in counts) + f"  {names}")
         return "\n".join(rows)
 
 

@@ -30,8 +30,8 @@ class Activity:
         sent, received: bytes that its own copies moved to and from peers.
         messages: copies to or from peers.
         signals: flags it updated.
-        collectives: how often it took part in which collective, by name.
-        contributed: bytes it brought into collectives.
+        collectives: how often it took part in which collective, by level and name.
+        contributed: bytes it brought into collectives with other devices.
     """
 
     programs: int = 0
@@ -125,11 +125,13 @@ class Run:
         self._of(unit).signals += 1
         self._signallers.setdefault(flag, {})[unit.around(level) if level else unit] = None
 
-    def collected(self, unit: Unit, name: str, size: int) -> None:
-        """A unit took part in a collective with `size` bytes."""
+    def collected(self, unit: Unit, name: str, level: str, size: int) -> None:
+        """A unit took part in a collective of a level with `size` bytes."""
         account = self._of(unit)
-        account.contributed += size
-        account.collectives[name] = account.collectives.get(name, 0) + 1
+        if self.machine.level(level).kind == "unit":
+            account.contributed += size
+        label = f"{level} {name}"
+        account.collectives[label] = account.collectives.get(label, 0) + 1
 
     def program_ended(self, unit: Unit) -> None:
         """A tile program has ended."""
