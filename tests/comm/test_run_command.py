@@ -58,7 +58,13 @@ def test_interrupt_ends_all(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "sleeper.py"
     script.write_text("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(60)\n")
     process = subprocess.Popen(
-        [*command("tilescale run", 2), str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        [*command("tilescale run", 2), str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        # A test run in the background of a shell has SIGINT ignored, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     pids = [int(re.findall(r"pid (\d+)", process.stdout.readline())[0]) for _ in range(2)]

@@ -399,9 +399,14 @@ def test_ctrl_c_ends_a_run():
                 for _ in T.serial(100_000_000):
                     X[0] = 1
 
+    # A test run in the background of a shell has SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        tilescale.emulate(program, [[flags(4)], [flags(4)]])
-    timer.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tilescale.emulate(program, [[flags(4)], [flags(4)]])
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
     check_alive()
