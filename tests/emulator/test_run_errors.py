@@ -8,11 +8,11 @@ import threading
 import numpy as np
 import pytest
 import torch
-from tvm.ir import Op
 
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import blank, check_alive, values
+from tilelang_core.ir import Op
 from tilescale.errors import (
     ArgumentError,
     LaunchError,
