@@ -41,7 +41,9 @@ def command(launcher: str, ranks: int) -> list[str]:
     if launcher == "tilescale run":
         return [*RUN, "-n", str(ranks)]
     if launcher == "torchrun":
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        # --tee hands the ranks' output on line by line; on one pipe their tracebacks would run into each other.
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--tee", "3"]
+        return [*torchrun, f"--nproc-per-node={ranks}"]
     return [*mpirun(), "-n", str(ranks), sys.executable]
 
 

@@ -66,7 +66,8 @@ def test_two_nodes_with_torchrun(tmp_path: Path) -> None:
     script.write_text(
         "from tilescale.comm import init\n"
         "w = init()\n"
-        "print('node', w.node, w.nodes, w.local_rank, w.local_size, w.team('node').all_gather(w.rank), flush=True)\n"
+        "facts = ['node', w.node, w.nodes, w.local_rank, w.local_size, w.team('node').all_gather(w.rank)]\n"
+        "print(' '.join(map(str, facts)), flush=True)\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
