@@ -7,6 +7,7 @@
     dialect.py   hooks into TileLang's front end (installed when this package is imported)
     compile.py   lowering and compiling with the stock compiler
     stock.py     TileLang's language under one name
+    modules.py   CUDA modules: options for some, being told of all (installed likewise)
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
 
 It is a leaf: it knows nothing of `tilescale`. An upstream rename is mended here.
@@ -16,8 +17,9 @@ from tilelang_core.version import TESTED, TileLangVersionError, require_tilelang
 
 require_tilelang()
 
-from tilelang_core import dialect  # noqa: E402
+from tilelang_core import dialect, modules  # noqa: E402
 
 dialect.install()
+modules.install()
 
 __all__ = ["TESTED", "TileLangVersionError", "require_tilelang"]

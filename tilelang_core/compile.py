@@ -5,23 +5,47 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tilelang
 import tvm
+import tvm_ffi
 from tilelang.backend.target import determine_target
 from tilelang.jit import JITImpl, _CallFormCache
 from tvm import tirx
 
-__all__ = ["JIT", "compile_kernel", "cuda_source", "jit"]
+__all__ = ["JIT", "Generated", "compile_kernel", "cuda_source", "device_code", "generate", "jit"]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What stock TileLang generates for a function: CUDA text, and bytes of dynamic shared memory at launch."""
+
+    text: str
+    dynamic_shared: int
+
+
+def generate(func: tirx.PrimFunc, target: Any, pass_configs: dict[str, Any] | None = None) -> Generated:
+    """Lower a function without compiling it; needs no GPU and no nvcc."""
+    target = determine_target(target, return_object=True)
+    own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
+    with tvm.transform.PassContext(opt_level=3, config={**dict(own), **(pass_configs or {})}), target:
+        lowered = tilelang.lower(func, target=target)
+    kernels = [kernel.attrs for kernel in lowered.device_mod.functions.values() if kernel.attrs]
+    dynamic = [int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs]
+    return Generated(lowered.kernel_source, max(dynamic, default=0))
 
 
 def cuda_source(func: tirx.PrimFunc, target: Any, pass_configs: dict[str, Any] | None = None) -> str:
     """The CUDA text that stock TileLang generates for `func`; needs no GPU and no nvcc."""
-    target = determine_target(target, return_object=True)
-    own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
-    with tvm.transform.PassContext(opt_level=3, config={**dict(own), **(pass_configs or {})}), target:
-        return tilelang.lower(func, target=target).kernel_source
+    return generate(func, target, pass_configs).text
+
+
+def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = None) -> bytes:
+    """CUDA text compiled for a target, as the driver loads it; text that was compiled before comes from a cache."""
+    compile_text = tvm_ffi.get_global_func("tilelang_callback_cuda_compile")
+    return bytes(compile_text(text, determine_target(target, return_object=True), pass_configs or {}))
 
 
 def compile_kernel(func: tirx.PrimFunc, **options: Any) -> Any:

@@ -54,8 +54,8 @@ __all__ = [
     "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm", "Let", "Max", "Min", "Mod", "Mul",
     "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
     "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits", "buffer_location", "children",
-    "constant", "contains", "fingerprint", "int_node", "is_pure", "op_name", "parameters", "region_parts", "simplify",
-    "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
+    "constant", "contains", "fingerprint", "int_node", "is_pure", "op_name", "parameters", "region_parts",
+    "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
 ]  # fmt: skip
 
 
@@ -100,6 +100,14 @@ def bits(dtype: str) -> int:
 def torch_dtype(dtype: str) -> Any:
     """torch's type of that name of TileLang's."""
     return dtypes.dtype(dtype).as_torch()
+
+
+def scope_kind(buffer: Buffer) -> str:
+    """Which kind of memory a buffer lies in: "fragment", "shared" or "global"."""
+    scope = buffer.scope()
+    if scope.startswith("local"):
+        return "fragment"
+    return "shared" if scope.startswith("shared") else "global"
 
 
 def int_node(value: Any) -> PrimExpr:

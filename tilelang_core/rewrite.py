@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import ir, tirx
 from tvm.tirx import stmt_functor
 
 __all__ = [
-    "address_of", "call", "evaluate", "extern", "function", "launch_nest", "local_buffer",
-    "parallel", "parameter_buffer", "region", "rename_loops", "rewrite", "sequence", "tile_call",
+    "address_of", "at", "call", "copy_nest", "evaluate", "extern", "function", "is_nothing", "launch_nest",
+    "local_buffer", "loop_variables", "parallel", "parameter_buffer", "recall", "region", "rename_loops", "rewrite",
+    "sequence", "tile_call",
 ]  # fmt: skip
 
 _KINDS = [
@@ -74,7 +76,7 @@ def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
     """Statements in order; one that does nothing for none."""
     flat: list[tirx.Stmt] = []
     for stmt in stmts:
-        flat += list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
+        flat += list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [] if is_nothing(stmt) else [stmt]
     if not flat:
         return tirx.Evaluate(tirx.IntImm("int32", 0))
     return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
@@ -110,6 +112,53 @@ def tile_call(name: str, *args: Any, **annotations: Any) -> tirx.Stmt:
     """A tile operation as a statement."""
     notes = {k: tirx.IntImm("int32", int(v)) if isinstance(v, bool | int) else v for k, v in annotations.items()}
     return tirx.Evaluate(call(f"tl.tileop.{name}", *args, annotations=notes or None))
+
+
+def at(stmt: tirx.Stmt, like: tirx.Stmt) -> tirx.Stmt:
+    """`stmt`, standing in the user's program where another one stands."""
+    span = get_stmt_span(like)
+    if span is not None:
+        set_stmt_span(stmt, span)
+    return stmt
+
+
+def recall(call: tirx.Call, args: Sequence[Any]) -> tirx.Call:
+    """The same operation on other arguments."""
+    return tirx.Call(call.dtype, call.op, list(args), call.annotations)
+
+
+def is_nothing(stmt: tirx.Stmt) -> bool:
+    """Whether a statement is one that does nothing, as `sequence` makes it of none."""
+    return isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tirx.IntImm)
+
+
+def loop_variables(extents: Sequence[Any]) -> list[tirx.Var]:
+    """A new variable for each loop of a nest."""
+    return [tirx.Var(f"i{axis}", "int32") for axis in range(len(extents))]
+
+
+def copy_nest(call: tirx.Call) -> tirx.Stmt:
+    """A copy or fill of a tile as parallel loops over its elements."""
+    is_copy = call.op.name == "tl.tileop.copy"
+    target = call.args[1 if is_copy else 0]
+    extents = [n for n in target.args[2:] if not _is_one(n)] or [tirx.IntImm("int32", 1)]
+    loops = loop_variables(extents)
+    value = _element(call.args[0], loops) if is_copy else call.args[1]
+    dtype = target.args[0].buffer.dtype
+    value = value if value.dtype == dtype else tirx.Cast(dtype, value)
+    store = tirx.BufferStore(target.args[0].buffer, value, _element(target, loops).indices)
+    return parallel(loops, extents, store)
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent.value) == 1
+
+
+def _element(area: tirx.Call, loops: Sequence[tirx.Var]) -> tirx.BufferLoad:
+    """The element of a region at a position along its dimensions of more than one element."""
+    load, left = area.args[0], list(loops)
+    indices = [b if _is_one(n) else b + left.pop(0) for b, n in zip(load.indices, area.args[2:], strict=True)]
+    return tirx.BufferLoad(load.buffer, indices)
 
 
 def parameter_buffer(

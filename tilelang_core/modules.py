@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""CUDA modules of other libraries' kernels: options to compile them, and being told of every module that is loaded.
+
+Nothing is different for a kernel, or a process, that asks for neither. Functions that were registered before go on
+being called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm_ffi
+from tilelang.transform import PassConfigKey
+
+__all__ = ["compile_with", "install", "is_told", "on_load"]
+
+COMPILE = "tilelang_callback_cuda_compile"
+"""Called with text, target and pass settings; returns the binary."""
+
+LOADED = "runtime.nvshmem.cumodule_init"
+"""Called with a module (CUmodule) when TVM's runtime has loaded it. Looked up at the first load of the process, never
+again, which is why ours is registered when this package is imported."""
+
+_FLAGS = PassConfigKey.TL_DEVICE_COMPILE_FLAGS.value
+
+_options: dict[str, tuple[str, ...]] = {}
+_listeners: list[Callable[[int], None]] = []
+_loads = 0
+
+
+def compile_with(marker: str, flags: Sequence[str]) -> None:
+    """From now on compile texts that contain `marker` with more options of nvcc, written as for a shell."""
+    if not _options:
+        earlier = tvm_ffi.get_global_func(COMPILE)
+
+        def compile_text(text: str, target: Any, settings: Any = None) -> Any:
+            added = [flag for marker, flags in _options.items() if marker in text for flag in flags]
+            if not added:
+                return earlier(text, target, settings)
+            given = dict(settings or {})
+            own = given.get(_FLAGS) or []
+            return earlier(text, target, {**given, _FLAGS: [*([own] if isinstance(own, str) else own), *added]})
+
+        tvm_ffi.register_global_func(COMPILE, compile_text, override=True)
+    _options[marker] = tuple(flags)
+
+
+def install() -> None:
+    """Be told of modules."""
+    earlier = tvm_ffi.get_global_func(LOADED, allow_missing=True)
+
+    def loaded(module: Any) -> None:
+        global _loads
+        _loads += 1
+        if earlier is not None:
+            earlier(module)
+        for listener in _listeners:
+            listener(module.value)
+
+    tvm_ffi.register_global_func(LOADED, loaded, override=True)
+
+
+def on_load(listener: Callable[[int], None]) -> None:
+    """From now on call `listener` with the handle (CUmodule) of each module, once, before its first kernel runs."""
+    if listener not in _listeners:
+        _listeners.append(listener)
+
+
+def is_told() -> bool:
+    """Whether a module has been announced; if a kernel has run and this is False, none ever will be."""
+    return _loads > 0
