@@ -32,7 +32,7 @@ def test_switch():
     ]
     assert path.bandwidth == 450e9 and path.latency == pytest.approx(1.2e-6)
     assert path.networks == ("nvlink",) and path.reaches == "l2"
-    assert [m.name for m in path.mechanisms] == ["tma", "lsu", "copy_engine"]
+    assert [m.name for m in path.mechanisms] == ["tma", "lsu", "copy_engine", "nvshmem"]
 
 
 def test_transfers_that_share_a_port_share_a_hop():

@@ -16,6 +16,7 @@ __all__ = [
     "KINDS",
     "OPERATIONS",
     "SCOPES",
+    "STARTERS",
     "TOPOLOGIES",
     "ComputeUnit",
     "Identify",
@@ -29,6 +30,7 @@ __all__ = [
 KINDS = ("lanes", "program", "cluster", "unit")
 SCOPES = ("fragment", "shared", "global", "host")
 OPERATIONS = ("put", "get", "reduce")
+STARTERS = ("program", "host")
 TOPOLOGIES = ("switch", "ring", "mesh", "torus", "point-to-point", "graph")
 
 
@@ -117,6 +119,12 @@ class Mechanism:
     reduce: float | None = spec("share", "adding to the far side's memory", default=None)
     startup: float = spec("time", "cost of one transfer before its first byte, on top of the latency", default=0.0)
     per_program: float | None = spec("bandwidth", "what one program reaches alone; else all", default=None)
+    started_by: str = spec("choice", "who starts a transfer", among=STARTERS, default="program")
+    scopes: tuple[str, ...] = spec(
+        "choices", "kinds of buffer that the near side may be; [] for all", among=SCOPES, default=()
+    )
+    alignment: int = spec("size", "what the rows of a tile must be multiples of", default=1)
+    on_request: bool = spec("boolean", "whether it is taken only where a program asks for it", default=False)
     source: str = spec("text", "where the numbers come from", default="")
 
     @property
