@@ -20,11 +20,15 @@ class Executable:
         run: takes, for each tensor-owning unit that this process drives, its list of arguments (changed in place).
         gathers: whether one process runs all units of the job, so that their arguments come to it.
         device: where it wants the tensors, "cpu" or "cuda".
+        synchronize: waits until every call has ended, and raises what went wrong in it.
+        reset: collective, makes it run again after a call that failed on the device.
     """
 
     run: Callable[[list[list[Any]]], Any]
     gathers: bool
     device: str
+    synchronize: Callable[[], None] = lambda: None
+    reset: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Backend:
         build: makes the executable; options are those of `tilelang.compile`.
         priority: the first available one that accepts a program, highest first, runs it.
         source: the text that it generates for a program, on any computer; None if it generates none.
+        notes: which implementations it chooses for a program's operations, and why; None if it has no choice.
     """
 
     name: str
@@ -46,6 +51,7 @@ class Backend:
     build: Callable[[Program, Machine, dict[str, Any]], Executable]
     priority: int
     source: Callable[[Program, Machine, dict[str, Any]], str] | None = None
+    notes: Callable[[Program, Machine], list[str]] | None = None
 
 
 _BACKENDS: list[Backend] = []
@@ -67,6 +73,15 @@ def source(program: Program, machine: Machine, options: dict[str, Any]) -> str:
     """
     generator = next(b.source for b in _BACKENDS if b.source is not None)
     return generator(program, machine, options)
+
+
+def notes(program: Program, machine: Machine) -> list[str]:
+    """What the first back end that has a choice of implementations chooses for a program; nothing if it has none."""
+    chooser = next(b.notes for b in _BACKENDS if b.notes is not None)
+    try:
+        return chooser(program, machine)
+    except UnsupportedError:
+        return []
 
 
 def choose(program: Program) -> Backend:

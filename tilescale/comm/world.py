@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilescale.comm import exits
+from tilescale.comm.board import Failure
 from tilescale.comm.call import Call
 from tilescale.comm.launchers import Joined, join
 from tilescale.comm.lifeline import Lifeline, LifelineServer
@@ -61,6 +62,13 @@ class World(Team):
     def store(self) -> Store:
         """The job's key-value store, for libraries of torch.distributed that join through one."""
         return self._session.transport.store
+
+    def failure(self) -> Failure | None:
+        """The first failure in the job that is known by now; no communication with the other ranks.
+
+        Raises RankFailedError if rank 0, or the launcher, is gone with all that was known.
+        """
+        return None if self._session is None else self._session.notes().failure
 
     def team(self, which: str | Sequence[int] = "world") -> Team:
         """The team of all ranks ("world"), of this node's ranks ("node"), or of the listed ranks in their order.

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang_core import ir, trace
+from tilelang_core.ir import scope_kind
 from tilescale.errors import CollectiveNotReachedError, NoPathError, PeerOutOfRangeError, UsageError
 from tilescale.hda import Level, Network
 from tilescale.language.context import Context, here
@@ -77,14 +78,6 @@ def _reachable(context: Context) -> str:
         for n in context.machine.networks
     ]
     return "networks of this machine: " + "; ".join(lines)
-
-
-def scope_kind(buffer: ir.Buffer) -> str:
-    """Which kind of memory a TileLang buffer lies in: fragment, shared or global."""
-    scope = buffer.scope()
-    if scope.startswith("local"):
-        return "fragment"
-    return "shared" if scope.startswith("shared") else "global"
 
 
 def check_impl(network: Network | None, impl: str | None) -> None:

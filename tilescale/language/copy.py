@@ -26,8 +26,8 @@ def copy(*args: Any, **kwargs: Any) -> Any:
         dst, src: rank of the far side among the units of the innermost scale's level; at most one of them.
         signal: a flag element of the peer that is updated after the data has arrived (a put with signal).
         value, op: what the flag is updated with (default: add 1), as in `T.signal`.
-        impl: a mechanism that the path offers ("tma", "lsu", "copy_engine", "dsmem", "rdma", ...); left out, the
-            machine model chooses.
+        impl: a mechanism that the path offers ("tma", "lsu", "copy_engine", "dsmem", "rdma", "nvshmem", ...); left out,
+            the machine model chooses. "nvshmem" is taken on request only, and needs NVSHMEM's heap.
 
     Raises:
         PeerOutOfRangeError: a constant peer that the launch does not have.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ def compile(  # noqa: A001 - TileLang's name
     *,
     machine: Machine | str | None = None,
     schedule: str = "sequential",
+    wait_s: float | None = None,
     out_idx: list[int] | int | None = None,
     execution_backend: str | None = None,
     target: Any = None,
@@ -36,6 +38,7 @@ def compile(  # noqa: A001 - TileLang's name
         func: a `@T.prim_func`.
         machine: a machine, a built-in name or a path; None means the current one.
         schedule: "sequential": phases in program order.
+        wait_s: longest time in seconds that a wait for another device takes; None takes TILESCALE_WAIT_S (30 if unset).
         out_idx: positions of parameters that a call allocates and returns.
         target: a compilation target as `tilelang.compile` takes it; None follows the machine.
         execution_backend, target_host, verbose, pass_configs, compile_flags: as for `tilelang.compile`; the emulator
@@ -46,8 +49,8 @@ def compile(  # noqa: A001 - TileLang's name
 
     Raises:
         UnknownMachineError, MachineFileError: as `Machine.load`.
-        UsageError: not a traced function, an unknown schedule, or a function traced for another machine that cannot be
-            traced again.
+        UsageError: not a traced function, an unknown schedule, a `wait_s` that is not positive, or a function
+            traced for another machine that cannot be traced again.
     """
     if not isinstance(func, ir.PrimFunc):
         raise UsageError(
@@ -56,7 +59,10 @@ def compile(  # noqa: A001 - TileLang's name
         )
     if schedule not in SCHEDULES:
         raise UsageError(f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}", hint="leave schedule out")
+    if wait_s is not None and not (math.isfinite(wait_s) and wait_s > 0):
+        raise UsageError(f"wait_s={wait_s}", hint="give a number of seconds above 0, or leave it out")
     options = {
+        "wait_s": wait_s,
         "out_idx": out_idx,
         "execution_backend": execution_backend,
         "target": target,
@@ -73,6 +79,7 @@ def jit(
     *,
     machine: Machine | str | None = None,
     schedule: str = "sequential",
+    wait_s: float | None = None,
     **options: Any,
 ) -> Any:
     """`tilelang.jit` for whole machines: a factory of kernels, or a kernel in eager style.
@@ -80,7 +87,7 @@ def jit(
     Args:
         function: returns a `@T.prim_func`, or is one in eager style.
         machine: what it is traced and compiled for; None means the current one at each call.
-        schedule, options: as for `tilescale.compile`; options are those of `tilelang.jit`.
+        schedule, wait_s, options: as for `tilescale.compile`; options are those of `tilelang.jit`.
 
     Returns:
         A factory that returns a `Kernel` (lazy style) or runs it at once (eager style), and that `tilelang.autotune`
@@ -94,7 +101,7 @@ def jit(
         return stock.jit(
             wrapped,
             tracing=lambda: use_machine(as_machine(machine)),
-            finish=lambda func, given: compile(func, machine=machine, schedule=schedule, **given),
+            finish=lambda func, given: compile(func, machine=machine, schedule=schedule, wait_s=wait_s, **given),
             **options,
         )
 

@@ -73,8 +73,9 @@ class Kernel:
 
     @property
     def schedule(self) -> str:
-        """What runs in which order, in words: launches, phases, operations, and implementations that were asked for."""
-        return describe(self.program, self.machine)
+        """What runs in which order, in words: launches, phases, operations; which implementations, and why."""
+        chosen = backends.notes(self.program, self.machine) if self.program.is_hierarchical else []
+        return describe(self.program, self.machine, chosen)
 
     @property
     def device(self) -> str:
@@ -84,6 +85,31 @@ class Kernel:
             UnsupportedError: nothing here runs the program.
         """
         return self._executable.device
+
+    def synchronize(self) -> None:
+        """Wait until all calls until now have ended on this rank's device; a call by itself only queues them.
+
+        Results are right once this returns. A rank that dies meanwhile ends the wait at once.
+
+        Raises:
+            WaitTimeoutError: a wait for another device ran out of time (`wait_s`); which, where, and what it saw.
+            OutOfBoundsError: a wait or signal names a flag outside of its tensor.
+            RankMismatchError: ranks call different programs, in different orders or with different tensors.
+            RankFailedError: another rank of the job failed.
+        """
+        self._executable.synchronize()
+
+    def reset(self) -> None:
+        """Collective: make the kernel run again after an error that `synchronize` or a later call raised.
+
+        What the kernel keeps between calls is zero again, on all ranks. Flags among its arguments are the caller's.
+
+        Raises:
+            RankFailedError: another rank failed, or does not come within the job's timeout.
+            RankMismatchError: ranks reset different kernels.
+            DeviceError: something else keeps the device busy.
+        """
+        self._executable.reset()
 
     @cached_property
     def _executable(self) -> backends.Executable:

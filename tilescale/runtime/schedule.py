@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A program's schedule in words: which phases run in which order on what, and which implementations were asked for."""
+"""A program's schedule in words: which phases run in which order on what, and by which implementations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilelang_core import ir
@@ -14,13 +14,19 @@ from tilescale.program.ops import ALL_OPS, RANK, VIEW
 _TILE_OP = "tl.tileop."
 
 
-def describe(program: Program, machine: Machine) -> str:
-    """What each device passes, then a line for each launch and phase in the order in which every device runs them."""
+def describe(program: Program, machine: Machine, chosen: Sequence[str] = ()) -> str:
+    """What each device passes, then a line for each launch and phase in the order in which every device runs them.
+
+    Args:
+        chosen: which implementations a back end chooses, and why.
+    """
     lines = [
         f"{program.name} on {machine.name}, phase by phase",
         f"  each {machine.tensor_level.name} passes {', '.join(map(_parameter, program.parameters))}",
         *_Words(program, machine).part(program.body, "  "),
     ]
+    if chosen:
+        lines += ["  implementations on GPUs", *(f"    {note}" for note in chosen)]
     return "\n".join(lines)
 
 

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""Choices for operations of a program: what `choose.py` asks for, read off the IR."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.cost.choose import Choice, Transfer, collective, mechanism
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Machine, Network
+from tilescale.program import ops
+
+
+def copy_choice(call: ir.Call, machine: Machine, sizes: Mapping[str, int], programs: int | None) -> Choice:
+    """The mechanism of a `T.copy` to or from another unit.
+
+    Args:
+        sizes: units of each launched level, coarsest first.
+        programs: how many programs of a unit copy at the same time, None for a copy of whole tensors.
+
+    Raises:
+        UnsupportedError: what `impl=` asks for, or every mechanism, cannot do it.
+    """
+    network = network_of(call, machine, sizes)
+    impl = ir.attribute(call, "impl")
+    if network is None:
+        raise UnsupportedError(f"no network of {machine.name} connects units of level {ir.attribute(call, 'level')!r}")
+    return mechanism(network, _transfer(call, programs or 1, whole=programs is None), impl)
+
+
+def _transfer(call: ir.Call, programs: int, whole: bool) -> Transfer:
+    is_put = ir.attribute(call, "far") == "dst"
+    near, far = (call.args[0], call.args[1]) if is_put else (call.args[1], call.args[0])
+    near_buffer, far_buffer = ir.region_parts(near)[0], ir.region_parts(far)[0]
+    rows = math.gcd(_row_bytes(near), _row_bytes(far))
+    if near_buffer.dtype != far_buffer.dtype:
+        rows = 1  # a conversion on the way takes the elements one by one
+    operation, nbytes = "put" if is_put else "get", region_bytes(near)
+    if not whole:
+        return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, programs)
+    # A grid is made for extents that are known.
+    starters = ("host",) if nbytes is None else ("program", "host")
+    return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, whole=True, starters=starters)
+
+
+def _row_bytes(region: ir.Call) -> int:
+    """What contiguous bytes of a region, and the steps between its rows, are multiples of."""
+    buffer, _, extents = ir.region_parts(region)
+    size = ir.bits(str(buffer.dtype)) // 8
+    steps = [extents[-1], *([buffer.shape[-1]] if len(buffer.shape) > 1 else [])]
+    return math.gcd(*((ir.constant(n) or 1) * size for n in steps))
+
+
+def region_bytes(region: ir.Call) -> int | None:
+    """Bytes of a region; None if they are known at launch only."""
+    buffer, _, extents = ir.region_parts(region)
+    known = [ir.constant(n) for n in extents]
+    if any(n is None for n in known):
+        return None
+    return math.prod(n for n in known if n is not None) * ir.bits(str(buffer.dtype)) // 8
+
+
+def collective_choice(call: ir.Call, machine: Machine, sizes: Mapping[str, int], able: Sequence[str]) -> Choice:
+    """The implementation of a collective among those that its caller has, preferred ones first.
+
+    Raises:
+        UnsupportedError: `impl=` asks for another one.
+    """
+    # The whole of an all-gather is its result, of all others what they begin with.
+    whole = call.args[1] if call.op.name == ops.ALL_GATHER.name else call.args[0]
+    return collective(
+        network_of(call, machine, sizes),
+        call.op.name.removeprefix("tilescale."),
+        sizes[ir.attribute(call, "level")],
+        region_bytes(whole),
+        able,
+        ir.attribute(call, "impl"),
+    )
+
+
+def network_of(call: Any, machine: Machine, sizes: Mapping[str, int]) -> Network | None:
+    """The network between the units of which an operation speaks."""
+    level = ir.attribute(call, "level")
+    launched = list(sizes)
+    coarser = launched[: launched.index(level)] if level in launched else []
+    return machine.network(level, coarser[-1] if coarser else None) or machine.network(level)
