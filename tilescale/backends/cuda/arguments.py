@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilelang_core import ir
+
 
 @dataclass(frozen=True)
 class Given:
@@ -64,7 +66,7 @@ class WaitRecord:
 class HostVariable:
     """The variable of a loop around phases."""
 
-    name: str
+    var: ir.Var
 
 
 Argument = HostVariable | Given | Peers | Workspace | Rank | SlotShift | Limit | WaitRecord

@@ -1,25 +1,91 @@
 # SPDX-License-Identifier: MIT
-"""A kernel of one thread that meets its counterparts on all devices: between phases, at entry and at exit."""
+"""All ranks meet: at a program's entry and exit, and between its phases.
+
+A kernel of one thread tells each device how often its rank has met, and for what, and waits for the same from each. So
+every rank knows who is missing, and a rank with another program order or other arguments is noticed, not mixed up.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from tilelang_core import stock as T
 from tilescale.backends.cuda.lower import prelude
+from tilescale.backends.cuda.timeouts import WaitRecords
+from tilescale.comm.heap import SymmetricHeap
+
+_SITE_BITS, _CALL_BITS = 10, 22
+
+
+def purpose(site: int, call: int) -> int:
+    """What a rank comes to a meeting for, in 32 bits: the place in the program and a digest of the call, as int32."""
+    word = (site % (1 << _SITE_BITS)) << _CALL_BITS | call % (1 << _CALL_BITS)
+    return word - (1 << 32) if word >> 31 else word
+
+
+def site_of(word: int, sites: int) -> int | None:
+    """The place that a purpose names, of so many."""
+    site = word >> _CALL_BITS & ((1 << _SITE_BITS) - 1)
+    return site if site < sites else None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A rank's last meeting: how many it has been to, and for what it came."""
+
+    count: int
+    purpose: int
+
+    def behind(self, other: Standing) -> int:
+        """How many meetings another rank has been to that this one has not. Counts wrap at 2^32."""
+        return (other.count - self.count + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+class Meetings:
+    """The meetings of all ranks that one program makes, in the order of its stream."""
+
+    def __init__(self, heap: SymmetricHeap, compile: Callable[[Any], Any]):
+        """Collective. `compile` makes a kernel of a traced function."""
+        import torch
+
+        team = heap.team
+        self._kernel = compile(barrier_function(team.size, heap.addresses.stride))
+        self.words = heap.zeros(team.size, torch.int64)
+        self._everywhere = heap.peers(self.words)
+        self._epochs = torch.zeros(1, dtype=torch.int32, device=heap.device)
+        self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
+
+    def meet(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> None:
+        """Add a meeting to the current stream. `call` is a digest of what must be the same on all ranks."""
+        word = purpose(site, call)
+        self._kernel(self._slot, self._rank, word, limit_ns, site, self._everywhere, self._epochs, records.device)
+
+    def clear(self) -> None:
+        """Count from zero. Nothing may run on any rank's device."""
+        self.words.zero_()
+        self._epochs.zero_()
+
+
+def standings(words: list[int]) -> list[Standing]:
+    """What the words of a device say of each rank."""
+    return [Standing(word >> 32 & 0xFFFF_FFFF, word & 0xFFFF_FFFF) for word in words]
 
 
 @cache
 def barrier_function(devices: int, stride: int) -> Any:
-    """A traced function `(rank_slot, limit, site, counters of all devices, epochs, wait record)`."""
+    """A traced function `(slot, rank, purpose, limit, site, words of all devices, epochs, wait record)`."""
 
     @T.prim_func
     def device_barrier(
-        own: T.int32,
+        slot: T.int32,
+        rank: T.int32,
+        purpose: T.int32,
         limit: T.int64,
         site: T.int32,
-        counters: T.StridedTensor((devices, 1), (stride // 4, 1), T.int32),
+        words: T.StridedTensor((devices, devices), (stride // 8, 1), T.int64),
         epochs: T.Tensor((1,), T.int32),
         record: T.Tensor((8,), T.int64),
     ):
@@ -27,16 +93,18 @@ def barrier_function(devices: int, stride: int) -> Any:
             T.call_extern("handle", "tilescale::drain")
             T.call_extern(
                 "handle",
-                "tilescale::barrier",
-                T.address_of(counters[0, 0]),
-                T.int64(stride // 4),
-                own,
+                "tilescale::barrier_of_ranks",
+                T.address_of(words[0, 0]),
+                T.int64(stride // 8),
+                slot,
+                rank,
                 devices,
-                T.int64(0),
                 T.address_of(epochs[0]),
+                purpose,
                 limit,
                 T.address_of(record[0]),
                 site,
             )
+            T.call_extern("handle", "tilescale::acquired")
 
     return device_barrier.with_attr("tl.non_restrict_params", [b.data for b in device_barrier.buffer_map.values()])

@@ -13,6 +13,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.combine import fold, reduced
 from tilescale.backends.cuda.lower import GridLowering, level_of, lowers
 from tilescale.backends.cuda.peers import epochs, meet
 from tilescale.program import ops
@@ -50,8 +51,6 @@ class Exchange:
     def __init__(self, lowering: GridLowering, call: ir.Call, part: list[int], dtype: str):
         level = level_of(lowering, call)
         name = f"T.{call.op.name.removeprefix('tilescale.')}"
-        if level.kind != "unit":
-            raise lowering.unsupported(f"{name} of level {level.name!r} has no CUDA lowering")
         self.lowering, self.what = lowering, f"{name} of level {level.name!r}"
         self.part, self.dtype, self.devices = part, dtype, lowering.target.devices
         self.rank = lowering.rank(level.name)
@@ -96,28 +95,9 @@ class Exchange:
     def combined(self, target: Tile, op: str) -> ir.Stmt:
         """target = the combination of what all devices sent."""
         loops = [ir.Var(f"i{axis}", "int32") for axis in range(len(self.part))]
-        wide = _accumulator(self.dtype)
-        total: Any = None
-        for sender in range(self.devices):
-            value = self.received(sender, loops)
-            value = ir.Cast(wide, value) if wide != self.dtype else value
-            total = value if total is None else COMBINE[op](total, value)
-        total = ir.Cast(target.dtype, total) if wide != target.dtype else total
+        values = [self.received(sender, loops) for sender in range(self.devices)]
+        total = reduced(values, op, self.dtype, target.dtype)
         return tir.parallel(loops, self.part, ir.BufferStore(target.buffer, total, target.at(loops)))
-
-
-COMBINE = {
-    "sum": lambda a, b: a + b,
-    "prod": lambda a, b: a * b,
-    "max": lambda a, b: ir.Max(a, b),
-    "min": lambda a, b: ir.Min(a, b),
-}
-
-
-def _accumulator(dtype: str) -> str:
-    if dtype.startswith(("int", "uint")) or dtype in ("float32", "float64"):
-        return dtype
-    return "float32"
 
 
 @lowers(ops.ALLREDUCE)
@@ -138,43 +118,11 @@ def _allreduce_function(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     for other in exchanges[1:]:
         other.parity = exchanges[0].parity
     sends = [e.send(t.region("r"), peer) for e, t in zip(exchanges, tiles, strict=True) for peer in range(devices)]
-    folds = [_fold(lowering, call.args[-1], which, tiles, exchanges) for which in range(len(tiles))]
+    folds = [fold(lowering, call.args[-1], which, tiles, exchanges) for which in range(len(tiles))]
     return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].meet(), *folds])
 
 
-def _fold(
-    lowering: GridLowering, combine: ir.Call, which: int, tiles: list[Tile], exchanges: list[Exchange]
-) -> ir.Stmt:
-    count, rank = len(tiles), len(tiles[which].extents)
-    parts = list(combine.args)
-    left, right, results = parts[:count], parts[count : 2 * count], parts[2 * count :]
-    loops = [ir.Var(f"i{axis}", "int32") for axis in range(rank)]
-    known = [n for n, tile in enumerate(tiles) if len(tile.extents) <= rank]
-
-    def received(n: int, sender: int) -> ir.PrimExpr:
-        return exchanges[n].received(sender, loops[: len(tiles[n].extents)])
-
-    body: list[ir.Stmt] = []
-    total = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
-    body += [ir.Bind(total[n], received(n, 0)) for n in known]
-    for sender in range(1, exchanges[0].devices):
-        other = {n: ir.Var(f"other{n}", tiles[n].dtype) for n in known}
-        body += [ir.Bind(other[n], received(n, sender)) for n in known]
-        mapping = {left[n]: total[n] for n in known} | {right[n]: other[n] for n in known}
-        following = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
-        for n in known:
-            value = ir.substitute(results[n], mapping)
-            if ir.variables(value) & set(left + right):
-                raise lowering.unsupported(
-                    f"T.allreduce(fn=): the result for {tiles[n].name!r} needs a tile of more dimensions"
-                )
-            body.append(ir.Bind(following[n], value))
-        total = following
-    body.append(ir.BufferStore(tiles[which].buffer, total[which], tiles[which].at(loops)))
-    return tir.parallel(loops, tiles[which].extents, tir.sequence(body))
-
-
-def _parts(whole: Tile, axis: int, devices: int) -> tuple[list[int], list[list[int]]]:
+def parts(whole: Tile, axis: int, devices: int) -> tuple[list[int], list[list[int]]]:
     """Extents of one of the parts along an axis, and where each begins."""
     part = [n // devices if a == axis else n for a, n in enumerate(whole.extents)]
     return part, [[i * part[a] if a == axis else 0 for a in range(len(part))] for i in range(devices)]
@@ -183,7 +131,7 @@ def _parts(whole: Tile, axis: int, devices: int) -> tuple[list[int], list[list[i
 @lowers(ops.REDUCE_SCATTER)
 def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
-    part, begins = _parts(source, ir.attribute(call, "dim"), lowering.target.devices)
+    part, begins = parts(source, ir.attribute(call, "dim"), lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = [exchange.send(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
     return tir.sequence(
@@ -196,7 +144,7 @@ def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     if len(call.args) == 1:
         raise lowering.unsupported("T.all_gather of a view has no CUDA lowering")
     source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
-    part, begins = _parts(target, ir.attribute(call, "dim"), lowering.target.devices)
+    part, begins = parts(target, ir.attribute(call, "dim"), lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = [exchange.send(source.region("r"), peer) for peer in range(exchange.devices)]
     takes = [exchange.take(sender, target.region("w", begin, part)) for sender, begin in enumerate(begins)]
@@ -206,7 +154,7 @@ def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
 @lowers(ops.ALL_TO_ALL)
 def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
-    part, begins = _parts(source, ir.attribute(call, "dim"), lowering.target.devices)
+    part, begins = parts(source, ir.attribute(call, "dim"), lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = [exchange.send(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
     takes = [exchange.take(sender, target.region("w", begin, part)) for sender, begin in enumerate(begins)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,13 +14,19 @@ from typing import TYPE_CHECKING, Any
 from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.cuda import arguments as arg
-from tilescale.backends.cuda.barrier_kernel import barrier_function
-from tilescale.backends.cuda.lower import GridLowering
-from tilescale.backends.cuda.phases import device_steps
+from tilescale.backends.cuda import nccl, nvshmem_link, occupancy
+from tilescale.backends.cuda.agreement import Facts, agree, on_all, once_per_node
+from tilescale.backends.cuda.check import kernels
+from tilescale.backends.cuda.guard import Guard
+from tilescale.backends.cuda.lower import GridLowering, LoweredKernel
+from tilescale.backends.cuda.phases import host_step
+from tilescale.backends.cuda.plan import plan
 from tilescale.backends.cuda.signature import Site, Target
-from tilescale.backends.cuda.timeouts import WaitRecords
+from tilescale.backends.cuda.streams import turns
+from tilescale.backends.cuda.support import STRIDE, checked
 from tilescale.comm import World, init
 from tilescale.comm.heap import SymmetricHeap, default_heap
+from tilescale.comm.heap.group import Group
 from tilescale.errors import LaunchError
 from tilescale.hda import Machine
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
@@ -27,6 +34,9 @@ from tilescale.settings import settings
 
 if TYPE_CHECKING:
     import torch
+
+OWN_OPTIONS = ("out_idx", "wait_s")
+"""Options of a kernel that are not TileLang's compiler's."""
 
 
 @dataclass
@@ -43,27 +53,56 @@ class Call:
 
 
 class DeviceProgram:
-    """A program compiled for this rank's device."""
+    """A program compiled for this rank's device.
+
+    A program without a level above its grid is each rank's own affair: it opens symmetric memory and guards its calls
+    only if it waits for something.
+    """
 
     def __init__(self, program: Program, machine: Machine, options: dict[str, Any]):
         import torch
 
-        self.program, self.options = program, options
+        self.program = program
+        self.options = {k: v for k, v in options.items() if v is not None and k not in OWN_OPTIONS}
         self.world: World = init()
         self.device = torch.device("cuda", self.world.local_rank)
         torch.cuda.set_device(self.device)
-        self.heap: SymmetricHeap = default_heap()
+        self.is_alone = not program.extents
+        if self.is_alone:
+            self.world = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
+        self._group = Group(self.world)
+        agree(self._group, _facts(program, machine, self.options))
         self.sizes = self._sizes()
-        self.target = Target(machine, self.sizes, self.heap.addresses.stride)
-        self.records = WaitRecords(self.device)
-        self.limit_ns = int(settings().wait_s * 1e9)
+        self.target = Target(machine, self.sizes, STRIDE if self.is_alone else self.heap.addresses.stride)
         self.sites: list[Site] = []
+        self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self.workspaces: dict[str, torch.Tensor] = {}
+        self._staged: dict[int, torch.Tensor] = {}
+        self._build()
+        if self._waits:
+            self.guard.check()  # made here, where all ranks are
+
+    @cached_property
+    def heap(self) -> SymmetricHeap:
+        """The memory that the program's devices share. Collective: its first use opens it."""
+        return SymmetricHeap(self.world, self.device) if self.is_alone else default_heap()
+
+    @cached_property
+    def guard(self) -> Guard:
+        """What bounds its waits. Collective at its first use."""
+        return Guard(self.program.name, self.world, self.heap, self._limit_ns, self.sites, self.compile)
+
+    def _build(self) -> None:
+        self.sites.clear()
         self.kernels = 0
         self.reached: set[int] = set()
-        self._staged: dict[int, torch.Tensor] = {}
         self._variables: list[ir.Var] = []
-        self.run = self._part(program.body)
+        self._generation = nccl.generation()
+        self.run = self._part(plan(self.program, self.target)[0])
+        self._waits = bool(self.sites) or not self.is_alone
+        at = self.program.launches[0].where
+        self._entry, self._exit = len(self.sites), len(self.sites) + 1
+        self.sites += [Site("the meeting at its entry", at), Site("the meeting at its exit", at)]
 
     def _sizes(self) -> tuple[tuple[str, int], ...]:
         """Units of each launched level; what is left open takes what the job has.
@@ -93,7 +132,7 @@ class DeviceProgram:
             return self._control(part, launch)
         if isinstance(part, GridPhase):
             return self._kernel(part, launch)
-        return _in_order(device_steps(self, part, launch))
+        return host_step(self, part)
 
     def _control(self, part: Control, launch: Launch | None) -> Callable[[Call], None]:
         stmt = part.stmt
@@ -125,21 +164,48 @@ class DeviceProgram:
         )
         self.kernels += 1
         lowered = lowering.lower(phase)
-        kernel = self.compile(lowered.func)
+        by_nvshmem = nvshmem_link.IMPL in lowered.libraries
+        if by_nvshmem:
+            on_all(self._group, lambda: nvshmem_link.prepare(self.heap, self.options, launch.where))
+        kernel = self.compile(lowered.func, lambda: self._check_text(lowered))
+        self._check_room(phase, launch, lowered.func, kernel)
+        if by_nvshmem:
+            kernel = nvshmem_link.started(kernel, launch.where)
         self.sites += lowered.sites
-        self.reached |= {a.position for a in lowered.arguments if isinstance(a, arg.Peers)}
+        self.reached |= lowered.reached
         return lambda call: kernel(*[_VALUES[type(a)](self, a, call) for a in lowered.arguments])
 
-    def compile(self, func: ir.PrimFunc) -> Any:
-        """The kernel; one rank of each node compiles, the others find the result in the cache."""
-        options = {k: v for k, v in self.options.items() if v is not None and k != "out_idx"}
+    def _check_room(self, phase: GridPhase, launch: Launch, func: ir.PrimFunc, kernel: Any) -> None:
+        """A grid whose programs wait for one another has to be on the device as a whole. Raises LaunchError."""
+        sizes, machine = dict(self.sizes), self.target.machine
+        where = occupancy.waits_across(phase, launch, machine, sizes)
+        if where is None:
+            return
+
+        def check() -> None:
+            made = stock.generate(func, kernel.target, self.options.get("pass_configs"))
+            text = next(kernels(made.text))
+            code = stock.device_code(made.text, kernel.target, self.options.get("pass_configs"))
+            image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster_size)
+            held = occupancy.resident(image, self.device.index)
+            occupancy.check_resident(self.program.name, occupancy.programs(launch, sizes), *held, where)
+
+        on_all(self._group, check)
+
+    def _check_text(self, lowered: LoweredKernel) -> None:
+        target, configs = self.options.get("target") or "auto", self.options.get("pass_configs")
+        checked(lowered, self.program, self.target.machine, target, configs)
+
+    def compile(self, func: ir.PrimFunc, check: Callable[[], None] | None = None) -> Any:
+        """The kernel; one rank of each node checks and compiles, the others find the result in the cache."""
         first = self.world.local_rank == 0
-        if not first:
-            self.world.barrier()
-        kernel = stock.compile_kernel(func, **options)
-        if first:
-            self.world.barrier()
-        return kernel
+
+        def make() -> Any:
+            if first and check is not None:
+                check()
+            return stock.compile_kernel(func, **self.options)
+
+        return once_per_node(self._group, first, make)
 
     # -- arguments ---------------------------------------------------------------------------------------------------
 
@@ -149,7 +215,7 @@ class DeviceProgram:
 
         if workspace.name not in self.workspaces:
             dtype = getattr(torch, workspace.dtype)
-            if workspace.symmetric:
+            if workspace.symmetric and not self.is_alone:
                 made = self.heap.zeros(workspace.shape, dtype)
             else:
                 made = torch.zeros(workspace.shape, dtype=dtype, device=self.device)
@@ -164,35 +230,65 @@ class DeviceProgram:
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _barrier(self) -> Any:
-        return self.compile(barrier_function(self.world.size, self.target.stride))
-
     def meet(self, site: int) -> None:
         """All devices meet, in the order of the current stream."""
-        counters = self.tensor(arg.Workspace("device_barrier", (1,), "int32"))
-        epochs = self.tensor(arg.Workspace("device_epochs", (1,), "int32", symmetric=False))
-        slot = self.heap.addresses.slot(self.world.rank)
-        self._barrier(slot, self.limit_ns, site, self.heap.peers(counters), epochs, self.records.device)
+        self.guard.meet(site)
 
     def __call__(self, values: list[Any]) -> None:
         """Run on this rank's arguments; returns when everything is on the stream.
 
         Raises:
-            WaitTimeoutError: a wait of an earlier call ran out of time.
+            WaitTimeoutError, OutOfBoundsError, RankMismatchError: a wait of an earlier call failed.
+            RankFailedError: and a rank of the job has failed.
         """
-        self.check()
-        staged = {i: self._stage(i, values[i]) for i in self.reached if not self.heap.is_symmetric(values[i])}
-        call = Call([staged.get(i, value) for i, value in enumerate(values)])
-        self.meet(self._entry)
-        self.run(call)
-        self.meet(self._exit)
-        for i, tensor in staged.items():
-            values[i].copy_(tensor)
-        self.records.fetch()
+        # Kernels are compiled for dense tensors: others are copied in and out.
+        dense = {i: x.contiguous() for i, x in enumerate(values) if hasattr(x, "stride") and not x.is_contiguous()}
+        self._call([dense.get(i, x) for i, x in enumerate(values)])
+        for i, copy in dense.items():
+            values[i].copy_(copy)
 
-    def _stage(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
-        """A symmetric copy of a tensor that peers reach and that is not in the heap."""
+    def _call(self, values: list[Any]) -> None:
+        known = self._variables_of(values)
+        if not self._waits:
+            return self.run(Call(list(values), known))
+        self.guard.check()
+        if self._generation != nccl.generation():
+            self._build()
+        reached = {i: values[i] for i in sorted(self.reached)}
+        staged = {i: self._staging(i, x) for i, x in reached.items() if not self.heap.is_symmetric(x)}
+        call = Call([staged.get(i, value) for i, value in enumerate(values)], known)
+        with turns(self.device).turn():
+            try:
+                for i, copy in staged.items():
+                    copy.copy_(values[i])
+                self.guard.meet(self._entry, self._digest(call), patience=1)
+                self.run(call)
+                self.guard.meet(self._exit)
+            except BaseException:
+                self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
+                raise
+            for i, copy in staged.items():
+                values[i].copy_(copy)
+
+    def _variables_of(self, values: list[Any]) -> dict[ir.Var, int]:
+        """What the arguments say of the program's variables: scalars, and extents that were left open."""
+        known: dict[ir.Var, int] = {}
+        for parameter, value in zip(self.program.parameters, values, strict=True):
+            if parameter.buffer is None:
+                known[parameter.var] = value
+            else:
+                known |= {
+                    n: size for n, size in zip(parameter.shape, value.shape, strict=True) if isinstance(n, ir.Var)
+                }
+        return known
+
+    def _digest(self, call: Call) -> int:
+        """What must be the same on all ranks: where the tensors that peers reach lie, and their shapes."""
+        tensors = [call.values[i] for i in sorted(self.reached)]
+        return zlib.crc32(repr([(self.heap.offset(x), *x.shape, *x.stride()) for x in tensors]).encode())
+
+    def _staging(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Symmetric memory for a tensor that peers reach and that is not in the heap."""
         known = self._staged.get(position)
         if known is None or known.shape != tensor.shape:
             name = self.program.parameters[position].name
@@ -202,33 +298,32 @@ class DeviceProgram:
                 stacklevel=4,
             )
             known = self._staged[position] = self.heap.empty(tuple(tensor.shape), tensor.dtype)
-        known.copy_(tensor)
         return known
 
     def synchronize(self) -> None:
-        """Wait until everything that was called has run.
-
-        Raises:
-            WaitTimeoutError: a wait ran out of time.
-        """
+        """Wait until the device has done everything. Raises as a call does, for all calls until now."""
         import torch
 
-        torch.cuda.synchronize(self.device)
-        self.check()
+        if self._waits:
+            self.guard.synchronize()
+        else:
+            torch.cuda.synchronize(self.device)
 
-    @cached_property
-    def _entry(self) -> int:
-        self.sites.append(Site("the meeting of all ranks at the program's entry", self.program.launches[0].where))
-        return len(self.sites) - 1
+    def reset(self) -> None:
+        """Collective: begin anew after a failed wait, with counters and workspaces of zero. Raises as `Guard.reset`."""
+        if self._waits:
+            self.guard.reset(self._clear)
+        else:
+            self._clear()
 
-    @cached_property
-    def _exit(self) -> int:
-        self.sites.append(Site("the meeting of all ranks at the program's exit", self.program.launches[0].where))
-        return len(self.sites) - 1
+    def _clear(self) -> None:
+        for tensor in self.workspaces.values():
+            tensor.zero_()
 
-    def check(self) -> None:
-        """Raise WaitTimeoutError if a wait of a call that has ended ran out of time."""
-        self.records.check(self.program.name, self.world.rank, tuple(self.sites), self.limit_ns)
+
+def _facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:
+    given = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
+    return Facts(program.name, ir.fingerprint(program.func), (machine.name, machine.digest), given or "no options")
 
 
 def _in_order(steps: list[Callable[[Call], None]]) -> Callable[[Call], None]:
@@ -245,9 +340,9 @@ _VALUES: dict[type, Callable[[DeviceProgram, Any, Call], Any]] = {
     arg.Workspace: lambda own, a, call: own.heap.peers(own.tensor(_instance(a))) if a.peers else own.tensor(a),
     arg.Rank: lambda own, a, call: own.rank(a.level),
     arg.SlotShift: lambda own, a, call: own.heap.addresses.slot(0),
-    arg.Limit: lambda own, a, call: own.limit_ns,
-    arg.WaitRecord: lambda own, a, call: own.records.device,
-    arg.HostVariable: lambda own, a, call: next(v for var, v in call.variables.items() if var.name == a.name),
+    arg.Limit: lambda own, a, call: own.guard.limit_ns,
+    arg.WaitRecord: lambda own, a, call: own.guard.records.device,
+    arg.HostVariable: lambda own, a, call: call.variables[a.var],
 }
 
 

@@ -2,250 +2,298 @@
 """Lower scales inside a program (warpgroups, warps) to TileLang's exclusive branches on the thread index.
 
 Why: stock TileLang runs a tile operation on the threads of the branch it stands in, but a fragment belongs to one range
-of threads, and what it cannot place it drops in silence. Before: a region that every unit runs, with views. After: one
-clone of the region for each unit in `if tx < n ... else ...`, views as slices, one fragment for each unit that has a
-copy of its own; collectives between the clones go through shared memory with all threads of the program.
-Declines views that are neither slices nor copies, and collectives under a condition.
+of threads, and what it cannot place it drops in silence. Before: regions that every unit runs, and statements of the
+program on tiles that units hold. After: runs of those as one clone for each unit in `if tx < n ... else ...`, with
+barriers between them where they touch memory. A clone is a program of its own, collectives included (meetings.py).
+Declines 2-D threads and more units than there are hardware barriers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib import resources
+from typing import TYPE_CHECKING
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.clones import Clone
+from tilescale.backends.cuda.holdings import Holdings, accesses, parallel_loops
+from tilescale.backends.cuda.ranges import HARDWARE_BARRIERS, ThreadNames
+from tilescale.backends.cuda.sharing import Share
 from tilescale.hda import Level
+from tilescale.passes.structure import location
 from tilescale.program import ops
-from tilescale.program.layout import Layout
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lower import GridLowering
 
-MEETINGS = frozenset(op.name for op in (ops.ALLREDUCE, ops.ALL_GATHER, ops.BARRIER))
-"""Operations that the clones make together."""
-
 
 @dataclass(frozen=True)
-class Slice:
-    """What a view is for one unit: a buffer and where in it the view begins."""
+class Unit:
+    """The threads that execute a clone: one unit of a lanes level, or the whole program, which is around the others.
 
-    buffer: ir.Buffer
-    begins: tuple[Any, ...]
+    Attributes:
+        number: its rank among `siblings` units.
+    """
+
+    level: str
+    number: int
+    begin: int
+    threads: int
+    siblings: int = 1
+    around: Unit | None = None
+
+    @property
+    def name(self) -> str:
+        """A name that no other unit of the program has."""
+        outer = self.around.name if self.around is not None else ""
+        return f"{outer}_{self.level}{self.number}" if self.around is not None else ""
+
+    def at(self, level: str) -> Unit | None:
+        """The unit of a level that this one is or lies in."""
+        if self.level == level:
+            return self
+        return self.around.at(level) if self.around is not None else None
+
+    def rank(self, level: str) -> int:
+        """The rank of the unit of a level that this one is or lies in."""
+        return self.at(level).number
+
+    def sibling(self, number: int) -> Unit:
+        """The unit of the same level and surroundings with another rank."""
+        begin = self.begin + (number - self.number) * self.threads
+        return Unit(self.level, number, begin, self.threads, self.siblings, self.around)
+
+    def units(self, level: Level) -> list[Unit]:
+        """The units of a finer level inside this one."""
+        count = self.threads // level.threads
+        begins = range(self.begin, self.begin + self.threads, level.threads)
+        return [Unit(level.name, number, at, level.threads, count, self) for number, at in enumerate(begins)]
 
 
 class LaneLowering:
-    """The units of one lanes level in a program."""
+    """The units inside one program.
 
-    def __init__(self, lowering: GridLowering, level: Level):
-        self.lowering, self.level = lowering, level
-        self.count = lowering.launch.thread_count // level.threads
-        self.copies: dict[ir.Var, list[ir.Buffer]] = {}
-        self.views: dict[ir.Var, ir.Call] = {}
-        self.ranks: list[ir.Var] = []
+    Attributes:
+        used: whether any have been lowered.
+        unit: the one whose clone is being lowered.
+    """
 
-    # -- a scale's region --------------------------------------------------------------------------------------------
+    def __init__(self, lowering: GridLowering):
+        self.lowering = lowering
+        self.whole = Unit("", 0, 0, lowering.launch.thread_count)
+        self.used = False
+        self._owners = {
+            data: level
+            for data, level in ((d, lowering.target.machine.level(name)) for d, name in lowering.launch.owners)
+            if level.kind == "lanes"
+        }
+        self._buffers = {buffer.data: buffer for buffer in lowering.launch.buffers}
+        self._made: dict[tuple, ir.Buffer] = {}
+        self._barriers: dict[tuple[int, int], int] = {}
+        self._names = ThreadNames(lowering)
+        self._conditions = 0
+        self.unit: Unit | None = None
+        self._reducing = 0
 
-    def region(self, stmt: ir.Stmt) -> ir.Stmt:
-        """The region of a `T.Scale` of this level."""
+    def survey(self, phase: ir.Stmt) -> None:
+        """Find out what units hold in a phase."""
+        self.holdings = Holdings(self.lowering, phase)
+
+    def first_thread(self) -> int:
+        """The first thread of the unit whose clone is being lowered, or of the program."""
+        return self.unit.begin if self.unit is not None else 0
+
+    def unit_name(self) -> str:
+        """The name of the unit whose clone is being lowered; none for the program."""
+        return self.unit.name if self.unit is not None else ""
+
+    # -- tiles -------------------------------------------------------------------------------------------------------
+
+    def owner(self, buffer: ir.Buffer) -> Level | None:
+        """The level whose units own an instance of a tile each; None if the program does."""
+        return self._owners.get(buffer.data)
+
+    def owned(self, data: ir.Var) -> ir.Buffer | None:
+        """The tile behind a data variable, if units own it."""
+        return self._buffers[data] if data in self._owners else None
+
+    def has(self, key: tuple) -> bool:
+        """Whether there is a tile that stands for a key."""
+        return key in self._made
+
+    def make(self, key: tuple, name: str, shape: Sequence[int], dtype: str, scope: str) -> ir.Buffer:
+        """The tile that stands for a key: made at its first use."""
+        if key not in self._made:
+            number = sum(buffer.name.rpartition("_")[0] == name for buffer in self._made.values())
+            self._made[key] = tir.local_buffer(f"{name}_{number}" if number else name, list(shape), dtype, scope)
+            self.lowering.tiles.append(self._made[key])
+        return self._made[key]
+
+    def copy_of(self, buffer: ir.Buffer, unit: Unit) -> ir.Buffer:
+        """What a unit holds of a tile: its copy or share, or its instance of a tile that units own."""
+        held = self.holdings.of(buffer)
+        level = held.level if held is not None else self.owner(buffer)
+        holder = unit if level.threads == 1 else unit.at(level.name)
+        shape = [ir.constant(n) for n in buffer.shape]
+        if held is not None and held.axis is not None:
+            shape[held.axis] //= held.count
+        scope = buffer.scope()
+        if scope == "shared.barrier":
+            raise self.lowering.unsupported(f"barriers {buffer.name!r} that units own; allocate them outside T.Scale")
+        if level.threads == 1:
+            scope = "local"
+        return self.make((buffer.data, holder.name), f"{buffer.name}{holder.name}", shape, str(buffer.dtype), scope)
+
+    # -- statements of the program -----------------------------------------------------------------------------------
+
+    def enter(self, node: ir.Stmt) -> ir.Stmt | None:
+        """What replaces a statement of the program that units execute; None for all others."""
+        if self.unit is not None or not isinstance(node, ir.Stmt):
+            return None
+        if isinstance(node, ir.Bind):
+            self._names.note(node)
+        if isinstance(node, ir.IfThenElse) and self._names.tell_apart(node.condition):
+            return self._condition(node)
+        if isinstance(node, ir.SeqStmt):
+            return self._sequence(node.seq) if any(self._level(s) is not None for s in node.seq) else None
+        return self._sequence([node]) if self._level(node) is not None else None
+
+    def _condition(self, node: ir.IfThenElse) -> ir.Stmt:
+        """A branch on the thread index: the units in it do not meet the others."""
+        self._conditions += 1
+        arms = [self.lowering.stmt(arm) if arm is not None else None for arm in (node.then_case, node.else_case)]
+        self._conditions -= 1
+        return tir.at(ir.IfThenElse(self.lowering.expr(node.condition), *arms), node)
+
+    def _level(self, stmt: ir.Stmt) -> Level | None:
+        """The level whose units execute a statement of the program."""
+        if isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == ops.SCALE:
+            level = self.lowering.target.machine.level(str(stmt.value.value))
+            return level if level.kind == "lanes" else None
+        if not (isinstance(stmt, ir.Evaluate | ir.BufferStore) or parallel_loops(stmt)):
+            return None
+        held = self.holdings.touched(stmt)
+        return held.level if held is not None else None
+
+    def _sequence(self, stmts: Sequence[ir.Stmt]) -> ir.Stmt:
+        """Runs of statements that units of one level execute become one chain of branches each."""
+        result: list[ir.Stmt] = []
+        run: list[ir.Stmt] = []
+        before: Level | None = None
+        for stmt in [*stmts, None]:
+            level = self._level(stmt) if stmt is not None else None
+            if run and (level is None or level != before):
+                result.append(self._run(run, before))
+                run = []
+            before = level
+            if level is not None:
+                run.append(stmt)
+            elif stmt is not None:
+                result.append(self.lowering.stmt(stmt))
+        return tir.sequence(result)
+
+    def _run(self, stmts: list[ir.Stmt], level: Level) -> ir.Stmt:
         if self.lowering.launch.threads[1:] != (1, 1):
-            raise self.lowering.unsupported(f"T.Scale({self.level.name!r}) in a launch of 2-D threads")
-        return tir.sequence([*self._lockstep(stmt), self.lowering.sync()])
+            raise self.lowering.unsupported(f"units of level {level.name!r} in a launch of 2-D threads")
+        if self._conditions:
+            raise self.lowering.unsupported(f"units of level {level.name!r} under a condition on the thread index")
+        units = [self.whole] if level.threads == 1 else self.whole.units(level)
+        self.used = True
+        try:
+            meetings = _meetings(stmts)
+            chain = self.chain(units, [self._clone(stmts, meetings, unit) for unit in units])
+        finally:
+            self.unit = None
+        if tir.is_nothing(chain):
+            return chain
+        return tir.sequence([chain, self.lowering.sync()] if any(_in_memory(s)[0] for s in stmts) else [chain])
 
-    def _lockstep(self, stmt: ir.Stmt) -> list[ir.Stmt]:
-        """Runs of statements that units make alone become branches; what they make together stands between."""
-        if not ir.contains(stmt, lambda n: ir.op_name(n) in MEETINGS):
-            only_binds = all(isinstance(s, ir.Bind) for s in (stmt.seq if isinstance(stmt, ir.SeqStmt) else [stmt]))
-            self._survey(stmt)
-            return [] if only_binds else [self._branches(stmt)]
-        if isinstance(stmt, ir.SeqStmt):
-            result, alone = [], []
-            for inner in [*stmt.seq, None]:
-                if inner is not None and not ir.contains(inner, lambda n: ir.op_name(n) in MEETINGS):
-                    alone.append(inner)
-                    continue
-                if alone:
-                    result += self._lockstep(tir.sequence(alone))
-                    alone = []
-                result += self._lockstep(inner) if inner is not None else []
-            return result
-        if isinstance(stmt, ir.For):
-            body = tir.sequence(self._lockstep(stmt.body))
-            return [ir.For(stmt.loop_var, stmt.min, self.lowering.expr(stmt.extent), stmt.kind, body)]
-        if isinstance(stmt, ir.Evaluate):
-            return self._meeting(stmt.value)
-        raise self.lowering.unsupported(f"a collective of level {self.level.name!r} under this statement")
-
-    def _branches(self, stmt: ir.Stmt) -> ir.Stmt:
-        """`stmt` on every unit: an exclusive chain of branches, which TileLang runs side by side."""
-        return self.chain([self._clone(stmt, unit) for unit in range(self.count)])
-
-    def chain(self, clones: list[ir.Stmt | None]) -> ir.Stmt:
-        """Clone i on unit i; None for a unit that does nothing."""
-        tx = self.lowering.launch.thread_vars[0][0]
-        result: ir.Stmt | None = None
-        for unit in reversed(range(len(clones))):
-            clone = clones[unit]
-            if unit == len(clones) - 1:
-                result = clone
-                continue
-            body = clone if clone is not None else tir.sequence([])
-            result = ir.IfThenElse(tx < (unit + 1) * self.level.threads, body, result)
-        return result if result is not None else tir.sequence([])
-
-    # -- one unit's clone --------------------------------------------------------------------------------------------
-
-    def _clone(self, stmt: ir.Stmt, unit: int) -> ir.Stmt:
-        fresh: dict[ir.Var, ir.Var] = {}
-
-        def enter(node: Any) -> Any:
-            if isinstance(node, ir.Bind):
-                if ir.op_name(node.value) in (ops.VIEW.name, ops.RANK.name):
-                    return tir.sequence([])
-                fresh[node.var] = ir.Var(node.var.name, str(node.var.dtype))
-                return ir.Bind(fresh[node.var], self._expr(node.value, unit, fresh))
-            if isinstance(node, ir.For):
-                fresh[node.loop_var] = ir.Var(node.loop_var.name, str(node.loop_var.dtype))
-            if isinstance(node, ir.Evaluate) and ir.op_name(node.value) in ops.ALL_OPS:
-                raise self.lowering.unsupported(
-                    f"T.{node.value.op.name.removeprefix('tilescale.')} inside T.Scale({self.level.name!r})"
+    def _clone(self, stmts: list[ir.Stmt], meetings: set[int], unit: Unit) -> ir.Stmt:
+        """One unit's part of a run, with a meeting of all before the statements that `meetings` numbers."""
+        self.unit = unit
+        result: list[ir.Stmt] = []
+        for number, stmt in enumerate(stmts):
+            self.lowering.where = location(stmt) or self.lowering.where
+            result += [self.meet(unit)] if number in meetings else []
+            if isinstance(stmt, ir.AttrStmt):
+                result.append(
+                    Clone(self, unit).scale(stmt) if unit is self.whole else Clone(self, unit).stmt(stmt.body)
                 )
-            return None
+            else:
+                part = Share(self, unit).stmt(stmt, self.holdings.touched(stmt))
+                result += [Clone(self, unit).stmt(part)] if part is not None else []
+        return tir.sequence(result)
 
-        cloned = tir.rewrite(stmt, enter=enter, leave=lambda node: self._leave(node, unit, fresh))
-        return self.lowering.stmt(tir.rename_loops(cloned, fresh))
+    def chain(self, units: list[Unit], clones: list[ir.Stmt]) -> ir.Stmt:
+        """Clone i on unit i: an exclusive chain of branches, which TileLang runs side by side."""
+        tx = self.lowering.launch.thread_vars[0][0]
+        result = clones[-1]
+        for unit, clone in reversed(list(zip(units[:-1], clones[:-1], strict=True))):
+            end = unit.begin + unit.threads
+            if tir.is_nothing(clone):
+                result = result if tir.is_nothing(result) else ir.IfThenElse(tx >= end, result, None)
+            else:
+                result = ir.IfThenElse(tx < end, clone, None if tir.is_nothing(result) else result)
+        return result
 
-    def _expr(self, expr: Any, unit: int, fresh: dict[ir.Var, ir.Var]) -> Any:
-        return tir.rewrite(tir.evaluate(expr), leave=lambda node: self._leave(node, unit, fresh)).value
+    # -- barriers ----------------------------------------------------------------------------------------------------
 
-    def _survey(self, stmt: ir.Stmt) -> None:
-        """Note views and ranks that are bound in a statement; those bound before it are known already."""
+    def meet(self, unit: Unit) -> ir.Stmt:
+        """A unit and its siblings meet; what each wrote before is then visible to the others, bulk copies included."""
+        barrier = self.barrier(unit.around or unit, unit)
+        return tir.sequence([barrier, tir.evaluate(tir.extern("tilescale::acquired"))])
 
-        def visit(node: Any) -> None:
-            name = ir.op_name(node.value) if isinstance(node, ir.Bind) else None
-            if name == ops.VIEW.name:
-                self.views[node.var] = node.value
-            elif name == ops.RANK.name and str(node.value.args[0].value) == self.level.name:
-                self.ranks.append(node.var)
+    def barrier(self, group: Unit, executing: Unit | None = None) -> ir.Stmt:
+        """The threads of a unit meet, in the text of a unit inside it or (left out) of itself.
 
-        ir.walk(stmt, visit)
+        In a branch the barrier has a number of ours: stock TileLang numbers those of the program and those that it adds
+        itself in two passes, which know nothing of each other.
+        """
+        if (executing or group).threads == self.whole.threads:
+            return tir.evaluate(tir.call("tirx.tvm_storage_sync", "shared", dtype="int32"))
+        if group.threads == 32:
+            return tir.evaluate(tir.call("tl.sync_warp", dtype="void"))
+        number = self._barriers.setdefault((group.begin, group.threads), HARDWARE_BARRIERS - 1 - len(self._barriers))
+        return tir.evaluate(tir.call("tirx.tvm_storage_sync", "shared", number, group.threads, dtype="int32"))
 
-    def _leave(self, node: Any, unit: int, fresh: dict[ir.Var, ir.Var]) -> Any:
-        if isinstance(node, ir.Var):
-            if any(node.same_as(rank) for rank in self.ranks):
-                return ir.IntImm("int32", unit)
-            return fresh.get(node)
-        if isinstance(node, ir.BufferLoad | ir.BufferStore):
-            return self._on_slice(node, unit)
-        return None
+    def reduces(self, unit: Unit) -> None:
+        """A unit reduces across its warps, at the same time as its siblings."""
+        if unit.threads > 32 and unit.threads < self.whole.threads:
+            self._reducing = max(self._reducing, unit.threads)
 
-    def _on_slice(self, node: Any, unit: int) -> Any:
-        data = node.buffer.data
-        if data in self.views:
-            place = self._slice(self.views[data], unit)
-            indices = [i + b for i, b in zip(node.indices, place.begins, strict=True)]
-            buffer = place.buffer
-        elif data in self.copies or self._owned(node.buffer):
-            buffer, indices = self.copy_of(node.buffer, unit), list(node.indices)
-        else:
-            return None
-        if isinstance(node, ir.BufferLoad):
-            return ir.BufferLoad(buffer, indices)
-        return ir.BufferStore(buffer, node.value, indices)
+    def barriers(self) -> int:
+        """How many hardware barriers are taken from the last one downwards."""
+        groups = self.whole.threads // self._reducing - 1 if self._reducing else 0
+        return len(self._barriers) + groups
 
-    def _owned(self, buffer: ir.Buffer) -> bool:
-        return any(
-            data.same_as(buffer.data) and level == self.level.name for data, level in self.lowering.launch.owners
-        )
+    def prelude(self) -> str:
+        """What a kernel needs where several units reduce across their warps at once."""
+        if not self._reducing:
+            return ""
+        header = resources.files(__package__).joinpath("headers/units.cuh").read_text()
+        second = HARDWARE_BARRIERS - 1 - len(self._barriers)
+        return f"#define TILESCALE_UNIT_THREADS {self._reducing}\n#define TILESCALE_UNIT_BARRIER {second}\n{header}\n"
 
-    def _slice(self, view: ir.Call, unit: int) -> Slice:
-        base, begins, _ = ir.region_parts(view.args[0])
-        layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
-        if layout.is_replica:
-            return Slice(self.copy_of(base, unit), tuple(begins))
-        if base.scope().startswith("local"):
-            raise self.lowering.unsupported(f"a view that splits the fragment {base.name!r} over {self.level.name}s")
-        share = ir.constant(view.args[1 + layout.dim])
-        if layout.block not in (None, share):
-            raise self.lowering.unsupported(f"a cyclic view of {base.name!r}")
-        at = [b + (unit * share if axis == layout.dim else 0) for axis, b in enumerate(begins)]
-        return Slice(base, tuple(at))
 
-    def copy_of(self, buffer: ir.Buffer, unit: int) -> ir.Buffer:
-        """A unit's own copy of a tile."""
-        if buffer.data not in self.copies:
-            shape, dtype = list(buffer.shape), str(buffer.dtype)
-            self.copies[buffer.data] = [
-                tir.local_buffer(f"{buffer.name}_{self.level.name}{u}", shape, dtype, buffer.scope())
-                for u in range(self.count)
-            ]
-            self.lowering.tiles += self.copies[buffer.data]
-        return self.copies[buffer.data][unit]
+def _meetings(stmts: Sequence[ir.Stmt]) -> set[int]:
+    """Before which statements of a run all units meet: where one writes what was touched, or reads what was written."""
+    found: set[int] = set()
+    touched = written = False
+    for number, stmt in enumerate(stmts):
+        touches, writes = _in_memory(stmt)
+        if (touches and written) or (writes and touched):
+            found.add(number)
+            touched = written = False
+        touched, written = touched or touches, written or writes
+    return found
 
-    # -- statements of the program on tiles of which units have copies -----------------------------------------------
 
-    def spread(self, stmt: ir.Stmt) -> ir.Stmt:
-        """A statement of the whole program that names such a tile: writers run on every unit, readers on the first."""
-        writes = ir.contains(stmt, self._writes_copy)
-        clones = [self._clone(stmt, unit) if writes or unit == 0 else None for unit in range(self.count)]
-        return tir.sequence([self.chain(clones), self.lowering.sync()])
-
-    def names_copy(self, node: Any) -> bool:
-        """Whether a node is an access to a tile of which units have copies."""
-        return isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.data in self.copies
-
-    def _writes_copy(self, node: Any) -> bool:
-        if isinstance(node, ir.BufferStore):
-            return node.buffer.data in self.copies
-        is_written = ir.op_name(node) == "tl.region" and ir.constant(node.args[1]) & 2
-        return bool(is_written) and node.args[0].buffer.data in self.copies
-
-    # -- collectives -------------------------------------------------------------------------------------------------
-
-    def _meeting(self, call: ir.Call) -> list[ir.Stmt]:
-        if ir.attribute(call, "level") != self.level.name:
-            raise self.lowering.unsupported(f"a collective of another level inside T.Scale({self.level.name!r})")
-        if call.op.name in (ops.BARRIER.name, ops.ALL_GATHER.name):
-            return [self.lowering.sync()]
-        view = self.views.get(ir.region_parts(call.args[0])[0].data)
-        base = ir.region_parts(view.args[0])[0] if view is not None else None
-        if base is None or ir.attribute(view, "dim") is not None or ir.attribute(call, "op") is None:
-            raise self.lowering.unsupported(
-                f"T.allreduce of level {self.level.name!r} but of a T.Replica view with op="
-            )
-        return self._allreduce(base, ir.attribute(call, "op"))
-
-    def _allreduce(self, base: ir.Buffer, op: str) -> list[ir.Stmt]:
-        """Copies meet one after another in shared memory at the first unit, which hands the result round."""
-        from tilescale.backends.cuda.exchange import COMBINE
-
-        shape = [ir.constant(n) for n in base.shape]
-        staged = tir.local_buffer(f"{base.name}_staged", shape, str(base.dtype), "shared.dyn")
-        self.lowering.tiles.append(staged)
-        self.lowering.notes.append(
-            f"T.allreduce of level {self.level.name!r}: through {base.name}_staged in shared memory"
-        )
-        begins = [0] * len(shape)
-        copies = [self.copy_of(base, unit) for unit in range(self.count)]
-
-        def copied(source: ir.Buffer, target: ir.Buffer) -> ir.Stmt:
-            regions = tir.region(source, begins, shape, "r"), tir.region(target, begins, shape, "w")
-            return tir.tile_call("copy", *regions)
-
-        def only(unit: int, stmt: ir.Stmt) -> ir.Stmt:
-            return self.chain([stmt if u == unit else None for u in range(self.count)])
-
-        loops = [ir.Var(f"i{axis}", "int32") for axis in range(len(shape))]
-        total = COMBINE[op](ir.BufferLoad(copies[0], loops), ir.BufferLoad(staged, loops))
-        added = tir.parallel(loops, shape, ir.BufferStore(copies[0], total, loops))
-        steps: list[ir.Stmt] = []
-        for unit in range(1, self.count):
-            steps += [
-                only(unit, copied(copies[unit], staged)),
-                self.lowering.sync(),
-                only(0, added),
-                self.lowering.sync(),
-            ]
-        steps += [only(0, copied(copies[0], staged)), self.lowering.sync()]
-        others = [None, *(copied(staged, copy) for copy in copies[1:])]
-        return [*steps, self.chain(others), self.lowering.sync()]
+def _in_memory(stmt: ir.Stmt) -> tuple[bool, bool]:
+    """Whether a statement touches memory that units share, and whether it writes there."""
+    if ir.contains(stmt, lambda n: ir.op_name(n) in ops.ALL_OPS - {ops.RANK.name, ops.VIEW.name}):
+        return True, True
+    shared = [writes for buffer, _, writes in accesses(stmt) if not buffer.scope().startswith("local")]
+    opaque = ir.contains(stmt, lambda n: ir.op_name(n) in ("tirx.address_of", "tirx.tvm_access_ptr"))
+    return bool(shared) or opaque, any(shared) or opaque

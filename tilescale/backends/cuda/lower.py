@@ -18,10 +18,12 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.arguments import Argument, HostVariable
+from tilescale.backends.cuda.arguments import Argument, Given, HostVariable, Peers
+from tilescale.backends.cuda.cluster_unit import ClusterUnit
 from tilescale.backends.cuda.lanes import LaneLowering
+from tilescale.backends.cuda.ranges import check_ranges
 from tilescale.backends.cuda.signature import Signature, Site
-from tilescale.errors import UnsupportedError
+from tilescale.errors import Location, UnsupportedError
 from tilescale.hda import Level
 from tilescale.passes.structure import location
 from tilescale.program import ops
@@ -40,28 +42,35 @@ class LoweredKernel:
         arguments: what its parameters are, in order.
         sites: the waits, by number.
         notes: which implementation was chosen where, for people.
+        where: the user's launch.
+        reached: positions of parameters that peers reach.
+        libraries: names of the device libraries that it calls.
     """
 
     func: ir.PrimFunc
     arguments: tuple[Argument, ...]
     sites: tuple[Site, ...]
     notes: tuple[str, ...]
+    where: tuple[Location, ...] = ()
+    reached: frozenset[int] = frozenset()
+    libraries: frozenset[str] = frozenset()
 
 
 @cache
-def prelude() -> str:
+def prelude(*headers: str) -> str:
     """The device functions that a kernel carries; part of its text, so of every cache key."""
-    return resources.files(__package__).joinpath("headers/sync.cuh").read_text() + "\n"
+    folder = resources.files(__package__) / "headers"
+    return "".join(folder.joinpath(name).read_text() + "\n" for name in ("sync.cuh", *headers))
 
 
-_RULES: dict[str, Callable[[GridLowering, ir.Call], ir.Stmt]] = {}
+_RULES: dict[tuple[str, str], Callable[[GridLowering, ir.Call], ir.Stmt]] = {}
 
 
-def lowers(op: Any) -> Callable:
-    """Register the rule of one of our operations."""
+def lowers(op: Any, kind: str = "unit") -> Callable:
+    """Register the rule of one of our operations, for levels of a kind."""
 
     def register(rule: Callable) -> Callable:
-        _RULES[op.name] = rule
+        _RULES[op.name, kind] = rule
         return rule
 
     return register
@@ -75,32 +84,26 @@ class GridLowering(Signature):
         around: variables of host-level loops that enclose the phase.
         notes: which implementation was chosen where.
         tiles: what it allocates on chip beyond the program's own tiles.
+        cluster: the cluster around a program, if the launch has clusters.
+        libraries: names of device libraries that it calls, with the text that declares them.
+        ordered: whether the order of its statements matters to peers, or branches on threads rule out others.
     """
 
     around: tuple[ir.Var, ...] = ()
     notes: list[str] = field(default_factory=list)
     tiles: list[ir.Buffer] = field(default_factory=list)
+    cluster: ClusterUnit | None = None
+    libraries: dict[str, str] = field(default_factory=dict)
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._lanes: dict[str, LaneLowering] = {}
-        self._inside: LaneLowering | None = None
-        for level, base in self._replicated():
-            self._lanes_of(level).copy_of(base, 0)
+        self.lanes = LaneLowering(self)
+        self._in_program = False
+        if self.launch.cluster_size > 1:
+            self.cluster = ClusterUnit(self)
+        self._scalars = {p.var: i for i, p in enumerate(self.program.parameters) if p.buffer is None}
         self._sizes = {var: size for (_, var), (_, size) in zip(self.launch.extents, self.target.sizes, strict=True)}
-
-    def _replicated(self) -> list[tuple[Level, ir.Buffer]]:
-        """Tiles on chip of which units of a lanes level have copies: known before anything is lowered."""
-        found: list[tuple[Level, ir.Buffer]] = []
-
-        def visit(node: Any) -> None:
-            if ir.op_name(node) == ops.VIEW.name and ir.attribute(node, "dim") is None:
-                level, base = level_of(self, node), ir.region_parts(node.args[0])[0]
-                if level.kind == "lanes" and base.scope() != "global":
-                    found.append((level, base))
-
-        ir.walk(self.program.func.body, visit)
-        return found
 
     # -- result ------------------------------------------------------------------------------------------------------
 
@@ -110,26 +113,42 @@ class GridLowering(Signature):
         Raises:
             UnsupportedError: something that has no lowering, with its line.
         """
-        self._phase = phase.stmt
+        self.phase, self.where = phase.stmt, self.launch.where
+        self.lanes.survey(phase.stmt)
         body = self.stmt(phase.stmt)
+        check_ranges(self, body)
+        if self.cluster is not None:
+            body = self.cluster.enclose(body)
+            self.ordered = self.ordered or self.cluster.meets
         nest = self._nest(body)
         order = sorted(range(len(self.arguments)), key=lambda i: self.parameters[i][1] is not None)
         name = f"{self.program.name}_{self.number}"
         func = tir.function(
-            name, [self.parameters[i] for i in order], nest, _attributes(self.program, bool(self._lanes or self.sites))
+            name,
+            [self.parameters[i] for i in order],
+            nest,
+            _attributes(self.program, bool(self.ordered or self.lanes.used or self.sites)),
         )
         arguments = tuple(self.arguments[i] for i in order)
-        return LoweredKernel(func, arguments, tuple(self.sites), tuple(self.notes))
+        where = (self.launch.where,) if self.launch.where else ()
+        reached = self.reached | {a.position for a in arguments if isinstance(a, Peers)}
+        told = (tuple(self.sites), tuple(self.notes), where)
+        return LoweredKernel(func, arguments, *told, frozenset(reached), frozenset(self.libraries))
 
     def _nest(self, body: ir.Stmt) -> ir.Stmt:
         """The launch as TileLang writes it, around the new body."""
         used: set[ir.Var] = set()
         ir.walk(body, lambda n: used.add(n.buffer.data) if isinstance(n, ir.BufferLoad | ir.BufferStore) else None)
-        on_chip = [b for b in self.launch.buffers if b.scope() != "global" and b.data in used]
+        on_chip = [b for b in (*self.launch.buffers, *self.tiles) if b.scope() != "global" and b.data in used]
         annotations = {k: v for k, v in self.launch.notes if not k.startswith("tilescale.")}
-        annotations["pragma_import_c"] = prelude() + str(annotations.get("pragma_import_c", ""))
+        headers = () if self.cluster is None else ("cluster.cuh",)
+        texts = [prelude(*headers), *self.libraries.values(), self.lanes.prelude()]
+        annotations["pragma_import_c"] = "".join(texts) + str(annotations.get("pragma_import_c", ""))
+        if self.cluster is not None:
+            arrivals = {data: counts for data, counts in self.cluster.barriers.items() if data in used}
+            annotations["barrier_init"] = {**annotations.get("barrier_init", {}), **arrivals}
         programs = list(zip(self.launch.programs, (self.expr(n) for n in self.launch.grid), strict=True))
-        return tir.launch_nest(programs, self.launch.thread_vars, [*on_chip, *self.tiles], annotations, body)
+        return tir.launch_nest(programs, self.launch.thread_vars, on_chip, annotations, body)
 
     # -- the walk ----------------------------------------------------------------------------------------------------
 
@@ -149,22 +168,23 @@ class GridLowering(Signature):
     def _enter(self, node: Any) -> Any:
         if isinstance(node, ir.Stmt):
             self.where = location(node) or self.where
+            replaced = self.lanes.enter(node)
+            if replaced is not None:
+                return replaced
         if isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE:
             return self._scale(node)
         if isinstance(node, ir.Bind):
             return self._bind(node)
         if isinstance(node, ir.Evaluate) and ir.op_name(node.value) in ops.ALL_OPS:
             return self._operation(node.value)
-        if isinstance(node, ir.For) and "num_stages" in node.annotations and self._must_keep_order(node):
+        if isinstance(node, ir.For) and "num_stages" in node.annotations and self.must_keep_order(node):
             return self._in_order(node)
-        if isinstance(node, ir.Evaluate | ir.BufferStore | ir.For):
-            return self._on_copies(node)
         return None
 
-    def _must_keep_order(self, loop: ir.For) -> bool:
+    def must_keep_order(self, loop: ir.For) -> bool:
         """Pipelining would load before a wait of the loop, and has no place for a tile that is used outside it too."""
         inside = _shared_tiles(loop, written=True)
-        outside = _shared_tiles(self._phase, besides=loop)
+        outside = _shared_tiles(self.phase, besides=loop)
         return ir.contains(loop.body, _orders) or bool(inside & outside)
 
     def _in_order(self, loop: ir.For) -> ir.Stmt:
@@ -172,39 +192,26 @@ class GridLowering(Signature):
         body = self.stmt(loop.body)
         return ir.For(loop.loop_var, self.expr(loop.min), self.expr(loop.extent), loop.kind, body)
 
-    def _on_copies(self, node: ir.Stmt) -> ir.Stmt | None:
-        """A tile operation or parallel nest on a tile of which finer units have copies of their own."""
-        if self._inside is not None or (isinstance(node, ir.For) and node.kind != ir.ForKind.PARALLEL):
-            return None
-        lanes = next((x for x in self._lanes.values() if ir.contains(node, x.names_copy)), None)
-        return None if lanes is None else self._within(lanes, lambda: lanes.spread(node))
-
-    def _lanes_of(self, level: Level) -> LaneLowering:
-        if level.name not in self._lanes:
-            self._lanes[level.name] = LaneLowering(self, level)
-        return self._lanes[level.name]
-
-    def _within(self, lanes: LaneLowering, lower: Callable[[], ir.Stmt]) -> ir.Stmt:
-        """Lower clones: what they contain is not spread again."""
-        self._inside = lanes
-        try:
-            return lower()
-        finally:
-            self._inside = None
-
     def _scale(self, node: ir.AttrStmt) -> ir.Stmt:
         level = self.target.machine.level(str(node.value.value))
-        if level.kind in ("unit", "program"):
-            return self.stmt(node.body)
-        if level.kind == "lanes" and self._inside is None and level.threads > 1:
-            lanes = self._lanes_of(level)
-            return self._within(lanes, lambda: lanes.region(node.body))
+        if level.kind == "cluster" and self.cluster is not None and not self._in_program:
+            return self.cluster.execute(node.body)
+        if level.kind in ("unit", "program", "cluster"):
+            return self.member(node.body)
         raise self.unsupported(f"T.Scale({level.name!r}) has no CUDA lowering")
+
+    def member(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement that programs execute, each for itself."""
+        outer, self._in_program = self._in_program, True
+        try:
+            return self.stmt(stmt)
+        finally:
+            self._in_program = outer
 
     def _bind(self, node: ir.Bind) -> ir.Stmt | None:
         name = ir.op_name(node.value)
         if name == ops.VIEW.name:
-            if node.var not in self._alias:
+            if node.var not in self._alias and (self.cluster is None or node.var not in self.cluster.views):
                 raise self.unsupported("a view of a tile has no CUDA lowering")
             return tir.sequence([])
         if name == ops.RANK.name:
@@ -215,23 +222,31 @@ class GridLowering(Signature):
         level = self.target.machine.level(name)
         if level.kind == "unit":
             return self.rank(name)
-        if level.kind == "program" and self.launch.cluster_size == 1:
-            return self.program_number()
+        if level.kind == "program":
+            return self.program_number() if self.cluster is None else self.cluster.rank
+        if level.kind == "cluster" and self.cluster is not None:
+            return self.cluster.number()
         raise self.unsupported(f"the rank of level {name!r} has no CUDA lowering")
 
     def _operation(self, call: ir.Call) -> ir.Stmt:
-        rule = _RULES.get(call.op.name)
+        name = ir.attribute(call, "level")
+        rule = _RULES.get((call.op.name, self.target.machine.level(name).kind if name is not None else "unit"))
         if rule is None:
-            raise self.unsupported(f"T.{call.op.name.removeprefix('tilescale.')} has no CUDA lowering")
+            of_level = f" of level {name!r}" if name is not None else ""
+            raise self.unsupported(f"T.{call.op.name.removeprefix('tilescale.')}{of_level} has no CUDA lowering")
         return rule(self, call)
 
     def _leave(self, node: Any) -> Any:
         if isinstance(node, ir.Var) and node in self._sizes:
             return ir.IntImm("int32", self._sizes[node])
+        if isinstance(node, ir.Var) and node in self._scalars:
+            return self.scalar(Given(self._scalars[node]), node.name, str(node.dtype))
         if isinstance(node, ir.Var) and node in self.around:
-            return self.scalar(HostVariable(node.name), node.name, str(node.dtype))
+            return self.scalar(HostVariable(node), node.name, str(node.dtype))
         if isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.scope() == "global":
             return self._on_local(node)
+        if isinstance(node, ir.BufferLoad | ir.BufferStore) and self.cluster is not None:
+            return self.cluster.on_tile(node)
         return None
 
     def _on_local(self, node: Any) -> Any:
@@ -241,6 +256,9 @@ class GridLowering(Signature):
         if isinstance(node, ir.BufferLoad):
             return ir.BufferLoad(buffer, list(node.indices))
         return ir.BufferStore(buffer, node.value, list(node.indices))
+
+    def _own(self, name: str) -> str:
+        return super()._own(name + self.lanes.unit_name())
 
     # -- pieces that rules share -------------------------------------------------------------------------------------
 
@@ -263,12 +281,15 @@ class GridLowering(Signature):
         return math.prod(extents)
 
     def sync(self) -> ir.Stmt:
-        """All threads of the program meet."""
-        return tir.evaluate(tir.call("tirx.tvm_storage_sync", "shared", dtype="int32"))
+        """All threads of the program meet, or of the unit whose clone this is."""
+        return self.lanes.barrier(self.lanes.unit or self.lanes.whole)
 
     def one_thread(self, body: ir.Stmt) -> ir.Stmt:
-        """One thread of the program runs `body`."""
-        first = [var == 0 for var, axis in self.launch.thread_vars if self.launch.threads[axis] > 1]
+        """One thread of the program, or of the unit whose clone this is, runs `body`."""
+        begin = self.lanes.first_thread()
+        first = [
+            var == (0 if axis else begin) for var, axis in self.launch.thread_vars if self.launch.threads[axis] > 1
+        ]
         condition: Any = None
         for test in first:
             test = test.asobject() if hasattr(test, "asobject") else test

@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""NCCL through torch.distributed: one process group for the devices of each level that collectives speak of."""
+"""NCCL through torch.distributed: one process group for the devices of each level that collectives speak of.
+
+A collective whose peer never comes runs for ever on the device, so groups can be aborted, and made again afterwards.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +18,22 @@ from tilescale.settings import settings
 if TYPE_CHECKING:
     from tilescale.backends.cuda.execute import DeviceProgram
 
-_GROUPS: dict[tuple[tuple[int, ...], ...], Any] = {}
+_EXIT_S = 5.0
+"""Longest time that the end of NCCL may take when the process exits."""
+
+_groups: dict[tuple[tuple[int, ...], ...], Any] = {}
+_generation = 0
+_aborted = False
+
+
+def generation() -> int:
+    """How often all groups were made anew. What was built with a group of an earlier generation cannot run."""
+    return _generation
+
+
+def aborted() -> bool:
+    """Whether this process has aborted its groups."""
+    return _aborted
 
 
 def group(own: DeviceProgram, level: str) -> Any:
@@ -20,10 +42,32 @@ def group(own: DeviceProgram, level: str) -> Any:
 
     _start(own)
     teams = _teams(own, level)
-    if teams not in _GROUPS:
+    if teams not in _groups:
         made = [dist.new_group(list(team)) for team in teams]
-        _GROUPS[teams] = next(g for team, g in zip(teams, made, strict=True) if own.world.rank in team)
-    return _GROUPS[teams]
+        _groups[teams] = next(g for team, g in zip(teams, made, strict=True) if own.world.rank in team)
+    return _groups[teams]
+
+
+def abort() -> None:
+    """End the collectives that run on this device, and all groups with them. `renew` allows new ones."""
+    global _aborted
+    if not _groups or _aborted:
+        return
+    from torch.distributed.distributed_c10d import _abort_process_group
+
+    _aborted = True
+    for made in _groups.values():
+        with contextlib.suppress(RuntimeError, ValueError):  # a group that has never communicated
+            _abort_process_group(made)
+
+
+def renew() -> None:
+    """Forget all groups, on all ranks: programs make new ones when they are called next."""
+    global _aborted, _generation
+    abort()
+    _groups.clear()
+    _aborted = False
+    _generation += 1
 
 
 def _teams(own: DeviceProgram, level: str) -> tuple[tuple[int, ...], ...]:
@@ -55,3 +99,25 @@ def _start(own: DeviceProgram) -> None:
         device_id=own.device,
         timeout=timedelta(seconds=settings().timeout_s),
     )
+    # Threads start here: Python starts none while it exits.
+    begin, done = threading.Event(), threading.Event()
+    threading.Thread(target=_end, args=(begin, done), name="tilescale-nccl-end", daemon=True).start()
+    owner = os.getpid()
+
+    def leave() -> None:
+        if os.getpid() == owner:
+            begin.set()
+            done.wait(_EXIT_S)
+
+    atexit.register(leave)
+
+
+def _end(begin: threading.Event, done: threading.Event) -> None:
+    """End torch.distributed when asked to. It may take for ever if another rank is gone."""
+    import torch.distributed as dist
+
+    begin.wait()
+    with contextlib.suppress(Exception):  # the process ends; what went wrong before was said before
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    done.set()

@@ -3,12 +3,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda import nvshmem
 from tilescale.backends.cuda.lower import C_TYPES, GridLowering, level_of, lowers
+from tilescale.cost.choose import Choice
+from tilescale.cost.operations import copy_choice
+from tilescale.errors import UnsupportedError
 from tilescale.program import ops
+
+_INSTRUCTIONS: dict[str, dict[str, Any]] = {
+    "tma": {"prefer_instruction": ir.StringImm("tma")},
+    "lsu": {"disable_tma": 1},
+}
+"""Mechanism of the machine -> what makes stock TileLang use it in a copy."""
 
 _COMPARE = {"==": "EQ", "!=": "NE", ">=": "GE", ">": "GT", "<=": "LE", "<": "LT"}
 
@@ -21,11 +32,25 @@ def device_number(lowering: GridLowering, level: str, rank: Any) -> Any:
     return number
 
 
+def chosen(lowering: GridLowering, call: ir.Call) -> Choice:
+    """The mechanism of a copy of tiles, by the machine model."""
+    machine, grid = lowering.target.machine, [ir.constant(lowering.expr(n)) for n in lowering.launch.grid]
+    units = machine.count(machine.program_level.name, machine.tensor_level.name)
+    programs = units if None in grid else min(units, math.prod(grid))
+    try:
+        choice = copy_choice(call, machine, dict(lowering.target.sizes), programs)
+    except UnsupportedError as error:
+        raise error.at(lowering.where) if lowering.where else error from None
+    if choice.name not in _INSTRUCTIONS:
+        raise lowering.unsupported(f"T.copy by {choice.name} has no CUDA lowering")
+    return choice
+
+
 @lowers(ops.COPY)
 def _copy(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     level = level_of(lowering, call)
-    if level.kind != "unit":
-        raise lowering.unsupported(f"T.copy between units of level {level.name!r} has no CUDA lowering")
+    if ir.attribute(call, "impl") == nvshmem.IMPL:
+        return _by_nvshmem(lowering, call, level.name)
     to_peer = ir.attribute(call, "far") == "dst"
     near, far = (call.args[0], call.args[1]) if to_peer else (call.args[1], call.args[0])
     buffer, begins, extents = ir.region_parts(far)
@@ -33,14 +58,28 @@ def _copy(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     begins, extents = ([lowering.expr(n) for n in part] for part in (begins, extents))
     remote = tir.region(lowering.peers(buffer.data), [slot, *begins], [1, *extents], "w" if to_peer else "r")
     local = lowering.expr(near)
-    impl = ir.attribute(call, "impl")
-    lowering.notes.append(f"T.copy({'dst' if to_peer else 'src'}=) of {buffer.name}: {impl or 'as TileLang chooses'}")
+    choice = chosen(lowering, call)
+    names = [name.removesuffix("_view") for name in (ir.region_parts(near)[0].name, buffer.name)]
+    lowering.notes.append(f"T.copy({names[0]}, {names[1]}, {'dst' if to_peer else 'src'}=): {choice}")
     pair = (local, remote) if to_peer else (remote, local)
-    copy = tir.tile_call("copy", *pair, **({"disable_tma": 1} if impl == "lsu" else {}))
+    copy = tir.tile_call("copy", *pair, **_INSTRUCTIONS[choice.name])
     if len(call.args) == 3:
         return copy
     told = _signal_peer(lowering, call.args[3], call.args[4], ir.attribute(call, "op"), slot)
     return tir.sequence([copy, told])
+
+
+def _by_nvshmem(lowering: GridLowering, call: ir.Call, level: str) -> ir.Stmt:
+    peer = device_number(lowering, level, lowering.expr(call.args[2])) % lowering.target.devices
+    told = None
+    if len(call.args) > 3:
+        buffer, index, extent, c_type = _flag(lowering, call.args[3])
+        pointer = tir.address_of(lowering.symmetric(buffer.data))
+        site = lowering.site(f"T.copy(signal={buffer.name})", flag=buffer.name)
+        kind = f"{1 if ir.attribute(call, 'op') == 'set' else 0}, {c_type}"
+        value = ir.Cast("int64", lowering.expr(call.args[4]))
+        told = nvshmem.Told(kind, (pointer, index, extent), value, (lowering.record(), site))
+    return nvshmem.copy(lowering, call.args[:2], ir.attribute(call, "far") == "dst", peer, told)
 
 
 def _flag(lowering: GridLowering, region: ir.Call) -> tuple[ir.Buffer, Any, int | Any, str]:
@@ -72,7 +111,7 @@ def _signal_peer(lowering: GridLowering, region: ir.Call, value: Any, op: str, s
 def _signal_at(
     lowering: GridLowering, pointer: Any, index: Any, extent: Any, value: Any, kind: str, name: str
 ) -> ir.Stmt:
-    site = lowering.site(f"signal of {name}")
+    site = lowering.site(f"T.signal({name})", flag=name)
     wanted = ir.Cast("int64", lowering.expr(value))
     update = tir.extern(f"tilescale::signal<{kind}>", pointer, index, extent, wanted, lowering.record(), site)
     return lowering.published(tir.evaluate(update))
@@ -84,17 +123,22 @@ def _signal(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     if len(call.args) > 2:
         slot = lowering.slot(device_number(lowering, ir.attribute(call, "level"), lowering.expr(call.args[2])))
         return _signal_peer(lowering, call.args[0], call.args[1], op, slot)
-    buffer, index, extent, c_type = _flag(lowering, call.args[0])
+    return signal_here(lowering, call.args[0], call.args[1], op)
+
+
+def signal_here(lowering: GridLowering, region: ir.Call, value: Any, op: str) -> ir.Stmt:
+    """Update a flag of this device after everything that the program wrote."""
+    buffer, index, extent, c_type = _flag(lowering, region)
     pointer = tir.address_of(lowering.local(buffer.data))
     kind = f"{1 if op == 'set' else 0}, {c_type}"
-    return _signal_at(lowering, pointer, index, extent, call.args[1], kind, buffer.name)
+    return _signal_at(lowering, pointer, index, extent, value, kind, buffer.name)
 
 
 @lowers(ops.WAIT)
 def _wait(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     buffer, index, extent, c_type = _flag(lowering, call.args[0])
     compare = ir.attribute(call, "compare")
-    site = lowering.site(f"{buffer.name} {compare}")
+    site = lowering.site(f"T.wait({buffer.name} {compare})", flag=buffer.name, compare=compare)
     poll = tir.extern(
         f"tilescale::wait<tilescale::{_COMPARE[compare]}, {c_type}>",
         tir.address_of(lowering.local(buffer.data)),
@@ -111,8 +155,6 @@ def _wait(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
 @lowers(ops.BARRIER)
 def _barrier(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     level = level_of(lowering, call)
-    if level.kind != "unit":
-        raise lowering.unsupported(f"T.barrier of level {level.name!r} has no CUDA lowering")
     return meet(lowering, f"T.barrier of level {level.name!r}")
 
 
@@ -130,13 +172,14 @@ def meet(lowering: GridLowering, what: str) -> ir.Stmt:
     if len(lowering.target.sizes) != 1:
         raise lowering.unsupported(f"{what} in a launch over {len(lowering.target.sizes)} levels has no CUDA lowering")
     count, devices = lowering.programs(), lowering.target.devices
-    counters = lowering.workspace_peers("barrier_counters", (count,), "int32")
+    counters = lowering.workspace_peers("barrier_counters", (count * devices,), "int32")
     rank = lowering.rank(lowering.target.sizes[0][0])
     arrive = tir.extern(
         "tilescale::barrier",
         tir.address_of(counters),
         ir.IntImm("int64", lowering.target.stride // 4),
         lowering.slot(rank),
+        rank,
         devices,
         ir.Cast("int64", lowering.program_number()),
         tir.address_of(epochs(lowering)),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Device phases: what a device does once, as work on its stream between kernels.
+"""Operations on whole tensors as work on a device's stream: copies by the copy engine, collectives by NCCL.
 
-Whole-tensor copies use the copy engine, collectives NCCL; signals and waits a kernel of one program.
+Nothing here waits for the device, and what is allocated comes from PyTorch's pool, so a CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tilelang_core import ir
 from tilescale.backends.cuda import arguments as arg
 from tilescale.backends.cuda.nccl import group
-from tilescale.errors import UnsupportedError
-from tilescale.passes.structure import location
+from tilescale.backends.cuda.plan import HostStep
+from tilescale.backends.cuda.signature import Site
 from tilescale.program import ops
-from tilescale.program.model import DevicePhase, Launch
 
 if TYPE_CHECKING:
     import torch
@@ -23,73 +22,35 @@ if TYPE_CHECKING:
     from tilescale.backends.cuda.execute import Call, DeviceProgram
 
 Step = Callable[["Call"], None]
-_RULES: dict[str, Callable[[DeviceProgram, ir.Call, Launch], Step]] = {}
+_RULES: dict[tuple[str, str], Callable[[DeviceProgram, HostStep], Step]] = {}
 
 
-def _runs(name: str) -> Callable:
+def _runs(name: str, impl: str = "") -> Callable:
     def register(rule: Callable) -> Callable:
-        _RULES[name] = rule
+        _RULES[name, impl] = rule
         return rule
 
     return register
 
 
-def device_steps(own: DeviceProgram, phase: DevicePhase, launch: Launch | None) -> list[Step]:
-    """The steps of a device phase.
-
-    Raises:
-        UnsupportedError: a statement that has no lowering, with its line.
-    """
-    return _steps(own, phase.stmt, launch)
+def host_step(own: DeviceProgram, step: HostStep) -> Step:
+    """An operation of the host as a function of the call."""
+    if isinstance(step.stmt, ir.Bind):
+        return _bind(own, step.stmt)
+    return _RULES[ir.op_name(step.call), step.impl](own, step)
 
 
-def _steps(own: DeviceProgram, stmt: ir.Stmt, launch: Launch | None) -> list[Step]:
-    if isinstance(stmt, ir.SeqStmt):
-        return [step for s in stmt.seq for step in _steps(own, s, launch)]
-    if isinstance(stmt, ir.AttrStmt):
-        return _steps(own, stmt.body, launch)
-    if isinstance(stmt, ir.Bind):
-        return _bind(own, stmt)
-    if isinstance(stmt, ir.Evaluate):
-        reason = runs(stmt.value)
-        if reason is None:
-            rule = _RULES.get(ir.op_name(stmt.value))
-            return [rule(own, stmt.value, launch)] if rule is not None else []
-    raise UnsupportedError(
-        "this statement of a device phase has no CUDA lowering",
-        hint="run it with tilescale.emulate",
-        where=location(stmt),
-    )
-
-
-def _bind(own: DeviceProgram, stmt: ir.Bind) -> list[Step]:
-    name = ir.op_name(stmt.value)
-    if name == ops.VIEW.name:
-        return []
-    if name == ops.RANK.name:
+def _bind(own: DeviceProgram, stmt: ir.Bind) -> Step:
+    if ir.op_name(stmt.value) == ops.RANK.name:
         rank = own.rank(str(stmt.value.args[0].value))
-        return [lambda call: call.variables.__setitem__(stmt.var, rank)]
-    return [lambda call: call.variables.__setitem__(stmt.var, call.evaluate(stmt.value))]
-
-
-def runs(call: Any) -> str | None:
-    """Why a statement of a device phase does not run here; None if it does."""
-    name = ir.op_name(call)
-    if name is None and ir.constant(call) is not None:
-        return None
-    if name not in _RULES:
-        return f"{name} in a device phase has no CUDA lowering"
-    if name == ops.COPY.name and len(call.args) > 3:
-        return "T.copy(signal=) in a device phase has no CUDA lowering"
-    if name == ops.ALLREDUCE.name and ir.op_name(call.args[-1]) == ops.COMBINE.name:
-        return "T.allreduce(fn=) in a device phase has no CUDA lowering"
-    return None
+        return lambda call: call.variables.__setitem__(stmt.var, rank)
+    return lambda call: call.variables.__setitem__(stmt.var, call.evaluate(stmt.value))
 
 
 class Part:
     """A region of a tensor that a device phase names."""
 
-    def __init__(self, own: DeviceProgram, region: Any, launch: Launch):
+    def __init__(self, own: DeviceProgram, region: Any):
         buffer, self.begins, self.extents = ir.region_parts(region)
         self.own, self.position, self.workspace = own, None, None
         for position, parameter in enumerate(own.program.parameters):
@@ -130,7 +91,12 @@ class Part:
         return remote if self._is_whole(tensor, call) else remote[self._index(call)]
 
 
+def _parts(own: DeviceProgram, call: ir.Call) -> list[Part]:
+    return [Part(own, region) for region in call.args if ir.op_name(region) == "tl.region"]
+
+
 def _peer(own: DeviceProgram, level: str, rank: int) -> int:
+    """The number, over all devices, of a rank at a level as seen from this device."""
     number = 0
     for name, size in own.sizes:
         number = number * size + (rank % size if name == level else own.rank(name))
@@ -138,43 +104,50 @@ def _peer(own: DeviceProgram, level: str, rank: int) -> int:
 
 
 @_runs("tl.tileop.fill")
-def _fill(own: DeviceProgram, call: ir.Call, launch: Launch) -> Step:
-    target, value = Part(own, call.args[0], launch), call.args[1].value
+def _fill(own: DeviceProgram, step: HostStep) -> Step:
+    (target,), value = _parts(own, step.call), step.call.args[1].value
     return lambda at: target.local(at).fill_(value)
 
 
 @_runs("tl.tileop.copy")
-def _local_copy(own: DeviceProgram, call: ir.Call, launch: Launch) -> Step:
-    source, target = Part(own, call.args[0], launch), Part(own, call.args[1], launch)
-    return lambda at: target.local(at).copy_(source.local(at))
-
-
-@_runs(ops.COPY.name)
-def _copy(own: DeviceProgram, call: ir.Call, launch: Launch) -> Step:
-    source, target = Part(own, call.args[0], launch), Part(own, call.args[1], launch)
-    to_peer, level = ir.attribute(call, "far") == "dst", ir.attribute(call, "level")
-    (target if to_peer else source).reached()
+def _local_copy(own: DeviceProgram, step: HostStep) -> Step:
+    source, target = _parts(own, step.call)
 
     def run(at: Call) -> None:
-        device = _peer(own, level, at.evaluate(call.args[2]))
-        if to_peer:
-            target.on(device, at).copy_(source.local(at))
-        else:
-            target.local(at).copy_(source.on(device, at))
+        out = target.local(at)
+        out.copy_(source.local(at).reshape(out.shape))
 
     return run
 
 
-@_runs(ops.BARRIER.name)
-def _barrier(own: DeviceProgram, call: ir.Call, launch: Launch) -> Step:
-    from tilescale.backends.cuda.signature import Site
+@_runs(ops.COPY.name, "copy_engine")
+def _copy(own: DeviceProgram, step: HostStep) -> Step:
+    source, target = _parts(own, step.call)
+    to_peer, level = ir.attribute(step.call, "far") == "dst", ir.attribute(step.call, "level")
+    (target if to_peer else source).reached()
 
-    own.sites.append(Site(f"T.barrier of level {ir.attribute(call, 'level')!r}", launch.where))
+    def run(at: Call) -> None:
+        device = _peer(own, level, at.evaluate(step.call.args[2]))
+        out = target.on(device, at) if to_peer else target.local(at)
+        out.copy_((source.local(at) if to_peer else source.on(device, at)).reshape(out.shape))
+
+    return run
+
+
+def _meeting(own: DeviceProgram, step: HostStep) -> Step:
+    """All ranks meet: those of other groups of the level, too, since all run the same program."""
+    what = f"T.{step.call.op.name.removeprefix('tilescale.')} of level {ir.attribute(step.call, 'level')!r}"
+    own.sites.append(Site(what, step.where))
     site = len(own.sites) - 1
     return lambda at: own.meet(site)
 
 
-# -- collectives -----------------------------------------------------------------------------------------------------
+@_runs(ops.BARRIER.name)
+def _barrier(own: DeviceProgram, step: HostStep) -> Step:
+    return _meeting(own, step)
+
+
+# -- collectives by NCCL ---------------------------------------------------------------------------------------------
 
 
 def _reduce_op(call: ir.Call) -> Any:
@@ -185,11 +158,16 @@ def _reduce_op(call: ir.Call) -> Any:
     ]
 
 
-@_runs(ops.ALLREDUCE.name)
-def _allreduce(own: DeviceProgram, call: ir.Call, launch: Launch) -> Step:
+def _along_first(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+    """The tensor with a dimension moved to the front, dense: NCCL cuts and joins there."""
+    return tensor.movedim(axis, 0).contiguous()
+
+
+@_runs(ops.ALLREDUCE.name, "nccl")
+def _allreduce(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
-    part, op, team = Part(own, call.args[0], launch), _reduce_op(call), group(own, ir.attribute(call, "level"))
+    (part,), op, team = _parts(own, step.call), _reduce_op(step.call), group(own, ir.attribute(step.call, "level"))
 
     def run(at: Call) -> None:
         tensor = part.local(at)
@@ -201,70 +179,91 @@ def _allreduce(own: DeviceProgram, call: ir.Call, launch: Launch) -> Step:
     return run
 
 
-def _along_first(tensor: torch.Tensor, axis: int) -> torch.Tensor:
-    return tensor.movedim(axis, 0).contiguous()
-
-
-@_runs(ops.REDUCE_SCATTER.name)
-def _reduce_scatter(own: DeviceProgram, call: ir.Call, launch: Launch) -> Step:
+@_runs(ops.BROADCAST.name, "nccl")
+def _broadcast(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
-    source, target = Part(own, call.args[0], launch), Part(own, call.args[1], launch)
-    axis, op, team = ir.attribute(call, "dim"), _reduce_op(call), group(own, ir.attribute(call, "level"))
-
-    def run(at: Call) -> None:
-        out = target.local(at)
-        dense = _along_first(out, axis)
-        dist.reduce_scatter_tensor(dense, _along_first(source.local(at), axis), op, group=team)
-        out.copy_(dense.movedim(0, axis))
-
-    return run
-
-
-@_runs(ops.ALL_GATHER.name)
-def _all_gather(own: DeviceProgram, call: ir.Call, launch: Launch) -> Step:
-    import torch.distributed as dist
-
-    source, target = Part(own, call.args[0], launch), Part(own, call.args[1], launch)
-    axis, team = ir.attribute(call, "dim"), group(own, ir.attribute(call, "level"))
-
-    def run(at: Call) -> None:
-        out = target.local(at)
-        dense = _along_first(out, axis)
-        dist.all_gather_into_tensor(dense, _along_first(source.local(at), axis), group=team)
-        out.copy_(dense.movedim(0, axis))
-
-    return run
-
-
-@_runs(ops.ALL_TO_ALL.name)
-def _all_to_all(own: DeviceProgram, call: ir.Call, launch: Launch) -> Step:
-    import torch.distributed as dist
-
-    source, target = Part(own, call.args[0], launch), Part(own, call.args[1], launch)
-    axis, team = ir.attribute(call, "dim"), group(own, ir.attribute(call, "level"))
-
-    def run(at: Call) -> None:
-        out = target.local(at)
-        dense = _along_first(out, axis)
-        dist.all_to_all_single(dense, _along_first(source.local(at), axis), group=team)
-        out.copy_(dense.movedim(0, axis))
-
-    return run
-
-
-@_runs(ops.BROADCAST.name)
-def _broadcast(own: DeviceProgram, call: ir.Call, launch: Launch) -> Step:
-    import torch.distributed as dist
-
-    part, level = Part(own, call.args[0], launch), ir.attribute(call, "level")
+    (part,), level = _parts(own, step.call), ir.attribute(step.call, "level")
     team = group(own, level)
 
     def run(at: Call) -> None:
         tensor = part.local(at)
         dense = tensor.contiguous()
-        dist.broadcast(dense, _peer(own, level, at.evaluate(call.args[1])), group=team)
+        dist.broadcast(dense, _peer(own, level, at.evaluate(step.call.args[1])), group=team)
         if dense is not tensor:
             tensor.copy_(dense)
 
     return run
+
+
+def _from_parts(own: DeviceProgram, step: HostStep, exchange: Callable[..., Any]) -> Step:
+    """A collective from one tensor to another: `exchange(out, source, group)` on dense ones cut along the first."""
+    (source, target), axis = _parts(own, step.call), ir.attribute(step.call, "dim")
+    team = group(own, ir.attribute(step.call, "level"))
+
+    def run(at: Call) -> None:
+        out, given = target.local(at), source.local(at)
+        # What is gathered side by side has one more dimension than its parts.
+        given = given if given.ndim == out.ndim else given.unsqueeze(axis)
+        dense = _along_first(out, axis)
+        exchange(dense, _along_first(given, axis), team)
+        if dense.data_ptr() != out.data_ptr():
+            out.copy_(dense.movedim(0, axis))
+
+    return run
+
+
+@_runs(ops.REDUCE_SCATTER.name, "nccl")
+def _reduce_scatter(own: DeviceProgram, step: HostStep) -> Step:
+    import torch.distributed as dist
+
+    op = _reduce_op(step.call)
+    return _from_parts(own, step, lambda out, given, team: dist.reduce_scatter_tensor(out, given, op, group=team))
+
+
+@_runs(ops.ALL_GATHER.name, "nccl")
+def _all_gather(own: DeviceProgram, step: HostStep) -> Step:
+    import torch.distributed as dist
+
+    return _from_parts(own, step, lambda out, given, team: dist.all_gather_into_tensor(out, given, group=team))
+
+
+@_runs(ops.ALL_TO_ALL.name, "nccl")
+def _all_to_all(own: DeviceProgram, step: HostStep) -> Step:
+    import torch.distributed as dist
+
+    return _from_parts(own, step, lambda out, given, team: dist.all_to_all_single(out, given, group=team))
+
+
+# -- collectives by copies -------------------------------------------------------------------------------------------
+
+
+def _by_copies(own: DeviceProgram, step: HostStep, cut: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Step:
+    """Every device writes into all others, between two meetings: `cut(source, size, peer)` to each."""
+    source, target = _parts(own, step.call)
+    level, axis = ir.attribute(step.call, "level"), ir.attribute(step.call, "dim")
+    size, rank, meet = dict(own.sizes)[level], own.rank(level), _meeting(own, step)
+    target.reached()
+
+    def run(at: Call) -> None:
+        meet(at)
+        given = source.local(at)
+        for step in range(size):
+            peer = (rank + step) % size  # everybody writes to another one first
+            out = target.on(_peer(own, level, peer), at)
+            share = out.shape[axis] // size
+            out.narrow(axis, rank * share, share).copy_(cut(given, size, peer))
+        meet(at)
+
+    return run
+
+
+@_runs(ops.ALL_GATHER.name, "copy_engine")
+def _all_gather_by_copies(own: DeviceProgram, step: HostStep) -> Step:
+    return _by_copies(own, step, lambda given, size, peer: given)
+
+
+@_runs(ops.ALL_TO_ALL.name, "copy_engine")
+def _all_to_all_by_copies(own: DeviceProgram, step: HostStep) -> Step:
+    axis = ir.attribute(step.call, "dim")
+    return _by_copies(own, step, lambda given, size, peer: given.chunk(size, axis)[peer])

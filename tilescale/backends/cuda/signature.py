@@ -27,10 +27,17 @@ from tilescale.program.model import Launch, Program
 
 @dataclass(frozen=True)
 class Site:
-    """A place that waits: what a timeout's record means."""
+    """A place that waits or signals: what a report of the device means.
+
+    Attributes:
+        what: the operation, for people.
+        flag, compare: the tensor of flags and the comparison, for a wait on a flag.
+    """
 
     what: str
     where: Location | None
+    flag: str = ""
+    compare: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Signature:
         number: the phase's number in the program; `first_site` what its waits are numbered from.
         parameters, arguments: TIR's parameters, and what the runtime passes for them.
         sites: the waits.
+        reached: positions of parameters that stand for those of peers (`symmetric`).
         where: the line that is being lowered.
     """
 
@@ -71,6 +79,7 @@ class Signature:
     parameters: list[tuple[ir.Var, ir.Buffer | None]] = field(default_factory=list)
     arguments: list[Argument] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
+    reached: set[int] = field(default_factory=set)
     where: Location | None = None
 
     def __post_init__(self) -> None:
@@ -103,7 +112,13 @@ class Signature:
 
     def tensor(self, argument: Argument, name: str, shape: Any, dtype: str, strides: Any = None) -> ir.Buffer:
         """A tensor parameter."""
-        return self._parameter(argument, name, lambda: tir.parameter_buffer(name, shape, dtype, strides=strides))
+
+        def make() -> tuple[ir.Var, ir.Buffer]:
+            # Of two parameters of one name stock TileLang would take the second for one that nobody else writes.
+            taken = sum(b is not None and b.name.rstrip("_") == name for _, b in self.parameters)
+            return tir.parameter_buffer(name + "_" * taken, shape, dtype, strides=strides)
+
+        return self._parameter(argument, name, make)
 
     def record(self) -> ir.PrimExpr:
         """Pointer to the record of waits."""
@@ -113,9 +128,9 @@ class Signature:
         """How long a wait may take, in nanoseconds."""
         return self.scalar(Limit(), "wait_limit", "int64")
 
-    def site(self, what: str) -> int:
+    def site(self, what: str, flag: str = "", compare: str = "") -> int:
         """The number of a new waiting place."""
-        self.sites.append(Site(what, self.where))
+        self.sites.append(Site(what, self.where, flag, compare))
         return self.first_site + len(self.sites) - 1
 
     def next_number(self) -> int:
@@ -174,6 +189,13 @@ class Signature:
     def _declared(self, name: str, shape: Any, dtype: str, *, peers: bool = False) -> Workspace:
         """A workspace that the program allocates; all its phases share it."""
         return Workspace(name, tuple(ir.constant(n) for n in shape), dtype, peers=peers)
+
+    def symmetric(self, data: ir.Var) -> ir.Buffer:
+        """This device's instance of a tensor that stands for those of peers, which lie at the same place there."""
+        position = self._global(data)[0]
+        if position is not None:
+            self.reached.add(position)
+        return self.local(data)
 
     def peers(self, data: ir.Var) -> ir.Buffer:
         """All devices' instances of a tensor."""

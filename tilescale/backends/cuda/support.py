@@ -8,14 +8,17 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.cuda import exchange, peers  # noqa: F401 - they register their rules
+from tilescale.backends.cuda import cluster, exchange, peers  # noqa: F401 - they register their rules
+from tilescale.backends.cuda.check import check_shared, check_text, static_shared_bytes
 from tilescale.backends.cuda.lower import GridLowering, LoweredKernel
+from tilescale.backends.cuda.plan import plan
 from tilescale.backends.cuda.signature import Target
 from tilescale.backends.cuda.target import target_for
-from tilescale.errors import TileScaleError, UnsupportedError
+from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
-from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, Sequence
+from tilescale.program import ops
+from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
 
 STRIDE = 1 << 36
 """Bytes between devices in the address range that a text is generated for where there is no heap."""
@@ -25,17 +28,37 @@ DEVICES = 4
 
 
 def lowered_kernels(program: Program, machine: Machine, devices: int = DEVICES) -> list[LoweredKernel]:
-    """The grid phases of a program as TileLang functions.
+    """The grids of a program as TileLang functions, those of its device phases included.
 
     Raises:
         UnsupportedError: something that has no lowering, with its line.
     """
+    return [kernel for _, kernel in _lowered(program, machine, devices)[0]]
+
+
+def notes(program: Program, machine: Machine, devices: int = DEVICES) -> list[str]:
+    """Which implementation was chosen for each operation between units, and why, in words.
+
+    Raises:
+        UnsupportedError: something that has no lowering, with its line.
+    """
+    kernels, planned = _lowered(program, machine, devices)
+    # What a device phase becomes has been noted when it was planned.
+    grids = {id(launch.grid) for launch in program.launches}
+    return list(dict.fromkeys([*planned, *(n for launch, k in kernels if id(launch.grid) in grids for n in k.notes)]))
+
+
+def _lowered(
+    program: Program, machine: Machine, devices: int
+) -> tuple[list[tuple[Launch, LoweredKernel]], tuple[str, ...]]:
     sizes = tuple((name, ir.constant(extent) or devices) for name, extent in program.extents)
     target = Target(machine, sizes, STRIDE)
-    result: list[LoweredKernel] = []
-    for launch, phase, around in _grid_phases(program.body, None, ()):
-        result.append(GridLowering(program, launch, target, len(result), around=around).lower(phase))
-    return result
+    body, planned = plan(program, target)
+    result: list[tuple[Launch, LoweredKernel]] = []
+    for launch, phase, around in _grid_phases(body, None, ()):
+        lowered = GridLowering(program, launch, target, len(result), around=around).lower(phase)
+        result.append((launch, lowered))
+    return result, planned
 
 
 def _grid_phases(
@@ -55,16 +78,51 @@ def _grid_phases(
 
 
 def source(program: Program, machine: Machine, target: Any, pass_configs: dict[str, Any] | None) -> str:
-    """The CUDA text of a program: one kernel for each grid phase.
+    """The CUDA text of a program: one kernel for each grid phase, checked.
 
     Raises:
         UnsupportedError: something that has no lowering, with its line.
+        AllocationTooLargeError: more shared memory than the machine has.
     """
     target = target or target_for(machine)
     if not program.is_hierarchical:
         return stock.cuda_source(program.func, target, pass_configs)
-    texts = [stock.cuda_source(k.func, target, pass_configs) for k in lowered_kernels(program, machine)]
+    texts = [checked(kernel, program, machine, target, pass_configs) for kernel in lowered_kernels(program, machine)]
     return "\n".join(texts)
+
+
+def checked(
+    kernel: LoweredKernel, program: Program, machine: Machine, target: Any, pass_configs: dict[str, Any] | None
+) -> str:
+    """The CUDA text of one kernel of a program, after the checks of `check.py`.
+
+    Raises:
+        GeneratedTextError: a text that must not run.
+        AllocationTooLargeError: more shared memory than the machine has.
+    """
+    generated = stock.generate(kernel.func, target, pass_configs)
+    check_text(generated.text, remote_tensors(program))
+    asked = generated.dynamic_shared + static_shared_bytes(generated.text)
+    check_shared(program.name, asked, machine, kernel.where)
+    return generated.text
+
+
+def remote_tensors(program: Program) -> frozenset[str]:
+    """Names of the tensors that other devices write, flags included."""
+    names = {v.data: p.name for p in program.parameters for v in p.views}
+    found: set[str] = set()
+
+    def visit(node: Any) -> None:
+        written: list[Any] = []
+        if ir.op_name(node) == ops.COPY.name:
+            written = [*([node.args[1]] if ir.attribute(node, "far") == "dst" else []), *node.args[3:4]]
+        elif ir.op_name(node) == ops.SIGNAL.name:
+            written = [node.args[0]]
+        for buffer in (ir.region_parts(region)[0] for region in written):
+            found.add(names.get(buffer.data, buffer.name))
+
+    ir.walk(program.func.body, visit)
+    return frozenset(found)
 
 
 def reason_against(program: Program) -> str | None:
@@ -73,30 +131,7 @@ def reason_against(program: Program) -> str | None:
         return None
     try:
         lowered_kernels(program, current_machine())
-        for phase in _device_phases(program.body):
-            _check_device_phase(phase)
     except TileScaleError as error:
         where = f" ({error.where[0].file}:{error.where[0].line})" if error.where else ""
         return f"{error.message}{where}"
     return None
-
-
-def _device_phases(part: Part) -> Iterator[DevicePhase]:
-    if isinstance(part, DevicePhase):
-        yield part
-    elif isinstance(part, Launch):
-        yield from _device_phases(part.body)
-    elif isinstance(part, Sequence | Control):
-        for inner in part.parts:
-            yield from _device_phases(inner)
-
-
-def _check_device_phase(phase: DevicePhase) -> None:
-    from tilescale.backends.cuda.phases import runs
-
-    calls: list[ir.Call] = []
-    ir.walk(phase.stmt, lambda n: calls.append(n.value) if isinstance(n, ir.Evaluate) else None)
-    for call in calls:
-        reason = runs(call)
-        if reason is not None:
-            raise UnsupportedError(reason)

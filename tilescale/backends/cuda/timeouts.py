@@ -1,49 +1,133 @@
 # SPDX-License-Identifier: MIT
-"""What a wait that ran out of time left behind, as an error."""
+"""What the devices leave behind when a wait fails, and the word that stops all waits of a program.
+
+headers/sync.cuh writes: a symmetric array with a head of 8 words and a row of 8 words for each rank. The first wait of
+a rank that fails writes the rank's row on all devices and then stops all of them: from then on no wait of the program
+blocks. Each device says so in one word of its host's memory, which the host reads without asking the device.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.signature import Site
-from tilescale.errors import WaitTimeoutError
+from tilescale.comm.heap import SymmetricHeap
 
 if TYPE_CHECKING:
     import torch
 
+HEAD, ROW = 8, 8
+"""Words of the head (stop, address of the host's word, slot, stride, ranks, rank) and of a row."""
+
 COMPLETE = 2
-FIELDS = ("state", "site", "program", "index", "expected", "seen")
-"""The first words of a record, in the order of `Record` in headers/sync.cuh."""
+STOPPED_BY_HOST = -1
+
+
+class Kind(IntEnum):
+    """Why a wait failed, or a signal was not sent."""
+
+    TIMEOUT = 0  # a flag did not come to its value
+    OUTSIDE = 1  # the flag's index lies outside of its tensor
+    ABSENT = 2  # a rank did not come to a meeting
+    DIFFERENT = 3  # a rank came to another meeting, or with other arguments
+
+
+@dataclass(frozen=True)
+class Report:
+    """The first wait of a rank that failed.
+
+    Attributes:
+        rank: on which rank.
+        site: number of the place in the program.
+        block: coordinates of the tile program, x first.
+        index: of the flag in its tensor, or the rank that did not come.
+        expected, seen: values of the flag (for OUTSIDE, `expected` is how many flags there are), or of the meeting.
+    """
+
+    rank: int
+    kind: Kind
+    site: int
+    block: tuple[int, int, int]
+    index: int
+    expected: int
+    seen: int
+
+
+def decode(words: Sequence[int]) -> list[Report]:
+    """The complete rows of an array, by rank."""
+    reports = []
+    for rank, begin in enumerate(range(HEAD, len(words), ROW)):
+        state, kind, site, block, index, expected, seen = words[begin : begin + 7]
+        if state == COMPLETE:
+            at = (block & 0x7FFF_FFFF, block >> 31 & 0xFFFF, block >> 47 & 0xFFFF)
+            reports.append(Report(rank, Kind(kind), site, at, index, expected, seen))
+    return reports
+
+
+_kept: list[torch.Tensor] = []
+"""Words that devices may still write when nobody else knows them any more, because calls are queued."""
 
 
 class WaitRecords:
-    """The record of one kernel on one device, and its copy on the host."""
+    """The reports of one program on one device.
 
-    def __init__(self, device: torch.device):
+    Attributes:
+        device: the head of the array, which kernels take.
+    """
+
+    def __init__(self, heap: SymmetricHeap):
+        """Collective."""
         import torch
 
-        self.device = torch.zeros(8, dtype=torch.int64, device=device)
-        self.host = torch.zeros(8, dtype=torch.int64, pin_memory=True)
+        ranks, rank = heap.team.size, heap.team.rank
+        self._heap = heap
+        self._words = heap.zeros(HEAD + ROW * ranks, torch.int64)
+        self.device = self._words[:HEAD]
+        self._host = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._stop = torch.full((1,), STOPPED_BY_HOST, dtype=torch.int64, pin_memory=True)
+        self._stopped = self._host.numpy()
+        _kept.append(self._host)
+        # Work of its own stream gets past kernels that wait.
+        self._stream = torch.cuda.Stream(heap.device)
+        self._head = [0, self._host.data_ptr(), heap.addresses.slot(rank), heap.addresses.stride // 8, ranks, rank]
+        self.clear()
 
-    def fetch(self) -> None:
-        """Copy the record to the host, in the order of the current stream."""
-        self.host.copy_(self.device, non_blocking=True)
+    @property
+    def stopped(self) -> bool:
+        """Whether waits do not block any more, as far as this rank's device has noticed. Asks no device."""
+        return bool(self._stopped[0])
 
-    def check(self, program: str, rank: int, sites: tuple[Site, ...], limit_ns: int) -> None:
-        """Raise if the last record that arrived says that a wait ran out of time; waits work again afterwards.
+    @property
+    def failed(self) -> bool:
+        """Whether that is because one has failed, here or elsewhere."""
+        return bool(self._stopped[0] > 0)
 
-        Raises:
-            WaitTimeoutError: which wait, on which program, expecting what.
-        """
-        values = dict(zip(FIELDS, self.host.tolist(), strict=False))
-        if values["state"] != COMPLETE:
-            return
-        self.device.zero_()
-        self.host.zero_()
-        site = sites[values["site"]]
-        raise WaitTimeoutError(
-            f"{program} on rank {rank}: {site.what} waited longer than {limit_ns / 1e9:g} s: program "
-            f"{values['program']}, element {values['index']}, expected {values['expected']}, seen {values['seen']}",
-            hint="another rank did not signal: look whether it runs the same program, in the same order, and is alive",
-            where=site.where,
-        )
+    def stop(self) -> None:
+        """Let no wait of this rank's device block any more."""
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            self._words[:1].copy_(self._stop, non_blocking=True)  # by copy engine: kernels may fill all processors
+        self._stopped[0] = STOPPED_BY_HOST
+
+    def read(self) -> list[Report]:
+        """The failed waits of all ranks that this device knows of, also while kernels run."""
+        return decode(self.beside(self._words))
+
+    def beside(self, tensor: torch.Tensor) -> list[int]:
+        """The numbers in a tensor on this device as they are now, also while kernels run."""
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            return tensor.cpu().tolist()
+
+    def clear(self) -> None:
+        """Waits block again. Nothing may run on any rank's device."""
+        import torch
+
+        self._words.zero_()
+        self.device[: len(self._head)].copy_(torch.tensor(self._head))
+        torch.cuda.synchronize(self._heap.device)
+        self._stopped[0] = 0

@@ -3,7 +3,8 @@
 //
 // Ordering follows the PTX memory model: a writer completes its bulk copies and orders them before generic-proxy writes
 // (drain), then releases at system scope; a reader acquires at system scope and orders its bulk copies after that.
-// Every wait is bounded: after `limit` nanoseconds it writes a record, and from then on no wait of the launch blocks.
+// Every wait is bounded. The first one that runs out of time leaves a report on all devices, and from then on no wait
+// of the program blocks, on any of them; barriers no longer arrive, so nobody takes what follows for complete.
 #ifndef TILESCALE_SYNC_CUH
 #define TILESCALE_SYNC_CUH
 
@@ -13,11 +14,13 @@ namespace tilescale {
 typedef long i64;
 typedef unsigned long u64;
 
-// What the first wait that ran out of time leaves; the host reads it (see timeouts.py, which names the fields).
-struct Record {
-  i64 state;  // 0 nothing, 1 being written, 2 complete
-  i64 site, program, index, expected, seen, reserved0, reserved1;
-};
+// -- reports -----------------------------------------------------------------------------------------------------------
+// A symmetric array of 64-bit words: this head, then one row for each rank (timeouts.py reads both).
+
+enum Head { STOP, MIRROR, SLOT, STRIDE, RANKS, RANK, HEAD_WORDS = 8 };
+enum Row { STATE, KIND, SITE, BLOCK, INDEX, EXPECTED, SEEN, ROW_WORDS = 8 };
+enum Kind { TIMEOUT, OUTSIDE, ABSENT, DIFFERENT };
+enum State { EMPTY, BEING_WRITTEN, COMPLETE };
 
 __device__ __forceinline__ i64 now_ns() {
   i64 t;
@@ -25,9 +28,40 @@ __device__ __forceinline__ i64 now_ns() {
   return t;
 }
 
-__device__ __forceinline__ int program_number() {
-  return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+// 31 bits of x, 16 of y, 16 of z: all that a grid can have.
+__device__ __forceinline__ i64 block_coordinates() {
+  return static_cast<i64>(blockIdx.x) | static_cast<i64>(blockIdx.y) << 31 | static_cast<i64>(blockIdx.z) << 47;
 }
+
+__device__ __forceinline__ i64 stopped(const i64* report) {
+  return *reinterpret_cast<const volatile i64*>(report + STOP);
+}
+
+// The host looks at one word of its own memory: the rank whose wait failed first as seen here, plus one.
+__device__ inline void tell_host(const i64* report) {
+  i64 stop = stopped(report);
+  if (stop != 0) *reinterpret_cast<volatile i64*>(report[MIRROR]) = stop;
+}
+
+// The first failure of this rank: reported on all ranks, then all are stopped. Later ones say nothing new.
+__device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 expected, i64 seen) {
+  i64 rank = report[RANK], slot = report[SLOT], stride = report[STRIDE], ranks = report[RANKS];
+  i64* row = report + HEAD_WORDS + rank * ROW_WORDS;
+  if (atomicCAS(reinterpret_cast<unsigned long long*>(row), EMPTY + 0ull, BEING_WRITTEN + 0ull) != EMPTY) return;
+  const i64 words[ROW_WORDS] = {COMPLETE, kind, site, block_coordinates(), index, expected, seen, 0};
+  for (i64 s = 0; s < ranks; ++s)
+    for (int w = ROW_WORDS - 1; w > STATE; --w)
+      *reinterpret_cast<volatile i64*>(row + (s - slot) * stride + w) = words[w];
+  __threadfence_system();
+  for (i64 s = 0; s < ranks; ++s) *reinterpret_cast<volatile i64*>(row + (s - slot) * stride) = COMPLETE;
+  __threadfence_system();
+  for (i64 s = 0; s < ranks; ++s)
+    *reinterpret_cast<volatile i64*>(report + STOP + (s - slot) * stride) = rank + 1;
+  __threadfence_system();
+  tell_host(report);
+}
+
+// -- ordering ----------------------------------------------------------------------------------------------------------
 
 // Complete the bulk copies that this thread issued and order them with what follows. Every thread calls it.
 __device__ __forceinline__ void drain() {
@@ -35,7 +69,7 @@ __device__ __forceinline__ void drain() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   asm volatile("fence.proxy.async;" ::: "memory");
 #endif
-  __threadfence_system();
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
 // Order bulk copies after an acquire by another thread of this program.
@@ -92,6 +126,27 @@ __device__ __forceinline__ void store_release(u64* p, u64 v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
+// -- waits -------------------------------------------------------------------------------------------------------------
+
+enum Outcome { READY, LATE, STOPPED };
+
+// Until `ready()`, the time is up, or a wait has failed somewhere.
+template <typename Ready>
+__device__ inline Outcome await(Ready ready, i64 limit, const i64* report) {
+  for (int turn = 0; turn < 8; ++turn)
+    if (ready()) return READY;
+  i64 begin = now_ns();
+  for (unsigned pause = 32;; pause = pause < 256 ? 2 * pause : pause) {
+    if (ready()) return READY;
+    if (stopped(report)) {
+      tell_host(report);
+      return STOPPED;
+    }
+    if (now_ns() - begin > limit) return LATE;
+    __nanosleep(pause);
+  }
+}
+
 enum Compare { EQ, NE, GE, GT, LE, LT };
 
 template <int C, typename V>
@@ -99,60 +154,74 @@ __device__ __forceinline__ bool holds(V a, V b) {
   return C == EQ ? a == b : C == NE ? a != b : C == GE ? a >= b : C == GT ? a > b : C == LE ? a <= b : a < b;
 }
 
-__device__ inline void leave_record(i64* where, int site, i64 index, i64 expected, i64 seen) {
-  Record* record = reinterpret_cast<Record*>(where);
-  if (atomicCAS(reinterpret_cast<unsigned long long*>(&record->state), 0ull, 1ull) == 0ull) {
-    record->site = site;
-    record->program = program_number();
-    record->index = index;
-    record->expected = expected;
-    record->seen = seen;
-    __threadfence_system();
-    *reinterpret_cast<volatile i64*>(&record->state) = 2;
-  }
-}
-
-// One thread: block until `flags[index] C value`. An index outside the flags is recorded like a timeout.
+// One thread: block until `flags[index] C value`. An index outside the flags is reported instead.
 template <int C, typename V>
-__device__ inline void wait(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* where, int site) {
-  V value = static_cast<V>(wanted);
-  if (index < 0 || index >= extent) {
-    leave_record(where, site, index, wanted, -1);
-    return;
-  }
-  V seen = load_acquire(flags + index);
-  if (holds<C>(seen, value)) return;
-  i64 begin = now_ns();
-  while (!holds<C>(seen = load_acquire(flags + index), value)) {
-    if (now_ns() - begin > limit || *reinterpret_cast<volatile i64*>(where) != 0) {
-      leave_record(where, site, index, wanted, static_cast<i64>(seen));
-      return;
-    }
-    __nanosleep(32);
-  }
+__device__ inline void wait(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* report, int site) {
+  if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
+  V value = static_cast<V>(wanted), seen;
+  auto ready = [&] { return holds<C, V>(seen = load_acquire(flags + index), value); };
+  if (await(ready, limit, report) == LATE) fail(report, TIMEOUT, site, index, wanted, static_cast<i64>(seen));
 }
 
 // One thread, after drain() by all and a barrier: update a flag, `flags` being the first one of the instance meant.
 template <int SET, typename V>
-__device__ inline void signal(V* flags, i64 index, i64 extent, i64 value, i64* where, int site) {
-  if (index < 0 || index >= extent) {
-    leave_record(where, site, index, value, -1);
-    return;
-  }
+__device__ inline void signal(V* flags, i64 index, i64 extent, i64 value, i64* report, int site) {
+  if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
   if (SET)
     store_release(flags + index, static_cast<V>(value));
   else
     add_release(flags + index, static_cast<V>(value));
 }
 
-// One thread, after drain() by all and a barrier: all `ranks` instances of counter `index` are told, then this one's is
-// awaited. `epochs` counts this rank's calls in device memory, so a captured launch can be replayed.
-__device__ inline void barrier(int* counters, i64 stride, int own, int ranks, i64 index, int* epochs, i64 limit,
-                               i64* where, int site) {
-  int epoch = ++epochs[index];
-  for (int p = 0; p < ranks; ++p) add_release(counters + p * stride + index, 1);
-  i64 all = static_cast<i64>(epoch) * ranks;
-  wait<GE, int>(counters + own * stride, index, index + 1, all, limit, where, site);
+// One thread, after drain() by all and a barrier: tell all `ranks` how often this one has been here, then await the same
+// of each. Counter `index` of an instance is a word for each rank; `epochs` counts in device memory, so that a captured
+// launch can be replayed. Differences are taken modulo 2^32: the count may wrap. It waits twice as long as a wait: if a
+// peer does not come because it waits itself, that wait is to fail first, and says why.
+__device__ inline void barrier(int* counters, i64 stride, int slot, int rank, int ranks, i64 index, int* epochs,
+                               i64 limit, i64* report, int site) {
+  if (stopped(report)) return tell_host(report);
+  unsigned epoch = static_cast<unsigned>(epochs[index]) + 1u;
+  epochs[index] = static_cast<int>(epoch);
+  counters += index * ranks;
+  for (int s = 0; s < ranks; ++s) store_release(counters + s * stride + rank, static_cast<int>(epoch));
+  for (int r = 0; r < ranks; ++r) {
+    unsigned seen;
+    auto here = [&] {
+      seen = static_cast<unsigned>(load_acquire(counters + slot * stride + r));
+      return static_cast<int>(seen - epoch) >= 0;
+    };
+    Outcome outcome = await(here, 2 * limit, report);
+    if (outcome == LATE) fail(report, ABSENT, site, r, epoch, seen);
+    if (outcome != READY) return;
+  }
+}
+
+// The same for whole devices, by a kernel of one thread, with one word for each rank: its count in the upper half, and
+// below what it is about to do, which must be the same on all ranks (barrier_kernel.py says what).
+__device__ inline void barrier_of_ranks(i64* words, i64 stride, int slot, int rank, int ranks, int* epochs, int purpose,
+                                        i64 limit, i64* report, int site) {
+  if (!stopped(report)) {
+    unsigned epoch = static_cast<unsigned>(epochs[0]) + 1u;
+    epochs[0] = static_cast<int>(epoch);
+    i64 word = static_cast<i64>(static_cast<u64>(epoch) << 32 | static_cast<unsigned>(purpose));
+    for (int s = 0; s < ranks; ++s) store_release(words + s * stride + rank, word);
+    for (int r = 0; r < ranks; ++r) {
+      u64 seen;
+      auto here = [&] {
+        seen = static_cast<u64>(load_acquire(words + slot * stride + r));
+        return static_cast<int>(static_cast<unsigned>(seen >> 32) - epoch) >= 0;
+      };
+      Outcome outcome = await(here, limit, report);
+      if (outcome == LATE) fail(report, ABSENT, site, r, epoch, static_cast<i64>(seen >> 32));
+      if (outcome != READY) break;
+      // A rank whose count is ahead has compared this one's word with its own before it went on.
+      if (static_cast<unsigned>(seen >> 32) == epoch && static_cast<unsigned>(seen) != static_cast<unsigned>(purpose)) {
+        fail(report, DIFFERENT, site, r, static_cast<unsigned>(purpose), static_cast<unsigned>(seen));
+        break;
+      }
+    }
+  }
+  tell_host(report);
 }
 
 }  // namespace tilescale

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""What ranks tell each other while a program is built: that it is the same one, and whether its kernels compile.
+
+Every exchange is bounded, and what fails on one rank is raised on all. Later calls exchange nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from tilescale.comm.call import Call
+from tilescale.comm.heap.group import Group
+from tilescale.errors import RankMismatchError, picklable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What must be the same on all ranks.
+
+    Attributes:
+        program: the program's name.
+        fingerprint: digest of its traced code, shapes included.
+        machine: name and digest of the machine it is compiled for.
+        options: the options of the compiler, as text.
+    """
+
+    program: str
+    fingerprint: str
+    machine: tuple[str, str]
+    options: str
+
+
+def agree(group: Group, facts: Facts) -> None:
+    """Collective: all ranks build the same program.
+
+    Raises:
+        RankMismatchError: they do not; names both.
+    """
+    call = Call.here("kernel")
+    everyone = group.all_gather(call, (facts, call.where))
+    for rank, (other, where) in enumerate(everyone):
+        if other != everyone[0][0]:
+            raise RankMismatchError(
+                f"ranks build different programs: {_difference(everyone[0][0], other, rank)}",
+                hint="all ranks call the same program, traced with the same shapes, in the same order",
+                where=[replace(everyone[0][1], what="rank 0"), replace(where, what=f"rank {rank}")],
+            )
+
+
+def _difference(first: Facts, other: Facts, rank: int) -> str:
+    if first.program != other.program:
+        return f"rank 0 calls {first.program!r}, rank {rank} calls {other.program!r}"
+    if first.machine != other.machine:
+        return f"{first.program!r} for {first.machine[0]!r} on rank 0, for {other.machine[0]!r} on rank {rank}"
+    if first.options != other.options:
+        return f"{first.program!r} with {first.options} on rank 0, with {other.options} on rank {rank}"
+    return f"{first.program!r} of rank 0 and of rank {rank} differ in their shapes, constants or statements"
+
+
+def once_per_node(group: Group, first: bool, make: Callable[[], T]) -> T:
+    """Collective: what `make` makes; the first rank of each node is done before the others start, who find it cached.
+
+    Raises on all ranks what `make` raises on any.
+    """
+    call = Call.here("kernel.compile")
+    made: tuple[T | None, BaseException | None] = (None, None)
+    for turn in (True, False):
+        if first == turn:
+            made = _try(make)
+        _raise_any(group, call, made[1])
+    return made[0]  # type: ignore[return-value]  # nothing was raised
+
+
+def on_all(group: Group, check: Callable[[], Any]) -> None:
+    """Collective: run a check; what it raises on any rank is raised on all."""
+    _raise_any(group, Call.here("kernel.check"), _try(check)[1])
+
+
+def _try(make: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    try:
+        return make(), None
+    except Exception as error:  # noqa: BLE001 - whatever it is, every rank raises it
+        return None, error
+
+
+def _raise_any(group: Group, call: Call, own: BaseException | None) -> None:
+    errors = group.all_gather(call, None if own is None else picklable(own))
+    if own is not None:
+        raise own
+    for rank, error in enumerate(errors):
+        if error is not None:
+            error.__notes__ = [*getattr(error, "__notes__", ()), f"raised on rank {rank}"]
+            raise error

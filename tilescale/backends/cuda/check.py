@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: MIT
+"""What must hold of generated text before it is compiled: the order around signals and waits, loads, shared memory.
+
+Why: the stock compiler moves, merges, predicates and specialises statements and knows nothing of other devices, so what
+one of its versions keeps in order another may not. A kernel that got past it wrong hangs or returns old data; here it
+is an error that names the generated line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tilescale.errors import AllocationTooLargeError, Location
+from tilescale.hda import Machine
+
+KERNEL = re.compile(r'^extern "C" __global__ void .*\b(\w+)\((.*)\) \{$')
+BOUNDS = re.compile(r"__launch_bounds__\((\d+)")
+WAIT = re.compile(r"\btilescale::(wait<|barrier\w*\()")
+SIGNAL = re.compile(r"\btilescale::(signal<|barrier\w*\()")
+DRAIN = "tilescale::drain();"
+ACQUIRED = "tilescale::acquired();"
+BLOCK_SYNC = "__syncthreads();"
+SYNC = re.compile(r"^(__syncthreads\(\)|tl::__sync_thread_partial\b.*|__syncwarp\(.*|tl::\w*cluster_sync\(\));$")
+ONE_THREAD = re.compile(r"threadIdx\.[xyz]\)?( & \d+\))?\)* == |tl_shuffle_elect<")
+BOUND = re.compile(r" <=? ")
+BULK_LOAD = re.compile(r"\btl::(tma_load|cp_async)")
+READ_ONLY_LOAD = re.compile(r"__ldg\(|ld\.global\.nc|tl::\w*ldg\w*\(")
+HARMLESS = re.compile(
+    r"^(#pragma .*|tilescale::(wait<|signal<|barrier\w*\(|acquired\().*|tl::fence_proxy_async\(\);"
+    r"|(const )?(int|int64_t|bool|float|uint|void\*) ?\*? ?\w+( = .*|\[\d+\])?;)$"
+)
+"""Statements that may stand between the end of a program's stores and the signal that publishes them."""
+STATIC = re.compile(r"^\s*__shared__ .*?([\w:]+) (\w+)((?:\[\d+\])+);", re.MULTILINE)
+_BYTES = {
+    "char": 1,
+    "uchar": 1,
+    "signed char": 1,
+    "half_t": 2,
+    "bfloat16_t": 2,
+    "double": 8,
+    "int64_t": 8,
+    "uint64_t": 8,
+}
+
+
+class GeneratedTextError(RuntimeError):
+    """Generated text that must not run: a mistake of TileScale or of the compiler below it, not of a program."""
+
+
+@dataclass
+class Node:
+    """A statement, or a block with its statements; `text` is the statement, or what stands before the brace."""
+
+    text: str
+    line: int
+    parent: Node | None = None
+    children: list[Node] | None = None
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it has statements inside."""
+        return self.children is not None
+
+    @property
+    def around(self) -> list[Node]:
+        """The blocks around it, innermost first, without the kernel itself."""
+        found, at = [], self.parent
+        while at is not None and at.parent is not None:
+            found.append(at)
+            at = at.parent
+        return found
+
+    @property
+    def before(self) -> list[Node]:
+        """Its siblings before it, the nearest first."""
+        return self.parent.children[: self.position][::-1] if self.parent else []
+
+    @property
+    def after(self) -> list[Node]:
+        """Its siblings after it."""
+        return self.parent.children[self.position + 1 :] if self.parent else []
+
+    @property
+    def position(self) -> int:
+        """Which of its siblings it is."""
+        return next(i for i, node in enumerate(self.parent.children) if node is self)
+
+    @property
+    def by_thread(self) -> bool:
+        """Whether it is a branch that threads of one program take differently."""
+        return self.is_block and ("threadIdx" in self.text or "tl_shuffle_elect" in self.text)
+
+    def leaves(self) -> Iterator[Node]:
+        """All statements in it, in order."""
+        if not self.is_block:
+            yield self
+        for child in self.children or ():
+            yield from child.leaves()
+
+
+@dataclass
+class KernelText:
+    """One kernel's text. One of a single thread has no launch bounds."""
+
+    name: str
+    parameters: str
+    threads: int
+    body: Node
+
+    def fail(self, what: str, node: Node) -> GeneratedTextError:
+        """The error for something wrong at a line."""
+        return GeneratedTextError(f"{self.name}: {what}, in line {node.line} of the generated text: {node.text[:160]}")
+
+
+def check_text(text: str, remote: frozenset[str] = frozenset()) -> None:
+    """Check the CUDA text of one or more kernels.
+
+    Args:
+        remote: names of the tensors that other devices write, as the text names them.
+
+    Raises:
+        GeneratedTextError: what is wrong, with the line of the text.
+    """
+    for kernel in kernels(text):
+        if "__restrict__" in kernel.parameters:
+            raise kernel.fail("a __restrict__ pointer lets loads move ahead of waits", kernel.body)
+        for node in kernel.body.leaves():
+            if READ_ONLY_LOAD.search(node.text):
+                _check_read_only(kernel, node, remote)
+            if node.text == BLOCK_SYNC and any(block.by_thread for block in node.around):
+                raise kernel.fail("a barrier of the block in a branch that not all of its threads take", node)
+            if WAIT.search(node.text) or SIGNAL.search(node.text):
+                _check_guard(kernel, node)
+            if WAIT.search(node.text):
+                _check_wait(kernel, node)
+            if SIGNAL.search(node.text):
+                _check_signal(kernel, node)
+
+
+def _check_read_only(kernel: KernelText, node: Node, remote: frozenset[str]) -> None:
+    names = set(re.findall(r"\w+", node.text))
+    found = sorted(names & remote) or sorted(n for n in names if n.endswith("_peers"))
+    if found:
+        raise kernel.fail(f"a read-only load of {found[0]!r}, which other devices write", node)
+
+
+def _guard(node: Node) -> Node | None:
+    """The innermost branch around a statement that threads take differently."""
+    return next((block for block in node.around if block.by_thread), None)
+
+
+def _check_guard(kernel: KernelText, node: Node) -> None:
+    """One thread signals or waits, under no other condition than that it is this thread."""
+    guard = _guard(node)
+    if kernel.threads == 1:
+        return
+    if guard is None or not ONE_THREAD.search(guard.text):
+        raise kernel.fail("more than one thread signals or waits", node)
+    inner = node.around[: next(i for i, block in enumerate(node.around) if block is guard)]
+    bounded = [block for block in inner if block.text.startswith(("if", "else"))]
+    if any("threadIdx" not in part and BOUND.search(part) for part in guard.text.split("&&")):
+        bounded.append(guard)
+    if bounded:
+        raise kernel.fail("a bounds predicate around a signal or wait", bounded[0])
+
+
+def _role(node: Node) -> tuple[int, ...]:
+    """Which branches on the thread index a statement stands in, besides the tests that let one thread through."""
+    return tuple(id(b) for b in node.around if b.by_thread and not ONE_THREAD.search(b.text))
+
+
+def _check_wait(kernel: KernelText, node: Node) -> None:
+    """After a wait all threads of its branch meet and order their bulk copies, and nobody else loads in bulk."""
+    at = node if kernel.threads == 1 else _guard(node)
+    following = [n for n in at.after if n.is_block or not n.text.startswith("#pragma")]
+    if following and SYNC.match(following[0].text):
+        following = following[1:]
+    elif kernel.threads > 1:
+        raise kernel.fail("threads do not meet after a wait", node)
+    if following and following[0].text != ACQUIRED and not WAIT.search(following[0].text):
+        raise kernel.fail("loads may run ahead of a wait", node)
+    role = _role(node)
+    if role:
+        for leaf in kernel.body.leaves():
+            if BULK_LOAD.search(leaf.text) and _role(leaf)[-len(role) :] != role:
+                raise kernel.fail(f"a wait outside the role that loads in line {leaf.line}", node)
+
+
+def _check_signal(kernel: KernelText, node: Node) -> None:
+    """Backwards from a signal: the threads meet, and before that each has completed its stores."""
+    met, at = kernel.threads == 1, node
+    while at.parent is not None:
+        for previous in at.before:
+            if previous.text == DRAIN:
+                if not met:
+                    raise kernel.fail("threads do not meet between their stores and a signal", node)
+                return
+            met = met or bool(SYNC.match(previous.text))
+            _check_harmless(kernel, previous, node)
+        at = at.parent
+        if at.text.startswith(("for", "while", "do")):
+            for inner in at.children or ():
+                _check_harmless(kernel, inner, node)
+    raise kernel.fail("a signal before the stores that it publishes are complete", node)
+
+
+def _check_harmless(kernel: KernelText, between: Node, signal: Node) -> None:
+    for leaf in between.leaves():
+        if not SYNC.match(leaf.text) and not HARMLESS.match(leaf.text):
+            raise kernel.fail(f"a signal that does not wait for the statement in line {leaf.line}", signal)
+
+
+# -- shared memory -----------------------------------------------------------------------------------------------------
+
+
+def static_shared_bytes(text: str) -> int:
+    """Bytes of the shared arrays that a text declares with an extent."""
+    total = 0
+    for dtype, _, extents in STATIC.findall(text):
+        total += _BYTES.get(dtype, 4) * math.prod(int(n) for n in re.findall(r"\d+", extents))
+    return total
+
+
+def check_shared(name: str, asked: int, machine: Machine, where: Sequence[Location] = ()) -> None:
+    """Check what one program takes of the machine's memory of scope "shared", in bytes.
+
+    Raises:
+        AllocationTooLargeError: more than the machine has for one program.
+    """
+    layer = machine.layer_for("shared")
+    available = machine.capacity(layer.name)
+    if asked > available:
+        raise AllocationTooLargeError(
+            f"{name!r} takes {asked} bytes of {layer.title or layer.name} in one program, {machine.name} has "
+            f"{available}: tiles, their pipeline stages and what collectives need beside them",
+            hint="use smaller tiles or fewer pipeline stages (num_stages=)",
+            where=where,
+        )
+
+
+# -- reading the text --------------------------------------------------------------------------------------------------
+
+
+def kernels(text: str) -> Iterator[KernelText]:
+    """The kernels that a text defines."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        header = KERNEL.match(line)
+        if header:
+            bounds = BOUNDS.search(line)
+            body = _tree(lines, number)
+            yield KernelText(header[1], header[2], int(bounds[1]) if bounds else 1, body)
+
+
+def _tree(lines: list[str], first: int) -> Node:
+    """The blocks of the kernel whose first line has this index."""
+    root = at = Node(lines[first].strip(), first + 1, children=[])
+    for number, line in enumerate(lines[first + 1 :], first + 2):
+        statement = line.strip()
+        if statement.startswith("}"):
+            if at is root:
+                return root
+            at, statement = at.parent, statement[1:].strip()
+        if statement.endswith("{"):
+            block = Node(statement[:-1].strip(), number, at, [])
+            if block.text.startswith("else"):
+                # The other branch of a test on the thread index is one too.
+                block.text = f"{block.text} ({at.children[-1].text})"
+            at.children.append(block)
+            at = block
+        elif statement and not statement.startswith("//"):
+            at.children.append(Node(statement, number, at))
+    raise GeneratedTextError(f"a kernel without an end, in line {first + 1} of the generated text")

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: MIT
+"""One unit's clone of a region: its rank is a number, its views are places, its tiles are its own.
+
+Why: with the rank known, roles by rank are no branches any more, so a fragment of a role belongs to one unit. Before:
+statements that every unit of a level runs. After: those that this unit runs; what no longer names a unit goes on to
+the lowering of the program's own statements, in which a barrier is one of this unit's threads.
+Declines tile operations on single threads, and what it cannot place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda import meetings
+from tilescale.passes.structure import location
+from tilescale.program import ops
+from tilescale.program.layout import Layout
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lanes import LaneLowering, Unit
+
+_REDUCTIONS = ("tl.tileop.reduce", "tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2")
+
+
+_LEAVE_LOOPS = ("tl.loop_break", "tirx.break_loop", "tirx.continue_loop")
+
+
+class Clone:
+    """The statements of one unit.
+
+    Attributes:
+        values: variables of the region -> what they are on this unit.
+        views: data variables of views -> the view.
+        origins: variables that tell units apart -> what they were bound to; ranks -> themselves.
+        apart: how many conditions that tell units apart are around the current statement.
+        loops: how many loops of the clone are.
+    """
+
+    def __init__(self, lanes: LaneLowering, unit: Unit, around: Clone | None = None):
+        self.lanes, self.lowering, self.unit = lanes, lanes.lowering, unit
+        self.values: dict[ir.Var, Any] = dict(around.values) if around else {}
+        self.views: dict[ir.Var, ir.Call] = dict(around.views) if around else {}
+        self.origins: dict[ir.Var, ir.PrimExpr] = dict(around.origins) if around else {}
+        self.ranks: dict[ir.Var, str] = dict(around.ranks) if around else {}
+        self.apart = around.apart if around else 0
+        self.loops = around.loops if around else 0
+
+    # -- statements --------------------------------------------------------------------------------------------------
+
+    def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement, as this unit runs it."""
+        self.lowering.where = location(stmt) or self.lowering.where
+        if isinstance(stmt, ir.SeqStmt):
+            return tir.sequence([self.stmt(inner) for inner in stmt.seq])
+        if isinstance(stmt, ir.Bind):
+            return self._bind(stmt)
+        if isinstance(stmt, ir.For):
+            return self._for(stmt)
+        if isinstance(stmt, ir.IfThenElse):
+            return self._if(stmt)
+        if isinstance(stmt, ir.While):
+            return self._while(stmt)
+        if isinstance(stmt, ir.AttrStmt):
+            if str(stmt.attr_key) == ops.SCALE:
+                return self.scale(stmt)
+            return ir.AttrStmt(stmt.node, stmt.attr_key, self.expr(stmt.value), self.stmt(stmt.body))
+        if isinstance(stmt, ir.Evaluate):
+            return self._evaluate(stmt)
+        return self._leaf(stmt)
+
+    def expr(self, expr: Any) -> Any:
+        """An expression on this unit; not lowered."""
+        return tir.rewrite(tir.evaluate(expr), leave=self._leave).value if isinstance(expr, ir.PrimExpr) else expr
+
+    def _leaf(self, stmt: ir.Stmt) -> ir.Stmt:
+        self.lanes.unit = self.unit
+        return self.lowering.stmt(tir.rewrite(stmt, leave=self._leave))
+
+    def _bind(self, stmt: ir.Bind) -> ir.Stmt:
+        name = ir.op_name(stmt.value)
+        if name == ops.VIEW.name:
+            self.views[stmt.var] = stmt.value
+            return tir.sequence([])
+        if name == ops.RANK.name and self._level(str(stmt.value.args[0].value)).kind == "lanes":
+            level = str(stmt.value.args[0].value)
+            self.values[stmt.var], self.ranks[stmt.var] = self._rank(level), level
+            return tir.sequence([])
+        if self.tells_apart(stmt.value):
+            self.origins[stmt.var] = stmt.value
+        value = self.expr(stmt.value)
+        number = ir.constant(value) if ir.is_pure(value) else None
+        if number is not None:
+            self.values[stmt.var] = ir.IntImm(str(stmt.var.dtype), number)
+            return tir.sequence([])
+        self.values[stmt.var] = fresh = ir.Var(stmt.var.name, str(stmt.var.dtype))
+        return self.lowering.stmt(ir.Bind(fresh, value))
+
+    def _for(self, stmt: ir.For) -> ir.Stmt:
+        fresh = ir.Var(stmt.loop_var.name, str(stmt.loop_var.dtype))
+        self.values[stmt.loop_var] = fresh
+        begin, extent = (self.lowering.expr(self.expr(n)) for n in (stmt.min, stmt.extent))
+        keep_order = "num_stages" in stmt.annotations and self.lowering.must_keep_order(stmt)
+        body = self._repeated(stmt.extent, stmt.body)
+        notes = {} if keep_order else stmt.annotations
+        return tir.at(ir.For(fresh, begin, extent, stmt.kind, body, stmt.thread_binding, notes), stmt)
+
+    def _while(self, stmt: ir.While) -> ir.Stmt:
+        condition = self.lowering.expr(self.expr(stmt.condition))
+        return ir.While(condition, self._repeated(stmt.condition, stmt.body))
+
+    def _repeated(self, condition: Any, body: ir.Stmt) -> ir.Stmt:
+        self.loops += 1
+        result = self._under(condition, body)
+        self.loops -= 1
+        return result
+
+    def _if(self, stmt: ir.IfThenElse) -> ir.Stmt:
+        condition = self.expr(stmt.condition)
+        holds = ir.constant(condition)
+        if holds is not None:
+            arm = stmt.then_case if holds else stmt.else_case
+            return self._under(stmt.condition, arm) if arm is not None else tir.sequence([])
+        arms = [
+            self._under(stmt.condition, arm) if arm is not None else None for arm in (stmt.then_case, stmt.else_case)
+        ]
+        return tir.at(ir.IfThenElse(self.lowering.expr(condition), *arms), stmt)
+
+    def _under(self, condition: Any, body: ir.Stmt) -> ir.Stmt:
+        apart = self.tells_apart(condition)
+        self.apart += apart
+        result = self.stmt(body)
+        self.apart -= apart
+        return result
+
+    def tells_apart(self, expr: Any) -> bool:
+        """Whether an expression may differ between siblings."""
+        if not isinstance(expr, ir.PrimExpr):
+            return False
+        known = {*self.ranks, *self.origins}
+        return bool(ir.variables(expr) & known) or ir.contains(
+            expr, lambda n: isinstance(n, ir.BufferLoad) and self._is_own(n.buffer)
+        )
+
+    def _is_own(self, buffer: ir.Buffer) -> bool:
+        own = self.lanes.owner(buffer) or self.lanes.holdings.of(buffer)
+        return buffer.data in self.views or own is not None
+
+    def scale(self, stmt: ir.AttrStmt) -> ir.Stmt:
+        """A scale inside this unit: a finer level forks, a coarser one only selects."""
+        level = self._level(str(stmt.value.value))
+        if level.kind != "lanes" or level.threads >= self.unit.threads and self.unit.level:
+            return self.stmt(stmt.body)
+        if level.threads == 1:
+            return self._threads(stmt.body)
+        units = self.unit.units(level)
+        return self.lanes.chain(units, [Clone(self.lanes, unit, self).stmt(stmt.body) for unit in units])
+
+    def _threads(self, body: ir.Stmt) -> ir.Stmt:
+        """Every thread on its own: plain code, in which a barrier is one of the unit's threads."""
+
+        def works_on_tiles(node: Any) -> bool:
+            name = ir.op_name(node) or ""
+            return name.startswith("tl.tileop.") or name in ops.ALL_OPS - {ops.RANK.name, ops.BARRIER.name}
+
+        if ir.contains(body, works_on_tiles):
+            raise self.lowering.unsupported("a tile operation on single threads")
+        return ThreadClone(self.lanes, self.unit, self).stmt(body)
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def _level(self, name: str) -> Any:
+        return self.lowering.target.machine.level(name)
+
+    def _rank(self, name: str) -> Any:
+        level = self._level(name)
+        unit = self.unit.at(name)
+        return ir.IntImm("int32", unit.number if unit is not None else self.unit.begin // level.threads)
+
+    def rank_of(self, expr: Any, unit: Unit) -> int | None:
+        """What an expression is on a sibling, if that is a constant."""
+        while isinstance(expr, ir.PrimExpr) and (names := ir.variables(expr) & self.origins.keys()):
+            expr = ir.substitute(expr, {var: self.origins[var] for var in names})
+        ranks = {v: ir.IntImm("int32", unit.at(level).number) for v, level in self.ranks.items() if unit.at(level)}
+        return ir.constant(ir.substitute(expr, ranks) if isinstance(expr, ir.PrimExpr) else expr)
+
+    def _leave(self, node: Any) -> Any:
+        if isinstance(node, ir.Var):
+            owned = self.lanes.owned(node)
+            return self.values.get(node) if owned is None else self.lanes.copy_of(owned, self.unit).data
+        if isinstance(node, ir.BufferLoad | ir.BufferStore):
+            buffer, indices = self.place(node.buffer, node.indices)
+            if buffer is node.buffer:
+                return None
+            if isinstance(node, ir.BufferLoad):
+                return ir.BufferLoad(buffer, indices)
+            return ir.BufferStore(buffer, node.value, indices)
+        return None
+
+    def place(self, buffer: ir.Buffer, indices: Any, unit: Unit | None = None) -> tuple[ir.Buffer, list[Any]]:
+        """Where an element that a unit (this one) names lies."""
+        unit = unit or self.unit
+        view = self.views.get(buffer.data)
+        if view is None:
+            return self._instance(buffer, unit), list(indices)
+        base, begins, _ = ir.region_parts(view.args[0])
+        layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
+        at = list(indices)
+        if not layout.is_replica:
+            if self.lanes.holdings.of(base) is not None:
+                return self.lanes.copy_of(base, unit), at
+            share, holder = ir.constant(view.args[1 + layout.dim]), unit.at(ir.attribute(view, "level"))
+            if layout.block in (None, share):
+                at[layout.dim] = at[layout.dim] + holder.number * share
+            elif layout.block == 1:
+                at[layout.dim] = at[layout.dim] * holder.siblings + holder.number
+            else:
+                raise self.lowering.unsupported(f"a block-cyclic view of {base.name!r}")
+        return self.place(base, [self.expr(b) + i for b, i in zip(begins, at, strict=True)], unit)
+
+    def _instance(self, buffer: ir.Buffer, unit: Unit) -> ir.Buffer:
+        held = self.lanes.holdings.of(buffer)
+        if held is not None and held.axis is not None:
+            return meetings.whole_of(self.lanes, buffer, unit)
+        if held is not None or self.lanes.owner(buffer) is not None:
+            return self.lanes.copy_of(buffer, unit)
+        return buffer
+
+    def strided(self, region: Any) -> bool:
+        """Whether an argument is a region of a cyclic view in memory, which is no region of the tile behind it."""
+        if ir.op_name(region) != "tl.region":
+            return False
+        extents, view = region.args[2:], self.views.get(region.args[0].buffer.data)
+        while view is not None:
+            dim, base = ir.attribute(view, "dim"), ir.region_parts(view.args[0])[0]
+            share = ir.constant(view.args[1 + dim]) if dim is not None else None
+            cyclic = dim is not None and ir.attribute(view, "block") not in (None, share)
+            if cyclic and ir.constant(extents[dim]) != 1 and self.lanes.holdings.of(base) is None:
+                return True
+            view = self.views.get(base.data)
+        return False
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, stmt: ir.Evaluate) -> ir.Stmt:
+        name = ir.op_name(stmt.value)
+        level = ir.attribute(stmt.value, "level") if name in ops.ALL_OPS else None
+        if level is not None and self._level(str(level)).kind == "lanes":
+            return self._between(stmt.value, str(level))
+        if name in _REDUCTIONS:
+            self.lanes.reduces(self.unit)
+        if name == "tl.tileop.gemm":
+            self._check_product(stmt.value)
+        if name == "tirx.tvm_storage_sync" and len(stmt.value.args) == 1:
+            return self.lanes.barrier(self.unit if self.apart else self.lanes.whole, self.unit)
+        if name in _LEAVE_LOOPS and not self.loops:
+            raise self.lowering.unsupported(
+                "one unit leaves a loop that is around the scale, where others meet it again"
+            )
+        if name is not None and name.startswith("tl.tileop.") and any(map(self.strided, stmt.value.args)):
+            return self.stmt(self._element_wise(stmt.value))
+        return self._leaf(stmt)
+
+    def _check_product(self, call: ir.Call) -> None:
+        """Stock TileLang gives each warp at least 16 rows and 8 columns."""
+        rows, columns = (ir.constant(n) for n in call.args[5:7])
+        warps = max(self.unit.threads // 32, 1)
+        if rows // 16 * (columns // 8) < warps:
+            raise self.lowering.unsupported(
+                f"a product of {rows} x {columns} on a {self.unit.level}: each of {warps} warps takes 16 x 8 at least"
+            )
+
+    def _element_wise(self, call: ir.Call) -> ir.Stmt:
+        if call.op.name not in ("tl.tileop.copy", "tl.tileop.fill"):
+            raise self.lowering.unsupported(f"{call.op.name.rpartition('.')[2]} on a cyclic view")
+        return tir.copy_nest(call)
+
+    def _between(self, call: ir.Call, level: str) -> ir.Stmt:
+        """An operation between this unit and its siblings."""
+        if call.op.name == ops.SIGNAL.name:
+            # Units of one device share its flags.
+            return self.stmt(tir.evaluate(tir.recall(call, call.args[:2])))
+        if level != self.unit.level:
+            name = call.op.name.removeprefix("tilescale.")
+            raise self.lowering.unsupported(f"T.{name} of level {level!r} inside a unit of level {self.unit.level!r}")
+        rule = meetings.RULES[call.op.name]
+        return rule(self, call)
+
+
+class ThreadClone(Clone):
+    """Statements that every thread of a unit runs on its own."""
+
+    def _rank(self, name: str) -> Any:
+        level = self._level(name)
+        if level.threads > 1:
+            return super()._rank(name)
+        tx = self.lowering.launch.thread_vars[0][0]
+        return tx - self.unit.begin
+
+    def _between(self, call: ir.Call, level: str) -> ir.Stmt:
+        return self.lanes.barrier(self.unit)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""Lowering of what the programs of a cluster do together: copies, barriers and collectives through shared memory.
+
+Before: an operation of the program level in a launch with clusters. After: loads and stores of peers' shared memory
+between meetings of the cluster. A collective begins with a meeting, after which all sources are there, and ends with
+one, after which they may change. Tiles in registers are laid down in shared memory first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.combine import fold, reduced
+from tilescale.backends.cuda.dsmem import Cluster
+from tilescale.backends.cuda.exchange import Tile, parts
+from tilescale.backends.cuda.lower import GridLowering, lowers
+from tilescale.backends.cuda.peers import signal_here
+from tilescale.program import ops
+
+LEVEL = "program"
+"""The kind of level whose operations these rules lower."""
+
+IMPL = "dsmem"
+"""The mechanism of a copy that these rules make."""
+
+
+def _cluster(lowering: GridLowering, call: ir.Call) -> Cluster:
+    """The cluster around the programs that an operation speaks of."""
+    name = f"T.{call.op.name.removeprefix('tilescale.')}"
+    if lowering.cluster is None:
+        raise lowering.unsupported(f"{name} between all programs of a grid has no CUDA lowering")
+    if call.op.name != ops.COPY.name:
+        lowering.notes.append(f"{name} of level {ir.attribute(call, 'level')!r}: distributed shared memory")
+    return lowering.cluster
+
+
+def _tile(lowering: GridLowering, region: ir.Call) -> Tile:
+    """A tile argument; of a view of a cluster's tile, what this program holds of it."""
+    return Tile(lowering, region if lowering.cluster is None else lowering.cluster.region(region))
+
+
+def _shared(lowering: GridLowering, tile: Tile, target: Tile | None = None) -> tuple[Tile, list[ir.Stmt]]:
+    """A tile for peers to read: itself, or a copy of it in shared memory, with what makes the copy.
+
+    The copy is for tiles in registers, and for those of which `target`, which changes meanwhile, is a part.
+    """
+    if tile.buffer.scope().startswith("shared") and not (target and target.buffer.same_as(tile.buffer)):
+        return tile, []
+    staged = tir.local_buffer(f"{tile.name}_staged{lowering.next_number()}", tile.extents, tile.dtype, "shared.dyn")
+    lowering.tiles.append(staged)
+    held = Tile(lowering, tir.region(staged, [0] * len(tile.extents), tile.extents, "rw"))
+    return held, [tir.tile_call("copy", tile.region("r"), held.region("w"))]
+
+
+@lowers(ops.BARRIER, LEVEL)
+def _barrier(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    return _cluster(lowering, call).meet()
+
+
+@lowers(ops.COPY, LEVEL)
+def _copy(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    cluster = _cluster(lowering, call)
+    if ir.attribute(call, "impl") not in (None, IMPL):
+        raise lowering.unsupported(f"T.copy(impl={ir.attribute(call, 'impl')!r}) between programs of a cluster")
+    to_peer = ir.attribute(call, "far") == "dst"
+    source, target = _tile(lowering, call.args[0]), _tile(lowering, call.args[1])
+    near, far = (source, target) if to_peer else (target, source)
+    peer = lowering.expr(call.args[2])
+    lowering.notes.append(f"T.copy({'dst' if to_peer else 'src'}=) of {far.name}: distributed shared memory")
+    # Other threads have written the source, or are still reading the target.
+    steps = [lowering.sync(), cluster.move(near, far, peer, put=to_peer), lowering.sync()]
+    # The peer may be at its beginning, and must not end before this.
+    cluster.meets = True
+    if len(call.args) > 3:
+        steps.append(signal_here(lowering, call.args[3], call.args[4], ir.attribute(call, "op")))
+    return tir.sequence(steps)
+
+
+@lowers(ops.ALLREDUCE, LEVEL)
+def _allreduce(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    cluster = _cluster(lowering, call)
+    if ir.op_name(call.args[-1]) == ops.COMBINE.name:
+        return _allreduce_function(lowering, call)
+    tile = _tile(lowering, call.args[0])
+    held, down = _shared(lowering, tile)
+    up = [tir.tile_call("copy", held.region("r"), tile.region("w"))] if down else []
+    return tir.sequence([*down, cluster.meet(), cluster.allreduce(held, ir.attribute(call, "op")), cluster.meet(), *up])
+
+
+class _Received:
+    """A tile of all programs, as the fold over ranks reads it."""
+
+    def __init__(self, cluster: Cluster, tile: Tile):
+        self.cluster, self.tile, self.devices = cluster, tile, cluster.size
+
+    def received(self, sender: Any, loops: list[Any]) -> ir.PrimExpr:
+        """An element of a program's tile."""
+        return self.cluster.element(self.tile, loops, sender)
+
+
+def _allreduce_function(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    """With the user's combination: results stay in registers until everyone has read what they replace."""
+    cluster = lowering.cluster
+    tiles = [_tile(lowering, region) for region in call.args[:-1]]
+    held = [_shared(lowering, tile) for tile in tiles]
+    results, folds, stores = [], [], []
+    for tile in tiles:
+        name = f"{tile.name}_combined{lowering.next_number()}"
+        result = tir.local_buffer(name, tile.extents, tile.dtype, "local.fragment")
+        lowering.tiles.append(result)
+        results.append(Tile(lowering, tir.region(result, [0] * len(tile.extents), tile.extents, "rw")))
+    received = [_Received(cluster, tile) for tile, _ in held]
+    for which, tile in enumerate(tiles):
+        folds.append(fold(lowering, call.args[-1], which, results, received))
+        stores.append(tir.tile_call("copy", results[which].region("r"), tile.region("w")))
+    down = [stmt for _, stmts in held for stmt in stmts]
+    return tir.sequence([*down, cluster.meet(), *folds, cluster.meet(), *stores])
+
+
+@lowers(ops.REDUCE_SCATTER, LEVEL)
+def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    cluster = _cluster(lowering, call)
+    source, target = _tile(lowering, call.args[0]), _tile(lowering, call.args[1])
+    held, down = _shared(lowering, source, target)
+    axis = ir.attribute(call, "dim")
+    loops = [ir.Var(f"i{a}", "int32") for a in range(len(target.extents))]
+    index = [i + cluster.rank * target.extents[a] if a == axis else i for a, i in enumerate(loops)]
+    values = [cluster.element(held, index, sender) for sender in range(cluster.size)]
+    total = reduced(values, ir.attribute(call, "op"), source.dtype, target.dtype)
+    body = tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, total, target.at(loops)))
+    return tir.sequence([*down, cluster.meet(), body, cluster.meet()])
+
+
+@lowers(ops.ALL_GATHER, LEVEL)
+def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    cluster = _cluster(lowering, call)
+    source, target = _tile(lowering, call.args[0]), _tile(lowering, call.args[1])
+    held, down = _shared(lowering, source, target)
+    part, begins = parts(target, ir.attribute(call, "dim"), cluster.size)
+    takes = [
+        cluster.move(Tile(lowering, target.region("w", begin, part)), held, sender, put=False)
+        for sender, begin in enumerate(begins)
+    ]
+    return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
+
+
+@lowers(ops.ALL_TO_ALL, LEVEL)
+def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    cluster = _cluster(lowering, call)
+    source, target = _tile(lowering, call.args[0]), _tile(lowering, call.args[1])
+    held, down = _shared(lowering, source, target)
+    axis = ir.attribute(call, "dim")
+    part, begins = parts(source, axis, cluster.size)
+    mine = [cluster.rank * part[a] if a == axis else 0 for a in range(len(part))]
+    wanted = Tile(lowering, held.region("r", mine, part))
+    takes = [
+        cluster.move(Tile(lowering, target.region("w", begin, part)), wanted, sender, put=False)
+        for sender, begin in enumerate(begins)
+    ]
+    return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
+
+
+@lowers(ops.BROADCAST, LEVEL)
+def _broadcast(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    cluster = _cluster(lowering, call)
+    tile, root = _tile(lowering, call.args[0]), lowering.expr(call.args[1])
+    held, down = _shared(lowering, tile)
+    # The root's tile onto itself changes nothing.
+    take = cluster.move(tile, held, root, put=False)
+    return tir.sequence([*down, cluster.meet(), take, cluster.meet()])

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT
+"""How the tiles of a cluster lie over its programs.
+
+A tile is split along the dimension of its views, or as a product needs it: a program computes its rows (or columns) of
+the result, for which it needs its share of one operand and the whole of the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.cluster_pair import data_of, paired
+from tilescale.program import ops
+from tilescale.program.layout import Layout
+from tilescale.program.model import location
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.cluster_unit import ClusterUnit
+
+GEMM = "tl.tileop.gemm"
+
+SCOPES = ("shared", "shared.dyn", "local.fragment")
+"""Where tiles of a cluster may lie."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a program holds of a tile of its cluster.
+
+    Attributes:
+        local: its buffer; with a stage, of one more leading dimension.
+        dim: the dimension that is split, None for the whole tile.
+        share: the extent along `dim` here.
+        stage: which of the leading dimension's instances is meant.
+    """
+
+    local: ir.Buffer
+    dim: int | None
+    share: int
+    stage: Any = None
+
+    def index(self, indices: list[Any]) -> list[Any]:
+        """Indices of the local buffer."""
+        return indices if self.stage is None else [self.stage, *indices]
+
+
+class Plan:
+    """Who holds what of the tiles of a cluster.
+
+    Attributes:
+        views: data variable of a view -> the view, for views of the cluster's tiles.
+        parts: data variable of a tile -> what a program holds of it.
+        results: tiles that two blocks multiply into as a pair.
+    """
+
+    def __init__(self, cluster: ClusterUnit):
+        self.cluster, self.lowering = cluster, cluster.lowering
+        self.views: dict[ir.Var, ir.Call] = {}
+        self.parts: dict[ir.Var, Part] = {}
+        self.results: list[ir.Buffer] = []
+        self._dims: dict[ir.Var, int | None] = {}
+        self._viewed: dict[ir.Var, set[int]] = {}
+        launch, machine = self.lowering.launch, self.lowering.target.machine
+        owned = {data for data, level in launch.owners if machine.level(level).kind == "cluster"}
+        self._tiles = {b.data: b for b in launch.buffers if b.data in owned and b.scope() in SCOPES}
+        self._survey()
+        for data, tile in self._tiles.items():
+            self.parts[data] = self._part(tile)
+
+    def _survey(self) -> None:
+        """Note the views, and what products need."""
+        found: list[tuple[Any, Any]] = []
+        where = self.lowering.where
+
+        def visit(node: Any) -> None:
+            nonlocal where
+            if isinstance(node, ir.Stmt):
+                where = location(node) or where
+            is_view = isinstance(node, ir.Bind) and ir.op_name(node.value) == ops.VIEW.name
+            if is_view and data_of(node.value.args[0]) in self._tiles:
+                found.append((node, where))
+            elif ir.op_name(node) == GEMM and any(data_of(r) in self._tiles for r in node.args[:3]):
+                found.append((node, where))
+
+        ir.walk(self.lowering.program.func.body, visit)
+        views, products = ([x for x in found if isinstance(x[0], ir.Bind) == bind] for bind in (True, False))
+        for node, self.lowering.where in views:
+            data = data_of(node.value.args[0])
+            self.views[node.var] = node.value
+            self._viewed.setdefault(data, set()).add(self._view_dim(node.value, self._tiles[data]))
+        for node, self.lowering.where in products:
+            self._split_product(node)
+
+    def _view_dim(self, view: ir.Call, tile: ir.Buffer) -> int:
+        _, begins, extents = ir.region_parts(view.args[0])
+        layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
+        if self.lowering.target.machine.level(ir.attribute(view, "level")).kind != "program":
+            raise self.lowering.unsupported(f"a view of {tile.name!r}, a cluster's tile, by threads")
+        whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in tile.shape]
+        if layout.is_replica or not whole or any(ir.constant(b) != 0 for b in begins):
+            raise self.lowering.unsupported(f"a view of {tile.name!r} that is not a share of the whole tile")
+        if layout.block not in (None, ir.constant(view.args[1 + layout.dim])):
+            raise self.lowering.unsupported(f"a cyclic view of {tile.name!r}")
+        return layout.dim
+
+    def _split_product(self, call: ir.Call) -> None:
+        a, b, c = (data_of(region) for region in call.args[:3])
+        if not all(x in self._tiles for x in (a, b, c)):
+            raise self.lowering.unsupported("a product of a cluster with operands that the cluster does not own")
+        transposed_a, transposed_b = (bool(ir.constant(flag)) for flag in call.args[3:5])
+        by_rows = 1 not in self._viewed.get(c, ())
+        along_m, along_n = (1 if transposed_a else 0), (0 if transposed_b else 1)
+        if by_rows and paired(self.cluster, [self._tiles[x] for x in (a, b, c)]):
+            self.results.append(self._tiles[c])
+            wanted = {a: along_m, b: along_n, c: 0}
+        else:
+            wanted = {a: along_m, b: None, c: 0} if by_rows else {a: None, b: along_n, c: 1}
+        for data, dim in wanted.items():
+            name = self._tiles[data].name
+            if self._dims.setdefault(data, dim) != dim:
+                raise self.lowering.unsupported(f"{name!r} in two products that need it split differently")
+            if dim is not None and ir.constant(self._tiles[data].shape[dim]) % self.cluster.size:
+                raise self.lowering.unsupported(f"{name!r} does not divide among {self.cluster.size} programs")
+
+    def _part(self, tile: ir.Buffer) -> Part:
+        viewed = self._viewed.get(tile.data, {0})
+        if tile.data not in self._dims and len(viewed) > 1:
+            raise self.lowering.unsupported(f"views that split {tile.name!r} along different dimensions")
+        dim = self._dims.get(tile.data, min(viewed))
+        shape = [ir.constant(n) for n in tile.shape]
+        if None in shape or tile.data in dict(self.lowering.launch.notes).get("layout_map", {}):
+            raise self.lowering.unsupported(f"a symbolic extent or a given layout of {tile.name!r}, a cluster's tile")
+        share = 0
+        if dim is not None:
+            share = shape[dim] = -(-shape[dim] // self.cluster.size)
+        local = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
+        self.lowering.tiles.append(local)
+        return Part(local, dim, share)

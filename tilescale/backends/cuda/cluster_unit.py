@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: MIT
+"""Lower a cluster that executes as one unit: each of its programs does its part.
+
+Before: a region of `T.Scale("cta_cluster")` with tiles of the cluster, tile operations on them, and regions of the
+program level that hold views of them. After: every program runs the region. A tile of the cluster is split over its
+programs, along the dimension of its views or as a product needs it, or lies whole in each of them, if all of a product
+needs it; programs then load or fetch each other's shares. Meetings of the cluster stand where one program may see what
+another wrote. Declines what does not fall apart this way, with an error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.cluster_pair import Mates, data_of
+from tilescale.backends.cuda.cluster_parts import GEMM, Part, Plan
+from tilescale.backends.cuda.dsmem import Cluster, without_repeats
+from tilescale.program import ops
+from tilescale.program.model import location
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lower import GridLowering
+
+COPY, FILL = "tl.tileop.copy", "tl.tileop.fill"
+
+
+class ClusterUnit(Cluster):
+    """The cluster around a program, and regions that it executes as one unit.
+
+    Attributes:
+        views, parts, mates: who holds what of the cluster's tiles.
+        bound: what names stand for that were bound before the region, by each program for itself.
+        loops: how many loops are around the statement that is being lowered.
+    """
+
+    def __init__(self, lowering: GridLowering):
+        super().__init__(lowering)
+        plan = Plan(self)
+        self.views, self.parts = plan.views, plan.parts
+        self.bound: dict[ir.Var, Any] = {}
+        self.loops = 0
+        self.mates = Mates(self, plan.results) if plan.results else None
+
+    # -- accesses ----------------------------------------------------------------------------------------------------
+
+    def on_tile(self, node: Any) -> Any:
+        """An access to a view or a tile of the cluster, as a program makes it; None for other tiles."""
+        data, indices = node.buffer.data, list(node.indices)
+        if data in self.views:
+            part, begins = self._held(self.views[data])
+            indices = [i + b for i, b in zip(indices, begins, strict=True)]
+            return access(node, part.local, part.index(indices))
+        part = self.parts.get(data)
+        if part is None:
+            return None
+        if part.dim is None and isinstance(node, ir.BufferLoad):
+            return access(node, part.local, part.index(indices))
+        if part.dim is None or not part.local.scope().startswith("shared") or part.stage is not None:
+            raise self.lowering.unsupported(f"an access to single elements of {node.buffer.name!r}, a cluster's tile")
+        return self._on_element(node, part, indices)
+
+    def _on_element(self, node: Any, part: Part, indices: list[Any]) -> Any:
+        """A single element lies in the program whose share it is of."""
+        self.reach(part.local)
+        owner = indices[part.dim] // part.share
+        indices[part.dim] = indices[part.dim] % part.share
+        address = tir.call("tirx.address_of", ir.BufferLoad(part.local, indices))
+        if isinstance(node, ir.BufferLoad):
+            return tir.extern("tilescale::cluster_load", address, owner, dtype=str(node.dtype))
+        return tir.evaluate(tir.extern("tilescale::cluster_store", address, owner, node.value))
+
+    def _held(self, view: ir.Call) -> tuple[Part, list[Any]]:
+        """What a program holds of a view's tile, and where in it its view begins."""
+        base = ir.region_parts(view.args[0])[0]
+        part, dim = self.parts[base.data], ir.attribute(view, "dim")
+        if part.stage is not None or part.dim not in (None, dim):
+            raise self.lowering.unsupported(f"this view of {base.name!r}, which a product needs split differently")
+        begins: list[Any] = [0] * len(base.shape)
+        if part.dim is None:
+            begins[dim] = self.rank * ir.constant(view.args[1 + dim])
+        return part, begins
+
+    def region(self, region: ir.Call) -> ir.Call:
+        """A region with this program's part in place of a view; others as they are."""
+        buffer, begins, extents = ir.region_parts(region)
+        if buffer.data not in self.views:
+            return region
+        part, offset = self._held(self.views[buffer.data])
+        at = [b + o for b, o in zip(begins, offset, strict=True)]
+        return tir.region(part.local, at, extents, ACCESS[ir.constant(region.args[1])])
+
+    # -- statements of the cluster -----------------------------------------------------------------------------------
+
+    def execute(self, body: ir.Stmt) -> ir.Stmt:
+        """A region that the cluster executes as one unit."""
+        self.bound, self.loops = self._values_outside(body), int(_is_repeated(self.lowering.phase, body))
+        return tir.sequence(without_repeats([self.meet(), *self.statements(body), self.meet()]))
+
+    def _values_outside(self, body: ir.Stmt) -> dict[ir.Var, Any]:
+        inside: set[ir.Var] = set()
+        ir.walk(body, lambda n: inside.add(n.var) if isinstance(n, ir.Bind) else None)
+        found: dict[ir.Var, Any] = {}
+
+        def visit(node: Any) -> None:
+            if isinstance(node, ir.Bind) and node.var not in inside:
+                found[node.var] = node.value
+
+        ir.walk(self.lowering.phase, visit)
+        return found
+
+    def first(self, node: Any) -> Any:
+        """A node as the cluster's first program has it: what a name means where all execute as one."""
+        if not isinstance(node, ir.PrimExpr | ir.Stmt):
+            return node
+        launch = self.lowering.launch
+        mapping = {
+            var: var // programs * programs for var, programs in zip(launch.programs, launch.cluster, strict=False)
+        }
+        named: set[ir.Var] = set()
+        ir.walk(node, lambda n: named.add(n) if isinstance(n, ir.Var) else None)
+        for var in named & self.bound.keys():
+            if not ir.is_pure(self.bound[var]):
+                raise self.lowering.unsupported(f"{var.name!r}, a value of one program, where its cluster executes")
+            mapping[var] = self.first(self.bound[var])
+        return ir.substitute(node, mapping)
+
+    def value(self, expr: Any) -> Any:
+        """An expression of the cluster, lowered."""
+        return self.lowering.expr(self.first(expr))
+
+    def statements(self, stmt: ir.Stmt) -> list[ir.Stmt]:
+        """Statements of the cluster as each of its programs runs them."""
+        lowering = self.lowering
+        lowering.where = location(stmt) or lowering.where
+        if isinstance(stmt, ir.SeqStmt):
+            return [s for inner in stmt.seq for s in self.statements(inner)]
+        if isinstance(stmt, ir.AttrStmt):
+            return self._members(stmt.body) if self.is_member_scale(stmt) else self.statements(stmt.body)
+        if isinstance(stmt, ir.Bind):
+            return self._bind(stmt)
+        if isinstance(stmt, ir.IfThenElse):
+            condition = ir.Var("condition", "bool")
+            cases = [c for c in (stmt.then_case, stmt.else_case) if c is not None]
+            branch = ir.IfThenElse(condition, *(tir.sequence(self.statements(c)) for c in cases))
+            return [*self._bind(ir.Bind(condition, stmt.condition)), branch]
+        if isinstance(stmt, ir.For):
+            return self._parallel(stmt) if stmt.kind == ir.ForKind.PARALLEL else self._loop(stmt)
+        if isinstance(stmt, ir.BufferStore):
+            return self._store(stmt)
+        if isinstance(stmt, ir.Evaluate):
+            return self._operation(stmt.value)
+        raise lowering.unsupported("this statement where a cluster executes as one unit has no CUDA lowering")
+
+    def _bind(self, bind: ir.Bind) -> list[ir.Stmt]:
+        if ir.op_name(bind.value) in (ops.VIEW.name, ops.RANK.name):
+            return [self.lowering.member(bind)] if bind.var not in self.views else []
+        bound = ir.Bind(bind.var, self.value(bind.value))
+        # What was read may change as soon as all have read it.
+        return [bound, self.meet()] if self._touches(bind.value) else [bound]
+
+    def is_member_scale(self, node: Any) -> bool:
+        """Whether a statement is a scale of the cluster's programs."""
+        if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != ops.SCALE:
+            return False
+        return self.lowering.target.machine.level(str(node.value.value)).kind == "program"
+
+    def _loop(self, loop: ir.For) -> list[ir.Stmt]:
+        from tilescale.backends.cuda.cluster_loads import pipelined
+
+        staged = pipelined(self, loop)
+        if staged is not None:
+            return staged
+        self.loops += 1
+        body = tir.sequence(self.statements(loop.body))
+        self.loops -= 1
+        kind = ir.ForKind.SERIAL if "num_stages" in loop.annotations else loop.kind
+        return [ir.For(loop.loop_var, self.value(loop.min), self.value(loop.extent), kind, body)]
+
+    def _members(self, body: ir.Stmt) -> list[ir.Stmt]:
+        """A region that each program runs; then shares of tiles that all need whole go round."""
+        if any(data_of(r) in self.parts for r in regions(body)):
+            raise self.lowering.unsupported("a tile of the cluster, not a view of it, where its programs execute")
+        lowered = self._with_results(body, [self.lowering.member(body)])
+        written = {data_of(r) for r in regions(body, written=True)} | stored(body)
+        views = [self.views[data] for data in written if data in self.views]
+        whole = {data_of(v.args[0]): v for v in views if self.parts[data_of(v.args[0])].dim is None}
+        if whole:
+            return [*lowered, self.meet(), *(s for view in whole.values() for s in self._gather(view)), self.meet()]
+        return [*lowered, self.meet()] if self._publishes(body) else lowered
+
+    def _gather(self, view: ir.Call) -> list[ir.Stmt]:
+        """Fetch the others' shares of a tile that is whole in each program."""
+        from tilescale.backends.cuda.exchange import Tile, parts
+
+        part, _ = self._held(view)
+        self.lowering.notes.append(f"shares of {part.local.name}: fetched through distributed shared memory")
+        shape = [ir.constant(n) for n in part.local.shape]
+        whole = Tile(self.lowering, tir.region(part.local, [0] * len(shape), shape, "rw"))
+        extents, begins = parts(whole, ir.attribute(view, "dim"), self.size)
+        shares = [Tile(self.lowering, whole.region("rw", begin, extents)) for begin in begins]
+        # A program fetches its own share too, in place: a branch here would cost more.
+        return [self.move(share, share, peer, put=False) for peer, share in enumerate(shares)]
+
+    def _publishes(self, body: ir.Stmt) -> bool:
+        """Whether others see what a statement does: it touches memory, or single elements of the cluster's tiles."""
+
+        def without_views(node: Any) -> Any:
+            is_view = isinstance(node, ir.Bind) and ir.op_name(node.value) == ops.VIEW.name
+            return tir.sequence([]) if is_view else None
+
+        def shows(node: Any) -> bool:
+            name = ir.op_name(node) or ""
+            return name.startswith(("tl.atomic", "tirx.call_extern")) or name in ops.ALL_OPS - {ops.RANK.name}
+
+        bare = tir.rewrite(body, enter=without_views)
+        return self._touches(bare) or ir.contains(bare, shows) or _writes_memory(bare)
+
+    def _touches(self, node: Any) -> bool:
+        """Whether a node names a tile of the cluster itself: elements of it lie in other programs."""
+        return ir.contains(
+            node, lambda n: isinstance(n, ir.BufferLoad | ir.BufferStore) and n.buffer.data in self.parts
+        )
+
+    def _with_results(self, stmt: ir.Stmt, lowered: list[ir.Stmt]) -> list[ir.Stmt]:
+        """A statement's lowering, with results of products where it can use them."""
+        return lowered if self.mates is None else self.mates.around(stmt, lowered)
+
+    def _store(self, stmt: ir.BufferStore) -> list[ir.Stmt]:
+        lowered = self.lowering.member(self.first(stmt))
+        if stmt.buffer.scope().startswith("local") and stmt.buffer.data not in self.parts:
+            return [lowered, self.meet()] if self._touches(stmt) else [lowered]
+        return [self._once(lowered), self.meet()]
+
+    def _once(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement whose effect is the cluster's: its first program runs it."""
+        return ir.IfThenElse(self.rank < 1, stmt, None)
+
+    def _parallel(self, nest: ir.For) -> list[ir.Stmt]:
+        """A nest of parallel loops: each program runs its share of the dimension along which its tiles are split."""
+        loops: list[ir.Var] = []
+        extents: list[Any] = []
+        body: ir.Stmt = nest
+        while isinstance(body, ir.For) and body.kind == ir.ForKind.PARALLEL:
+            loops.append(body.loop_var)
+            extents.append(body.extent)
+            body = body.body
+        split: set[ir.Var] = set()
+        share = 0
+        inner = ir.Var("inner", "int32")
+
+        def leave(node: Any) -> Any:
+            nonlocal share
+            if not isinstance(node, ir.BufferLoad | ir.BufferStore) or node.buffer.data not in self.parts:
+                return None
+            part, indices = self.parts[node.buffer.data], list(node.indices)
+            if part.dim is not None:
+                if indices[part.dim] not in loops:
+                    raise self.lowering.unsupported(f"{node.buffer.name!r}, split over programs, at another index")
+                split.add(indices[part.dim])
+                share, indices[part.dim] = part.share, inner
+            elif isinstance(node, ir.BufferStore):
+                raise self.lowering.unsupported(f"a store to {node.buffer.name!r}, which each program has whole")
+            return access(node, part.local, part.index(indices))
+
+        body = self.first(tir.rewrite(body, leave=leave))
+        if len(split) > 1:
+            raise self.lowering.unsupported("tiles split along different loops")
+        for var in split:
+            if ir.constant(extents[loops.index(var)]) != share * self.size:
+                raise self.lowering.unsupported(f"a loop {var.name!r} over a part of tiles that are split along it")
+            extents[loops.index(var)] = share
+            body = ir.substitute(ir.substitute(body, {var: var + self.rank * share}), {inner: var})
+        lowered = self.lowering.member(tir.parallel(loops, [self.first(n) for n in extents], body))
+        if not split:
+            return [self._once(lowered), self.meet()]
+        return self._with_results(nest, [lowered, *([self.meet()] if _writes_memory(nest) else [])])
+
+    # -- tile operations of the cluster ------------------------------------------------------------------------------
+
+    def _operation(self, call: Any) -> list[ir.Stmt]:
+        name = ir.op_name(call)
+        if name is None and ir.constant(call) is not None:
+            return []
+        rules = {GEMM: self._gemm, COPY: self._copy, FILL: self._fill}
+        if name not in rules:
+            raise self.lowering.unsupported(f"{name} where a cluster executes as one unit has no CUDA lowering")
+        return rules[name](call)
+
+    def part_of(self, region: ir.Call) -> ir.Call:
+        """This program's part of a region of a tile of the cluster."""
+        buffer, begins, extents = ir.region_parts(region)
+        part = self.parts.get(buffer.data)
+        if part is None:
+            raise self.lowering.unsupported(f"{buffer.name!r}, which its cluster does not own, in this operation")
+        begins, extents = ([self.value(n) for n in axes] for axes in (begins, extents))
+        if part.dim is not None:
+            if ir.constant(begins[part.dim]) != 0 or ir.constant(extents[part.dim]) != part.share * self.size:
+                raise self.lowering.unsupported(f"a slice, or uneven shares, of {buffer.name!r}, a cluster's tile")
+            extents[part.dim] = part.share
+        if part.stage is not None:
+            begins, extents = [part.stage, *begins], [1, *extents]
+        return tir.region(part.local, begins, extents, ACCESS[ir.constant(region.args[1])])
+
+    def _fill(self, call: ir.Call) -> list[ir.Stmt]:
+        filled = [tir.tile_call("fill", self.part_of(call.args[0]), self.value(call.args[1]))]
+        return filled + (self.mates.filled(call) if self.mates is not None else [])
+
+    def _gemm(self, call: ir.Call) -> list[ir.Stmt]:
+        operands = [self.part_of(region) for region in call.args[:3]]
+        rest = [self.value(n) for n in call.args[3:]]
+        if self.mates is not None and self.mates.holds(call.args[2]):
+            return self.mates.product(call, operands, rest)
+        axis = self.parts[data_of(call.args[2])].dim
+        rest[2 + axis] = operands[2].args[2:][-2:][axis]
+        return [tir.evaluate(tir.call(GEMM, *operands, *rest, annotations=dict(call.annotations) or None))]
+
+    def _copy(self, call: ir.Call) -> list[ir.Stmt]:
+        """Each program copies its share; a tile that all have whole, each for itself, or the first one out of it."""
+        sides = [call.args[0], call.args[1]]
+        splits = {self._split(region) for region in sides if data_of(region) in self.parts} - {None}
+        if len(splits) > 1:
+            raise self.lowering.unsupported("a copy between tiles of a cluster that are split differently")
+        back, share = splits.pop() if splits else (0, 0)
+        moved = [self._share_of(region, back, share) for region in sides]
+        notes = dict(call.annotations) or None
+        copied = tir.evaluate(tir.call(COPY, *moved, annotations=notes))
+        into_memory = data_of(sides[1]) not in self.parts
+        if into_memory and not back:
+            copied = self._once(copied)
+        return self._with_results(tir.evaluate(call), [copied, *([self.meet()] if into_memory else [])])
+
+    def _split(self, region: ir.Call) -> tuple[int, int] | None:
+        """The dimension along which a region is split, from the back, and the extent of a share."""
+        part = self.parts[data_of(region)]
+        return None if part.dim is None else (part.dim - len(region.args[2:]), part.share)
+
+    def _share_of(self, region: ir.Call, back: int, share: int) -> ir.Call:
+        """This program's share of one side of a copy, split along dimension `back` (0: not split)."""
+        buffer, begins, extents = ir.region_parts(region)
+        if buffer.data in self.parts:
+            if back and self.parts[buffer.data].dim is None:
+                raise self.lowering.unsupported(f"a copy between {buffer.name!r}, whole, and a tile that is split")
+            return self.part_of(region)
+        if buffer.scope() != "global":
+            raise self.lowering.unsupported(f"{buffer.name!r}, a program's own tile, where its cluster executes")
+        begins, extents = ([self.value(n) for n in axes] for axes in (begins, extents))
+        if back:
+            begins[back] = begins[back] + self.rank * share
+            extents[back] = share
+        target = self.lowering.local(buffer.data)
+        return tir.region(target, begins, extents, ACCESS[ir.constant(region.args[1])])
+
+
+ACCESS = {1: "r", 2: "w", 3: "rw"}
+
+
+def regions(stmt: Any, *, written: bool = False) -> list[ir.Call]:
+    """All regions that operations below a node work on, or those that they write."""
+    found: list[ir.Call] = []
+    viewed: list[ir.Call] = []
+
+    def visit(node: Any) -> None:
+        if ir.op_name(node) == ops.VIEW.name:
+            viewed.append(node.args[0])
+        elif ir.op_name(node) == "tl.region" and (not written or ir.constant(node.args[1]) & 2):
+            found.append(node)
+
+    ir.walk(stmt, visit)
+    return [region for region in found if not any(region.same_as(v) for v in viewed)]
+
+
+def stored(stmt: ir.Stmt) -> set[ir.Var]:
+    """Data variables of the buffers that single elements are stored to."""
+    found: set[ir.Var] = set()
+    ir.walk(stmt, lambda n: found.add(n.buffer.data) if isinstance(n, ir.BufferStore) else None)
+    return found
+
+
+def _is_repeated(phase: ir.Stmt, stmt: ir.Stmt) -> bool:
+    """Whether a statement of a phase stands in a loop."""
+    loops: list[ir.Stmt] = []
+    ir.walk(phase, lambda n: loops.append(n) if isinstance(n, ir.For | ir.While) else None)
+    return any(ir.contains(loop, lambda n: isinstance(n, ir.Stmt) and n.same_as(stmt)) for loop in loops)
+
+
+def _writes_memory(stmt: ir.Stmt) -> bool:
+    stores = ir.contains(stmt, lambda n: isinstance(n, ir.BufferStore) and n.buffer.scope() == "global")
+    return stores or any(r.args[0].buffer.scope() == "global" for r in regions(stmt, written=True))
+
+
+def access(node: Any, buffer: ir.Buffer, indices: list[Any]) -> Any:
+    """The load or store `node` at another place."""
+    if isinstance(node, ir.BufferLoad):
+        return ir.BufferLoad(buffer, indices)
+    return ir.BufferStore(buffer, node.value, indices)

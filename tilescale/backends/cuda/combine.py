@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""How tiles of several units combine, element by element: the rules that collectives of all levels share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lower import GridLowering
+
+COMBINE = {
+    "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
+    "max": lambda a, b: ir.Max(a, b),
+    "min": lambda a, b: ir.Min(a, b),
+}
+
+
+class Target(Protocol):
+    """A tile that takes the result."""
+
+    name: str
+    dtype: str
+    buffer: ir.Buffer
+    extents: list[int]
+
+    def at(self, index: list[Any]) -> list[Any]:
+        """Indices of an element of the tile in its buffer."""
+
+
+class Received(Protocol):
+    """A tile of all units."""
+
+    devices: int
+
+    def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
+        """An element of a unit's tile."""
+
+
+def accumulator(dtype: str) -> str:
+    """The type in which elements are combined."""
+    if dtype.startswith(("int", "uint")) or dtype in ("float32", "float64"):
+        return dtype
+    return "float32"
+
+
+def reduced(values: Sequence[Any], op: str, dtype: str, result: str) -> ir.PrimExpr:
+    """Values of a type, combined in order in its accumulator's type, as a value of the result's type."""
+    wide, total = accumulator(dtype), None
+    for value in values:
+        value = ir.Cast(wide, value) if wide != dtype else value
+        total = value if total is None else COMBINE[op](total, value)
+    return ir.Cast(result, total) if wide != result else total
+
+
+def fold(
+    lowering: GridLowering, combine: ir.Call, which: int, tiles: Sequence[Target], exchanges: Sequence[Received]
+) -> ir.Stmt:
+    """tiles[which] = the user's combination of what all units hold, in the order of ranks."""
+    count, rank = len(tiles), len(tiles[which].extents)
+    names = list(combine.args)
+    left, right, results = names[:count], names[count : 2 * count], names[2 * count :]
+    loops = [ir.Var(f"i{axis}", "int32") for axis in range(rank)]
+    known = [n for n, tile in enumerate(tiles) if len(tile.extents) <= rank]
+
+    def received(n: int, sender: int) -> ir.PrimExpr:
+        return exchanges[n].received(sender, loops[: len(tiles[n].extents)])
+
+    body: list[ir.Stmt] = []
+    total = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
+    body += [ir.Bind(total[n], received(n, 0)) for n in known]
+    for sender in range(1, exchanges[0].devices):
+        other = {n: ir.Var(f"other{n}", tiles[n].dtype) for n in known}
+        body += [ir.Bind(other[n], received(n, sender)) for n in known]
+        mapping = {left[n]: total[n] for n in known} | {right[n]: other[n] for n in known}
+        following = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
+        for n in known:
+            value = ir.substitute(results[n], mapping)
+            if ir.variables(value) & set(left + right):
+                raise lowering.unsupported(
+                    f"T.allreduce(fn=): the result for {tiles[n].name!r} needs a tile of more dimensions"
+                )
+            body.append(ir.Bind(following[n], value))
+        total = following
+    body.append(ir.BufferStore(tiles[which].buffer, total[which], tiles[which].at(loops)))
+    return tir.parallel(loops, tiles[which].extents, tir.sequence(body))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""Failed waits in words: which, where, what it saw, and which rank should have come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilescale.backends.cuda.barrier_kernel import Standing, site_of
+from tilescale.backends.cuda.signature import Site
+from tilescale.backends.cuda.timeouts import Kind, Report
+from tilescale.errors import OutOfBoundsError, RankMismatchError, TileScaleError, WaitTimeoutError
+
+_RESET = "then kernel.reset() on all ranks lets it run again"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is known besides the reports.
+
+    Attributes:
+        program: name of the program.
+        rank: this rank.
+        sites: the places of the program that wait or signal.
+        limit_s: how long a wait may take.
+        standings: each rank's last meeting in this program, as this rank's device knows it.
+        elsewhere: (rank, program) of ranks that wait for this one in another program.
+    """
+
+    program: str
+    rank: int
+    sites: Sequence[Site]
+    limit_s: float
+    standings: Sequence[Standing]
+    elsewhere: Sequence[tuple[int, str]] = ()
+
+
+def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
+    """The error for a program whose waits have failed.
+
+    A meeting that a rank does not come to may follow from a wait that it hangs in; of others, this rank's own counts.
+    """
+    if not reports:
+        return WaitTimeoutError(
+            f"{scene.program} on rank {scene.rank}: its waits were stopped before they ended", hint=_RESET
+        )
+    first = min(reports, key=lambda report: (report.kind is Kind.ABSENT, report.rank != scene.rank, report.rank))
+    site = scene.sites[first.site]
+    where = None if site.where is None else replace(site.where, what=f"rank {first.rank} waits here")
+    told = "" if first.rank == scene.rank else f"; so rank {scene.rank} stopped too"
+    name = f"{scene.program} on rank {first.rank}"
+    if first.kind is Kind.OUTSIDE:
+        return OutOfBoundsError(
+            f"{name}, block {_block(first.block)}: {site.what}: element {first.index} of {first.expected}{told}",
+            hint=f"correct the index of the flag; {_RESET}",
+            where=None if site.where is None else replace(site.where, what="the flag's index"),
+        )
+    if first.kind is Kind.DIFFERENT:
+        return RankMismatchError(f"{name}: {_difference(first, scene)}{told}", hint=_mismatch_hint(), where=where)
+    behind = [rank for rank, at in enumerate(scene.standings) if at.behind(scene.standings[first.rank]) > 0]
+    elsewhere = [(rank, program) for rank, program in scene.elsewhere if rank in behind]
+    if first.kind is Kind.ABSENT and elsewhere:
+        others = ", ".join(f"rank {rank} waits in {program!r}" for rank, program in elsewhere)
+        return RankMismatchError(
+            f"ranks call programs in different orders: rank {scene.rank} waits in {scene.program!r}, {others}",
+            hint=_mismatch_hint(),
+            where=where,
+        )
+    found = _wait(first, site, scene)
+    return WaitTimeoutError(
+        f"{name}{found}{told}. The others: {_others(first.rank, scene)}",
+        hint="look whether every rank runs the same program in the same order and sends every signal; a longer wait "
+        f"takes wait_s= of tilescale.compile or TILESCALE_WAIT_S; {_RESET}",
+        where=where,
+    )
+
+
+def _wait(report: Report, site: Site, scene: Scene) -> str:
+    if report.kind is Kind.ABSENT:
+        return f": {site.what}: rank {report.index} did not come in time"
+    return (
+        f", block {_block(report.block)}: waited {scene.limit_s:g} s for {site.flag}, element {report.index}, "
+        f"{site.compare} {report.expected}; it is {report.seen}"
+    )
+
+
+def _block(block: tuple[int, int, int]) -> str:
+    last = max((axis for axis in range(3) if block[axis]), default=0)
+    return f"({', '.join(map(str, block[: last + 1]))})"
+
+
+def _difference(report: Report, scene: Scene) -> str:
+    here = scene.sites[report.site].what
+    place = site_of(report.seen, len(scene.sites))
+    if place is not None and place != report.site:
+        return f"rank {report.rank} is at {here}, rank {report.index} at {scene.sites[place].what}"
+    return (
+        f"ranks {report.rank} and {report.index} call it with different tensors: of other shapes, or not the same "
+        "symmetric ones"
+    )
+
+
+def _mismatch_hint() -> str:
+    return f"all ranks call the same programs, with the same symmetric tensors, in the same order; {_RESET}"
+
+
+def _others(waiting: int, scene: Scene) -> str:
+    """How far the other ranks are, as seen from the one that waits."""
+    parts = []
+    for rank, at in enumerate(scene.standings):
+        ahead = scene.standings[waiting].behind(at)
+        if rank == waiting:
+            continue
+        if ahead > 0:
+            parts.append(f"rank {rank} has ended its part of the call")
+        elif ahead == 0:
+            parts.append(f"rank {rank} is in the call too")
+        else:
+            place = site_of(at.purpose, len(scene.sites)) if at.count else None
+            last = ", nor to an earlier one" if place is None else f"; it was last at {scene.sites[place].what}"
+            parts.append(f"rank {rank} has not come so far{last}")
+    return "; ".join(parts) or "none"

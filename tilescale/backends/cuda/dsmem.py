@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: MIT
+"""The shared memory of a cluster's programs: where a program stands, meetings, and moves between tiles.
+
+Peers reach a tile at the address that it has here, in 16-byte words where both sides lie in shared memory: all layouts
+that TileLang chooses keep 16 bytes of a row together, except for 64-bit types and layouts that the user gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.exchange import Tile
+    from tilescale.backends.cuda.lower import GridLowering
+
+WORD = 16
+"""Bytes of the widest access."""
+
+MEET = "tilescale::cluster_meet"
+
+COMBINE = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
+_ACCUMULATORS = {"float64": "double", "int64": "long", "uint64": "unsigned long", "int32": "int", "uint32": "unsigned"}
+
+
+class Cluster:
+    """The cluster around a program.
+
+    Attributes:
+        size: its programs.
+        rank: the executing program's number in it, the first axis fastest.
+    """
+
+    def __init__(self, lowering: GridLowering):
+        self.lowering = lowering
+        self.size = lowering.launch.cluster_size
+        self.rank = self._rank()
+        self.meets = False
+        self.barriers: dict[ir.Var, list[ir.PrimExpr]] = {}
+        self._variables: list[ir.Buffer] = []
+        self._reached: list[ir.Buffer] = []
+
+    def _rank(self) -> ir.PrimExpr:
+        # Not the register that has it: the compiler knows the range of a remainder, and checks no bounds.
+        rank, step = ir.IntImm("int32", 0), 1
+        for var, programs in zip(self.lowering.launch.programs, self.lowering.launch.cluster, strict=False):
+            rank, step = rank + var % programs * step, step * programs
+        return ir.simplify(rank, {})
+
+    def number(self) -> ir.PrimExpr:
+        """The cluster's number in the grid."""
+        launch, number = self.lowering.launch, ir.IntImm("int32", 0)
+        axes = list(zip(launch.programs, launch.grid, launch.cluster, strict=False))
+        for var, extent, programs in reversed(axes):
+            number = number * (self.lowering.expr(extent) // programs) + var // programs
+        return number
+
+    def meet(self) -> ir.Stmt:
+        """All programs of the cluster arrive; what each wrote is then visible."""
+        self.meets = True
+        return tir.evaluate(tir.extern(MEET))
+
+    def reach(self, buffer: ir.Buffer) -> None:
+        """Peers touch this tile."""
+        if not any(buffer.same_as(b) for b in self._reached):
+            self._reached.append(buffer)
+
+    def barrier(self, name: str, arrivals: list[int], *, remote: bool = False) -> ir.Buffer:
+        """Barriers in shared memory, each with its number of arrivals; `remote` if peers arrive too."""
+        scope = "shared.cluster_barrier" if remote else "shared.barrier"
+        made = tir.local_buffer(name, [len(arrivals)], "uint64", scope)
+        self.lowering.tiles.append(made)
+        self.barriers[made.data] = [ir.int_node(n) for n in arrivals]
+        return made
+
+    def variable(self, name: str) -> ir.Buffer:
+        """An int32 that each thread holds, zero at first."""
+        made = tir.local_buffer(name, [1], "int32", "local")
+        self.lowering.tiles.append(made)
+        self._variables.append(made)
+        return made
+
+    def assign(self, variable: ir.Buffer, value: Any) -> ir.Stmt:
+        """Set such a variable."""
+        return ir.BufferStore(variable, ir.int_node(value), [0])
+
+    def enclose(self, body: ir.Stmt) -> ir.Stmt:
+        """`body` between the cluster's beginning and end.
+
+        Nobody may touch a program's memory before it has begun or after it has ended. And a tile that peers touch
+        keeps its place throughout: they may be ahead of this program, or behind it.
+        """
+        # A cluster may be started before the kernel ahead of it has ended.
+        begin = [tir.evaluate(tir.call("tl.pdl_sync", dtype="void"))]
+        begin += [self.assign(v, 0) for v in self._variables]
+        if not self.meets:
+            return tir.sequence([*begin, body])
+        kept = [tir.evaluate(tir.extern("tilescale::in_use", tir.address_of(b))) for b in self._reached]
+        inner = without_repeats([self.meet(), *(body.seq if isinstance(body, ir.SeqStmt) else [body]), self.meet()])
+        return tir.sequence([*begin, *kept, *inner[:-1], *kept, inner[-1]])
+
+    # -- moves -------------------------------------------------------------------------------------------------------
+
+    def move(self, near: Tile, far: Tile, peer: Any, *, put: bool) -> ir.Stmt:
+        """Copy a tile to `far` of a peer, or from it; the caller orders it with what is around."""
+        self.reach(far.buffer)
+        if [n for n in near.extents if n != 1] != [n for n in far.extents if n != 1]:
+            raise self.lowering.unsupported(f"a copy between tiles of extents {near.extents} and {far.extents}")
+        if _is_shared(near.buffer) and near.dtype == far.dtype:
+            return self._move_words(near, far, peer, "put" if put else "get")
+        loops, extents = _loops(far)
+        there = _address(far, loops)
+        if put:
+            value = _as_type(ir.BufferLoad(near.buffer, _at(near, loops)), far.dtype)
+            body = tir.evaluate(tir.extern("tilescale::cluster_store", there, peer, value))
+        else:
+            value = tir.extern("tilescale::cluster_load", there, peer, dtype=far.dtype)
+            body = ir.BufferStore(near.buffer, _as_type(value, near.dtype), _at(near, loops))
+        return tir.parallel(loops, extents, body)
+
+    def _move_words(self, near: Tile, far: Tile, peer: Any, way: str) -> ir.Stmt:
+        elements = self._together([near, far])
+        width = elements * ir.bits(near.dtype) // 8
+
+        def body(loops: list[Any], active: Any) -> ir.Stmt:
+            here, there = _address(near, loops), _address(far, loops)
+            return tir.evaluate(tir.extern(f"tilescale::cluster_{way}<{width}>", here, there, peer, active))
+
+        return self._each(far, elements, body)
+
+    def allreduce(self, tile: Tile, op: str) -> ir.Stmt:
+        """Combine a tile of shared memory over the cluster in place: each program combines some words for all."""
+        self.reach(tile.buffer)
+        elements = self._together([tile])
+        kind = f"tilescale::{COMBINE[op]}, {_ACCUMULATORS.get(tile.dtype, _small(tile.dtype))}, {elements}, {self.size}"
+
+        def body(loops: list[Any], active: Any) -> ir.Stmt:
+            return tir.evaluate(tir.extern(f"tilescale::cluster_allreduce<{kind}>", _address(tile, loops), active))
+
+        return self._each(tile, elements, body, split=True)
+
+    def element(self, tile: Tile, index: list[Any], peer: Any) -> ir.PrimExpr:
+        """An element of a peer's tile."""
+        self.reach(tile.buffer)
+        here = tir.call("tirx.address_of", ir.BufferLoad(tile.buffer, tile.at(index)))
+        return tir.extern("tilescale::cluster_load", here, peer, dtype=tile.dtype)
+
+    def _together(self, tiles: list[Tile]) -> int:
+        """How many elements one access may take: neighbours in every tile, aligned alike."""
+        bits = ir.bits(tiles[0].dtype)
+        if bits % 8:
+            raise self.lowering.unsupported(f"moves between programs of elements of {bits} bits")
+        laid_out = dict(self.lowering.launch.notes).get("layout_map", {})
+        if bits == 64 or any(t.buffer.data in laid_out or t.buffer.scope() != "shared.dyn" for t in tiles):
+            return 1
+        most = WORD * 8 // bits
+        for tile in tiles:
+            most = math.gcd(most, tile.extents[-1], ir.constant(tile.buffer.shape[-1]) or 1)
+            while most > 1 and ir.constant(tile.begins[-1] % most) != 0:
+                most //= 2
+        return most
+
+    def _each(self, tile: Tile, elements: int, body: Callable, *, split: bool = False) -> ir.Stmt:
+        """`body(indices in the tile, whether they are any)` for each group of elements, one thread after another.
+
+        With `split`, the programs of the cluster share the groups. No branch stands around the body: the compiler may
+        put a barrier of the program before it.
+        """
+        launch = self.lowering.launch
+        _, extents = _loops(tile)
+        grouped = [*extents[:-1], extents[-1] // elements] if extents else [1]
+        count, workers = math.prod(grouped), launch.thread_count * (self.size if split else 1)
+        x, y, _ = launch.threads
+        thread: Any = sum(var * (1, x, x * y)[axis] for var, axis in launch.thread_vars if launch.threads[axis] > 1)
+        worker = thread + self.rank * launch.thread_count if split else thread
+        step = ir.Var("step", "int32")
+        number = step * workers + worker
+        indices, rest = [], number
+        for extent in reversed(grouped):
+            indices.insert(0, rest % extent)
+            rest = rest // extent
+        if extents:
+            indices[-1] = indices[-1] * elements
+        inner = body(indices if extents else [], number < count)
+        return ir.For(step, ir.IntImm("int32", 0), ir.IntImm("int32", -(-count // workers)), ir.ForKind.SERIAL, inner)
+
+
+def without_repeats(stmts: list[ir.Stmt]) -> list[ir.Stmt]:
+    """Statements without meetings of a cluster that follow a meeting at once."""
+    return [s for i, s in enumerate(stmts) if i == 0 or not (_is_meeting(s) and _is_meeting(stmts[i - 1]))]
+
+
+def _is_meeting(stmt: ir.Stmt) -> bool:
+    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    return ir.op_name(call) == "tirx.call_extern" and str(call.args[0].value) == MEET
+
+
+def _small(dtype: str) -> str:
+    return "int" if dtype.startswith(("int", "uint")) else "float"
+
+
+def _is_shared(buffer: ir.Buffer) -> bool:
+    return buffer.scope().startswith("shared")
+
+
+def _loops(tile: Tile) -> tuple[list[ir.Var], list[int]]:
+    """Loop variables and extents of a tile, without those of extent 1."""
+    extents = [n for n in tile.extents if n != 1]
+    return [ir.Var(f"i{axis}", "int32") for axis in range(len(extents))], extents
+
+
+def _at(tile: Tile, loops: list[Any]) -> list[Any]:
+    rest = iter(loops)
+    return [b if n == 1 else b + next(rest) for b, n in zip(tile.begins, tile.extents, strict=True)]
+
+
+def _address(tile: Tile, loops: list[Any]) -> ir.PrimExpr:
+    return tir.call("tirx.address_of", ir.BufferLoad(tile.buffer, _at(tile, loops)))
+
+
+def _as_type(value: ir.PrimExpr, dtype: str) -> ir.PrimExpr:
+    return value if str(value.dtype) == dtype else ir.Cast(dtype, value)

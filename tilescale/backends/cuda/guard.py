@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: MIT
+"""What keeps a program from hanging its callers: meetings of all ranks, bounded waits, errors, and a fresh start."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tilescale.backends.cuda import nccl
+from tilescale.backends.cuda.barrier_kernel import Meetings, standings
+from tilescale.backends.cuda.diagnosis import Scene, error_for
+from tilescale.backends.cuda.signature import Site
+from tilescale.backends.cuda.streams import Idle, wait_idle
+from tilescale.backends.cuda.timeouts import WaitRecords
+from tilescale.comm import World
+from tilescale.comm.call import Call
+from tilescale.comm.heap import SymmetricHeap
+from tilescale.comm.heap.group import Group
+from tilescale.errors import DeviceError, RankFailedError, RankMismatchError, TileScaleError
+
+_GRACE_S = 5.0
+"""How long what runs beside the waits may take, at least, once the waits have ended."""
+
+
+class Guard:
+    """The meetings and the failed waits of one program on one device.
+
+    Attributes:
+        sites: the places of the program that wait or signal, by number.
+        records: what the device leaves when a wait fails.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        world: World,
+        heap: SymmetricHeap,
+        limit_ns: int,
+        sites: list[Site],
+        compile: Callable[[Any], Any],
+    ):
+        """Collective."""
+        self._program, self._world, self._device, self._limit_ns = program, world, heap.device, limit_ns
+        self._group = Group(world)
+        self.sites = sites
+        self.records = WaitRecords(heap)
+        self._meetings = Meetings(heap, compile)
+        self._error: TileScaleError | None = None
+        _watch(self)
+
+    @property
+    def limit_ns(self) -> int:
+        """How long a wait may take, in nanoseconds."""
+        return self._limit_ns
+
+    def meet(self, site: int, call: int = 0, patience: int = 3) -> None:
+        """All ranks meet, in the order of the current stream.
+
+        Args:
+            call: a digest that must be the same on all ranks.
+            patience: how many times as long as a wait it takes at most. A rank that comes late because it waits itself,
+                in a kernel or a barrier there, is to fail first, and says why.
+        """
+        self._meetings.meet(site, call, patience * self._limit_ns, self.records)
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise if a wait of an earlier call has failed, as far as is known without asking the device.
+
+        Raises:
+            WaitTimeoutError, OutOfBoundsError, RankMismatchError: how; again at each call, until `reset`.
+            RankFailedError: a rank has died, or failed in another way.
+        """
+        if self._error is None and self.records.stopped:
+            self._error = self._found()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def _found(self) -> TileScaleError:
+        error = error_for(self.records.read(), self._scene())
+        try:
+            failure = self._world.failure()
+        except RankFailedError as gone:
+            return gone
+        if failure is not None and failure.rank != self._world.rank:
+            return RankFailedError(f"{failure.text}\n    so: {error.message}", where=error.where)
+        return error
+
+    def _scene(self) -> Scene:
+        own = standings(self.records.beside(self._meetings.words))
+        elsewhere = []
+        for other in _guards:
+            if other is not self:
+                known = standings(self.records.beside(other._meetings.words))
+                mine = known[self._world.rank]
+                elsewhere += [(rank, other._program) for rank, at in enumerate(known) if mine.behind(at) > 0]
+        limit_s = self._limit_ns / 1e9
+        return Scene(self._program, self._world.rank, self.sites, limit_s, own, elsewhere)
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle. Raises what `check` raises; a rank's death ends the wait at once."""
+        self._wait_idle()
+        self.check()
+
+    def _wait_idle(self) -> bool:
+        import torch
+
+        return wait_idle(
+            Idle(lambda: torch.cuda.synchronize(self._device)),
+            failure=self._world.failure,
+            stopped=lambda: self.records.stopped,
+            stop=_stop_all,
+            abort=nccl.abort,
+            grace_s=max(_GRACE_S, self._limit_ns / 1e9),
+        )
+
+    # -- a fresh start -----------------------------------------------------------------------------------------------
+
+    def reset(self, clear: Callable[[], None]) -> None:
+        """Collective: forget failed waits. `clear` zeroes what the program keeps between calls.
+
+        Raises:
+            RankFailedError: a rank has failed, or does not come.
+            RankMismatchError: ranks reset different programs.
+            DeviceError: the device does not get idle.
+        """
+        call = Call.here("kernel.reset")
+        self.records.stop()
+        if not self._wait_idle():
+            raise DeviceError(f"{self._device} does not get idle: something on it runs on beside {self._program!r}")
+        programs = self._group.all_gather(call, (self._program, nccl.aborted()))
+        for rank, (program, _) in enumerate(programs):
+            if program != programs[0][0]:
+                raise RankMismatchError(f"rank 0 resets {programs[0][0]!r}, rank {rank} resets {program!r}")
+        # From here on nobody writes to anybody: all devices are idle.
+        if any(aborted for _, aborted in programs):
+            nccl.renew()
+        clear()
+        self._meetings.clear()
+        self.records.clear()
+        self._error = None
+        self._group.all_gather(call, None)
+
+    def leave(self) -> None:
+        """The process ends: say what nobody has asked for, and keep the device from waiting any longer."""
+        try:
+            failed = self._world.failure() is not None
+        except RankFailedError:
+            failed = True
+        if self.records.failed and self._error is None:
+            error = self._found()
+            sys.excepthook(type(error), error, None)
+        elif failed:
+            self.records.stop()
+
+
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+_owner: int | None = None
+
+
+def _watch(guard: Guard) -> None:
+    global _owner
+    _guards.add(guard)
+    if _owner is None:
+        _owner = os.getpid()
+        atexit.register(_leave)
+
+
+def _stop_all() -> None:
+    for guard in _guards:
+        guard.records.stop()
+
+
+def _leave() -> None:
+    if os.getpid() == _owner:
+        for guard in list(_guards):
+            guard.leave()

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// Shared memory of the other thread blocks of a cluster. Self-contained, after sync.cuh.
+//
+// All blocks of a cluster run the same program, so a tile lies at the same offset, in the same layout, in each of them:
+// the address of an element here, mapped to a peer, is the address of the same element there. Accesses are ordinary
+// loads and stores on generic addresses; meetings of the cluster order them (PTX: barrier.cluster, acquire and release).
+#ifndef TILESCALE_CLUSTER_CUH
+#define TILESCALE_CLUSTER_CUH
+
+namespace tilescale {
+
+// The same place in the shared memory of block `rank` of this cluster.
+template <typename T>
+__device__ __forceinline__ T* at_peer(const T* p, int rank) {
+  u64 there;
+  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
+  return reinterpret_cast<T*>(there);
+}
+
+// All threads of all blocks of the cluster arrive. What each wrote before, bulk copies that it issued included, is
+// visible to all of them afterwards, to bulk copies and matrix instructions too.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("fence.proxy.async;" ::: "memory");
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+// Says to the allocator of shared memory that a tile is in use here.
+__device__ __forceinline__ void in_use(const void*) {}
+
+template <int BYTES>
+struct Word;
+template <>
+struct Word<1> { typedef unsigned char type; };
+template <>
+struct Word<2> { typedef unsigned short type; };
+template <>
+struct Word<4> { typedef unsigned type; };
+template <>
+struct Word<8> { typedef uint2 type; };
+template <>
+struct Word<16> { typedef uint4 type; };
+
+template <int BYTES>
+__device__ __forceinline__ void cluster_put(const void* here, const void* there, int rank, bool active) {
+  typedef typename Word<BYTES>::type W;
+  if (active) *at_peer(static_cast<const W*>(there), rank) = *static_cast<const W*>(here);
+}
+
+template <int BYTES>
+__device__ __forceinline__ void cluster_get(void* here, const void* there, int rank, bool active) {
+  typedef typename Word<BYTES>::type W;
+  if (active) *static_cast<W*>(here) = *at_peer(static_cast<const W*>(there), rank);
+}
+
+template <typename T>
+__device__ __forceinline__ T cluster_load(const T* there, int rank) {
+  return *at_peer(there, rank);
+}
+
+template <typename T, typename V>
+__device__ __forceinline__ void cluster_store(const T* there, int rank, V value) {
+  *at_peer(there, rank) = static_cast<T>(value);
+}
+
+enum Combine { SUM, PROD, MAX, MIN };
+
+// Maximum and minimum of a number and a NaN are the number, as fmaxf and fminf have it.
+template <int OP, typename A>
+__device__ __forceinline__ A combined(A a, A b) {
+  return OP == SUM ? a + b : OP == PROD ? a * b : OP == MAX ? (b > a || a != a ? b : a) : (b < a || a != a ? b : a);
+}
+
+// N neighbouring elements, combined in type A over the blocks in the order of ranks; all blocks get the result.
+template <int OP, typename A, int N, int BLOCKS, typename T>
+__device__ __forceinline__ void cluster_allreduce(const T* p, bool active) {
+  typedef typename Word<N * sizeof(T)>::type W;
+  if (!active) return;
+  A total[N];
+#pragma unroll
+  for (int rank = 0; rank < BLOCKS; ++rank) {
+    W word = *at_peer(reinterpret_cast<const W*>(p), rank);
+    const T* part = reinterpret_cast<const T*>(&word);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      A value = static_cast<A>(part[i]);
+      total[i] = rank == 0 ? value : combined<OP, A>(total[i], value);
+    }
+  }
+  W word;
+  T* result = reinterpret_cast<T*>(&word);
+#pragma unroll
+  for (int i = 0; i < N; ++i) result[i] = static_cast<T>(total[i]);
+#pragma unroll
+  for (int rank = 0; rank < BLOCKS; ++rank) *at_peer(reinterpret_cast<const W*>(p), rank) = word;
+}
+
+}  // namespace tilescale
+
+#endif

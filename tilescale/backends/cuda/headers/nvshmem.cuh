@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+// Tiles between GPUs by NVSHMEM, started by the program. Stands after sync.cuh.
+//
+// All threads of a program make these calls together. When one returns, what it read may be overwritten, and what it
+// got is there; what it put is there before anything that the program signals afterwards. NVSHMEM's own functions are
+// inlined and large, so the calls themselves are not.
+#ifndef TILESCALE_NVSHMEM_CUH
+#define TILESCALE_NVSHMEM_CUH
+
+#include <nvshmem.h>
+#include <nvshmemx.h>
+
+namespace tilescale {
+
+// Where a tile lies in a plane of a tensor: the plane's first element, bytes of an element, elements from row to row,
+// and along both axes where the tile begins and how far the plane reaches.
+struct Place {
+  char* plane;
+  i64 size, step, row, rows, column, columns;
+
+  __device__ __forceinline__ char* at(i64 i, i64 j) const { return plane + ((row + i) * step + column + j) * size; }
+};
+
+template <typename T>
+__device__ __forceinline__ Place place(const T* tensor, i64 offset, i64 step, i64 row, i64 rows, i64 column,
+                                       i64 columns) {
+  return {(char*)(tensor + offset), sizeof(T), step, row, rows, column, columns};
+}
+
+// Rows and columns of a tile, counted from where it begins.
+struct Part {
+  i64 row, rows_end, column, columns_end;
+
+  __device__ __forceinline__ bool operator==(const Part&) const = default;
+};
+
+// What of a tile lies inside its plane.
+__device__ __forceinline__ Part inside(const Place& p, i64 rows, i64 columns) {
+  return {max(-p.row, i64(0)), min(p.rows - p.row, rows), max(-p.column, i64(0)), min(p.columns - p.column, columns)};
+}
+
+__device__ __forceinline__ Part common(const Part& a, const Part& b) {
+  return {max(a.row, b.row), min(a.rows_end, b.rows_end), max(a.column, b.column), min(a.columns_end, b.columns_end)};
+}
+
+__device__ __forceinline__ int threads() { return blockDim.x * blockDim.y * blockDim.z; }
+
+__device__ __forceinline__ int thread_number() {
+  return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+}
+
+// Move the rows of a part: each by a warp, or by all threads where there is only one.
+template <typename Warp, typename Block>
+__device__ __forceinline__ void each_row(const Part& part, Warp by_warp, Block by_block) {
+  if (part.column >= part.columns_end) return;
+  if (part.rows_end - part.row > 1 && threads() % 32 == 0) {
+    for (i64 i = part.row + thread_number() / 32; i < part.rows_end; i += threads() / 32) by_warp(i);
+  } else {
+    for (i64 i = part.row; i < part.rows_end; ++i) by_block(i);
+  }
+}
+
+// All transfers that the program has started are complete, and all of its threads know.
+__device__ __forceinline__ void complete() {
+  __syncthreads();
+  if (thread_number() == 0) nvshmem_quiet();
+  __syncthreads();
+}
+
+// Write a tile to `to` on PE `pe`; what lies outside of either tensor is left out.
+static __device__ __noinline__ void put(Place from, Place to, i64 rows, i64 columns, int pe) {
+  Part part = common(inside(from, rows, columns), inside(to, rows, columns));
+  i64 j = part.column, bytes = (part.columns_end - j) * to.size;
+  drain();
+  __syncthreads();
+  each_row(
+      part, [&](i64 i) { nvshmemx_putmem_nbi_warp(to.at(i, j), from.at(i, j), bytes, pe); },
+      [&](i64 i) { nvshmemx_putmem_nbi_block(to.at(i, j), from.at(i, j), bytes, pe); });
+  complete();
+}
+
+// Read a tile from `from` on PE `pe`; what lies outside of the tensor there is 0.
+static __device__ __noinline__ void get(Place from, Place to, i64 rows, i64 columns, int pe) {
+  Part wanted = inside(to, rows, columns), part = common(wanted, inside(from, rows, columns));
+  i64 j = part.column, bytes = (part.columns_end - j) * to.size;
+  drain();
+  __syncthreads();
+  if (!(part == wanted)) {
+    i64 all = (wanted.columns_end - wanted.column) * to.size;
+    for (i64 i = wanted.row; i < wanted.rows_end; ++i)
+      for (i64 b = thread_number(); b < all; b += threads()) to.at(i, wanted.column)[b] = 0;
+    drain();
+    __syncthreads();
+  }
+  each_row(
+      part, [&](i64 i) { nvshmemx_getmem_nbi_warp(to.at(i, j), from.at(i, j), bytes, pe); },
+      [&](i64 i) { nvshmemx_getmem_nbi_block(to.at(i, j), from.at(i, j), bytes, pe); });
+  complete();
+  acquired();
+}
+
+// After put() by all: update a flag of PE `pe`, `flags` being the first one of this device's instance.
+template <int SET, typename V>
+__device__ inline void put_flag(V* flags, i64 index, i64 extent, i64 value, int pe, i64* report, int site) {
+  if (thread_number() != 0) return;
+  if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
+  if constexpr (sizeof(V) == sizeof(uint64_t)) {
+    int op = SET ? NVSHMEM_SIGNAL_SET : NVSHMEM_SIGNAL_ADD;
+    nvshmemx_signal_op(reinterpret_cast<uint64_t*>(flags + index), static_cast<uint64_t>(value), op, pe);
+  } else {
+    // NVSHMEM's signals have 64 bits.
+    unsigned* flag = reinterpret_cast<unsigned*>(flags + index);
+    if (SET)
+      nvshmem_uint_atomic_set(flag, static_cast<unsigned>(value), pe);
+    else
+      nvshmem_uint_atomic_add(flag, static_cast<unsigned>(value), pe);
+  }
+}
+
+// put(), then the flag: one operation if the tile is one piece and the flag has 64 bits.
+template <int SET, typename V>
+static __device__ __noinline__ void put_signal(Place from, Place to, i64 rows, i64 columns, int pe, V* flags, i64 index,
+                                               i64 extent, i64 value, i64* report, int site) {
+  if constexpr (sizeof(V) == sizeof(uint64_t)) {
+    Part part = common(inside(from, rows, columns), inside(to, rows, columns));
+    i64 i = part.row, j = part.column;
+    if (part.rows_end - i == 1 && j < part.columns_end && index >= 0 && index < extent) {
+      drain();
+      __syncthreads();
+      nvshmemx_putmem_signal_nbi_block(to.at(i, j), from.at(i, j), (part.columns_end - j) * to.size,
+                                       reinterpret_cast<uint64_t*>(flags + index), static_cast<uint64_t>(value),
+                                       SET ? NVSHMEM_SIGNAL_SET : NVSHMEM_SIGNAL_ADD, pe);
+      return complete();
+    }
+  }
+  put(from, to, rows, columns, pe);
+  put_flag<SET>(flags, index, extent, value, pe, report, site);
+}
+
+}  // namespace tilescale
+
+#endif

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""Copies between devices by NVSHMEM, where a program asks for it with `impl="nvshmem"`.
+
+Why: NVSHMEM names a peer by its number and a place by this device's own address, so it also reaches devices whose
+memory has no address here. Before: a remote tile copy. After: a call of headers/nvshmem.cuh that moves rows between
+symmetric memory here and there. A tile on chip, or of another type, goes through a symmetric workspace: network
+adapters reach nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lower import GridLowering
+from tilescale.backends.cuda.nvshmem_link import IMPL, declarations
+
+Number = int | ir.PrimExpr
+"""A constant, or an expression of 64 bits."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a tile: where it begins, its extent, the tensor's size, and elements from index to index."""
+
+    begin: Number
+    extent: int
+    size: Number
+    stride: Number
+
+    @property
+    def whole(self) -> bool:
+        """Whether the tile has all of the tensor along it."""
+        return ir.constant(self.begin) == 0 and ir.constant(self.size) == self.extent
+
+
+ONE = Axis(0, 1, 1, 0)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One side of a copy: in symmetric memory of this device, or in the same place on a peer.
+
+    Attributes:
+        axes: those along which it has more than one element.
+        offset: elements before it, as its indices on the other axes say.
+        present: whether these indices lie in the tensor; None if they are known to.
+    """
+
+    buffer: ir.Buffer
+    axes: tuple[Axis, ...]
+    offset: Number = 0
+    present: ir.PrimExpr | None = None
+
+    @classmethod
+    def of(cls, buffer: ir.Buffer, begins: Sequence[Any], extents: Sequence[int]) -> Tile:
+        """The tile that a region of a dense tensor is."""
+        axes: list[Axis] = []
+        stride: Number = 1
+        for begin, extent, size in reversed(list(zip(begins, extents, buffer.shape, strict=True))):
+            axes.insert(0, Axis(_number(begin), extent, _number(size), stride))
+            stride = _number(size) * stride
+        tile = cls(buffer, tuple(axis for axis in axes if axis.extent != 1))
+        for axis in axes:
+            if axis.extent == 1:
+                tile = tile.at(axis, 0)
+        return tile
+
+    def at(self, axis: Axis, index: Any) -> Tile:
+        """The tile at one index of one of its axes."""
+        position, present = axis.begin + _number(index), self.present
+        value, size = ir.constant(position), ir.constant(axis.size)
+        if value is None or size is None or not 0 <= value < size:
+            inside = ir.And(ir.GE(_int64(position), _int64(0)), ir.LT(_int64(position), _int64(axis.size)))
+            present = inside if present is None else ir.And(present, inside)
+        return replace(self, offset=self.offset + position * axis.stride, present=present)
+
+    def place(self, rows: Axis, columns: Axis) -> ir.PrimExpr:
+        """What the device functions take for it."""
+        size = _int64(rows.size)
+        if self.present is not None:
+            size = ir.Select(self.present, size, _int64(0))
+        numbers = (self.offset, rows.stride, rows.begin, size, columns.begin, columns.size)
+        return tir.extern("tilescale::place", tir.address_of(self.buffer), *map(_int64, numbers))
+
+
+def _number(expr: Any) -> Number:
+    value = ir.constant(expr)
+    return ir.Cast("int64", expr) if value is None else value
+
+
+def _int64(number: Number) -> ir.PrimExpr:
+    return ir.IntImm("int64", number) if isinstance(number, int) else number
+
+
+@dataclass(frozen=True)
+class Told:
+    """A flag of the peer, and what becomes of it.
+
+    Attributes:
+        kind: template arguments of the device function: 1 to set or 0 to add, and the flag's type.
+        flag: pointer to the first flag, the number of this one, how many there are.
+        report: where a number beyond them is reported, and as which site.
+    """
+
+    kind: str
+    flag: tuple[Any, Any, Any]
+    value: Any
+    report: tuple[Any, Any]
+
+
+def copy(lowering: GridLowering, regions: Sequence[ir.Call], to_peer: bool, pe: Any, told: Told | None) -> ir.Stmt:
+    """A copy of the first region to the second one, of which one lies on device `pe`; then a flag there.
+
+    Raises:
+        UnsupportedError: a tile of symbolic extents, or of elements that are parts of a byte.
+    """
+    near, far = regions if to_peer else reversed(regions)
+    there = _symmetric(lowering, far)
+    here, staging = _reachable(lowering, lowering.expr(near), near, there, to_peer)
+    lowering.libraries[IMPL] = declarations()
+    lowering.ordered = True  # all threads of a program come together for each call
+    names = [ir.region_parts(region)[0].name.removesuffix("_view") for region in (near, far)]
+    through = ", through a workspace" if staging else ""
+    lowering.notes.append(f"T.copy({', '.join(names)}, {'dst' if to_peer else 'src'}=): {IMPL} (asked for{through})")
+    moves = _moves(here, there, to_peer, pe, told)
+    return tir.sequence([*staging, *moves] if to_peer else [*moves, *staging])
+
+
+def _symmetric(lowering: GridLowering, region: ir.Call) -> Tile:
+    """A tile of a tensor, which has to be symmetric."""
+    buffer, begins, _ = ir.region_parts(region)
+    return Tile.of(lowering.symmetric(buffer.data), [lowering.expr(b) for b in begins], _extents(lowering, region))
+
+
+def _extents(lowering: GridLowering, region: ir.Call) -> list[int]:
+    buffer, _, extents = ir.region_parts(region)
+    sizes = [ir.constant(lowering.expr(n)) for n in extents]
+    if None in sizes:
+        raise lowering.unsupported(f"T.copy(impl={IMPL!r}) of {buffer.name!r}, whose extents are symbolic,")
+    if ir.bits(str(buffer.dtype)) % 8:
+        raise lowering.unsupported(f"T.copy(impl={IMPL!r}) of {buffer.name!r}, whose elements are {buffer.dtype},")
+    return sizes
+
+
+def _reachable(
+    lowering: GridLowering, lowered: ir.Call, near: ir.Call, there: Tile, to_peer: bool
+) -> tuple[Tile, list[ir.Stmt]]:
+    """The near tile in symmetric memory; and what copies it there, or from there, if it lies elsewhere."""
+    buffer, dtype = ir.region_parts(near)[0], str(there.buffer.dtype)
+    if buffer.scope() == "global" and str(buffer.dtype) == dtype:
+        return _symmetric(lowering, near), []
+    extents = _extents(lowering, near)
+    # Puts and gets have their own: what threads still take out of one must not be overwritten by the other.
+    name = "_".join(["sent" if to_peer else "received", dtype, *map(str, extents)])
+    space = lowering.workspace(name, (lowering.programs(), *extents), dtype)
+    program, begins = lowering.program_number(), [0] * len(extents)
+    part = tir.region(space, [program, *begins], [1, *extents], "w" if to_peer else "r")
+    # Plain loads and stores: they are in order with those of NVSHMEM, bulk copies are not.
+    staging = tir.tile_call("copy", *((lowered, part) if to_peer else (part, lowered)), disable_tma=True)
+    held = Tile.of(space, [0, *begins], [1, *extents])
+    return replace(held, offset=_number(program) * math.prod(extents)), [staging]
+
+
+def _moves(here: Tile, there: Tile, to_peer: bool, pe: Any, told: Told | None) -> list[ir.Stmt]:
+    """Calls that move the tile by planes, in loops over its other axes."""
+    *outer, rows, columns = _joined(list(zip(here.axes, there.axes, strict=True)))
+    loops = [ir.Var(f"plane{i}", "int32") for i in range(len(outer))]
+    for var, (mine, theirs) in zip(loops, outer, strict=True):
+        here, there = here.at(mine, var), there.at(theirs, var)
+    places = [tile.place(*axes) for tile, axes in zip((here, there), zip(rows, columns, strict=True), strict=True)]
+    arguments = [*(places if to_peer else reversed(places)), _int64(rows[0].extent), _int64(columns[0].extent), pe]
+    if told is not None and not outer:
+        signal = (*arguments, *told.flag, told.value, *told.report)
+        return [tir.evaluate(tir.extern(f"tilescale::put_signal<{told.kind}>", *signal))]
+    move = tir.evaluate(tir.extern("tilescale::put" if to_peer else "tilescale::get", *arguments))
+    for var, (mine, _) in reversed(list(zip(loops, outer, strict=True))):
+        move = ir.For(var, ir.IntImm("int32", 0), ir.IntImm("int32", mine.extent), ir.ForKind.SERIAL, move)
+    if told is None:
+        return [move]
+    update = tir.extern(f"tilescale::put_flag<{told.kind}>", *told.flag, told.value, pe, *told.report)
+    return [move, tir.evaluate(update)]
+
+
+def _joined(axes: list[tuple[Axis, Axis]]) -> list[tuple[Axis, Axis]]:
+    """Two axes or more, the last one dense on both sides; those that follow each other without a gap become one."""
+    while len(axes) > 1 and all(_follow(*pair) for pair in zip(*axes[-2:], strict=True)):
+        joined = tuple(_join(*pair) for pair in zip(*axes[-2:], strict=True))
+        axes = [*axes[:-2], joined]
+    if not axes or any(ir.constant(axis.stride) != 1 for axis in axes[-1]):
+        axes = [*axes, (ONE, ONE)]
+    return axes if len(axes) > 1 else [(ONE, ONE), *axes]
+
+
+def _follow(outer: Axis, inner: Axis) -> bool:
+    step = ir.constant(inner.stride)
+    return inner.whole and step is not None and ir.constant(outer.stride) == step * inner.extent
+
+
+def _join(outer: Axis, inner: Axis) -> Axis:
+    return Axis(outer.begin * inner.extent, outer.extent * inner.extent, outer.size * inner.extent, inner.stride)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: MIT
+"""Take device phases apart into operations of the host and grids of programs.
+
+Why: a device phase is what a device does once, but a GPU runs kernels and what its stream is given. Before: phases of
+arbitrary statements. After: `HostStep`s, one operation on whole tensors each (copy engine, NCCL, fills, meetings), in
+control flow of the host; and launches for the rest: one program of one thread for statements that have an order, such
+as signals and waits, and a grid over the elements or tiles of tensors for parallel loops, copies and collectives that
+programs make best. The machine model says which (tilescale/cost). Declines control flow of the host that depends on
+values in device memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from tilelang_core import ir, trace
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda import nvshmem_link
+from tilescale.backends.cuda.combine import fold
+from tilescale.backends.cuda.signature import Target
+from tilescale.backends.cuda.spread import THREADS, Grids, is_known, with_args
+from tilescale.cost.choose import Choice
+from tilescale.cost.operations import collective_choice, copy_choice, network_of
+from tilescale.errors import Location, UnsupportedError
+from tilescale.passes.structure import location
+from tilescale.program import model, ops
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
+
+ON_TILES = {
+    ops.ALLREDUCE.name: ("one_shot",),
+    ops.REDUCE_SCATTER.name: ("direct",),
+    ops.ALL_GATHER.name: ("direct",),
+    ops.ALL_TO_ALL.name: ("direct",),
+    ops.BROADCAST.name: ("direct",),
+}
+"""Implementations of collectives that are a grid of collectives on tiles."""
+
+BY_COPIES = (ops.ALL_GATHER.name, ops.ALL_TO_ALL.name)
+"""Collectives that copies by the host can make."""
+
+NCCL_TYPES = frozenset(("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"))
+
+_TILE_OPS = ("tl.tileop.fill", "tl.tileop.copy")
+
+
+@dataclass(frozen=True)
+class HostStep(DevicePhase):
+    """An operation on whole tensors that the host puts on the stream; `impl` names how, `where` its line."""
+
+    impl: str = ""
+    where: Location | None = None
+
+    @property
+    def call(self) -> ir.Call:
+        """The operation."""
+        return self.stmt.value
+
+
+def plan(program: Program, target: Target) -> tuple[Part, tuple[str, ...]]:
+    """The program's phases with device phases taken apart, and what was chosen for their operations.
+
+    Raises:
+        UnsupportedError: a statement that has no lowering, with its line.
+    """
+    planner = _Planner(program, target)
+    return planner.part(program.body), tuple(planner.notes)
+
+
+class _Planner(Grids):
+    def __init__(self, program: Program, target: Target):
+        super().__init__(program.launches[0])
+        self.program, self.target = program, target
+        self.notes: list[str] = []
+        known = zip(program.extents, target.sizes, strict=True)
+        self._sizes = {var: ir.IntImm("int32", n) for (_, var), (_, n) in known if isinstance(var, ir.Var)}
+        self._names = {v.data: p.name for p in program.parameters for v in p.views}
+
+    # -- the tree of phases ------------------------------------------------------------------------------------------
+
+    def part(self, part: Part) -> Part:
+        """One part in program order."""
+        if isinstance(part, Launch):
+            self.launch = part
+            return replace(part, body=self.part(part.body))
+        if isinstance(part, model.Sequence):
+            return model.Sequence(tuple(self.part(p) for p in part.parts))
+        if isinstance(part, Control):
+            return Control(self._sized(part.stmt), tuple(self.part(p) for p in part.parts))
+        if isinstance(part, GridPhase):
+            return GridPhase(self.with_bindings([part.stmt]))
+        return model.Sequence(tuple(self._device(self._sized(part.stmt))))
+
+    def _sized(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement with numbers for the units of the launch."""
+        return ir.substitute(stmt, self._sizes) if self._sizes else stmt
+
+    def _device(self, stmt: ir.Stmt) -> list[Part]:
+        """The statements of a device phase: runs of those for one program, and what is between."""
+        parts: list[Part] = []
+        run: list[ir.Stmt] = []
+        for inner in _flat(stmt):
+            self.where = location(inner) or self.where
+            for made in self._statement(inner):
+                if isinstance(made, ir.Stmt):
+                    run.append(made)
+                    continue
+                parts += [*self.one_program(run), made]
+                run = []
+        return [*parts, *self.one_program(run)]
+
+    def _statement(self, stmt: ir.Stmt) -> list[Part | ir.Stmt]:
+        """What a statement becomes: parts, and statements for a program that runs them with their neighbours."""
+        if isinstance(stmt, ir.Bind):
+            return self._bind(stmt)
+        if isinstance(stmt, ir.Evaluate):
+            return self._operation(stmt)
+        if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
+            return [self.elementwise(stmt)]
+        if isinstance(stmt, ir.For | ir.IfThenElse | ir.While) and ir.contains(stmt, _is_whole):
+            self._check_host(stmt)
+            return [Control(stmt, tuple(model.Sequence(tuple(self._device(s))) for s in ir.children(stmt)))]
+        return [stmt]
+
+    def _bind(self, bind: ir.Bind) -> list[Part | ir.Stmt]:
+        if ir.op_name(bind.value) == ops.VIEW.name:
+            return []
+        self.bind(bind)
+        return [self._host(bind) if is_known(bind) else bind]
+
+    def _operation(self, stmt: ir.Evaluate) -> list[Part | ir.Stmt]:
+        call = stmt.value
+        name = ir.op_name(call)
+        if name is None and ir.constant(call) is not None:
+            return []
+        if name == ops.BARRIER.name or name in _TILE_OPS and _on_tensors(call):
+            return [self._host(stmt)]
+        if name == ops.COPY.name:
+            return self._copy(call)
+        return self._collective(call) if name in ops.COLLECTIVES else [stmt]
+
+    def _host(self, stmt: ir.Stmt, impl: str = "") -> HostStep:
+        self.check_known(ir.uses(stmt))
+        return HostStep(stmt, impl, self.where or self.launch.where)
+
+    def _check_host(self, stmt: ir.Stmt) -> None:
+        """Control flow around operations on whole tensors is the host's, which does not read device memory."""
+        exprs = [stmt.min, stmt.extent] if isinstance(stmt, ir.For) else [stmt.condition]
+        if isinstance(stmt, ir.While) or not all(ir.is_pure(e) for e in exprs):
+            raise self.unsupported(
+                "control flow on values in device memory around operations on whole tensors has no CUDA lowering"
+            )
+
+    # -- copies ------------------------------------------------------------------------------------------------------
+
+    def _copy(self, call: ir.Call) -> list[Part | ir.Stmt]:
+        if ir.attribute(call, "impl") == nvshmem_link.IMPL:
+            # It tells the peer itself, after the data.
+            return [self.grid([ir.Evaluate(call)], ir.Var("bx", "int32"), 1, THREADS)]
+        choice = self._chosen(lambda: copy_choice(call, self.target.machine, dict(self.target.sizes), None))
+        side = "dst" if ir.attribute(call, "far") == "dst" else "src"
+        self.notes.append(f"T.copy({side}=) of {self._tensors(call.args[:2])} by each device: {choice}")
+        regions, peer = call.args[:2], call.args[2]
+        whole = with_args(call, [*regions, peer], {"impl": choice.name}, without=("op",))
+        extents = [[ir.constant(n) for n in ir.region_parts(r)[2]] for r in regions]
+        chosen = network_of(call, self.target.machine, dict(self.target.sizes)).mechanism(choice.name)
+        if chosen.started_by == "host":
+            parts: list[Part | ir.Stmt] = [self._host(ir.Evaluate(whole), choice.name)]
+        else:
+            parts = [self.tiles(whole, _axes_of_copy(extents))]
+        if len(call.args) > 3:
+            flag, value = call.args[3:5]
+            notes = {"level": ir.attribute(call, "level"), "op": ir.attribute(call, "op")}
+            parts.append(tir.evaluate(trace.call(ops.SIGNAL, flag, value, peer, **notes)))
+        return parts
+
+    def _chosen(self, choose: Any) -> Choice:
+        try:
+            return choose()
+        except UnsupportedError as error:
+            raise error.at(self.where) if self.where else error from None
+
+    def _tensors(self, args: Sequence[Any]) -> str:
+        tiles = [ir.region_parts(a)[0] for a in args if ir.op_name(a) == "tl.region"]
+        return ", ".join(dict.fromkeys(self._names.get(b.data, b.name) for b in tiles))
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+
+    def _collective(self, call: ir.Call) -> list[Part]:
+        name, level = call.op.name, ir.attribute(call, "level")
+        short, able = name.removeprefix("tilescale."), self._able(call)
+        if not able:
+            what = f"T.{short} of {self._tensors(call.args)} between {level}s"
+            raise self.unsupported(f"{what} has no CUDA lowering")
+        choice = self._chosen(lambda: collective_choice(call, self.target.machine, dict(self.target.sizes), able))
+        self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: {choice}")
+        if choice.name in ON_TILES[name]:
+            chosen = with_args(call, call.args, {"impl": choice.name})
+            return [self.tiles(chosen, self._axes_of_collective(call))]
+        if ir.op_name(call.args[-1]) == ops.COMBINE.name:
+            return self._gather_and_fold(call)
+        return [self._host(ir.Evaluate(call), choice.name)]
+
+    def _able(self, call: ir.Call) -> list[str]:
+        """Implementations for the tensors of a collective, preferred ones first."""
+        name = call.op.name
+        regions = [ir.region_parts(a) for a in call.args if ir.op_name(a) == "tl.region"]
+        constant = all(ir.constant(n) is not None for _, _, extents in regions for n in extents)
+        able: list[str] = []
+        # Programs meet their counterparts on all devices, so there is one level of them. Tiles of what is split along
+        # a dimension would be slices of rows: only on demand.
+        asked = ir.attribute(call, "impl") in ON_TILES[name]
+        if constant and len(self.target.sizes) == 1 and (asked or name == ops.ALLREDUCE.name):
+            able += ON_TILES[name]
+        if all(str(buffer.dtype) in NCCL_TYPES for buffer, _, _ in regions):
+            able.append("nccl")
+        if name in BY_COPIES and constant and self._copied_by_host(call):
+            able.append("copy_engine")
+        return able
+
+    def _copied_by_host(self, call: ir.Call) -> bool:
+        """Whether a network between the units has a mechanism that the host starts, and devices have an address."""
+        network = network_of(call, self.target.machine, dict(self.target.sizes))
+        return network is not None and any(m.started_by == "host" and m.put is not None for m in network.mechanisms)
+
+    def _axes_of_collective(self, call: ir.Call) -> list[tuple[int, ...]]:
+        """Dimensions along which the tiles of a collective are independent of one another, for each of its tensors."""
+        ranks = [len(ir.region_parts(a)[2]) for a in call.args if ir.op_name(a) == "tl.region"]
+        split = ir.attribute(call, "dim")
+        return [(axis,) * len(ranks) for axis in range(min(ranks)) if axis != split]
+
+    def _gather_and_fold(self, call: ir.Call) -> list[Part]:
+        """A user's combination: everybody's tensors side by side, then folded element by element."""
+        tiles = [_WholeTile(region) for region in call.args[:-1]]
+        devices = dict(self.target.sizes)[ir.attribute(call, "level")]
+        steps: list[Part] = []
+        gathered = []
+        for number, tile in enumerate(tiles):
+            name = f"gathered{len(self.notes)}_{number}"
+            side = tir.local_buffer(name, [devices, *tile.extents], tile.dtype, "global")
+            self.launch = replace(self.launch, buffers=(*self.launch.buffers, side))
+            everybodys = tir.region(side, [0] * len(side.shape), list(side.shape), "w")
+            notes = {"level": ir.attribute(call, "level"), "dim": 0}
+            gather = trace.call(ops.ALL_GATHER, call.args[number], everybodys, **notes)
+            steps.append(self._host(ir.Evaluate(gather), "nccl"))
+            received = lambda sender, index, side=side: ir.BufferLoad(side, [sender, *index])  # noqa: E731
+            gathered.append(SimpleNamespace(devices=devices, received=received))
+        for which in range(len(tiles)):
+            steps.append(self.elementwise(fold(self, call.args[-1], which, tiles, gathered)))
+        return steps
+
+
+class _WholeTile:
+    """A tensor, or a region of it, as `fold` takes it."""
+
+    def __init__(self, region: ir.Call):
+        self.buffer, self.begins, extents = ir.region_parts(region)
+        self.name, self.dtype = self.buffer.name, str(self.buffer.dtype)
+        self.extents = [ir.constant(n) if ir.constant(n) is not None else n for n in extents]
+
+    def at(self, index: Sequence[Any]) -> list[Any]:
+        """Indices of an element in the tensor."""
+        return [b + i for b, i in zip(self.begins, index, strict=True)]
+
+
+def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
+    """The statements of a device phase in order; scales of units are where they run already."""
+    if isinstance(stmt, ir.SeqStmt | ir.AttrStmt):
+        for inner in ir.children(stmt):
+            yield from _flat(inner)
+    else:
+        yield stmt
+
+
+def _is_whole(node: Any) -> bool:
+    """Whether a node is an operation on whole tensors, which the host starts."""
+    name = ir.op_name(node)
+    return name in ops.COLLECTIVES or name == ops.COPY.name or name in _TILE_OPS and _on_tensors(node)
+
+
+def _on_tensors(call: ir.Call) -> bool:
+    """Whether a fill with a constant, or a copy, has only tensors as its tiles."""
+    tiles = [ir.region_parts(a)[0] for a in call.args if ir.op_name(a) == "tl.region"]
+    value = [a for a in call.args if ir.op_name(a) != "tl.region"]
+    return all(b.scope() == "global" for b in tiles) and all(isinstance(v, ir.IntImm | ir.FloatImm) for v in value)
+
+
+def _axes_of_copy(extents: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Dimensions of source and target that belong together: those of more than one element, in order."""
+    source, target = ([axis for axis, n in enumerate(shape) if n != 1] for shape in extents)
+    return list(zip(source, target, strict=True))

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: MIT
+"""Give a unit its part of a statement that the whole program makes on tiles which units hold.
+
+Why: see holdings.py. Before: a tile operation or a parallel nest on tiles held as copies or shares. After: for each
+unit the same statement on its own fragments: loops and regions cut to its share, a reduction along the split dimension
+finished through shared memory. What reads copies and writes memory runs on one unit.
+
+Declines tile operations that a share says nothing about, such as a product over a split inner dimension.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda import meetings
+from tilescale.backends.cuda.combine import COMBINE
+from tilescale.backends.cuda.holdings import ELEMENTWISE, Held, accesses, matching_axis, parallel_loops
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lanes import LaneLowering, Unit
+
+_PARTIAL = {"sum": "sum", "abssum": "sum", "max": "max", "absmax": "max", "min": "min"}
+"""Reductions that can be finished from partial results, and how those combine."""
+
+
+class Share:
+    """One unit's part of the program's statements."""
+
+    def __init__(self, lanes: LaneLowering, unit: Unit):
+        self.lanes, self.lowering, self.unit = lanes, lanes.lowering, unit
+
+    def stmt(self, stmt: ir.Stmt, held: Held) -> ir.Stmt | None:
+        """The unit's part; None if it has none."""
+        rank = self.unit.rank(held.level.name)
+        if held.axis is None:
+            written = [b for b, _, writes in accesses(stmt) if writes]
+            if rank and not any(b.data in self.lanes.holdings.held for b in written):
+                return None
+            return self._on_own(stmt, first=rank == 0)
+        if isinstance(stmt, ir.Evaluate):
+            name = ir.op_name(stmt.value) or ""
+            rule = _RULES.get(name)
+            if rule is None:
+                tile = next(b for b, _, _ in accesses(stmt) if self._split(b) is not None)
+                raise self.lowering.unsupported(f"{name.rpartition('.')[2]} of {tile.name!r}, which is held {held}")
+            return tir.at(rule(self, stmt.value), stmt)
+        return self._nest(stmt, held)
+
+    # -- places ------------------------------------------------------------------------------------------------------
+
+    def _split(self, buffer: ir.Buffer) -> Held | None:
+        held = self.lanes.holdings.of(buffer)
+        return held if held is not None and held.axis is not None else None
+
+    def _begin(self, held: Held, extent: int) -> int:
+        return self.unit.rank(held.level.name) * (extent // held.count)
+
+    def _local(self, held: Held, buffer: ir.Buffer, indices: list[Any]) -> list[Any]:
+        """Indices of the whole tile as indices of the unit's share."""
+        if held.axis is None:
+            return indices
+        index = indices[held.axis]
+        if held.cyclic:
+            at = ir.simplify((index - self.unit.rank(held.level.name)) // held.count, {})
+        else:
+            at = ir.simplify(index - self._begin(held, ir.constant(buffer.shape[held.axis])), {})
+        return [at if axis == held.axis else i for axis, i in enumerate(indices)]
+
+    def _on_own(self, stmt: ir.Stmt, *, first: bool = True) -> ir.Stmt:
+        """The statement on the unit's own tiles; only the first unit writes what all see."""
+
+        def leave(node: Any) -> Any:
+            if not isinstance(node, ir.BufferLoad | ir.BufferStore):
+                return None
+            held = self.lanes.holdings.of(node.buffer)
+            if held is None:
+                drop = isinstance(node, ir.BufferStore) and not first and not node.buffer.scope().startswith("local")
+                return tir.sequence([]) if drop else None
+            own = self.lanes.copy_of(node.buffer, self.unit)
+            indices = self._local(held, node.buffer, list(node.indices))
+            if isinstance(node, ir.BufferLoad):
+                return ir.BufferLoad(own, indices)
+            return ir.BufferStore(own, node.value, indices)
+
+        return tir.rewrite(stmt, leave=leave)
+
+    def _nest(self, stmt: ir.Stmt, held: Held) -> ir.Stmt:
+        loops = parallel_loops(stmt)
+        var = self.lanes.holdings.split_loop(stmt)
+        body = loops[-1].body
+        for buffer, indices, writes in accesses(body):
+            mine = self.lanes.holdings.of(buffer)
+            whole = mine is not None and mine.axis is None
+            if writes and whole and any(var in ir.variables(i) for i in indices):
+                raise self.lowering.unsupported(f"a share of {buffer.name!r} is written where it is held {mine}")
+        extent = next(ir.constant(loop.extent) for loop in loops if loop.loop_var.same_as(var))
+        rank, share = self.unit.rank(held.level.name), extent // held.count
+        position = var * held.count + rank if held.cyclic else var + rank * share
+        body = self._on_own(ir.substitute(body, {var: position}))
+        for loop in reversed(loops):
+            length = share if loop.loop_var.same_as(var) else loop.extent
+            body = ir.For(loop.loop_var, loop.min, ir.int_node(length), loop.kind, body, None, loop.annotations)
+        return body
+
+    # -- regions -----------------------------------------------------------------------------------------------------
+
+    def _cut(self, region: ir.Call, axis: int | None, held: Held) -> ir.Call:
+        """The unit's share of a region along one of its dimensions; all of it without."""
+        buffer, begins, extents = ir.region_parts(region)
+        if axis is not None:
+            extent = ir.constant(extents[axis])
+            begins[axis] = begins[axis] + self._begin(held, extent)
+            extents[axis] = ir.int_node(extent // held.count)
+        mine = self.lanes.holdings.of(buffer)
+        if mine is not None:
+            begins = self._local(mine, buffer, begins)
+            buffer = self.lanes.copy_of(buffer, self.unit)
+        access = {1: "r", 2: "w", 3: "rw"}[ir.constant(region.args[1])]
+        return tir.region(buffer, begins, extents, access)
+
+    def _whole(self, region: ir.Call) -> int:
+        """The split dimension of a region of a held tile, of which the region has all."""
+        buffer, begins, extents = ir.region_parts(region)
+        held = self._split(buffer)
+        covers = ir.constant(begins[held.axis]) == 0 and ir.constant(extents[held.axis]) == ir.constant(
+            buffer.shape[held.axis]
+        )
+        if not covers:
+            raise self.lowering.unsupported(f"a part, along its split dimension, of {buffer.name!r}, held {held}")
+        return held.axis
+
+    def _copy(self, call: ir.Call) -> ir.Stmt:
+        """Regions cut alike; if only shares go into a copy, the copies are made whole through shared memory."""
+        source, target = call.args[0], call.args[1]
+        (a, _, extents), (b, _, others) = ir.region_parts(source), ir.region_parts(target)
+        held = self._split(a) or self._split(b)
+        if held.cyclic:
+            return self._nest(tir.copy_nest(call), held)
+        axes: list[int | None]
+        if self._split(a) is not None:
+            axes = [self._whole(source), matching_axis(held.axis, extents, others)]
+        else:
+            axes = [matching_axis(held.axis, others, extents), self._whole(target)]
+        both = self._split(a), self._split(b)
+        if None in axes or any(
+            h is not None and (h.axis, h.cyclic) != (x, False) for h, x in zip(both, axes, strict=True)
+        ):
+            raise self.lowering.unsupported(f"a copy between {a.name!r} and {b.name!r}, which is held {held} in one")
+        into = self.lanes.holdings.of(b)
+        if into is not None and into.axis is None:
+            return self._gathered(self._cut(source, axes[0], held), axes[0], held, target)
+        return tir.evaluate(tir.recall(call, [self._cut(source, axes[0], held), self._cut(target, axes[1], held)]))
+
+    def _gathered(self, part: ir.Call, axis: int, held: Held, target: ir.Call) -> ir.Stmt:
+        buffer, begins, extents = ir.region_parts(target)
+        return meetings.gather(
+            self.lanes, self.unit, part, axis, tir.region(self.lanes.copy_of(buffer, self.unit), begins, extents, "w")
+        )
+
+    def _fill(self, call: ir.Call) -> ir.Stmt:
+        axis = self._whole(call.args[0])
+        held = self._split(ir.region_parts(call.args[0])[0])
+        buffer = self.lanes.copy_of(ir.region_parts(call.args[0])[0], self.unit)
+        _, begins, extents = ir.region_parts(call.args[0])
+        extents[axis] = ir.int_node(ir.constant(extents[axis]) // held.count)
+        return tir.evaluate(tir.recall(call, [tir.region(buffer, begins, extents, "w"), call.args[1]]))
+
+    def _reduce(self, call: ir.Call) -> ir.Stmt:
+        """Along another dimension each unit has its results; along the split one partial results, which all combine."""
+        source, target = (ir.region_parts(r)[0] for r in call.args[:2])
+        mine, result, dim = self._split(source), self.lanes.holdings.of(target), ir.constant(call.args[3])
+        if mine is None or (mine.axis == dim) != (result is None or result.axis is None):
+            raise self.lowering.unsupported(
+                f"a reduction of {source.name!r}, held {mine}, along dimension {dim} into {target.name!r}"
+            )
+        shares = [self._share(r) for r in call.args[:2]]
+        if mine.axis != dim:
+            return tir.evaluate(tir.recall(call, [*shares, *call.args[2:]]))
+        kind = str(call.args[2].value)
+        if kind not in _PARTIAL:
+            raise self.lowering.unsupported(f"a {kind} reduction along the split dimension of {source.name!r}")
+        return self._combined(call, shares, _PARTIAL[kind])
+
+    def _share(self, region: ir.Call) -> ir.Call:
+        """All of the unit's own part of a region's tile."""
+        buffer, begins, _ = ir.region_parts(region)
+        held = self.lanes.holdings.of(buffer)
+        if held is None:
+            return region
+        if held.axis is not None:
+            self._whole(region)
+        own = self.lanes.copy_of(buffer, self.unit)
+        access = {1: "r", 2: "w", 3: "rw"}[ir.constant(region.args[1])]
+        _, _, extents = ir.region_parts(region)
+        if held.axis is not None:
+            extents[held.axis] = own.shape[held.axis]
+        return tir.region(own, begins, extents, access)
+
+    def _combined(self, call: ir.Call, shares: list[ir.Call], op: str) -> ir.Stmt:
+        target, begins, extents = ir.region_parts(shares[1])
+        shape = [ir.constant(n) for n in extents]
+        key = ("partial", target.data)
+        partial = self.lanes.make(key, f"{target.name}_partial", shape, str(target.dtype), target.scope())
+        whole = tir.region(partial, [0] * len(shape), shape, "w")
+        first = tir.evaluate(tir.recall(call, [shares[0], whole, *call.args[2:4], ir.IntImm("bool", 1)]))
+        loops = tir.loop_variables(shape)
+        at = [b + i for b, i in zip(begins, loops, strict=True)]
+        old = None if ir.constant(call.args[4]) else ir.BufferLoad(target, at)
+
+        def finish(received: list[Any]) -> ir.Stmt:
+            total = old
+            for value in received:
+                total = value if total is None else COMBINE[op](total, value)
+            return tir.parallel(loops, shape, ir.BufferStore(target, total, at))
+
+        return tir.sequence([first, meetings.exchange(self.lanes, self.unit, whole, loops, finish)])
+
+    def _gemm(self, call: ir.Call) -> ir.Stmt:
+        """Rows or columns of the product: the operand that has them is cut alike, the other one is whole."""
+        a, b, c = call.args[:3]
+        buffer_c = ir.region_parts(c)[0]
+        held, rank = self._split(buffer_c), len(buffer_c.shape)
+        if held is None or held.cyclic:
+            raise self.lowering.unsupported(f"a product into {buffer_c.name!r} of a fragment that units split")
+        by_row = held.axis == rank - 2
+        transposed = bool(ir.constant(call.args[3 if by_row else 4]))
+        operand = a if by_row else b
+        axis = len(ir.region_parts(operand)[0].shape) - (1 if transposed == by_row else 2)
+        for region, allowed in ((a, axis if by_row else None), (b, None if by_row else axis)):
+            mine = self.lanes.holdings.of(ir.region_parts(region)[0])
+            if mine is not None and mine.axis != allowed:
+                name = ir.region_parts(region)[0].name
+                raise self.lowering.unsupported(f"a product with {name!r}, held {mine}, into one held {held}")
+        cut = self._cut(operand, axis, held)
+        regions = [cut, self._share(b)] if by_row else [self._share(a), cut]
+        size = 5 if by_row else 6
+        rest = [ir.int_node(ir.constant(n) // held.count) if i == size else n for i, n in enumerate(call.args) if i > 2]
+        return tir.evaluate(tir.recall(call, [*regions, self._share(c), *rest]))
+
+
+_RULES = {
+    **dict.fromkeys(ELEMENTWISE, Share._copy),
+    "tl.tileop.fill": Share._fill,
+    "tl.tileop.reduce": Share._reduce,
+    "tl.tileop.gemm": Share._gemm,
+}

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: MIT
+"""Spread the work of a device over a grid: statements in order, parallel loops, operations on whole tensors by tiles.
+
+Why: a device phase has no programs, kernels do. Before: statements of a device phase. After: launches beside the
+program's own, each with the values that the device has bound before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tilelang_core import ir, trace
+from tilelang_core import rewrite as tir
+from tilescale.errors import Location, UnsupportedError
+from tilescale.program import ops
+from tilescale.program.model import GridPhase, Launch, Part
+
+ELEMENTS = 4096
+"""Elements of a tensor that one program takes: 16 for each of its threads."""
+
+THREADS = 256
+
+
+class Grids:
+    """Launches for a device phase.
+
+    Attributes:
+        launch: the program's launch around the phase.
+        where: the line that is being lowered.
+    """
+
+    def __init__(self, launch: Launch):
+        self.launch = launch
+        self.where: Location | None = None
+        self._bound: dict[ir.Var, ir.Bind] = {}
+        self._read: dict[ir.Var, ir.Bind] = {}
+        self._local: dict[ir.Var, int] = {}
+        self._made = 0
+
+    def unsupported(self, found: str) -> UnsupportedError:
+        """The error for something that has no lowering, at the current line."""
+        return UnsupportedError(found, hint="run it with tilescale.emulate", where=self.where)
+
+    # -- values of the device ----------------------------------------------------------------------------------------
+
+    def bind(self, bind: ir.Bind) -> None:
+        """Later grids may use a value; one that is read from memory only the grid that reads it."""
+        (self._bound if is_known(bind) else self._read)[bind.var] = bind
+
+    def check_known(self, used: Sequence[ir.Var], here: Sequence[ir.Stmt] = ()) -> None:
+        """Raise UnsupportedError for a value that was read from memory by another grid than that of `here`."""
+        mine = {s.var for stmt in here for s in ir.statements(stmt) if isinstance(s, ir.Bind)}
+        for var in used:
+            if var in self._read and var not in mine:
+                raise self.unsupported(
+                    f"{var.name!r}, read from memory before an operation on whole tensors and used after it, has no "
+                    "CUDA lowering"
+                )
+
+    def with_bindings(self, stmts: Sequence[ir.Stmt]) -> ir.Stmt:
+        """Statements of a program after the bindings of device phases that they use."""
+        needed: set[ir.Var] = set()
+        todo = [var for stmt in stmts for inner in ir.statements(stmt) for var in ir.uses(inner)]
+        self.check_known(todo, stmts)
+        while todo:
+            var = todo.pop()
+            if var in self._bound and var not in needed:
+                needed.add(var)
+                todo += ir.uses(self._bound[var])
+        return tir.sequence([*(bind for var, bind in self._bound.items() if var in needed), *stmts])
+
+    def _check_local(self, stmts: Sequence[ir.Stmt]) -> None:
+        """What a device keeps outside its memory ends with the grid that is made for its statements."""
+        on_chip = {b.data: b.name for b in self.launch.buffers if b.scope() != "global"}
+        for var in {var for stmt in stmts for inner in ir.statements(stmt) for var in ir.uses(inner)} & on_chip.keys():
+            if self._local.setdefault(var, self._made) != self._made:
+                raise self.unsupported(
+                    f"{on_chip[var]!r}, which lives across operations of a device on whole tensors, has no CUDA "
+                    "lowering: keep it in device memory"
+                )
+
+    # -- grids -------------------------------------------------------------------------------------------------------
+
+    def grid(self, stmts: Sequence[ir.Stmt], programs: ir.Var, count: int, threads: int) -> Launch:
+        """A launch of `count` programs that run statements."""
+        self._made += 1
+        self._check_local(stmts)
+        prelude = [(k, v) for k, v in self.launch.notes if k == "pragma_import_c"]
+        return replace(
+            self.launch,
+            grid=(ir.IntImm("int32", count),),
+            programs=(programs,),
+            threads=(threads, 1, 1),
+            thread_vars=((ir.Var("tx", "int32"), 0),),
+            cluster=(1, 1, 1),
+            notes=(("tl.launch_threads", [threads, 1, 1]), *prelude),
+            body=GridPhase(self.with_bindings(stmts)),
+            where=self.where or self.launch.where,
+        )
+
+    def one_program(self, stmts: Sequence[ir.Stmt]) -> list[Part]:
+        """One program of one thread: scalar statements have an order."""
+        return [self.grid(stmts, ir.Var("bx", "int32"), 1, 1)] if stmts else []
+
+    def elementwise(self, loop: ir.For) -> Part:
+        """A nest of parallel loops: its outermost one spread over programs."""
+        loops = list(_nest(loop))
+        extents = [ir.constant(nest.extent) for nest in loops]
+        bx = ir.Var("bx", "int32")
+        if None in extents:
+            return self.grid([loop], bx, 1, THREADS)
+        chunk = min(extents[0], max(1, ELEMENTS // math.prod(extents[1:])))
+        inner = ir.Var(loop.loop_var.name, "int32")
+        index, body = bx * chunk + inner, loops[-1].body
+        if extents[0] % chunk:
+            body = ir.IfThenElse(ir.LT(index, ir.IntImm("int32", extents[0])), body, None)
+        for nest in reversed(loops[1:]):
+            body = _loop(nest, nest.loop_var, nest.min, nest.extent, body)
+        body = ir.substitute(body, {loop.loop_var: index + loop.min})
+        spread = _loop(loop, inner, ir.IntImm("int32", 0), ir.IntImm("int32", chunk), body)
+        return self.grid([spread], bx, -(-extents[0] // chunk), THREADS)
+
+    def tiles(self, call: ir.Call, axes: Sequence[tuple[int, ...]]) -> Part:
+        """An operation on whole tensors as a grid of the same on tiles, cut along `axes` (one for each tensor)."""
+        regions = [ir.region_parts(a) for a in call.args if ir.op_name(a) == "tl.region"]
+        begins = [list(begin) for _, begin, _ in regions]
+        extents = [[ir.constant(n) for n in extent] for _, _, extent in regions]
+        bx = ir.Var("bx", "int32")
+        rest, count = bx, 1
+        size = max(math.prod(shape) for shape in extents)
+        cuts = []
+        for together in axes:
+            if size <= ELEMENTS:
+                break
+            extent = extents[0][together[0]]
+            chunk = _largest_divisor(extent, max(1, ELEMENTS * extent // size))
+            size, count = size * chunk // extent, count * (extent // chunk)
+            cuts.append((together, chunk, extent // chunk))
+        for number, (together, chunk, pieces) in enumerate(reversed(cuts)):
+            index = rest if number == len(cuts) - 1 else rest % pieces
+            rest = rest // pieces
+            for tensor, axis in enumerate(together):
+                begins[tensor][axis] = begins[tensor][axis] + index * chunk
+                extents[tensor][axis] = chunk
+        tiles = iter(
+            tir.call("tl.region", ir.BufferLoad(buffer, begin), old.args[1], *extent)
+            for (buffer, _, _), begin, extent, old in zip(
+                regions, begins, extents, [a for a in call.args if ir.op_name(a) == "tl.region"], strict=True
+            )
+        )
+        args = [next(tiles) if ir.op_name(a) == "tl.region" else a for a in call.args]
+        return self.grid([ir.Evaluate(with_args(call, args, {}))], bx, count, THREADS)
+
+
+def _nest(loop: ir.For) -> Iterator[ir.For]:
+    """A parallel loop and those directly inside it."""
+    at: Any = loop
+    while isinstance(at, ir.For) and at.kind == ir.ForKind.PARALLEL:
+        yield at
+        at = at.body
+
+
+def _loop(like: ir.For, var: ir.Var, begin: Any, extent: Any, body: ir.Stmt) -> ir.For:
+    return ir.For(var, begin, extent, like.kind, body, None, like.annotations)
+
+
+def with_args(call: ir.Call, args: Sequence[Any], notes: dict[str, Any], without: Sequence[str] = ()) -> ir.Call:
+    """The same call with other arguments and annotations."""
+    kept = {str(k): v for k, v in (call.annotations or {}).items() if str(k) not in without}
+    return trace.call(call.op, *args, dtype=str(call.dtype), **{**kept, **notes})
+
+
+def is_known(bind: ir.Bind) -> bool:
+    """Whether the host knows a value, too: a rank, or what follows from ranks and loop variables."""
+    return ir.op_name(bind.value) == ops.RANK.name or ir.is_pure(bind.value)
+
+
+def _largest_divisor(n: int, most: int) -> int:
+    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Order between the streams that programs are called on, and a wait for a device that ends when the job fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tilescale.comm.board import Failure
+from tilescale.errors import RankFailedError
+
+if TYPE_CHECKING:
+    import torch
+
+_LOOK_S = 0.05
+"""How often a host that waits for its device looks at the job's notice board."""
+
+
+class Turns:
+    """Programs of one device follow one another, whatever streams they are called on.
+
+    Side by side, one could hold the processors here that another one holds on the peer, each waiting for the other's
+    counterpart; and calls of one program share its counters. What is captured in a graph has the order of the graph.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self._event = torch.cuda.Event()
+        self._last: torch.cuda.Stream | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """What is added to the current stream inside runs after what was added in the last turn."""
+        import torch
+
+        if torch.cuda.is_current_stream_capturing():
+            yield
+            return
+        stream = torch.cuda.current_stream()
+        if self._last is not None and self._last != stream:
+            stream.wait_event(self._event)
+        try:
+            yield
+        finally:
+            self._event.record(stream)
+            self._last = stream
+
+
+@cache
+def turns(device: torch.device) -> Turns:
+    """The turns on a device of this process."""
+    return Turns()
+
+
+class Idle:
+    """A wait until a device has done everything that was given to it, in a thread: CUDA has no wait with a bound."""
+
+    def __init__(self, wait: Callable[[], None]):
+        """`wait` blocks until the device is idle."""
+        self._wait, self._done = wait, threading.Event()
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="tilescale-idle", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._wait()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            self._error = error
+        self._done.set()
+
+    def within(self, seconds: float) -> bool:
+        """Whether the device gets idle within so many seconds. Raises what CUDA reports of its kernels."""
+        if not self._done.wait(seconds):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+
+def wait_idle(
+    idle: Idle,
+    *,
+    failure: Callable[[], Failure | None],
+    stopped: Callable[[], bool],
+    stop: Callable[[], None],
+    abort: Callable[[], None],
+    grace_s: float,
+) -> bool:
+    """Wait for a device; False if it does not get idle `grace_s` after everything was tried.
+
+    Args:
+        failure: the first failure of the job, if any.
+        stopped: whether a wait on the device has failed; then the rest should end within `grace_s`.
+        stop: ends the waits of kernels.
+        abort: ends collectives that other libraries run.
+    Raises:
+        RankFailedError: a rank has failed; the device is idle, if it gets idle at all.
+    """
+    since: float | None = None
+    while not idle.within(_LOOK_S):
+        if since is None:
+            noted = _noted(failure)
+            if noted is not None:
+                stop()
+                abort()
+                idle.within(grace_s)
+                raise noted
+            since = time.monotonic() if stopped() else None
+        elif time.monotonic() - since > grace_s:
+            abort()
+            return idle.within(grace_s)
+    return True
+
+
+def _noted(failure: Callable[[], Failure | None]) -> RankFailedError | None:
+    try:
+        found = failure()
+    except RankFailedError as error:  # rank 0 is gone, and the notice board with it
+        return error
+    return None if found is None else RankFailedError(found.text)
