@@ -21,6 +21,8 @@ import click
 import torch
 
 ROOT = Path(__file__).parent.parent
+LIMITS = {"device_phases": 250, "never_hang": 160}
+"""Seconds for scripts that need more than 120."""
 EXAMPLES = sorted(p.name for p in (ROOT / "examples/distributed").glob("[0-9]*.py"))
 
 
@@ -58,7 +60,7 @@ def steps(devices: int) -> list[Step]:
         if script.name not in ("__init__.py", "plugin.py", "heap_check.py"):
             alone = "ONE PROCESS" in script.read_text()
             command = [sys.executable] if alone else torchrun
-            result.append(Step(script.stem, [*command, f"tests/gpu/{script.name}"], 150))
+            result.append(Step(script.stem, [*command, f"tests/gpu/{script.name}"], LIMITS.get(script.stem, 120)))
     tests = [
         "tests/emulator/test_remote_copy.py",
         "tests/emulator/test_collectives.py",

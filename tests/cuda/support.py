@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""Generated text of programs, and the examples' programs."""
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilescale.backends.cuda import support
+from tilescale.hda import Machine
+from tilescale.hda.current import use_machine
+from tilescale.passes.retrace import for_machine
+from tilescale.passes.structure import structure
+from tilescale.program.model import Program
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
+KERNEL = re.compile(r'^extern "C" __global__ void [^;]*? \{\n.*?^\}$', re.MULTILINE | re.DOTALL)
+
+
+def program(func: Any, machine: str = "h200-sxm-8") -> Program:
+    """A traced function, taken apart for a machine."""
+    described = Machine.load(machine)
+    return structure(for_machine(func, described), described)
+
+
+def source(func: Any, machine: str = "h200-sxm-8") -> str:
+    """The checked CUDA text of a traced function."""
+    with use_machine(machine):
+        return support.source(program(func, machine), Machine.load(machine), None, None)
+
+
+def bodies(text: str) -> str:
+    """The kernels of a text without what stands before them."""
+    return "\n\n".join(KERNEL.findall(text)) + "\n"
+
+
+def notes(func: Any, machine: str = "h200-sxm-8") -> list[str]:
+    """What was chosen for a program."""
+    return support.notes(program(func, machine), Machine.load(machine))
+
+
+def example_programs() -> list[Callable[[], list[Any]]]:
+    """For each example what traces its programs for the current machine."""
+    return [partial(_programs, path) for path in sorted(EXAMPLES.glob("[0-9]*.py"))]
+
+
+def _programs(path: Path) -> list[Any]:
+    found: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        common = importlib.import_module("common")
+        patch.setattr(common, "run", lambda func, args: found.append(func))
+        patch.setattr(common, "compare", lambda *_: None)
+        spec = importlib.util.spec_from_file_location(f"generated_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.main.callback(devices=4, machine=None, size=256, seed=0)
+    return found

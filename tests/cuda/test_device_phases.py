@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: MIT
+"""Device phases taken apart: what the host does with whole tensors, what becomes a grid, what is declined."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tilescale
+import tilescale.language as T
+from tests.cuda import programs
+from tests.cuda.support import notes, program, source
+from tilelang_core import ir
+from tilescale.backends.cuda.plan import HostStep, plan
+from tilescale.backends.cuda.signature import Target
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Machine
+from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
+
+
+def steps(func: Any, sizes: dict[str, int] | None = None, machine: str = "h200-sxm-8") -> list[str]:
+    """The plan in words: host steps by operation and implementation, grids by programs x threads."""
+    target = Target(Machine.load(machine), tuple((sizes or {"device": 4}).items()), 1 << 36)
+    return list(_words(plan(program(func, machine), target)[0], None))
+
+
+def _words(part: Part, launch: Launch | None) -> Iterator[str]:
+    if isinstance(part, Launch):
+        yield from _words(part.body, part)
+    elif isinstance(part, Sequence):
+        for inner in part.parts:
+            yield from _words(inner, launch)
+    elif isinstance(part, Control):
+        yield type(part.stmt).__name__
+        for inner in part.parts:
+            yield from (f"  {line}" for line in _words(inner, launch))
+    elif isinstance(part, GridPhase):
+        yield f"grid {ir.constant(launch.grid[0])} x {launch.thread_count}"
+    elif isinstance(part, HostStep) and not isinstance(part.stmt, ir.Bind):
+        yield f"{part.call.op.name.rpartition('.')[2]} {part.impl}".strip()
+
+
+def on_devices(statements: Any, devices: int = 4) -> Any:
+    """Traces the macro `statements(X, Y, L, flags)` in a device phase."""
+
+    @T.prim_func
+    def f(
+        X: T.Tensor((64, 32), "float32"),
+        Y: T.Tensor((64, 32), "float32"),
+        L: T.Tensor((64,), "float32"),
+        flags: T.Tensor((8,), "int32"),
+    ):
+        with T.Kernel(device=devices):
+            with T.Scale("device") as (rank, size):
+                statements(X, Y, L, flags, rank, size)
+
+    return f
+
+
+def test_all_kinds_of_statements():
+    assert steps(programs.steps()) == [
+        "fill",
+        "barrier",
+        "For",
+        "  grid 1 x 1",
+        "  allreduce nccl",
+        "  grid 2 x 256",
+        "grid 1 x 1",
+        "grid 6 x 64",
+    ]
+
+
+def test_a_put_with_signal_is_a_copy_and_a_program_that_tells():
+    assert steps(programs.whole_copy("copy_engine")) == ["copy copy_engine", "grid 1 x 1"]
+    assert steps(programs.whole_copy("lsu", rows=256)) == ["grid 4 x 256", "grid 1 x 1"]
+    assert steps(programs.whole_copy(rows=256)) == ["grid 4 x 256", "grid 1 x 1"]
+
+
+def test_a_combination_of_the_users_meets_tile_by_tile_or_gathers_first():
+    assert steps(programs.merged_tensors("one_shot", rows=256)) == ["grid 4 x 256"]
+    assert steps(programs.merged_tensors("nccl", rows=256)) == [
+        "all_gather nccl",
+        "all_gather nccl",
+        "grid 4 x 256",
+        "grid 1 x 256",
+    ]
+    assert steps(programs.merged_tensors(rows=1 << 16))[0] == "all_gather nccl"
+
+
+@pytest.mark.parametrize(
+    ("impl", "wanted"),
+    [("nccl", ["all_gather nccl"]), ("copy_engine", ["all_gather copy_engine"]), ("direct", ["grid 2 x 256"])],
+)
+def test_implementations_of_an_all_gather(impl: str, wanted: list[str]):
+    @T.prim_func
+    def gather(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((256, 32), "float32")):
+        with T.Kernel(device=4):
+            with T.Scale("device"):
+                T.all_gather(X, Y, impl=impl)
+
+    assert steps(gather) == wanted
+    source(gather)
+
+
+def test_groups_of_one_level_of_several():
+    with tilescale.use_machine("h200-sxm-8x4"):
+
+        @T.prim_func
+        def both(X: T.Tensor((64, 32), "float32"), L: T.Tensor((64,), "float32")):
+            with T.Kernel(node=2, device=4):
+                with T.Scale("device"):
+                    T.allreduce(X)
+                    T.allreduce(X, L, fn=programs.merge)
+                with T.Scale("node"):
+                    T.allreduce(X, op="max")
+
+    sizes = {"node": 2, "device": 4}
+    assert steps(both, sizes, "h200-sxm-8x4") == [
+        "allreduce nccl",
+        "all_gather nccl",
+        "all_gather nccl",
+        "grid 1 x 256",
+        "grid 1 x 256",
+        "allreduce nccl",
+    ]
+    assert "between nodes: nccl" in notes(both, "h200-sxm-8x4")[-1]
+
+
+def test_sizes_that_are_left_open():
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def shift(X: T.Tensor((rows, 32), "float32"), Y: T.Tensor((rows, 32), "float32"), flags: T.Tensor((4,), "int32")):
+        with T.Kernel(device=T.ALL):
+            with T.Scale("device") as (rank, size):
+                for step in T.serial(size):
+                    T.copy(X, Y, dst=(rank + 1) % size, signal=flags[0])
+                    T.wait(flags[0], ">=", size * step)
+
+    assert steps(shift) == ["For", "  copy copy_engine", "  grid 1 x 1"]
+    assert "a size known at launch" in notes(shift)[0]
+    source(shift)
+
+
+def test_values_of_a_device_phase_reach_later_grids():
+    text = source(programs.steps())
+    last = text[text.rindex("mixed_3_kernel(") :]
+    assert "device_rank) + (int64_t)1" in last, "`right` was bound in the device phase"
+
+
+def test_parallel_loops_of_any_extent_are_spread():
+    @T.prim_func
+    def scale(X: T.Tensor((1000, 7), "float32"), Z: T.Tensor((9001,), "float32")):
+        with T.Kernel(device=4):
+            with T.Scale("device"):
+                T.barrier()
+                for i, j in T.Parallel(1000, 7):
+                    X[i, j] = X[i, j] * 2
+                for i in T.Parallel(9001):
+                    Z[i] = Z[i] * 2
+
+    assert steps(scale) == ["barrier", "grid 2 x 256", "grid 3 x 256"]
+    source(scale)
+
+
+def test_the_choice_is_in_the_schedule():
+    text = tilescale.compile(programs.put_with_signal()).schedule
+    assert "T.copy(tile, Y, dst=): lsu (estimated" in text and "tma" in text
+    assert (
+        "T.allreduce of X, logsum between devices: one_shot (estimated"
+        in tilescale.compile(programs.merged_tensors()).schedule
+    )
+
+
+# -- what is declined --------------------------------------------------------------------------------------------------
+
+
+@T.macro
+def by_ring(X, Y, L, flags, rank, size):
+    T.allreduce(X, impl="ring")  # <-
+
+
+@T.macro
+def by_bulk_copies(X, Y, L, flags, rank, size):
+    T.copy(X, Y, dst=0, impl="tma")  # <-
+
+
+@T.macro
+def until_a_value(X, Y, L, flags, rank, size):
+    if L[0] > 0:  # <-
+        T.allreduce(X)
+
+
+@T.macro
+def while_a_flag(X, Y, L, flags, rank, size):
+    while flags[0] < 3:  # <-
+        T.barrier()
+
+
+@T.macro
+def read_before(X, Y, L, flags, rank, size):
+    first = L[0]
+    T.barrier()
+    L[1] = first  # <-
+
+
+@T.macro
+def kept_across(X, Y, L, flags, rank, size):
+    total = T.alloc_var("float32")
+    total = L[0]
+    T.barrier()
+    L[1] = total  # <-
+
+
+@pytest.mark.parametrize(
+    ("statements", "found"),
+    [
+        (read_before, "'first', read from memory before"),
+        (kept_across, "'total', which lives across"),
+        (by_ring, "impl='ring' of T.allreduce: here there is one_shot, nccl"),
+        (by_bulk_copies, "impl='tma': moves shared memory, the tile lies in global memory"),
+        (until_a_value, "control flow on values in device memory"),
+        (while_a_flag, "control flow on values in device memory"),
+    ],
+)
+def test_what_has_no_lowering_names_its_line(statements: Any, found: str, mistake):
+    func = on_devices(statements)
+    with mistake(UnsupportedError, found):
+        source(func)
+
+
+def test_programs_cannot_start_the_copy_engine(mistake):
+    @T.prim_func
+    def f(X: T.Tensor((64, 32), "float32")):
+        with T.Kernel(device=4, block=4, threads=64) as bx:
+            tile = T.alloc((16, 32), "float32", level="l1")
+            with T.Scale("block"), T.Scale("device"):
+                T.copy(tile, X[bx * 16, 0], dst=0, impl="copy_engine")  # <-
+
+    with mistake(UnsupportedError, "copy_engine", "is started by the host"):
+        source(f)
+
+
+def test_too_much_shared_memory_names_the_launch():
+    @T.prim_func
+    def f(X: T.Tensor((512, 512), "float32")):
+        with T.Kernel(device=4, block=2, threads=128) as bx:
+            with T.Scale("block"), T.Scale("device"):
+                first = T.alloc((128, 256), "float32", level="l1")
+                second = T.alloc((128, 256), "float32", level="l1")
+                T.copy(X[bx * 128, 0], first)
+                T.copy(X[bx * 128, 256], second)
+                T.barrier()
+                T.copy(first, X[bx * 128, 256])
+                T.copy(second, X[bx * 128, 0])
+
+    with pytest.raises(
+        tilescale.errors.AllocationTooLargeError, match=r"'f' takes 262144 bytes .* has 232448"
+    ) as caught:
+        source(f)
+    assert caught.value.where[0].file == __file__

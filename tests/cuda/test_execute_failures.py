@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: MIT
+"""What a host makes of the words that devices leave, and what ranks tell each other before a first call."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tilescale.backends.cuda.agreement import Facts, agree, on_all, once_per_node
+from tilescale.backends.cuda.barrier_kernel import Standing, purpose, site_of, standings
+from tilescale.backends.cuda.diagnosis import Scene, error_for
+from tilescale.backends.cuda.signature import Site
+from tilescale.backends.cuda.streams import Idle, wait_idle
+from tilescale.backends.cuda.timeouts import HEAD, ROW, Kind, Report, decode
+from tilescale.comm.board import Failure
+from tilescale.errors import (
+    CollectiveNotReachedError,
+    Location,
+    OutOfBoundsError,
+    RankFailedError,
+    RankMismatchError,
+    WaitTimeoutError,
+)
+
+SITES = [
+    Site("T.wait(F >=)", Location("program.py", 12), "F", ">="),
+    Site("T.barrier of level 'device'", Location("program.py", 14)),
+    Site("the meeting at its entry", Location("program.py", 8)),
+    Site("the meeting at its exit", Location("program.py", 8)),
+]
+ENTRY, EXIT = 2, 3
+
+
+def scene(*standing: Standing, rank: int = 0, elsewhere: tuple = ()) -> Scene:
+    return Scene("gemm", rank, SITES, 3.0, standing, elsewhere)
+
+
+def at(count: int, site: int = ENTRY) -> Standing:
+    return Standing(count, purpose(site, 77) & 0xFFFF_FFFF)
+
+
+def report(kind: Kind, rank: int = 0, site: int = 0, index: int = 5, expected: int = 2, seen: int = 1) -> Report:
+    return Report(rank, kind, site, (3, 0, 1), index, expected, seen)
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def test_complete_rows_become_reports():
+    words = [0] * (HEAD + 3 * ROW)
+    words[HEAD + ROW : HEAD + 2 * ROW] = [2, 0, 7, 11 | 5 << 31 | 3 << 47, 4, 9, -8, 0]
+    words[HEAD + 2 * ROW] = 1  # being written
+    assert decode(words) == [Report(1, Kind.TIMEOUT, 7, (11, 5, 3), 4, 9, -8)]
+
+
+@pytest.mark.parametrize("block", [(0x7FFF_FFFF, 65535, 65535), (0, 0, 0), (1, 0, 2)])
+def test_every_block_of_a_grid_has_coordinates(block: tuple[int, int, int]):
+    words = [0] * HEAD + [2, 0, 0, block[0] | block[1] << 31 | block[2] << 47, 0, 0, 0, 0]
+    assert decode(words)[0].block == block
+
+
+def test_a_purpose_holds_the_place_and_fits_a_word():
+    for site in (0, 3, 511, 512, 1023):
+        word = purpose(site, 0xFFFF_FFFF_FFFF)
+        assert -(1 << 31) <= word < 1 << 31
+        assert site_of(word & 0xFFFF_FFFF, 1024) == site
+    assert purpose(1, 5) != purpose(1, 6) and site_of(purpose(9, 0), 4) is None
+
+
+def test_standings_of_words_that_have_wrapped():
+    word = (0x8000_0005 << 32 | 7) - (1 << 64)  # as a signed 64-bit number
+    (standing,) = standings([word])
+    assert standing == Standing(0x8000_0005, 7)
+
+
+def test_counts_wrap():
+    assert Standing(0xFFFF_FFFF, 0).behind(Standing(1, 0)) == 2
+    assert Standing(1, 0).behind(Standing(0xFFFF_FFFF, 0)) == -2
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_flag_that_does_not_come():
+    error = error_for([report(Kind.TIMEOUT)], scene(at(5), at(6, EXIT), at(3), at(0)))
+    assert type(error) is WaitTimeoutError
+    assert error.message.startswith(
+        "gemm on rank 0, block (3, 0, 1): waited 3 s for F, element 5, >= 2; it is 1. The others: rank 1 has ended"
+    )
+    assert "rank 2 has not come so far; it was last at the meeting at its entry" in error.message
+    assert "rank 3 has not come so far, nor to an earlier one" in error.message
+    assert error.where == (Location("program.py", 12, "rank 0 waits here"),)
+
+
+def test_another_ranks_report_names_that_rank():
+    error = error_for([report(Kind.TIMEOUT, rank=1)], scene(at(6, EXIT), at(5)))
+    assert "gemm on rank 1" in error.message and "so rank 0 stopped too" in error.message
+
+
+def test_the_own_report_counts_first():
+    both = [report(Kind.TIMEOUT, rank=0, index=1), report(Kind.TIMEOUT, rank=1, index=2)]
+    assert "element 2" in error_for(both, scene(at(5), at(5), rank=1)).message
+
+
+def test_a_wait_explains_why_a_rank_does_not_come():
+    both = [report(Kind.ABSENT, rank=0, site=EXIT, index=1), report(Kind.TIMEOUT, rank=1)]
+    error = error_for(both, scene(at(6, EXIT), at(5)))
+    assert "gemm on rank 1, block" in error.message and "for F, element 5" in error.message
+
+
+def test_a_rank_that_does_not_come():
+    error = error_for([report(Kind.ABSENT, site=ENTRY, index=1)], scene(at(5), at(4, EXIT)))
+    assert type(error) is WaitTimeoutError and "rank 1 did not come in time" in error.message
+    assert "it was last at the meeting at its exit" in error.message
+
+
+def test_a_rank_that_waits_in_another_program():
+    absent = [report(Kind.ABSENT, site=ENTRY, index=1)]
+    error = error_for(absent, scene(at(5), at(4, EXIT), elsewhere=((1, "softmax"),)))
+    assert type(error) is RankMismatchError and "rank 0 waits in 'gemm', rank 1 waits in 'softmax'" in error.message
+    # A rank that is in this call has only gone on after it was stopped.
+    error = error_for(absent, scene(at(5), at(5), elsewhere=((1, "softmax"),)))
+    assert type(error) is WaitTimeoutError
+
+
+def test_ranks_with_other_tensors_and_at_other_places():
+    same_place = report(Kind.DIFFERENT, site=ENTRY, index=1, seen=purpose(ENTRY, 78))
+    error = error_for([same_place], scene(at(5), at(5)))
+    assert type(error) is RankMismatchError and "different tensors" in error.message
+    other_place = report(Kind.DIFFERENT, site=1, index=1, seen=purpose(EXIT, 0))
+    assert "rank 1 at the meeting at its exit" in error_for([other_place], scene(at(5), at(5))).message
+
+
+def test_an_index_outside_of_the_flags():
+    error = error_for([report(Kind.OUTSIDE, index=-1, expected=8)], scene(at(1), at(1)))
+    assert type(error) is OutOfBoundsError and "element -1 of 8" in error.message
+
+
+def test_waits_stopped_by_the_host_are_no_mystery():
+    assert "stopped before they ended" in error_for([], scene(at(1), at(1))).message
+
+
+# -- agreement ---------------------------------------------------------------------------------------------------------
+
+
+class Meeting:
+    """Ranks that are threads: an all_gather of each call's values."""
+
+    def __init__(self, size: int):
+        self.size, self.barrier = size, threading.Barrier(size, timeout=10)
+        self.values: list[Any] = [None] * size
+
+    def rank(self, number: int) -> Any:
+        meeting = self
+
+        class Group:
+            def all_gather(self, call: Any, value: Any) -> list[Any]:
+                meeting.values[number] = value
+                meeting.barrier.wait()
+                result = list(meeting.values)
+                meeting.barrier.wait()
+                return result
+
+        return Group()
+
+
+def on_ranks(size: int, run: Any) -> list[Any]:
+    """What `run(group, rank)` returns or raises on each rank."""
+    meeting, results = Meeting(size), [None] * size
+
+    def one(rank: int) -> None:
+        try:
+            results[rank] = run(meeting.rank(rank), rank)
+        except Exception as error:  # noqa: BLE001 - it is the result
+            results[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    [t.start() for t in threads]
+    [t.join(20) for t in threads]
+    return results
+
+
+def facts(**changed: Any) -> Facts:
+    return Facts(**{"program": "gemm", "fingerprint": "a", "machine": ("h200", "x"), "options": "no options"} | changed)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"program": "softmax"}, "rank 0 calls 'gemm', rank 2 calls 'softmax'"),
+        ({"fingerprint": "b"}, "of rank 0 and of rank 2 differ in their shapes"),
+        ({"machine": ("b200", "y")}, "for 'h200' on rank 0, for 'b200' on rank 2"),
+        ({"options": "target='x'"}, "with no options on rank 0, with target='x' on rank 2"),
+    ],
+)
+def test_ranks_that_build_different_programs(other: dict[str, Any], text: str):
+    results = on_ranks(3, lambda group, rank: agree(group, facts(**(other if rank == 2 else {}))))
+    for error in results:
+        assert type(error) is RankMismatchError and text in error.message and len(error.where) == 2
+
+
+def test_ranks_that_build_the_same_program():
+    assert on_ranks(3, lambda group, rank: agree(group, facts())) == [None] * 3
+
+
+def test_the_first_rank_compiles_before_the_others():
+    order: list[int] = []
+    results = on_ranks(3, lambda group, rank: once_per_node(group, rank == 0, lambda: order.append(rank) or rank))
+    assert results == [0, 1, 2] and order[0] == 0
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_a_failing_compiler_is_an_error_on_all_ranks(failing: int):
+    def make(rank: int) -> int:
+        if rank == failing:
+            raise CollectiveNotReachedError("nvcc says no")
+        return rank
+
+    results = on_ranks(3, lambda group, rank: once_per_node(group, rank == 0, lambda: make(rank)))
+    for rank, error in enumerate(results):
+        assert type(error) is CollectiveNotReachedError
+        assert rank == failing or f"raised on rank {failing}" in error.__notes__
+
+
+def test_a_check_that_fails_somewhere_fails_everywhere():
+    results = on_ranks(2, lambda group, rank: on_all(group, lambda: 1 // rank))
+    assert [type(error) for error in results] == [ZeroDivisionError] * 2
+
+
+# -- waiting for the device --------------------------------------------------------------------------------------------
+
+
+class Device:
+    """A device that is busy until its waits are stopped, its collectives aborted, or so many seconds have passed."""
+
+    def __init__(self, seconds: float = 10.0, needs: str = "stop"):
+        self.done, self.seconds, self.needs, self.calls = threading.Event(), seconds, needs, []
+
+    def wait(self) -> None:
+        self.done.wait(self.seconds)
+
+    def end(self, how: str) -> None:
+        self.calls.append(how)
+        if how == self.needs:
+            self.done.set()
+
+    def idle(self, failure: Failure | None = None, stopped: bool = False, grace_s: float = 0.2) -> bool:
+        return wait_idle(
+            Idle(self.wait),
+            failure=lambda: failure,
+            stopped=lambda: stopped,
+            stop=lambda: self.end("stop"),
+            abort=lambda: self.end("abort"),
+            grace_s=grace_s,
+        )
+
+
+def test_an_idle_device_ends_the_wait():
+    device = Device(0.1)
+    assert device.idle() and device.calls == []
+
+
+def test_a_death_ends_the_wait_at_once():
+    device, begin = Device(), time.monotonic()
+    with pytest.raises(RankFailedError, match="rank 3 disappeared"):
+        device.idle(Failure(3, "rank 3 disappeared"))
+    assert time.monotonic() - begin < 2 and device.calls == ["stop", "abort"]
+
+
+def test_collectives_that_go_on_after_a_failed_wait_are_aborted():
+    device = Device(needs="abort")
+    assert device.idle(stopped=True) and device.calls == ["abort"]
+
+
+def test_a_device_that_stays_busy_is_given_up():
+    device, begin = Device(5.0, needs="nothing"), time.monotonic()
+    assert not device.idle(stopped=True) and time.monotonic() - begin < 2
+
+
+def test_what_a_kernel_raises_comes_through():
+    def broken() -> None:
+        raise RuntimeError("illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        wait_idle(
+            Idle(broken),
+            failure=lambda: None,
+            stopped=lambda: False,
+            stop=lambda: None,
+            abort=lambda: None,
+            grace_s=1,
+        )

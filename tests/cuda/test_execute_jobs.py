@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: MIT
+"""Failed waits in jobs of several processes, with devices that are threads: see scripts/guarded.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.comm.conftest import command, run_words
+
+SCRIPT = Path(__file__).parent / "scripts" / "guarded.py"
+
+
+def run(size: int, *words: str):
+    environment = {"TILESCALE_HEAP": "host", "TILESCALE_EMULATE": "1"}
+    return run_words([*command("tilescale run", size), str(SCRIPT), *words], **environment)
+
+
+def test_a_job_goes_on_after_failed_waits():
+    done = run(3)
+    assert done.code == 0, done.output
+    assert len(re.findall("survived", done.output)) == 3
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_in_a_kernel_ends_the_others_waits(victim: int):
+    done = run(2, str(victim))
+    assert len(re.findall("noticed", done.output)) == 1, done.output
+    assert done.code != 0 and done.seconds < 30

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""Which grids must be on a device as a whole, and what happens if they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tilescale.language as T
+from tilescale.backends.cuda.occupancy import check_resident, programs, waits_across
+from tilescale.errors import LaunchError, Location
+from tilescale.hda import Machine
+from tilescale.passes.structure import structure
+from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
+
+MACHINE = Machine.load("h200-sxm-8")
+BLOCKS, DEVICES = 8, 4
+SIZES = {"device": DEVICES}
+
+
+def program(case: str):
+    @T.prim_func
+    def flags(F: T.Tensor((64,), "int32"), E: T.Tensor((BLOCKS, 4), "int32"), at: T.int32):
+        with T.Kernel(device=DEVICES, block=(BLOCKS // 2, 2), threads=128) as (bx, by):
+            with T.Scale("block") as (b, _):
+                with T.Scale("device") as (d, n):
+                    if case == "own":
+                        T.signal(F[bx + by * 4], dst=(d + 1) % n)
+                        T.wait(F[bx + by * 4], ">=", 1)
+                    if case == "by rank of the block":
+                        T.signal(F[b], dst=(d + 1) % n)
+                        T.wait(F[by * 4 + bx], ">=", 1)
+                    if case == "one for each sender":
+                        T.signal(E[by * 4 + bx, d], dst=(d + 1) % n)
+                        T.wait(E[by * 4 + bx, (d + 3) % 4], ">=", 1)
+                    if case == "flat, one for each sender":
+                        T.signal(F[(bx + by * 4) * 4 + d], dst=(d + 1) % n)
+                        T.wait(F[(bx + by * 4) * 4 + (d + 3) % 4], ">=", 1)
+                    if case == "several of its own":
+                        for k in T.serial(4):
+                            T.signal(F[(bx + by * 4) * 4 + k], dst=(d + 1) % n)
+                        for k in T.serial(4):
+                            T.wait(F[(bx + by * 4) * 4 + k], ">=", 1)
+                    if case == "from earlier phases":
+                        T.wait(F[0], ">=", 1)
+                    if case == "collective":
+                        T.barrier()
+                    if case == "one for all":
+                        T.signal(F[0], dst=(d + 1) % n)
+                        T.wait(F[0], ">=", 8)
+                    if case == "one for a row":
+                        T.signal(F[by], dst=(d + 1) % n)
+                        T.wait(F[by], ">=", 4)
+                    if case == "the next block's":
+                        T.signal(F[bx + by * 4], dst=(d + 1) % n)
+                        T.wait(F[(bx + by * 4 + 1) % 8], ">=", 1)
+                    if case == "overlapping":
+                        for k in T.serial(4):
+                            T.signal(F[bx + by * 4 + k], dst=(d + 1) % n)
+                        T.wait(F[bx + by * 4], ">=", 1)
+                    if case == "not known":
+                        T.signal(F[bx + by * 4], dst=(d + 1) % n)
+                        T.wait(F[bx + by * 4 + at], ">=", 1)
+
+    return flags
+
+
+def phases(part: Part, launch: Launch | None = None) -> Iterator[tuple[GridPhase, Launch]]:
+    if isinstance(part, Launch):
+        yield from phases(part.body, part)
+    elif isinstance(part, Sequence | Control):
+        for inner in part.parts:
+            yield from phases(inner, launch)
+    elif isinstance(part, GridPhase):
+        yield part, launch
+
+
+def found(func: Any) -> Location | None:
+    ((phase, launch),) = phases(structure(func, MACHINE).body)
+    assert programs(launch, SIZES) == BLOCKS
+    return waits_across(phase, launch, MACHINE, SIZES)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "own",
+        "by rank of the block",
+        "one for each sender",
+        "flat, one for each sender",
+        "several of its own",
+        "from earlier phases",
+        "collective",
+    ],
+)
+def test_programs_that_wait_for_those_of_their_own_number(case: str):
+    assert found(program(case)) is None
+
+
+@pytest.mark.parametrize("case", ["one for all", "one for a row", "the next block's", "overlapping", "not known"])
+def test_programs_that_wait_for_others(case: str):
+    where = found(program(case))
+    assert where is not None and where.file == __file__ and where.what == "waits here"
+
+
+def test_a_grid_that_fits_is_accepted():
+    check_resident("crowd", 132, 132, 132, Location("program.py", 3))
+
+
+@pytest.mark.parametrize("asked", [265, None])
+def test_a_grid_that_does_not_fit_is_refused(asked: int | None):
+    with pytest.raises(LaunchError, match="264 at once .2 on each of 132") as raised:
+        check_resident("crowd", asked, 264, 132, Location("program.py", 3, "waits here"))
+    assert asked is None or f"a grid of {asked}" in raised.value.message
+    assert raised.value.where[0].line == 3

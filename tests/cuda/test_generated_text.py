@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""The checks of generated text find what must not run. Each broken text differs from the right one in one place."""
+
+import pytest
+
+from tilescale.backends.cuda.check import (
+    GeneratedTextError,
+    check_shared,
+    check_text,
+    kernels,
+    static_shared_bytes,
+)
+from tilescale.errors import AllocationTooLargeError, Location
+from tilescale.hda import Machine
+
+HEAD = 'extern "C" __global__ void __launch_bounds__(128, 1) k_kernel(const float* X, float* Y_peers, int* F, int n) {'
+ONE = "  if (((int)threadIdx.x) == 0) {"
+WAIT = "    tilescale::wait<tilescale::GE, int>((&(F[0])), 0, 8, 1, n, F, 0);"
+SIGNAL = "    tilescale::signal<0, int>((&(F_peers[0])), 0, 8, 1, F, 1);"
+BARRIER = "    tilescale::barrier((&(F[0])), 4, 0, 4, 0, F, n, F, 2);"
+LOAD, STORE = "  float x = X[((int)threadIdx.x)];", "  Y_peers[((int)threadIdx.x)] = x;"
+SYNC, DRAIN, ACQUIRED = "  __syncthreads();", "  tilescale::drain();", "  tilescale::acquired();"
+
+RIGHT = [HEAD, ONE, WAIT, "  }", SYNC, ACQUIRED, LOAD, STORE, DRAIN, SYNC, ONE, SIGNAL, "  }", "}"]
+
+
+def without(line: str, nth: int = 0) -> str:
+    at = [i for i, other in enumerate(RIGHT) if other == line][nth]
+    return "\n".join(RIGHT[:at] + RIGHT[at + 1 :])
+
+
+def replaced(*pairs: tuple[str, list[str]]) -> str:
+    lines = list(RIGHT)
+    for old, new in pairs:
+        at = lines.index(old)
+        lines[at : at + 1] = new
+    return "\n".join(lines)
+
+
+def role(*inside: str) -> list[str]:
+    return ["  if (((int)threadIdx.x) < 64) {", *inside, "  }"]
+
+
+def test_the_right_text_passes():
+    check_text("\n".join(RIGHT))
+    (kernel,) = kernels("\n".join(RIGHT))
+    assert (kernel.name, kernel.threads) == ("k_kernel", 128)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        replaced((ONE, [DRAIN, SYNC, ONE]), (WAIT, [BARRIER])),
+        replaced((SIGNAL, [SIGNAL, WAIT])).replace("  }\n}", "  }\n  __syncthreads();\n  tilescale::acquired();\n}"),
+        "\n".join([HEAD, DRAIN, SYNC, "  for (int i = 0; i < 4; ++i) {", ONE, SIGNAL, "  }", "  }", "}"]),
+        "\n".join([HEAD, *role("    tl::__sync_thread_partial<3, 64>();", LOAD), "}"]),
+        "\n".join([HEAD, "  if (((int)blockIdx.x) < 3) {", *RIGHT[1:-1], "  }", "}"]),
+        "\n".join([HEAD.replace("__launch_bounds__(128, 1) ", ""), WAIT, ACQUIRED, LOAD, DRAIN, SIGNAL, "}"]),
+    ],
+    ids=["barrier", "signal then wait", "signals in a loop", "partial barrier", "blocks of a condition", "one thread"],
+)
+def test_other_right_texts_pass(text: str):
+    check_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "line"),
+    [
+        (without(DRAIN), "does not wait for the statement in line 8", 11),
+        (without(SYNC, 1), "do not meet between their stores and a signal", 11),
+        (without(SYNC, 0), "do not meet after a wait", 3),
+        (without(ACQUIRED), "loads may run ahead of a wait", 3),
+        (replaced((SYNC, [LOAD, SYNC])), "do not meet after a wait", 3),
+        (replaced((DRAIN, [DRAIN, STORE])), "does not wait for the statement in line 10", 13),
+        (replaced((WAIT, ["    if (n < 4) {", WAIT, "    }"])), "a bounds predicate around", 3),
+        (replaced((ONE, ["  if ((((int)threadIdx.x) == 0) && (n < 4)) {"])), "a bounds predicate around", 2),
+        (replaced((ONE, ["  if (((int)threadIdx.x) < 64) {"])), "more than one thread", 3),
+        (replaced((LOAD, role(SYNC, LOAD))), "a barrier of the block in a branch", 8),
+        (replaced((LOAD, ["  float x = __ldg(X + n);"])), "a read-only load of 'X'", 7),
+        (replaced((LOAD, ["  float x = __ldg(Y_peers + n);"])), "a read-only load of 'Y_peers'", 7),
+        (replaced((HEAD, [HEAD.replace("float* X", "float* __restrict__ X")])), "__restrict__", 1),
+        (
+            "\n".join([HEAD, ONE, SIGNAL, "  }", "}"]),
+            "a signal before the stores that it publishes are complete",
+            3,
+        ),
+        (
+            "\n".join([HEAD, DRAIN, SYNC, "  for (int i = 0; i < 4; ++i) {", ONE, SIGNAL, "  }", STORE, "  }", "}"]),
+            "does not wait for the statement in line 8",
+            6,
+        ),
+        (
+            "\n".join(
+                [HEAD, *role("  tl::tma_load(d, b, s, 0, 0);")[:-1], "  } else {", ONE, WAIT, "  }"]
+                + ["    tl::__sync_thread_partial<3, 64>();", ACQUIRED, "  }", "}"]
+            ),
+            "a wait outside the role that loads in line 3",
+            6,
+        ),
+    ],
+)
+def test_a_broken_text_is_found(text: str, found: str, line: int):
+    with pytest.raises(GeneratedTextError, match=rf"k_kernel: .*in line {line} of the generated text") as caught:
+        check_text(text, frozenset({"X"}))
+    assert found in str(caught.value)
+
+
+def test_read_only_loads_of_a_devices_own_tensors_pass():
+    check_text(replaced((LOAD, ["  float x = __ldg(X + n);"])), frozenset({"F"}))
+
+
+def test_static_shared_memory_is_counted():
+    text = [
+        "  __shared__ __align__(16) uint64_t m[4];",
+        "  extern __shared__ uchar b[];",
+        "  __shared__ half_t t[2][8];",
+    ]
+    assert static_shared_bytes("\n".join(text)) == 32 + 32
+
+
+@pytest.mark.parametrize("machine", ["h200-sxm-8", "a100-sxm-8"])
+def test_too_much_shared_memory_is_the_users_error(machine: str):
+    described = Machine.load(machine)
+    available = described.capacity("l1")
+    check_shared("f", available, described)
+    place = Location("user.py", 3)
+    with pytest.raises(AllocationTooLargeError, match=f"'f' takes {available + 1} bytes.*has {available}") as caught:
+        check_shared("f", available + 1, described, [place])
+    assert caught.value.where == (place,) and caught.value.hint

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""The CUDA text of small programs, kernel by kernel: what the stock compiler makes of the lowering is looked at."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cuda import programs
+from tests.cuda.support import bodies, program, source
+from tests.language import programs as reference
+from tilescale.backends.cuda import support
+from tilescale.hda import Machine
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cuda"
+
+PROGRAMS = {
+    "put_with_signal_tma": lambda: programs.put_with_signal(impl="tma"),
+    "put_with_signal_lsu": lambda: programs.put_with_signal(impl="lsu"),
+    "barrier": programs.meeting,
+    "allreduce_tile": programs.sum_of_tiles,
+    "allreduce_fn": programs.merged_tensors,
+    "warpgroup_gemm": lambda: reference.tensor_parallel_gemm(128, 128, 256),
+    "device_phase": programs.steps,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_text_of_programs(name: str, golden):
+    golden(f"cuda/{name}", bodies(source(PROGRAMS[name]())))
+
+
+def test_every_golden_text_has_its_program():
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == PROGRAMS.keys()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_same_program_gives_the_same_text(name: str):
+    assert source(PROGRAMS[name]()) == source(PROGRAMS[name]())
+
+
+def test_text_carries_the_header_once():
+    """The header is part of the text, so of every cache key; several kernels in one file include it once."""
+    text = source(programs.whole_copy())
+    assert text.count("#ifndef TILESCALE_SYNC_CUH") == text.count("#define TILESCALE_SYNC_CUH") >= 2
+    assert "tilescale::signal<" in text and "__device__ inline void signal(" in text
+    kernels = support.lowered_kernels(program(programs.whole_copy()), Machine.load("h200-sxm-8"))
+    assert all("#ifndef TILESCALE_SYNC_CUH" in kernel.func.script(show_meta=True) for kernel in kernels)

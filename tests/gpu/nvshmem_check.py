@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: MIT
+"""Copies by NVSHMEM on real GPUs: `torchrun --nproc-per-node N tests/gpu/nvshmem_check.py`.
+
+Prints a PASS or FAIL line for each check and rank, and ends with exit code 1 if one fails. Every launch has fresh
+inputs, poisoned outputs, and ranks that come at different times. Kernels without NVSHMEM run before and after.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+os.environ.setdefault("TILESCALE_HEAP", "nvshmem")
+os.environ.setdefault("TILESCALE_WAIT_S", "10")
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "cuda")]
+
+import nvshmem_programs as programs  # noqa: E402
+import tilelang  # noqa: E402
+import tilelang.language as stock_language  # noqa: E402
+
+import tilescale  # noqa: E402
+from tilelang_core import compile as stock  # noqa: E402
+from tilescale.backends.cuda import nvshmem_link, support  # noqa: E402
+from tilescale.comm.heap import default_heap  # noqa: E402
+
+LIMIT_S = 100.0
+LAUNCHES = 6
+PROGRAMS = {
+    "ring": programs.ring(),
+    "ring_set": programs.ring("float32", "int32", "set"),
+    "tails": programs.tails(),
+    "gets": programs.gets(),
+    "tensors": programs.tensors(),
+    "rows": programs.rows_of_all(128, 64, 4096),
+}
+
+
+class Job:
+    """This rank, its kernels, and data that every rank can make for every other."""
+
+    def __init__(self) -> None:
+        self.world = tilescale.init(timeout_s=40)
+        self.rank, self.size = self.world.rank, self.world.size
+        self.device = torch.device("cuda", self.world.local_rank)
+        torch.cuda.set_device(self.device)
+        self.skew = random.Random(self.rank)
+        self.kernels = {name: tilescale.compile(func) for name, func in PROGRAMS.items()}
+
+    def warm(self) -> None:
+        """Compile all kernels side by side into the compiler's cache."""
+        heap = default_heap()
+        assert heap.provider == "nvshmem", heap.provider
+        nvshmem_link.prepare(heap, {}, None)
+        if self.world.local_rank == 0:
+            lowered = [
+                k for f in self.kernels.values() for k in support.lowered_kernels(f.program, f.machine, self.size)
+            ]
+            texts = [stock.generate(kernel.func, "auto").text for kernel in lowered]
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda text: stock.device_code(text, "auto"), texts))
+        self.world.barrier()
+
+    def data(self, rank: int, launch: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """What a rank has as input of a launch."""
+        generator = torch.Generator(device=self.device).manual_seed(1000 * launch + rank % self.size)
+        return torch.randn(shape, generator=generator, device=self.device).to(dtype)
+
+    def launches(self) -> Iterator[int]:
+        """Numbers from 1, at a time that differs between ranks."""
+        for launch in range(1, LAUNCHES + 1):
+            time.sleep(self.skew.random() * 0.01)
+            yield launch
+
+    def run(self, name: str, *args: object) -> None:
+        """A kernel, until all ranks have run it."""
+        self.kernels[name](*args)
+        torch.cuda.synchronize()
+
+
+def same(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """Equal to the last bit."""
+    wrong = (found != expected) | found.isnan()
+    assert not wrong.any(), (
+        f"{what}: {int(wrong.sum())} of {wrong.numel()} wrong, first at {wrong.nonzero()[0].tolist()}"
+    )
+
+
+def check_plain_kernel(job: Job) -> None:
+    """A kernel of stock TileLang's, compiled and loaded by itself."""
+
+    @tilelang.jit
+    def double(rows: int):
+        @stock_language.prim_func
+        def kernel(X: stock_language.Tensor((rows, 128), "float32"), Y: stock_language.Tensor((rows, 128), "float32")):
+            with stock_language.Kernel(rows, threads=128) as bx:
+                for i in stock_language.Parallel(128):
+                    Y[bx, i] = X[bx, i] * 2
+
+        return kernel
+
+    x = job.data(job.rank, 1, (64, 128))
+    y = torch.full_like(x, torch.nan)
+    double(64)(x, y)
+    same(y, 2 * x, "Y")
+
+
+def check_stores(job: Job) -> None:
+    """A program between devices that calls no NVSHMEM, on the same heap."""
+    kernel, shape = tilescale.compile(programs.without()), (64, 64)
+    y = tilescale.empty(shape, torch.float32)
+    for launch in job.launches():
+        y.fill_(torch.nan)
+        kernel(job.data(job.rank, launch, shape), y)
+        torch.cuda.synchronize()
+        same(y, job.data(job.rank - 1, launch, shape), "Y")
+
+
+def ring(job: Job, name: str, dtype: torch.dtype, flag: torch.dtype, *, symmetric: bool = True) -> None:
+    shape = (64, 64)
+    y, flags = (torch.empty(shape, dtype=dtype, device=job.device), torch.zeros(4, dtype=flag, device=job.device))
+    if symmetric:
+        y, flags = tilescale.empty(shape, dtype), tilescale.zeros(4, flag)
+    for launch in job.launches():
+        z = torch.full(shape, torch.nan, dtype=dtype, device=job.device)
+        y.fill_(torch.nan)
+        job.run(name, job.data(job.rank, launch, shape, dtype), y, z, flags, launch)
+        expected = job.data(job.rank - 1, launch, shape, dtype)
+        same(y, expected, f"Y of launch {launch}")
+        same(z, expected + 1, f"Z of launch {launch}")
+        assert flags.tolist() == [launch] * 4, flags.tolist()
+
+
+def check_put_signal(job: Job) -> None:
+    """One piece with a 64-bit flag: NVSHMEM's put with signal."""
+    ring(job, "ring", torch.bfloat16, torch.uint64)
+
+
+def check_put_signal_set(job: Job) -> None:
+    """A flag of 32 bits that is set."""
+    ring(job, "ring_set", torch.float32, torch.int32)
+
+
+def check_tensors_outside_the_heap(job: Job) -> None:
+    """Copied into the heap and back."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ring(job, "ring", torch.bfloat16, torch.uint64, symmetric=False)
+
+
+def check_put_tails(job: Job) -> None:
+    """Many rows for each tile, some beyond the tensor, converted from registers."""
+    y, flags = tilescale.empty((50, 100), torch.float16), tilescale.zeros(1, torch.int32)
+    for launch in job.launches():
+        y.fill_(torch.nan)
+        job.run("tails", job.data(job.rank, launch, (50, 100)), y, flags)
+        same(y, job.data(job.rank + 1, launch, (50, 100)).half(), f"Y of launch {launch}")
+        assert flags.item() == 8 * launch, flags.item()
+
+
+def check_get(job: Job) -> None:
+    """Planes of the next rank, with rows that do not exist."""
+    x = tilescale.empty((3, 40, 96), torch.float32)
+    for launch in job.launches():
+        y = torch.full((4, 2, 16, 32), torch.nan, device=job.device)
+        x.copy_(job.data(job.rank, launch, (3, 40, 96)))
+        job.run("gets", x, y)
+        rows = torch.nn.functional.pad(job.data(job.rank + 1, launch, (3, 40, 96)), (0, 0, 3, 64))
+        expected = torch.stack([rows[1:3, block * 16 : block * 16 + 16, 64:96] for block in range(4)])
+        same(y, expected, f"Y of launch {launch}")
+
+
+def check_device_phase(job: Job) -> None:
+    """Whole tensors, there and back."""
+    x, y, z = (tilescale.empty((64, 128), torch.float32) for _ in range(3))
+    flags = tilescale.zeros(1, torch.int64)
+    for launch in job.launches():
+        x.copy_(job.data(job.rank, launch, (64, 128)))
+        y.fill_(torch.nan)
+        z.fill_(torch.nan)
+        job.run("tensors", x, y, z, flags)
+        same(y, job.data(job.rank - 1, launch, (64, 128)), f"Y of launch {launch}")
+        same(z, x, f"Z of launch {launch}")
+        assert flags.item() == launch, flags.item()
+
+
+def check_bandwidth(job: Job) -> None:
+    """64 MiB by 128 blocks, straight from memory to memory."""
+    shape = (128 * 64, 4096)
+    x = tilescale.from_tensor(job.data(job.rank, 1, shape, torch.bfloat16))
+    y = tilescale.empty(shape, torch.bfloat16)
+    y.fill_(torch.nan)
+    job.run("rows", x, y)
+    same(y, job.data(job.rank - 1, 1, shape, torch.bfloat16), "Y")
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(10):
+        job.kernels["rows"](x, y)
+    end.record()
+    torch.cuda.synchronize()
+    rate = 10 * x.numel() * x.element_size() / begin.elapsed_time(end) / 1e6
+    print(f"INFO rank {job.rank}: put of 64 MiB at {rate:.0f} GB/s, with its two meetings", flush=True)
+
+
+CHECKS: list[Callable[[Job], None]] = [
+    check_plain_kernel,
+    check_stores,
+    Job.warm,
+    check_put_signal,
+    check_put_signal_set,
+    check_put_tails,
+    check_get,
+    check_device_phase,
+    check_tensors_outside_the_heap,
+    check_bandwidth,
+    check_plain_kernel,
+    check_stores,
+]
+
+
+def watch() -> None:
+    """End this process if it hangs: without it a lost wait would take the whole machine time."""
+
+    def end() -> None:
+        print(f"FAIL still running after {LIMIT_S:g} s", flush=True)
+        os._exit(3)
+
+    timer = threading.Timer(LIMIT_S, end)
+    timer.daemon = True
+    timer.start()
+
+
+def main() -> None:
+    """All checks in order; the first that fails ends the job."""
+    watch()
+    job = Job()
+    for check in CHECKS:
+        start, name = time.monotonic(), check.__name__.removeprefix("check_")
+        try:
+            check(job)
+            torch.cuda.synchronize()
+            job.world.barrier()
+        except BaseException:
+            print(f"FAIL {name} on rank {job.rank}\n{traceback.format_exc()}", flush=True)
+            os._exit(1)  # the others notice; a rank that ends in order would wait for them
+        print(f"PASS {name} on rank {job.rank} of {job.size} ({time.monotonic() - start:.2f} s)", flush=True)
+    start = time.monotonic()
+    job.kernels.clear()
+    gc.collect()
+    default_heap().close()
+    print(f"PASS close on rank {job.rank} ({time.monotonic() - start:.2f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
