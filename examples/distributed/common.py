@@ -88,9 +88,9 @@ def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
 
 def show(report: tilescale.Report) -> None:
     """A table of what each device did."""
-    table = Table("device", "programs", "sent", "received", "signals", "combined", "collectives", box=SIMPLE_HEAD)
+    table = Table("device", "programs", "sent", "received", "signals", "combined", "collectives", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, did in enumerate(report.activity):
-        names = ", ".join(f"{count} x {name}" for name, count in did.collectives.items())
+        names = "\n".join(f"{count} {name}" for name, count in did.collectives.items())
         moved = (format_bytes(size) for size in (did.sent, did.received))
         table.add_row(str(number), str(did.programs), *moved, str(did.signals), format_bytes(did.contributed), names)
     Console().print(table)
