@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Device phases on real GPUs against the emulator: `torchrun --nproc-per-node N tests/gpu/device_phases.py [filter]`.
+"""Device phases on real GPUs against the emulator: `torchrun --nproc-per-node N tests/gpu/device_phases.py [parts of names]`.
 
 Every rank makes the inputs of all ranks, emulates the whole machine for itself, runs its own part on its GPU, and
 compares. Each program runs several times with new inputs and ranks out of step, then as a CUDA graph.
@@ -285,13 +285,13 @@ def _traced_for(machine: str, make: Callable[[], Any]) -> Any:
 
 
 def main() -> int:
-    """Run the checks whose name contains the filter."""
+    """Run the checks whose names contain one of the arguments."""
     world = tilescale.init()
+    torch.cuda.set_device(world.local_rank)
     threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    failed = 0
+    failed, wanted = 0, sys.argv[1:] or [""]
     for name, run in checks().items():
-        if wanted not in name:
+        if not any(part in name for part in wanted):
             continue
         begin = time.perf_counter()
         try:

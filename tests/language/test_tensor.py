@@ -237,6 +237,24 @@ def test_a_tile_too_large(mistake, level: str, shape: tuple[int, int], asked: st
                 A[0] = a[0, 0]
 
 
+def test_the_programs_of_a_cluster_hold_a_tile_together(mistake):
+    @T.prim_func
+    def f(A: T.Tensor((256, 256), "float32")):
+        with T.Kernel(cta_cluster=2, block=2, threads=256):
+            with T.Scale("cta_cluster"):
+                a = T.alloc((256, 256), "float32", level="l0")
+                T.copy(A, a)
+
+    with mistake(AllocationTooLargeError, "512 KiB", "510 KiB", "l0"):
+
+        @T.prim_func
+        def g(A: T.Tensor((256, 512), "float32")):
+            with T.Kernel(cta_cluster=2, block=2, threads=256):
+                with T.Scale("cta_cluster"):
+                    a = T.alloc((256, 512), "float32", level="l0")  # <-
+                    T.copy(A, a)
+
+
 @pytest.mark.parametrize("level", ["l0", "l1"])
 def test_on_chip_tile_in_a_device_phase(mistake, level: str):
     with mistake(PhaseError, "phase of level 'device'", "runs no threads", "T.Scale('block')"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilelang_core import ir, stock, trace
 from tilescale.errors import AllocationTooLargeError, LayoutError, PhaseError, TileScaleError, UsageError
+from tilescale.hda.model import MemoryLayer
 from tilescale.hda.units import format_bytes
 from tilescale.language.checks import scope_kind
 from tilescale.language.context import Context, here, plain, shape_of
@@ -39,7 +40,7 @@ def alloc(shape: Any, dtype: Any, level: str | None = None) -> ir.Buffer:
     except TileScaleError as error:
         raise error.at(*here()) from None
     shape = tuple(shape) if isinstance(shape, tuple | list | ir.Array) else (shape,)
-    _check_room(context, layer.name, [plain(n) for n in shape], str(dtype))
+    _check_room(context, layer, [plain(n) for n in shape], str(dtype))
     allocate = next((_ALLOCATIONS[scope] for scope in _ALLOCATIONS if scope in layer.scopes), None)
     if allocate is None:
         homes = ", ".join(m.name for m in context.machine.memory if set(m.scopes) & _ALLOCATIONS.keys())
@@ -51,15 +52,17 @@ def alloc(shape: Any, dtype: Any, level: str | None = None) -> ir.Buffer:
     return allocate(shape, dtype)
 
 
-def _check_room(context: Context, layer: str, shape: list[Any], dtype: str) -> None:
+def _check_room(context: Context, layer: MemoryLayer, shape: list[Any], dtype: str) -> None:
     if not all(isinstance(n, int) for n in shape):
         return
-    asked, there = math.prod(shape) * ir.bits(dtype) // 8, context.machine.capacity(layer, context.threads)
+    # The programs of a cluster hold its on-chip tiles together.
+    programs = context.cluster if context.executing.kind == "cluster" and "global" not in layer.scopes else 1
+    asked = math.prod(shape) * ir.bits(dtype) // 8
+    there = context.machine.capacity(layer.name, context.threads) * programs
     if asked > there:
         raise AllocationTooLargeError(
-            f"a tile {tuple(shape)} of {dtype} needs {format_bytes(asked)}; layer {layer!r} "
-            f"({context.machine.layer(layer).title}) of {context.machine.name!r} has {format_bytes(there)} for one "
-            "tile",
+            f"a tile {tuple(shape)} of {dtype} needs {format_bytes(asked)}; layer {layer.name!r} ({layer.title}) "
+            f"of {context.machine.name!r} has {format_bytes(there)} for one tile",
             hint="make the tile smaller, or place it in a coarser layer",
             where=here(),
         )

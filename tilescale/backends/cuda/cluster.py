@@ -14,7 +14,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.combine import fold, reduced
 from tilescale.backends.cuda.dsmem import Cluster
-from tilescale.backends.cuda.exchange import Tile, parts
+from tilescale.backends.cuda.exchange import Tile, parts, whole_loops
 from tilescale.backends.cuda.lower import GridLowering, lowers
 from tilescale.backends.cuda.peers import signal_here
 from tilescale.program import ops
@@ -138,12 +138,22 @@ def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     cluster = _cluster(lowering, call)
     source, target = _tile(lowering, call.args[0]), _tile(lowering, call.args[1])
     held, down = _shared(lowering, source, target)
-    part, begins = parts(target, ir.attribute(call, "dim"), cluster.size)
-    takes = [
-        cluster.move(Tile(lowering, target.region("w", begin, part)), held, sender, put=False)
+    takes = _take_parts(cluster, target, ir.attribute(call, "dim"), held)
+    return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
+
+
+def _take_parts(cluster: Cluster, target: Tile, axis: int, wanted: Tile) -> list[ir.Stmt]:
+    """Copy the tile `wanted` of each program into the part of `target` along an axis that has its number."""
+    part, begins = parts(target, axis, cluster.size)
+    if target.in_registers:
+        loops, sender, index = whole_loops(target, axis, part)
+        value = cluster.element(wanted, index, sender)
+        value = ir.Cast(target.dtype, value) if target.dtype != wanted.dtype else value
+        return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
+    return [
+        cluster.move(Tile(cluster.lowering, target.region("w", begin, part)), wanted, sender, put=False)
         for sender, begin in enumerate(begins)
     ]
-    return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
 
 
 @lowers(ops.ALL_TO_ALL, LEVEL)
@@ -152,13 +162,10 @@ def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     source, target = _tile(lowering, call.args[0]), _tile(lowering, call.args[1])
     held, down = _shared(lowering, source, target)
     axis = ir.attribute(call, "dim")
-    part, begins = parts(source, axis, cluster.size)
+    part, _ = parts(source, axis, cluster.size)
     mine = [cluster.rank * part[a] if a == axis else 0 for a in range(len(part))]
     wanted = Tile(lowering, held.region("r", mine, part))
-    takes = [
-        cluster.move(Tile(lowering, target.region("w", begin, part)), wanted, sender, put=False)
-        for sender, begin in enumerate(begins)
-    ]
+    takes = _take_parts(cluster, target, axis, wanted)
     return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
 
 

@@ -34,6 +34,11 @@ class Tile:
                 f"a collective on {self.name!r}, whose extents are symbolic, has no CUDA lowering"
             )
 
+    @property
+    def in_registers(self) -> bool:
+        """Whether the tile is a fragment, of which a loop may only touch the whole: see `whole_loops`."""
+        return bool(self.buffer.scope() == "local.fragment")
+
     def region(self, access: str, begins: list[Any] | None = None, extents: list[int] | None = None) -> ir.Call:
         """The tile, or a part of it, as an argument of a tile operation."""
         offset = [0] * len(self.begins) if begins is None else begins
@@ -76,6 +81,27 @@ class Exchange:
         begins = [self.lowering.slot(peer), self._place(self.rank), *[0] * len(self.part)]
         # Plain stores: a bulk copy cannot take a part of a tile that is laid out as a whole.
         return tir.tile_call("copy", tile, tir.region(target, begins, [1, 1, *self.part], "w"), disable_tma=True)
+
+    def send_parts(self, source: Tile, axis: int) -> list[ir.Stmt]:
+        """Copy each part of a tile along an axis to the peer of its number."""
+        part, begins = parts(source, axis, self.devices)
+        if not source.in_registers:
+            return [self.send(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
+        target = self.lowering.workspace_peers(self.name, self.shape, self.dtype)
+        loops, peer, index = whole_loops(source, axis, part)
+        place = [self.lowering.slot(peer), self._place(self.rank), *index]
+        value = ir.BufferLoad(source.buffer, source.at(loops))
+        return [tir.parallel(loops, source.extents, ir.BufferStore(target, value, place))]
+
+    def take_parts(self, target: Tile, axis: int) -> list[ir.Stmt]:
+        """Copy what the devices sent here into the parts of a tile along an axis."""
+        part, begins = parts(target, axis, self.devices)
+        if not target.in_registers:
+            return [self.take(sender, target.region("w", begin, part)) for sender, begin in enumerate(begins)]
+        loops, sender, index = whole_loops(target, axis, part)
+        value = self.received(sender, index)
+        value = ir.Cast(target.dtype, value) if target.dtype != self.dtype else value
+        return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
 
     def meet(self) -> ir.Stmt:
         """Everybody's parts are here."""
@@ -128,12 +154,24 @@ def parts(whole: Tile, axis: int, devices: int) -> tuple[list[int], list[list[in
     return part, [[i * part[a] if a == axis else 0 for a in range(len(part))] for i in range(devices)]
 
 
+def whole_loops(tile: Tile, axis: int, part: list[int]) -> tuple[list[ir.Var], Any, list[Any]]:
+    """Loops over all of a tile, the number of the part along an axis that an element is in, and its indices there.
+
+    Stock's layout inference takes a loop over a part of a fragment for one over the whole, and gives the fragment too
+    few registers.
+    """
+    loops = [ir.Var(f"i{a}", "int32") for a in range(len(part))]
+    index = [i % part[axis] if a == axis else i for a, i in enumerate(loops)]
+    return loops, loops[axis] // part[axis], index
+
+
 @lowers(ops.REDUCE_SCATTER)
 def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
-    part, begins = parts(source, ir.attribute(call, "dim"), lowering.target.devices)
+    axis = ir.attribute(call, "dim")
+    part, _ = parts(source, axis, lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
-    sends = [exchange.send(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
+    sends = exchange.send_parts(source, axis)
     return tir.sequence(
         [exchange.begin(), *sends, exchange.meet(), exchange.combined(target, ir.attribute(call, "op"))]
     )
@@ -144,21 +182,21 @@ def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     if len(call.args) == 1:
         raise lowering.unsupported("T.all_gather of a view has no CUDA lowering")
     source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
-    part, begins = parts(target, ir.attribute(call, "dim"), lowering.target.devices)
+    axis = ir.attribute(call, "dim")
+    part, _ = parts(target, axis, lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = [exchange.send(source.region("r"), peer) for peer in range(exchange.devices)]
-    takes = [exchange.take(sender, target.region("w", begin, part)) for sender, begin in enumerate(begins)]
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), *takes])
+    return tir.sequence([exchange.begin(), *sends, exchange.meet(), *exchange.take_parts(target, axis)])
 
 
 @lowers(ops.ALL_TO_ALL)
 def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
-    part, begins = parts(source, ir.attribute(call, "dim"), lowering.target.devices)
+    axis = ir.attribute(call, "dim")
+    part, _ = parts(source, axis, lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
-    sends = [exchange.send(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
-    takes = [exchange.take(sender, target.region("w", begin, part)) for sender, begin in enumerate(begins)]
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), *takes])
+    sends = exchange.send_parts(source, axis)
+    return tir.sequence([exchange.begin(), *sends, exchange.meet(), *exchange.take_parts(target, axis)])
 
 
 @lowers(ops.BROADCAST)

@@ -158,8 +158,10 @@ class SymmetricHeap:
 
         All ranks' copies are complete by the time that this returns. Raises as `empty`.
         """
-        call = Call.here("from_tensor")
-        return self._filled(self._allocate(call, tensor.shape, tensor.dtype).copy_(tensor.detach()), call)
+        call, value = Call.here("from_tensor"), tensor.detach()
+        # The heap's memory has no address on a GPU of which it is not a peer: the tensor comes to the heap's device.
+        value = value.to(self.device) if value.is_cuda else value
+        return self._filled(self._allocate(call, value.shape, value.dtype).copy_(value), call)
 
     def peers(self, tensor: torch.Tensor) -> torch.Tensor:
         """All ranks' instances of a symmetric tensor or of a view of one: shape (ranks, *shape).
