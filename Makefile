@@ -9,13 +9,13 @@ DEMO := examples/distributed/08_tp_gemm.py
 
 # Where there is a GPU, torch is whatever build the machine needs; elsewhere it is the one that was tested.
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "--constraint constraints.txt")
-
+EXTRAS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo "test,gpu" || echo "test")
 GPUS := $(shell nvidia-smi -L 2>/dev/null | wc -l)
 
 .PHONY: help demo test lint clean
 
 help:
-	@echo "make demo    run the main example: a tensor-parallel matrix product on 8 devices"
+	@echo "make demo    run the main example: a tensor-parallel matrix product on all GPUs or 8 emulated devices"
 	@echo "make test    check the source and run all tests"
 	@echo "make lint    check the source only"
 	@echo "make clean   remove the virtual environment and all caches"
@@ -37,7 +37,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv --clear $(VENV) >/dev/null || { \
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet --quiet pip; }
-	@$(BIN)/python -m pip install --quiet --quiet $(CONSTRAINTS) --editable ".[test]"
+	@$(BIN)/python -m pip install --quiet --quiet $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	@touch $@
 
 clean:

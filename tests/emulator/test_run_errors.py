@@ -283,6 +283,29 @@ def test_a_blockcyclic_view_on_chip_is_named_with_its_line():
     assert "block-cyclic" in text and "blocks of 2" in text
 
 
+def test_a_tile_of_single_threads_is_named_with_its_line():
+    @T.prim_func
+    def program(X: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            with T.Scale("thread") as (rank, _):
+                own = T.alloc((1,), "float32", level="l0")
+                own[0] = X[rank]  # one for each thread
+
+    assert "'own'" in failure(UnsupportedError, program, [values(1, 32)], "one for each thread")
+
+
+def test_a_variable_of_a_device_phase_is_named_with_its_line():
+    @T.prim_func
+    def program(X: T.Tensor((8,), "float32")):
+        with T.Kernel(device=2, block=1, threads=32):
+            with T.Scale("device"):
+                sum = T.alloc_var("float32")
+                sum = X[0] + X[1]  # a sum of devices
+                X[2] = sum
+
+    assert "'sum'" in failure(UnsupportedError, program, [[values(r, 8)] for r in range(2)], "a sum of devices")
+
+
 # -- arguments and launches --------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,11 @@ class Home:
     def array(self, frame: Frame) -> Any:
         """The instance that the frame's unit sees: an array, or Lanes for a thread-private buffer."""
         array = frame.slots[self.slot]
+        if array is None:
+            raise UnsupportedError(
+                f"{self.name!r}: a buffer of scope {self.buffer.scope()!r} made where no program's threads run as one",
+                hint="allocate it in the scale of the program, or in device memory with T.alloc(..., level=)",
+            )
         if self._shape is None:
             return array
         shape = tuple(uniform(n(frame), frame, "a shape") for n in self._shape)
