@@ -88,7 +88,7 @@ def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
 
 def show(report: tilescale.Report) -> None:
     """A table of what each device did."""
-    table = Table("device", "programs", "sent", "received", "signals", "combined", "collectives", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table("device", "programs", "sent", "received", "signals", "combined", "collectives", box=SIMPLE_HEAD)
     for number, did in enumerate(report.activity):
         names = "\n".join(f"{count} {name}" for name, count in did.collectives.items())
         moved = (format_bytes(size) for size in (did.sent, did.received))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Device phases on real GPUs against the emulator: `torchrun --nproc-per-node N tests/gpu/device_phases.py [parts of names]`.
+"""Device phases on GPUs against the emulator: `torchrun --nproc-per-node N tests/gpu/device_phases.py [names]`.
 
 Every rank makes the inputs of all ranks, emulates the whole machine for itself, runs its own part on its GPU, and
 compares. Each program runs several times with new inputs and ranks out of step, then as a CUDA graph.
