@@ -124,6 +124,19 @@ def test_imports_run_one_way():
     assert not wrong, "\n".join(wrong)
 
 
+def test_lowering_does_not_know_how_programs_run():
+    folder = ROOT / "tilescale/backends/cuda"
+    ways = {"lowering": "running", "headers": "lowering"}
+    wrong = [
+        f"{short(path)}:{line} imports {name}"
+        for mine, other in ways.items()
+        for path in sources(short(folder / mine))
+        for name, line in imports(path)
+        if name.startswith(f"tilescale.backends.cuda.{other}")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_part_has_its_rule():
     parts = {part(path) for path in sources("tilescale")} - {"__init__"}
     assert parts <= MAY_IMPORT.keys(), "add the new part to MAY_IMPORT and to docs/architecture.md"

@@ -88,7 +88,8 @@ def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
 
 def show(report: tilescale.Report) -> None:
     """A table of what each device did."""
-    table = Table("device", "programs", "sent", "received", "signals", "combined", "collectives", box=SIMPLE_HEAD)
+    columns = ("device", "programs", "sent", "received", "signals", "combined", "collectives")
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, did in enumerate(report.activity):
         names = "\n".join(f"{count} {name}" for name, count in did.collectives.items())
         moved = (format_bytes(size) for size in (did.sent, did.received))

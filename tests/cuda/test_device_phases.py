@@ -11,8 +11,8 @@ import tilescale.language as T
 from tests.cuda import programs
 from tests.cuda.support import notes, program, source
 from tilelang_core import ir
-from tilescale.backends.cuda.plan import HostStep, plan
-from tilescale.backends.cuda.signature import Target
+from tilescale.backends.cuda.lowering.plan import HostStep, plan
+from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence

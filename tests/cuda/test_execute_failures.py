@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tilescale.backends.cuda.agreement import Facts, agree, on_all, once_per_node
-from tilescale.backends.cuda.barrier_kernel import Standing, purpose, site_of, standings
-from tilescale.backends.cuda.diagnosis import Scene, error_for
-from tilescale.backends.cuda.signature import Site
-from tilescale.backends.cuda.streams import Idle, wait_idle
-from tilescale.backends.cuda.timeouts import HEAD, ROW, Kind, Report, decode
+from tilescale.backends.cuda.lowering.signature import Site
+from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
+from tilescale.backends.cuda.running.barrier_kernel import Standing, purpose, site_of, standings
+from tilescale.backends.cuda.running.diagnosis import Scene, error_for
+from tilescale.backends.cuda.running.streams import Idle, wait_idle
+from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, decode
 from tilescale.comm.board import Failure
 from tilescale.errors import (
     CollectiveNotReachedError,

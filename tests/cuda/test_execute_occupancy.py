@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
-from tilescale.backends.cuda.occupancy import check_resident, programs, waits_across
+from tilescale.backends.cuda.running.occupancy import check_resident, programs, waits_across
 from tilescale.errors import LaunchError, Location
 from tilescale.hda import Machine
 from tilescale.passes.structure import structure

@@ -26,11 +26,11 @@ from tests.cuda.test_compiles import _compile as compile_text
 from tests.language import programs as reference
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import arguments as arg
 from tilescale.backends.cuda import support
-from tilescale.backends.cuda.lower import GridLowering, LoweredKernel
-from tilescale.backends.cuda.ranges import _Ranges
-from tilescale.backends.cuda.signature import Target
+from tilescale.backends.cuda.lowering import arguments as arg
+from tilescale.backends.cuda.lowering.lanes.ranges import _Ranges
+from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
+from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine

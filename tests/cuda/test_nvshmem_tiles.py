@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import nvshmem
-from tilescale.backends.cuda.nvshmem import Tile, Told
+from tilescale.backends.cuda import headers
+from tilescale.backends.cuda.lowering import nvshmem
+from tilescale.backends.cuda.lowering.nvshmem import Tile, Told
 
-HEADER = Path(nvshmem.__file__).parent / "headers" / "nvshmem.cuh"
+HEADER = Path(headers.__file__).with_name("nvshmem.cuh")
 SLACK, PES, PE = 3, 2, 1
 FLAG, VALUE = 2, 5
 

@@ -1,22 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Programs on NVIDIA GPUs through stock TileLang.
 
-target.py       the compilation target of a machine
-lower.py        one grid phase to a plain TileLang function: the rank dimension, hidden arguments, the walk
-peers.py exchange.py combine.py   rules: between devices, collectives on tiles
-lanes.py        units inside a program as exclusive branches: clones.py (one unit's text), holdings.py sharing.py (tiles
-                that units hold parts of), meetings.py (what units do together), ranges.py (one range for each fragment)
-nvshmem.py nvshmem_link.py        copies by NVSHMEM where a program asks for it, and how such kernels are linked
-cluster.py dsmem.py       rules: between programs of a cluster, through each other's shared memory
-cluster_unit.py cluster_parts.py cluster_loads.py cluster_pair.py    a cluster that executes as one unit
-arguments.py signature.py    what a generated kernel takes
-headers/        device functions for signals, waits and barriers
-check.py        the generated text before it is compiled
-plan.py spread.py         device phases taken apart into operations of the host and grids
-support.py      what is lowered, found by trying; generated text without a GPU
-execute.py phases.py nccl.py     running: kernels and device phases in order
-guard.py        what keeps a program from hanging: timeouts.py and diagnosis.py (failed waits), barrier_kernel.py (all
-                ranks meet), streams.py (order, waiting for the device), agreement.py and occupancy.py (before a launch)
+target.py         the compilation target of a machine
+support.py        what is lowered, found by trying; generated text without a GPU
+nvshmem_link.py   how kernels that call NVSHMEM are linked and started
+
+Folders: `lowering` (a program to TileLang functions), `headers` (device functions), `running` (on the GPUs).
 """
 
 from __future__ import annotations
@@ -40,7 +29,7 @@ def _available() -> bool:
 
 def _build(program: Program, machine: Machine, options: dict[str, Any]) -> Executable:
     if program.is_hierarchical:
-        from tilescale.backends.cuda.execute import DeviceProgram
+        from tilescale.backends.cuda.running.execute import DeviceProgram
 
         own = DeviceProgram(program, machine, options)
         run = Executable(lambda per_unit: own(per_unit[0]), gathers=False, device="cuda")

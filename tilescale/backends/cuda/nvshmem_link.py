@@ -6,11 +6,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from functools import cache
-from importlib import metadata, resources, util
+from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import modules
+from tilescale.backends.cuda.headers import header
 from tilescale.errors import DependencyError, Location, UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ STATE = b"nvshmemi_device_state_d"
 def declarations() -> str:
     """Text that a kernel carries; it names the version, since nothing else of NVSHMEM is part of a cache key."""
     versions = [found.version for name in PACKAGES for found in metadata.distributions(name=name)]
-    text = resources.files(__package__).joinpath("headers/nvshmem.cuh").read_text()
-    return f"// NVSHMEM {', '.join(versions) or 'is not installed'}\n{text}\n"
+    return f"// NVSHMEM {', '.join(versions) or 'is not installed'}\n{header('nvshmem.cuh')}\n"
 
 
 @cache

@@ -8,11 +8,12 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.cuda import cluster, exchange, peers  # noqa: F401 - they register their rules
-from tilescale.backends.cuda.check import check_shared, check_text, static_shared_bytes
-from tilescale.backends.cuda.lower import GridLowering, LoweredKernel
-from tilescale.backends.cuda.plan import plan
-from tilescale.backends.cuda.signature import Target
+from tilescale.backends.cuda.lowering import exchange, peers  # noqa: F401 - they register their rules
+from tilescale.backends.cuda.lowering.check import check_shared, check_text, static_shared_bytes
+from tilescale.backends.cuda.lowering.clusters import collectives  # noqa: F401 - likewise
+from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
+from tilescale.backends.cuda.lowering.plan import plan
+from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.target import target_for
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lower import GridLowering
+from tilescale.backends.cuda.lowering.lower import GridLowering
 from tilescale.backends.cuda.nvshmem_link import IMPL, declarations
 
 Number = int | ir.PrimExpr

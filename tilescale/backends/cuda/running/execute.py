@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.cuda import arguments as arg
-from tilescale.backends.cuda import nccl, nvshmem_link, occupancy
-from tilescale.backends.cuda.agreement import Facts, agree, on_all, once_per_node
-from tilescale.backends.cuda.check import kernels
-from tilescale.backends.cuda.guard import Guard
-from tilescale.backends.cuda.lower import GridLowering, LoweredKernel
-from tilescale.backends.cuda.phases import host_step
-from tilescale.backends.cuda.plan import plan
-from tilescale.backends.cuda.signature import Site, Target
-from tilescale.backends.cuda.streams import turns
+from tilescale.backends.cuda import nvshmem_link
+from tilescale.backends.cuda.lowering import arguments as arg
+from tilescale.backends.cuda.lowering.check import kernels
+from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
+from tilescale.backends.cuda.lowering.plan import plan
+from tilescale.backends.cuda.lowering.signature import Site, Target
+from tilescale.backends.cuda.running import nccl, occupancy
+from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
+from tilescale.backends.cuda.running.guard import Guard
+from tilescale.backends.cuda.running.phases import host_step
+from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.support import STRIDE, checked
 from tilescale.comm import World, init
 from tilescale.comm.heap import SymmetricHeap, default_heap

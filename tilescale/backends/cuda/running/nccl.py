@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.execute import DeviceProgram
+    from tilescale.backends.cuda.running.execute import DeviceProgram
 
 _EXIT_S = 5.0
 """Longest time that the end of NCCL may take when the process exits."""

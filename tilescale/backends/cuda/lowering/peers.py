@@ -8,8 +8,8 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import nvshmem
-from tilescale.backends.cuda.lower import C_TYPES, GridLowering, level_of, lowers
+from tilescale.backends.cuda.lowering import nvshmem
+from tilescale.backends.cuda.lowering.lower import C_TYPES, GridLowering, level_of, lowers
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import copy_choice
 from tilescale.errors import UnsupportedError

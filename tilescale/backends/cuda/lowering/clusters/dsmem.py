@@ -15,8 +15,8 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.exchange import Tile
-    from tilescale.backends.cuda.lower import GridLowering
+    from tilescale.backends.cuda.lowering.exchange import Tile
+    from tilescale.backends.cuda.lowering.lower import GridLowering
 
 WORD = 16
 """Bytes of the widest access."""

@@ -14,7 +14,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.cluster_unit import ClusterUnit
+    from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 
 MAJOR = 10
 """Compute capability that has the instruction."""
@@ -97,7 +97,7 @@ class Mates:
 
     def around(self, stmt: ir.Stmt, lowered: list[ir.Stmt]) -> list[ir.Stmt]:
         """A statement's lowering, with accumulators that it names in registers."""
-        from tilescale.backends.cuda.cluster_unit import regions, stored
+        from tilescale.backends.cuda.lowering.clusters.unit import regions, stored
 
         before, after = [], []
         written = {data_of(r) for r in regions(stmt, written=True)} | stored(stmt)

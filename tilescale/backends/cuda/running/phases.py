@@ -10,16 +10,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
-from tilescale.backends.cuda import arguments as arg
-from tilescale.backends.cuda.nccl import group
-from tilescale.backends.cuda.plan import HostStep
-from tilescale.backends.cuda.signature import Site
+from tilescale.backends.cuda.lowering import arguments as arg
+from tilescale.backends.cuda.lowering.plan import HostStep
+from tilescale.backends.cuda.lowering.signature import Site
+from tilescale.backends.cuda.running.nccl import group
 from tilescale.program import ops
 
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.execute import Call, DeviceProgram
+    from tilescale.backends.cuda.running.execute import Call, DeviceProgram
 
 Step = Callable[["Call"], None]
 _RULES: dict[tuple[str, str], Callable[[DeviceProgram, HostStep], Step]] = {}

@@ -13,16 +13,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.arguments import Argument, Given, HostVariable, Peers
-from tilescale.backends.cuda.cluster_unit import ClusterUnit
-from tilescale.backends.cuda.lanes import LaneLowering
-from tilescale.backends.cuda.ranges import check_ranges
-from tilescale.backends.cuda.signature import Signature, Site
+from tilescale.backends.cuda.headers import header
+from tilescale.backends.cuda.lowering.arguments import Argument, Given, HostVariable, Peers
+from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
+from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
+from tilescale.backends.cuda.lowering.lanes.ranges import check_ranges
+from tilescale.backends.cuda.lowering.signature import Signature, Site
 from tilescale.errors import Location, UnsupportedError
 from tilescale.hda import Level
 from tilescale.passes.structure import location
@@ -59,8 +59,7 @@ class LoweredKernel:
 @cache
 def prelude(*headers: str) -> str:
     """The device functions that a kernel carries; part of its text, so of every cache key."""
-    folder = resources.files(__package__) / "headers"
-    return "".join(folder.joinpath(name).read_text() + "\n" for name in ("sync.cuh", *headers))
+    return "".join(header(name) + "\n" for name in ("sync.cuh", *headers))
 
 
 _RULES: dict[tuple[str, str], Callable[[GridLowering, ir.Call], ir.Stmt]] = {}

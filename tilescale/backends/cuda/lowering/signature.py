@@ -10,7 +10,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.arguments import (
+from tilescale.backends.cuda.lowering.arguments import (
     Argument,
     Given,
     Limit,

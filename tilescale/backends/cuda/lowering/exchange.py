@@ -13,9 +13,9 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.combine import fold, reduced
-from tilescale.backends.cuda.lower import GridLowering, level_of, lowers
-from tilescale.backends.cuda.peers import epochs, meet
+from tilescale.backends.cuda.lowering.combine import fold, reduced
+from tilescale.backends.cuda.lowering.lower import GridLowering, level_of, lowers
+from tilescale.backends.cuda.lowering.peers import epochs, meet
 from tilescale.program import ops
 
 

@@ -18,8 +18,8 @@ from tilelang_core import rewrite as tir
 from tilescale.program import ops
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.cluster_parts import Part
-    from tilescale.backends.cuda.cluster_unit import ClusterUnit
+    from tilescale.backends.cuda.lowering.clusters.parts import Part
+    from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 
 BULK = 16
 """Bytes: what rows of a bulk copy, here and in memory, are multiples of."""

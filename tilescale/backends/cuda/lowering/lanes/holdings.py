@@ -22,7 +22,7 @@ from tilescale.program import ops
 from tilescale.program.layout import Layout
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.lower import GridLowering
+    from tilescale.backends.cuda.lowering.lower import GridLowering
 
 ELEMENTWISE = ("tl.tileop.copy", "tl.tileop.atomicadd", "tl.tileop.atomicmax", "tl.tileop.atomicmin")
 """Tile operations from a region to one of the same extents."""

@@ -10,7 +10,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.lower import GridLowering
+    from tilescale.backends.cuda.lowering.lower import GridLowering
 
 COMBINE = {
     "sum": lambda a, b: a + b,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.cluster_pair import data_of, paired
+from tilescale.backends.cuda.lowering.clusters.pair import data_of, paired
 from tilescale.program import ops
 from tilescale.program.layout import Layout
 from tilescale.program.model import location
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.cluster_unit import ClusterUnit
+    from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 
 GEMM = "tl.tileop.gemm"
 

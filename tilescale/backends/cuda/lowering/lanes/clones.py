@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import meetings
+from tilescale.backends.cuda.lowering.lanes import meetings
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.layout import Layout
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.lanes import LaneLowering, Unit
+    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering, Unit
 
 _REDUCTIONS = ("tl.tileop.reduce", "tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2")
 

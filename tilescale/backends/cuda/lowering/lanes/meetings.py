@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.combine import fold, reduced
+from tilescale.backends.cuda.lowering.combine import fold, reduced
 from tilescale.program import ops
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.clones import Clone
-    from tilescale.backends.cuda.lanes import LaneLowering, Unit
+    from tilescale.backends.cuda.lowering.lanes.clones import Clone
+    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering, Unit
 
 TURNS_ABOVE = 32 * 1024
 """Bytes of all units' tiles above which an all-reduce takes turns in room for one: two tiles of accumulators of usual

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import meetings
-from tilescale.backends.cuda.combine import COMBINE
-from tilescale.backends.cuda.holdings import ELEMENTWISE, Held, accesses, matching_axis, parallel_loops
+from tilescale.backends.cuda.lowering.combine import COMBINE
+from tilescale.backends.cuda.lowering.lanes import meetings
+from tilescale.backends.cuda.lowering.lanes.holdings import ELEMENTWISE, Held, accesses, matching_axis, parallel_loops
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.lanes import LaneLowering, Unit
+    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering, Unit
 
 _PARTIAL = {"sum": "sum", "abssum": "sum", "max": "max", "absmax": "max", "min": "min"}
 """Reductions that can be finished from partial results, and how those combine."""

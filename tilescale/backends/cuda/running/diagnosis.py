@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilescale.backends.cuda.barrier_kernel import Standing, site_of
-from tilescale.backends.cuda.signature import Site
-from tilescale.backends.cuda.timeouts import Kind, Report
+from tilescale.backends.cuda.lowering.signature import Site
+from tilescale.backends.cuda.running.barrier_kernel import Standing, site_of
+from tilescale.backends.cuda.running.timeouts import Kind, Report
 from tilescale.errors import OutOfBoundsError, RankMismatchError, TileScaleError, WaitTimeoutError
 
 _RESET = "then kernel.reset() on all ranks lets it run again"

@@ -12,21 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.clones import Clone
-from tilescale.backends.cuda.holdings import Holdings, accesses, parallel_loops
-from tilescale.backends.cuda.ranges import HARDWARE_BARRIERS, ThreadNames
-from tilescale.backends.cuda.sharing import Share
+from tilescale.backends.cuda.headers import header
+from tilescale.backends.cuda.lowering.lanes.clones import Clone
+from tilescale.backends.cuda.lowering.lanes.holdings import Holdings, accesses, parallel_loops
+from tilescale.backends.cuda.lowering.lanes.ranges import HARDWARE_BARRIERS, ThreadNames
+from tilescale.backends.cuda.lowering.lanes.sharing import Share
 from tilescale.hda import Level
 from tilescale.passes.structure import location
 from tilescale.program import ops
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.lower import GridLowering
+    from tilescale.backends.cuda.lowering.lower import GridLowering
 
 
 @dataclass(frozen=True)
@@ -272,9 +272,9 @@ class LaneLowering:
         """What a kernel needs where several units reduce across their warps at once."""
         if not self._reducing:
             return ""
-        header = resources.files(__package__).joinpath("headers/units.cuh").read_text()
         second = HARDWARE_BARRIERS - 1 - len(self._barriers)
-        return f"#define TILESCALE_UNIT_THREADS {self._reducing}\n#define TILESCALE_UNIT_BARRIER {second}\n{header}\n"
+        sizes = f"#define TILESCALE_UNIT_THREADS {self._reducing}\n#define TILESCALE_UNIT_BARRIER {second}\n"
+        return f"{sizes}{header('units.cuh')}\n"
 
 
 def _meetings(stmts: Sequence[ir.Stmt]) -> set[int]:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.cluster_pair import Mates, data_of
-from tilescale.backends.cuda.cluster_parts import GEMM, Part, Plan
-from tilescale.backends.cuda.dsmem import Cluster, without_repeats
+from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster, without_repeats
+from tilescale.backends.cuda.lowering.clusters.pair import Mates, data_of
+from tilescale.backends.cuda.lowering.clusters.parts import GEMM, Part, Plan
 from tilescale.program import ops
 from tilescale.program.model import location
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.lower import GridLowering
+    from tilescale.backends.cuda.lowering.lower import GridLowering
 
 COPY, FILL = "tl.tileop.copy", "tl.tileop.fill"
 
@@ -167,7 +167,7 @@ class ClusterUnit(Cluster):
         return self.lowering.target.machine.level(str(node.value.value)).kind == "program"
 
     def _loop(self, loop: ir.For) -> list[ir.Stmt]:
-        from tilescale.backends.cuda.cluster_loads import pipelined
+        from tilescale.backends.cuda.lowering.clusters.loads import pipelined
 
         staged = pipelined(self, loop)
         if staged is not None:
@@ -192,7 +192,7 @@ class ClusterUnit(Cluster):
 
     def _gather(self, view: ir.Call) -> list[ir.Stmt]:
         """Fetch the others' shares of a tile that is whole in each program."""
-        from tilescale.backends.cuda.exchange import Tile, parts
+        from tilescale.backends.cuda.lowering.exchange import Tile, parts
 
         part, _ = self._held(view)
         self.lowering.notes.append(f"shares of {part.local.name}: fetched through distributed shared memory")

@@ -12,11 +12,11 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.combine import fold, reduced
-from tilescale.backends.cuda.dsmem import Cluster
-from tilescale.backends.cuda.exchange import Tile, parts, whole_loops
-from tilescale.backends.cuda.lower import GridLowering, lowers
-from tilescale.backends.cuda.peers import signal_here
+from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
+from tilescale.backends.cuda.lowering.combine import fold, reduced
+from tilescale.backends.cuda.lowering.exchange import Tile, parts, whole_loops
+from tilescale.backends.cuda.lowering.lower import GridLowering, lowers
+from tilescale.backends.cuda.lowering.peers import signal_here
 from tilescale.program import ops
 
 LEVEL = "program"

@@ -10,12 +10,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tilescale.backends.cuda import nccl
-from tilescale.backends.cuda.barrier_kernel import Meetings, standings
-from tilescale.backends.cuda.diagnosis import Scene, error_for
-from tilescale.backends.cuda.signature import Site
-from tilescale.backends.cuda.streams import Idle, wait_idle
-from tilescale.backends.cuda.timeouts import WaitRecords
+from tilescale.backends.cuda.lowering.signature import Site
+from tilescale.backends.cuda.running import nccl
+from tilescale.backends.cuda.running.barrier_kernel import Meetings, standings
+from tilescale.backends.cuda.running.diagnosis import Scene, error_for
+from tilescale.backends.cuda.running.streams import Idle, wait_idle
+from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm import World
 from tilescale.comm.call import Call
 from tilescale.comm.heap import SymmetricHeap

@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from tilelang_core import stock as T
-from tilescale.backends.cuda.lower import prelude
-from tilescale.backends.cuda.timeouts import WaitRecords
+from tilescale.backends.cuda.lowering.lower import prelude
+from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm.heap import SymmetricHeap
 
 _SITE_BITS, _CALL_BITS = 10, 22

@@ -19,9 +19,9 @@ from typing import Any
 from tilelang_core import ir, trace
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
-from tilescale.backends.cuda.combine import fold
-from tilescale.backends.cuda.signature import Target
-from tilescale.backends.cuda.spread import THREADS, Grids, is_known, with_args
+from tilescale.backends.cuda.lowering.combine import fold
+from tilescale.backends.cuda.lowering.signature import Target
+from tilescale.backends.cuda.lowering.spread import THREADS, Grids, is_known, with_args
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import collective_choice, copy_choice, network_of
 from tilescale.errors import Location, UnsupportedError

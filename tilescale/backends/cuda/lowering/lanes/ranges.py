@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
-from tilescale.backends.cuda.holdings import accesses, is_fragment, parallel_loops
+from tilescale.backends.cuda.lowering.lanes.holdings import accesses, is_fragment, parallel_loops
 from tilescale.errors import Location, UnsupportedError
 from tilescale.passes.structure import location
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.lower import GridLowering
+    from tilescale.backends.cuda.lowering.lower import GridLowering
 
 Interval = tuple[int, int]
 """First thread, and the one after the last."""

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: MIT
+"""Device functions in CUDA C++ that generated kernels carry as text.
+
+sync.cuh: signals, bounded waits, meetings of ranks; cluster.cuh: shared memory of a cluster; units.cuh: barriers of
+units inside a program; nvshmem.cuh: copies by NVSHMEM.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+
+@cache
+def header(name: str) -> str:
+    """The text of a file in this folder."""
+    return resources.files(__package__).joinpath(name).read_text()

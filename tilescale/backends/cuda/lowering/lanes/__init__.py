@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: MIT
+"""Units inside a program (warpgroups, warps, threads) as exclusive branches of its threads.
+
+lanes.py                 runs of statements become branches; owns tiles and barriers
+clones.py                one unit's text
+holdings.py sharing.py   tiles that units hold copies or parts of, and a unit's part of a statement
+meetings.py              what units do together, through shared memory
+ranges.py                one range of threads for each fragment, enough hardware barriers
+"""

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: MIT
+"""Kernels and device phases, run in order on the caller's stream.
+
+execute.py                        a program: arguments, compilation once for a node, launches
+phases.py nccl.py                 operations of the host: copy engine, NCCL
+guard.py                          what keeps a program from hanging, with:
+timeouts.py diagnosis.py          waits that failed, and what is said of them
+barrier_kernel.py streams.py      all ranks meet; order on streams, waiting for the device
+agreement.py occupancy.py         before a launch: all ranks launch the same, all programs that wait fit
+"""
