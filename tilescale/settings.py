@@ -76,9 +76,9 @@ def _switch(text: str) -> bool:
 
 
 def _progress(text: str) -> str:
-    if text.lower() not in ("auto", "on", "off"):
-        raise ValueError(text)
-    return text.lower()
+    if text.lower() == "auto":
+        return "auto"
+    return "on" if _switch(text) else "off"
 
 
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}

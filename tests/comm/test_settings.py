@@ -15,7 +15,7 @@ def test_defaults_and_values() -> None:
         "TILESCALE_TIMEOUT_S": "2.5",
         "TILESCALE_MACHINE": "h200-sxm-8",
         "TILESCALE_EMULATE": "Yes",
-        "TILESCALE_PROGRESS": "off",
+        "TILESCALE_PROGRESS": "0",
     }
     assert Settings.from_env(env) == Settings(timeout_s=2.5, machine="h200-sxm-8", emulate=True, progress="off")
 
