@@ -21,7 +21,7 @@ import click
 import torch
 
 ROOT = Path(__file__).parent.parent
-LIMITS = {"device_phases": 250, "never_hang": 160}
+LIMITS = {"device_phases": 250, "never_hang": 160, "cluster_check": 160}
 """Seconds for scripts that need more than 120."""
 EXAMPLES = sorted(p.name for p in (ROOT / "examples/distributed").glob("[0-9]*.py"))
 
@@ -61,6 +61,8 @@ def steps(devices: int) -> list[Step]:
             alone = "ONE PROCESS" in script.read_text()
             command = [sys.executable] if alone else torchrun
             result.append(Step(script.stem, [*command, f"tests/gpu/{script.name}"], LIMITS.get(script.stem, 120)))
+    lanes = [sys.executable, "tests/gpu/lanes_check.py"]  # most of its programs are for one device
+    result.append(Step("lanes_check, one device", lanes, 240))
     tests = [
         "tests/emulator/test_remote_copy.py",
         "tests/emulator/test_collectives.py",

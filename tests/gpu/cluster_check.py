@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Thread-block clusters on one GPU: `python tests/gpu/cluster_check.py [part of a check's name ...]`.
 
-Prints a PASS or FAIL line for each check, and ends with exit code 1 if one fails. Every launch gets fresh inputs and
-poisoned outputs. The checks are functions of the number of launches, which the tests call too: without a GPU they run
-in the emulator.
+ONE PROCESS that starts others, which mostly compile. Prints a PASS or FAIL line for each check, and ends with exit code
+1 if one fails. Every launch gets fresh inputs and poisoned outputs. The checks are functions of the number of launches,
+which the tests call too: without a GPU they run in the emulator.
 """
 
 from __future__ import annotations
