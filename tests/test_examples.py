@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The ladder of examples/distributed: every rung emulated on several numbers of devices, a few as jobs of ranks."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Which grids must be on a device as a whole, and what happens if they do not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tensors, tolerances and comparisons that the emulator's tests share."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ ONE PROCESS that starts the ranks itself, because launchers kill the others as s
 for each case.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -5,8 +5,6 @@ Prints a PASS or FAIL line for each check and rank, and ends with exit code 1 if
 inputs, poisoned outputs, and ranks that come at different times. Kernels without NVSHMEM run before and after.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

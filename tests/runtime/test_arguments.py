@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Arguments of a call: what is refused and how, layouts in memory, DTensors, and which arguments a call changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -94,8 +94,7 @@ class Team:
         else:
             failed, value = self._run(fn, payloads, call, key)
         if failed:
-            if hasattr(value, "add_note"):  # from Python 3.11 on
-                note = f"raised at rank {self.ranks[root]}, which ran this call for ranks {list(self.ranks)}"
+            note = f"raised at rank {self.ranks[root]}, which ran this call for ranks {list(self.ranks)}"
             value.__notes__ = [*getattr(value, "__notes__", ()), note]  # what add_note does, from Python 3.11 on
             raise value
         return value

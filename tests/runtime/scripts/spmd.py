@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What ranks of a job see of a kernel call. Every `check_` function runs on every rank, one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
