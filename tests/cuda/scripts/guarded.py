@@ -4,8 +4,6 @@
 They do what headers/sync.cuh does, on the same words, so everything above the device is what runs with GPUs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

@@ -5,8 +5,6 @@ A kernel of one thread tells each device how often its rank has met, and for wha
 every rank knows who is missing, and a rank with another program order or other arguments is noticed, not mixed up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -39,7 +37,7 @@ class Standing:
     count: int
     purpose: int
 
-    def behind(self, other: Standing) -> int:
+    def behind(self, other: "Standing") -> int:
         """How many meetings another rank has been to that this one has not. Counts wrap at 2^32."""
         return (other.count - self.count + (1 << 31)) % (1 << 32) - (1 << 31)
 
