@@ -9,6 +9,7 @@
     tiles.py threads.py barriers.py externs.py      TileLang's operations
     scales.py collectives.py                        ours
     frame.py units.py scheduler.py                  state, unit tree, coroutines
+    observe.py      what an emulation tells those who watch it
     numerics/       what operations compute, on numpy arrays
 """
 

@@ -17,6 +17,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator.expr import Closure, python_int
 from tilescale.backends.emulator.frame import Frame, Lanes, is_vector, spread, uniform
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
+from tilescale.backends.emulator.observe import READ, WRITE
 from tilescale.errors import Location, OutOfBoundsError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Home:
         )
         self._shape = None if same else [compiler.expr(n) for n in buffer.shape]
         self.replicated = compiler.replicated_root(buffer)
+        self.where = compiler.where
 
     def array(self, frame: Frame) -> Any:
         """The instance that the frame's unit sees: an array, or Lanes for a thread-private buffer."""
@@ -61,6 +63,11 @@ class Home:
         if not np.shares_memory(flat, array):
             raise UnsupportedError(f"a view of another shape of {self.name!r}, whose elements are not contiguous here")
         return flat.view(self.dtype).reshape(shape)
+
+    def touched(self, frame: Frame, kind: str, array: np.ndarray, index: Any = ()) -> None:
+        """Tell the observers of an access to `array[index]`; of elements that are given one by one, the active ones."""
+        for observer in frame.run.observers:
+            observer.accesses(frame, self, kind, array, index)
 
     def written(self, frame: Frame, unit: Unit | None = None) -> None:
         """Note a write to the instance of `unit` (default: the frame's): for spinning readers and for replicas."""
@@ -98,12 +105,14 @@ class Element:
         if self.slices is not None and len(frame.space) == self.slices.rank:
             view = self.slices.view(array, frame)
             if view is not None:
+                self.home.touched(frame, READ, view, _active_part(view, frame))
                 return view
         index = tuple(i(frame) for i in self.indices)
         if self.home.lanes:
             return python_int(self.at(array, index, frame))
         if not any(is_vector(i) for i in index):
             if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
+                self.home.touched(frame, READ, array, index)
                 return python_int(array[index])
             if self.home.guarded or (frame.mask is not None and not frame.mask.any()):
                 return self.home.safe
@@ -112,6 +121,7 @@ class Element:
 
     def _gather(self, array: np.ndarray, index: tuple, frame: Frame) -> np.ndarray:
         inside = self.inside(index, array.shape, frame)
+        self.touched(frame, READ, array, index, inside)
         if inside is True:
             return array[index]
         safe = tuple(np.where(inside, spread(i, frame), 0) for i in index)
@@ -141,6 +151,7 @@ class Element:
         if self.slices is not None and frame.mask is None and len(frame.space) == self.slices.rank:
             view = self.slices.view(array, frame, write=True)
             if view is not None:
+                self.home.touched(frame, WRITE, view)
                 view[...] = value
                 return
         index = tuple(i(frame) for i in self.indices)
@@ -153,6 +164,7 @@ class Element:
         if frame.mask is not None and not frame.mask.any():
             return
         if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
+            self.home.touched(frame, WRITE, array, index)
             array[index] = value
         elif not self.home.guarded:
             raise self.home.out_of_bounds(index, array.shape)
@@ -160,7 +172,14 @@ class Element:
     def _scatter(self, array: np.ndarray, index: tuple, value: Any, frame: Frame) -> None:
         take = spread(True if frame.mask is None else frame.mask, frame) & self.inside(index, array.shape, frame)
         where = tuple(spread(i, frame)[take] for i in index)
+        self.home.touched(frame, WRITE, array, where)
         array[where] = spread(value, frame)[take]
+
+    def touched(self, frame: Frame, kind: str, array: np.ndarray, index: tuple, inside: Any = True) -> None:
+        """Tell the observers of an access to the elements at `index` that are active and `inside`."""
+        if frame.run.observers:
+            take = spread(True if frame.mask is None else frame.mask, frame) & inside
+            self.home.touched(frame, kind, array, tuple(spread(i, frame)[take] for i in index))
 
     def inside(self, index: tuple, shape: Sequence[int], frame: Frame) -> np.ndarray | bool:
         """Where an index lies inside the buffer.
@@ -181,6 +200,15 @@ class Element:
         if not self.home.guarded and bad.any():
             first = tuple(np.argwhere(bad)[0])
             raise self.home.out_of_bounds([int(spread(i, frame)[first]) for i in index], shape)
+
+
+def _active_part(view: np.ndarray, frame: Frame) -> Any:
+    """Which elements of a view over the space belong to an active element of it."""
+    if frame.mask is None or not frame.run.observers:
+        return ()
+    mask = np.broadcast_to(frame.mask, frame.space)
+    alike = tuple(axis for axis, n in enumerate(view.shape) if n != mask.shape[axis])
+    return np.broadcast_to(mask.any(axis=alike, keepdims=True), view.shape)
 
 
 def _inside(index: tuple, shape: Sequence[int]) -> Any:
@@ -296,6 +324,7 @@ class Region:
     def read(self, frame: Frame, array: np.ndarray | None = None) -> np.ndarray:
         """The region's elements; a view where all of it lies inside, else a copy with the safe value outside."""
         block = self.block(frame, array)
+        self.home.touched(frame, READ, block.view())
         if block.within:
             return block.view()
         tile = np.full(block.extents, self.home.safe, self.home.dtype)
@@ -309,11 +338,12 @@ class Region:
         block = self.block(frame, array)
         self.home.written(frame, unit)
         target = block.view()
+        self.home.touched(frame, WRITE, target)
         value = convert(value, target.dtype)
         target[...] = value if block.within else value[block.clip()]
 
-    def target(self, frame: Frame) -> np.ndarray:
-        """The region as a view to compute on in place.
+    def target(self, frame: Frame, reads: bool = False) -> np.ndarray:
+        """The region as a view to compute on in place; `reads` says whether the result depends on what it held.
 
         Raises:
             OutOfBoundsError: it is not all inside.
@@ -322,4 +352,7 @@ class Region:
         if not block.within:
             raise self.home.out_of_bounds(block.begins, block.array.shape)
         self.home.written(frame)
+        if reads:
+            self.home.touched(frame, READ, block.view())
+        self.home.touched(frame, WRITE, block.view())
         return block.view()

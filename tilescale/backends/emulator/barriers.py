@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.grid import ProgramInstance
 
 
-@dataclass
+@dataclass(eq=False)
 class MBarrier:
     """An arrival barrier whose phase flips when `count` threads have arrived."""
 
@@ -35,6 +35,7 @@ class MBarrier:
         """`threads` threads arrive."""
         frame.run.scheduler.progress += 1
         while threads:
+            frame.run.publishes((self, self.phase))
             taken = min(threads, self.pending)
             self.pending -= taken
             threads -= taken
@@ -52,9 +53,11 @@ class MBarrier:
                 where,
             )
         )
+        # The phase that is over; in the first one a wait for the phase before it passes at once.
+        frame.run.acquires((self, self.phase - 1))
 
 
-@dataclass
+@dataclass(eq=False)
 class CountingBarrier:
     """A barrier that opens each time `expected` threads have arrived."""
 
@@ -66,6 +69,7 @@ class CountingBarrier:
         """Arrive without waiting; returns the generation to wait for."""
         frame.run.scheduler.progress += 1
         ticket = self.generation
+        frame.run.publishes((self, ticket))
         self.arrived += threads
         if self.arrived >= expected:
             self.arrived -= expected
@@ -77,6 +81,7 @@ class CountingBarrier:
         frame.run.scheduler.block(
             Wait(lambda: self.generation > ticket, what, lambda: f"{self.arrived} of {expected} threads", where)
         )
+        frame.run.acquires((self, ticket))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from tilescale.backends.emulator.barriers import Crew
 from tilescale.backends.emulator.compiler import Compiler, statement
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import CONTINUE, Frame, is_vector, spread, without
-from tilescale.backends.emulator.scheduler import Wait
+from tilescale.backends.emulator.scheduler import Family
 from tilescale.passes.structure import location
 
 
@@ -100,22 +100,20 @@ def _masked(frame: Frame, branch: Closure, mask: np.ndarray) -> None:
 
 def _roles(frame: Frame, sides: list[tuple[np.ndarray, Closure]], where: Any) -> None:
     """Threads part ways: each side becomes a coroutine of its own; they meet again after the branch."""
-    scheduler, task = frame.run.scheduler, frame.run.scheduler.current
-    running = len(sides)
+    task = frame.run.scheduler.current
+    family = Family(frame.run.scheduler, "its threads", where)
 
     def play(branch: Closure, side: Frame, mask: np.ndarray) -> None:
-        nonlocal running
         side.leave(branch(side), mask)
         frame.join(side)
-        running -= 1
 
     for mask, branch in sides:
         first, count = int(np.argmax(mask)), int(mask.sum())
         side = frame.fork(frame.unit, mask)
         side.crew = Crew(count)
         name = f"{task.name}, threads {first}..{first + count - 1}"
-        scheduler.spawn(name, lambda b=branch, s=side, m=mask: play(b, s, m))
-    scheduler.block(Wait(lambda: running == 0, "its threads", where=where, quiet=True))
+        family.spawn(name, lambda b=branch, s=side, m=mask: play(b, s, m))
+    family.join()
 
 
 # -- branches that follow one another ----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tilescale.backends.emulator.access import Region
 from tilescale.backends.emulator.compiler import Compiler, operation
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, uniform
+from tilescale.backends.emulator.observe import ATOMIC
 from tilescale.backends.emulator.scales import instance
 from tilescale.backends.emulator.scheduler import Wait
 from tilescale.backends.emulator.tiles import fitted
@@ -96,6 +97,7 @@ class _Flag:
         block = self.region.block(frame, array)
         if not block.within:
             raise self.region.home.out_of_bounds(block.begins, block.array.shape)
+        self.region.home.touched(frame, ATOMIC, block.view())
         flag, value = block.view(), uniform(self.value(frame), frame, "the value of a signal")
         if self.op == "set":
             flag[...] = value
@@ -103,6 +105,8 @@ class _Flag:
             flag += numerics.convert(value, flag.dtype)
         frame.run.scheduler.progress += 1
         frame.run.signalled(frame.unit, self.level, address(flag))
+        for observer in frame.run.observers:
+            observer.signals(frame, self.region.home, flag, self.op)
 
 
 def address(flag: np.ndarray) -> int:
@@ -139,6 +143,9 @@ def _wait(compiler: Compiler, call: ir.Call) -> Closure:
                 lambda: frame.run.signallers(address(element), compiler.signals.get(root, [])),
             )
         )
+        flag.home.touched(frame, ATOMIC, element)
+        for observer in frame.run.observers:
+            observer.waited(frame, flag.home, element, lambda seen: bool(holds(seen, wanted)))
 
     return run
 
@@ -167,8 +174,11 @@ def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: 
             where=[w for w in (where, meeting.where) if w],
         )
     meeting.payloads[mine.rank] = payload
+    frame.run.publishes(meeting)
     if len(meeting.payloads) == meeting.size:
+        frame.run.acquires(meeting)
         finish([meeting.payloads[rank] for rank in range(meeting.size)])
+        frame.run.publishes(meeting)
         meeting.done = True
         del frame.run.meetings[key]
         frame.run.scheduler.progress += 1
@@ -181,6 +191,7 @@ def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: 
             meeting.absent,
         )
     )
+    frame.run.acquires(meeting)
 
 
 class Meeting:

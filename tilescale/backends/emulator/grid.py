@@ -18,7 +18,7 @@ from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, uniform
 from tilescale.backends.emulator.scales import run_together
-from tilescale.backends.emulator.scheduler import Wait
+from tilescale.backends.emulator.scheduler import Family, Wait
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import LaunchError, PeerOutOfRangeError
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
@@ -166,7 +166,6 @@ class Grid:
         self.number = device.unit.counters["grids"] = device.unit.counters.get("grids", 0) + 1
         self.clusters = self._clusters()
         self.waiting = iter(enumerate(self.clusters))
-        self.running = 0
 
     def _clusters(self) -> list[list[tuple[int, ...]]]:
         """Program indices, grouped by cluster, in launch order: the first axis fastest."""
@@ -193,12 +192,12 @@ class Grid:
         """Run all programs; returns when the last has ended."""
         self.body = body
         size = self.plan.launch.cluster_size
-        scheduler = self.device.run.scheduler
+        self.family = Family(self.device.run.scheduler, "its programs", self.plan.launch.where)
         self.device.run.grids.append(self)
         for _ in range(max(self.plan.resident // size, 1)):
             if not self._start():
                 break
-        scheduler.block(Wait(lambda: self.running == 0, "its programs", where=self.plan.launch.where, quiet=True))
+        self.family.join()
         self.device.run.grids.remove(self)
 
     @property
@@ -211,7 +210,6 @@ class Grid:
         if following is None:
             return False
         cluster = Cluster(self, *following)
-        self.running += 1
         left = len(cluster.programs)
 
         def ended() -> None:
@@ -219,12 +217,11 @@ class Grid:
             left -= 1
             self.device.run.program_ended(self.device.unit)
             if left == 0:
-                self.running -= 1
                 cluster.release()
                 self._start()
 
         for program in cluster.programs:
-            self.device.run.scheduler.spawn(str(program.unit), lambda p=program: self.body(p.frame), ended)
+            self.family.spawn(str(program.unit), lambda p=program: self.body(p.frame), ended)
         return True
 
 
@@ -248,16 +245,20 @@ class Cluster:
 
     def execute(self, body: Closure, frame: Frame, bound: list[int], where: Any) -> None:
         """All programs of the cluster arrive; then the body, which binds `bound`, runs once, for all as one unit."""
-        scheduler, ticket = frame.run.scheduler, self.round
+        run, ticket = frame.run, self.round
+        arrival, departure = (self, "arrives", ticket), (self, "leaves", ticket)
         frame.program.arrived = frame.slots
+        run.publishes(arrival)
         self.meeting.append(frame.program)
         if len(self.meeting) == len(self.programs):
             self.meeting, self.bound = [], bound
             first = self.programs[0]
+            run.acquires(arrival)
             body(Frame(frame.run, self.unit, first.arrived.copy(), frame.threads, first))
+            run.publishes(departure)
             self.round += 1
-            scheduler.progress += 1
-        scheduler.block(
+            run.scheduler.progress += 1
+        run.scheduler.block(
             Wait(
                 lambda: self.round > ticket,
                 "its cluster",
@@ -265,6 +266,7 @@ class Cluster:
                 where,
             )
         )
+        run.acquires(departure)
 
     def fork(self, body: Closure, frame: Frame, where: Any) -> None:
         """From the cluster as one unit back to each of its programs."""

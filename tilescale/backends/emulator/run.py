@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from tilescale.backends.emulator import branches, collectives, statements, threa
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.grid import compile_part
+from tilescale.backends.emulator.observe import Observer
 from tilescale.backends.emulator.scheduler import Deadlock, Scheduler, Task
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import DeadlockError, Location
@@ -46,11 +47,18 @@ class Activity:
 class Run:
     """The state that all frames of an emulation share."""
 
-    def __init__(self, program: Program, machine: Machine, progress: Callable[[int], None]):
+    def __init__(
+        self,
+        program: Program,
+        machine: Machine,
+        progress: Callable[[int], None],
+        observers: Sequence[Observer] = (),
+    ):
         self.program, self.machine = program, machine
         self.compiler = Compiler(program, machine)
         self.body = compile_part(self.compiler, program.body)
-        self.scheduler = Scheduler()
+        self.observers = observers
+        self.scheduler = Scheduler(observers)
         self.meetings: dict[Any, Any] = {}
         self.activity: list[Activity] = []
         self.grids: list[Any] = []
@@ -101,6 +109,18 @@ class Run:
             unit = parent.child(name, rank)
             unit.siblings = extent
             yield from self._units(unit, finer)
+
+    # -- what observers are told ---------------------------------------------------------------------------------------
+
+    def publishes(self, place: Hashable) -> None:
+        """The current task arrives at a barrier or meeting."""
+        for observer in self.observers:
+            observer.publishes(place)
+
+    def acquires(self, place: Hashable) -> None:
+        """The current task leaves a barrier or meeting that was open to it."""
+        for observer in self.observers:
+            observer.acquires(place)
 
     # -- accounts ------------------------------------------------------------------------------------------------------
 

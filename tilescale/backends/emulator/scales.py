@@ -12,7 +12,7 @@ from tilescale.backends.emulator.access import Region
 from tilescale.backends.emulator.compiler import Compiler, value_operation
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame
-from tilescale.backends.emulator.scheduler import Wait
+from tilescale.backends.emulator.scheduler import Family
 from tilescale.backends.emulator.units import Bound, Replica, Unit
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level
@@ -106,6 +106,8 @@ def _fold_back(compiler: Compiler, slot: int, unit: Unit, frame: Frame) -> None:
     replica = unit.replicas.get(slot)
     if replica is not None and replica.version == _version(compiler, slot, unit):
         np.copyto(frame.slots[slot], replica.array)
+        for observer in frame.run.observers:
+            observer.copies(replica.array, frame.slots[slot])
 
 
 def _version(compiler: Compiler, slot: int, unit: Unit) -> int:
@@ -119,16 +121,10 @@ def run_together(frame: Frame, body: Closure, frames: list[Frame], where: Any) -
     if len(frames) == 1:
         body(frames[0])
         return
-    scheduler = frame.run.scheduler
-    running = len(frames)
-
-    def finished() -> None:
-        nonlocal running
-        running -= 1
-
+    family = Family(frame.run.scheduler, "its units", where)
     for side in frames:
-        scheduler.spawn(str(side.unit), lambda s=side: body(s), finished)
-    scheduler.block(Wait(lambda: running == 0, "its units", where=where, quiet=True))
+        family.spawn(str(side.unit), lambda s=side: body(s))
+    family.join()
 
 
 def _replicas_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
@@ -170,16 +166,18 @@ class ViewOf:
         if self.whole:
             return base
         if self.layout.is_replica:
-            base = self._replica(slot, base, unit)
+            base = self._replica(slot, base, unit, frame)
         tile = self.region.block(frame, base).view()
         return tile if self.layout.is_replica else self._share(tile, unit.around(self.level.name))
 
-    def _replica(self, slot: int, base: np.ndarray, unit: Unit) -> np.ndarray:
+    def _replica(self, slot: int, base: np.ndarray, unit: Unit, frame: Frame) -> np.ndarray:
         holder = unit.around(self.level.name)
         version = _version(self.compiler, slot, unit)
         replica = holder.replicas.get(slot)
         if replica is None or replica.version != version:
             replica = holder.replicas[slot] = Replica(base.copy(), version)
+            for observer in frame.run.observers:
+                observer.copies(base, replica.array)
         return replica.array
 
     def _share(self, tile: np.ndarray, unit: Unit) -> np.ndarray:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextvars
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from tilescale.backends.emulator.observe import Observer
 from tilescale.errors import Location
 
 PATIENCE = 1_000_000
@@ -45,11 +46,12 @@ class Wait:
 
 @dataclass(eq=False)
 class Task:
-    """One coroutine. `name` says which unit it is, e.g. "device 2, block (0, 1)"."""
+    """One coroutine. `name` says which unit it is, e.g. "device 2, block (0, 1)"; `parent` waits for its end."""
 
     name: str
     body: Callable[[], None]
     done: Callable[[], None] | None = None
+    parent: Task | None = None
     wait: Wait | None = None
     greenlet: greenlet = field(init=False)
 
@@ -65,7 +67,8 @@ class Deadlock(Exception):
 class Scheduler:
     """Runs tasks round robin. `progress` counts events that a spinning reader could see (writes, signals)."""
 
-    def __init__(self) -> None:
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self.observers = observers
         self.tasks: set[Task] = set()
         self.ready: deque[Task] = deque()
         self.waiting: dict[Task, None] = {}
@@ -74,14 +77,22 @@ class Scheduler:
         self._spins = 0
         self._hub = getcurrent()
 
-    def spawn(self, name: str, body: Callable[[], None], done: Callable[[], None] | None = None) -> Task:
+    def spawn(
+        self,
+        name: str,
+        body: Callable[[], None],
+        done: Callable[[], None] | None = None,
+        parent: Task | None = None,
+    ) -> Task:
         """Add a task; `done` is called when it has ended."""
-        task = Task(name, body, done)
+        task = Task(name, body, done, parent)
         task.greenlet = greenlet(lambda: self._run(task), parent=self._hub)
         # numpy keeps its error state in a context variable, and a greenlet starts with an empty context.
         task.greenlet.gr_context = contextvars.copy_context()
         self.tasks.add(task)
         self.ready.append(task)
+        for observer in self.observers:
+            observer.begins(task)
         return task
 
     def _run(self, task: Task) -> None:
@@ -155,3 +166,29 @@ class Scheduler:
         for task in self.tasks:
             task.greenlet.throw(GreenletExit)
         self.tasks.clear()
+
+
+class Family:
+    """Tasks that the current task makes and waits for."""
+
+    def __init__(self, scheduler: Scheduler, what: str, where: Location | None):
+        self._scheduler, self._what, self._where = scheduler, what, where
+        self._parent = scheduler.current
+        self._members: list[Task] = []
+        self._running = 0
+
+    def spawn(self, name: str, body: Callable[[], None], done: Callable[[], None] = lambda: None) -> None:
+        """Add a member, also while the parent waits; `done` is called when it has ended."""
+
+        def ended() -> None:
+            done()
+            self._running -= 1
+
+        self._running += 1
+        self._members.append(self._scheduler.spawn(name, body, ended, self._parent))
+
+    def join(self) -> None:
+        """The parent waits until no member runs."""
+        self._scheduler.block(Wait(lambda: self._running == 0, self._what, where=self._where, quiet=True))
+        for observer in self._scheduler.observers:
+            observer.joins(self._members)

@@ -15,6 +15,7 @@ from tilescale.backends.emulator.barriers import BarrierReference
 from tilescale.backends.emulator.compiler import Compiler, ignore, operation, value_operation
 from tilescale.backends.emulator.expr import Closure, value_dtype
 from tilescale.backends.emulator.frame import Frame, spread, uniform
+from tilescale.backends.emulator.observe import ATOMIC, READ
 from tilescale.errors import UnsupportedError
 
 ignore(
@@ -185,6 +186,8 @@ def _quantifier(combine: Callable[..., Any]) -> Callable[[Compiler, ir.Call], Cl
             begin = np.ravel_multi_index([uniform(i(frame), frame, "an index") for i in first.indices], array.shape)
             lead, data = (array.lead, array.data) if first.home.lanes else ((), array)
             values = data.reshape(*lead, -1)[..., begin : begin + uniform(count(frame), frame, "a count")]
+            if not first.home.lanes:
+                first.home.touched(frame, READ, values)
             return combine(values != 0, axis=-1)
 
         return run
@@ -241,6 +244,7 @@ def _update_at(
     target: Element, array: np.ndarray, index: tuple, value: Any, op: str, frame: Frame, returns: bool = False
 ) -> Any:
     taken = _active(frame) & target.inside(index, array.shape, frame)
+    target.touched(frame, ATOMIC, array, index, taken)
     if not taken.all():
         index = tuple(np.where(taken, i, 0) for i in index)
     index = tuple(spread(i, frame) for i in index)

@@ -19,6 +19,7 @@ from tilescale.backends.emulator.barriers import BarrierReference
 from tilescale.backends.emulator.compiler import Compiler, ignore, operation
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, Lanes, spread, uniform
+from tilescale.backends.emulator.observe import ATOMIC, WRITE
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
 
@@ -120,6 +121,7 @@ def _fill(compiler: Compiler, call: ir.Call) -> Closure:
             return
         block = target.block(frame)
         target.home.written(frame)
+        target.home.touched(frame, WRITE, block.view())
         block.view()[...] = numerics.convert(uniform(value(frame), frame, "the value of a fill"), block.array.dtype)
 
     return run
@@ -164,13 +166,14 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
     tf32 = has_tf32(compiler)
 
     def run(frame: Frame) -> None:
+        clears = bool(uniform(clear(frame), frame, "clear_accum"))
         numerics.gemm(
             matrix(a.read(frame)),
             matrix(b.read(frame)),
-            matrix(c.target(frame)),
+            matrix(c.target(frame, reads=not clears)),
             transpose_a=transpose_a,
             transpose_b=transpose_b,
-            clear=bool(uniform(clear(frame), frame, "clear_accum")),
+            clear=clears,
             tf32=tf32,
         )
         if barrier is not None:
@@ -186,15 +189,16 @@ def _gemm_sparse(compiler: Compiler, call: ir.Call) -> Closure:
     clear, tf32 = compiler.expr(call.args[11]), has_tf32(compiler)
 
     def run(frame: Frame) -> None:
+        clears = bool(uniform(clear(frame), frame, "clear_accum"))
         numerics.gemm_sparse(
             matrix(a.read(frame)),
             matrix(e.read(frame)),
             matrix(b.read(frame)),
-            matrix(c.target(frame)),
+            matrix(c.target(frame, reads=not clears)),
             transpose_a=transpose_a,
             transpose_metadata=transpose_e,
             transpose_b=transpose_b,
-            clear=bool(uniform(clear(frame), frame, "clear_accum")),
+            clear=clears,
             tf32=tf32,
         )
 
@@ -212,7 +216,7 @@ def _reduce(compiler: Compiler, call: ir.Call) -> Closure:
     if source.home.lanes or target.home.lanes:
         return lambda frame: _reduce_lanes(source, target, kind, dim, clear, frame)
     return lambda frame: numerics.reduce(
-        source.read(frame), target.target(frame), kind, dim, clear, nan_propagate=propagate
+        source.read(frame), target.target(frame, reads=not clear), kind, dim, clear, nan_propagate=propagate
     )
 
 
@@ -270,6 +274,7 @@ def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
             tile = source.read(frame) if is_tile else uniform(value(frame), frame, "the value of an atomic")
             tile = fitted(tile, block.extents) if is_tile else np.full(block.extents, tile)
             target.home.written(frame)
+            target.home.touched(frame, ATOMIC, block.view())
             numerics.atomic_update(block.view(), (), tile if block.within else tile[block.clip()], op)
 
         return run
@@ -309,6 +314,7 @@ def _reducer_update(compiler: Compiler, call: ir.Call) -> Closure:
     def run(frame: Frame) -> None:
         array, index = target.home.array(frame), tuple(spread(i(frame), frame) for i in target.indices)
         target.inside(index, array.shape, frame)
+        target.touched(frame, ATOMIC, array, index)
         numerics.atomic_update(array, index, value(frame), op, mask=frame.mask)
 
     return run

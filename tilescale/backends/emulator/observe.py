@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""What an emulation tells those who watch it: the checks, the clock.
+
+Events come in the order in which they happen. Who acts is the scheduler's current task; a frame says for which unit.
+Orders between tasks have three sources: a task makes others and waits for their end (`begins`, `joins`), barriers and
+meetings (`publishes`, `acquires`), and flags (`signals`, `waited`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.access import Home
+    from tilescale.backends.emulator.frame import Frame
+    from tilescale.backends.emulator.scheduler import Task
+
+READ, WRITE, ATOMIC = "read", "write", "atomic"
+"""Kinds of access. A tile that is updated in place is read and written; flags are accessed by atomics."""
+
+
+class Observer:
+    """Someone who watches a run. Every method does nothing here."""
+
+    def begins(self, task: Task) -> None:
+        """A task was made, by `task.parent` or, where that is None, by the launch."""
+
+    def joins(self, ended: Sequence[Task]) -> None:
+        """The current task goes on: all tasks that it had made and waited for have ended."""
+
+    def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
+        """A unit reads or writes the elements `array[index]` of a buffer that more than one thread can reach.
+
+        Args:
+            home: the buffer, and the line of the access.
+            kind: READ, WRITE or ATOMIC.
+            array: the instance that is accessed, or a view of it.
+            index: all that numpy takes as an index; `()` for the whole.
+        """
+
+    def copies(self, source: np.ndarray, target: np.ndarray) -> None:
+        """The emulator itself makes `target` a copy of `source`: a unit's replica of a tile, or the way back."""
+
+    def publishes(self, place: Hashable) -> None:
+        """The current task arrives at a place where others will see what it has done."""
+
+    def acquires(self, place: Hashable) -> None:
+        """The current task leaves a place, and sees all that was published there until now."""
+
+    def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str) -> None:
+        """A unit has updated a flag, an array of one element, by "add" or "set"; what it did before is published."""
+
+    def waited(self, frame: Frame, home: Home, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
+        """A unit has seen that `holds` is true of a flag's value, and sees what was published with that value."""
