@@ -35,10 +35,11 @@ MAY_IMPORT = {
     "language": _MODEL,
     "cost": _MODEL,
     "passes": _MODEL | {"cost"},
-    "backends": _MODEL | {"cost", "passes", "comm"},
-    "runtime": _MODEL | {"cost", "passes", "comm", "backends", "language"},
-    "ops": _MODEL | {"cost", "passes", "comm", "backends", "language", "runtime"},
-    "cli": _MODEL | {"cost", "passes", "comm", "backends", "language", "runtime", "ops"},
+    "timing": _MODEL | {"cost"},
+    "backends": _MODEL | {"cost", "passes", "comm", "timing"},
+    "runtime": _MODEL | {"cost", "passes", "comm", "timing", "backends", "language"},
+    "ops": _MODEL | {"cost", "passes", "comm", "timing", "backends", "language", "runtime"},
+    "cli": _MODEL | {"cost", "passes", "comm", "timing", "backends", "language", "runtime", "ops"},
 }
 """Part of tilescale -> the other parts that it may import. The package's own `__init__` loads all lazily."""
 

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: MIT
+"""Simulated time: what a program's steps take on a machine, and when each of them happens.
+
+    timeline.py     the result: spans, utilisation, roofline, critical path, waits
+    links.py        links of a machine as shared resources, and what a collective demands of them
+
+It knows neither TIR nor a back end: whoever runs programs hands in what was done.
+"""

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""What a simulation found: when everything happened, how busy each resource was, and what the end waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilescale.errors import Location
+
+KINDS = ("compute", "transfer", "collective", "wait", "launch", "sync")
+"""Kinds of spans. A wait is for a flag or for others to arrive; sync is what the barrier itself costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that one engine did for a while.
+
+    Attributes:
+        row: number of the unit that owns tensors (a device) it belongs to, in the order of the arguments.
+        engine: which part of that unit, e.g. "block 17.0" for the first of the programs on the 18th place, "tma".
+        unit: who did it, for a person, e.g. "device 3, block (4, 1)".
+        name: what, e.g. "gemm".
+        kind: one of KINDS.
+        begin_s, end_s: seconds since the launch.
+        nbytes: that it moved.
+        flops: operations that it computed.
+        where: the line of the program.
+        cause: the span without whose end it could not have begun, as a position in `Timeline.spans`.
+    """
+
+    row: int
+    engine: str
+    unit: str
+    name: str
+    kind: str
+    begin_s: float
+    end_s: float
+    nbytes: int = 0
+    flops: int = 0
+    where: Location | None = None
+    cause: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end_s - self.begin_s
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a simulation asked of one kind of resource on one unit.
+
+    Attributes:
+        row: number of the unit that owns tensors; None for what no such unit owns, e.g. links between switches.
+        resource: e.g. "tensor", "l2", "nvlink out".
+        busy_s: seconds in which it worked, as a share of its full capacity: at half of it a second counts half.
+        kind: "compute", "memory" or "network".
+    """
+
+    row: int | None
+    resource: str
+    busy_s: float
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The least time that a machine needs for what a program did, and the resource that says so."""
+
+    seconds: float
+    use: Use
+
+    def __str__(self) -> str:
+        return f"{self.seconds * 1e6:.2f} us by {self.use.resource}"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitLine:
+    """How long a line of the program waited, over all units that did."""
+
+    where: Location | None
+    name: str
+    seconds: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When everything happened.
+
+    Attributes:
+        level: name of the level whose units are the rows.
+        spans: in the order of their ends.
+        uses: what was asked of each resource.
+        end_s: when the last span ended.
+    """
+
+    level: str
+    spans: Sequence[Span]
+    uses: Sequence[Use]
+    end_s: float
+
+    @cached_property
+    def rows(self) -> int:
+        """How many units own tensors."""
+        return 1 + max((span.row for span in self.spans), default=0)
+
+    @cached_property
+    def utilization(self) -> dict[str, float]:
+        """Resource -> the share of the time that it worked, over all units that have one."""
+        busy: dict[str, list[float]] = {}
+        for use in self.uses:
+            busy.setdefault(use.resource, []).append(use.busy_s)
+        return {name: sum(times) / len(times) / self.end_s if self.end_s else 0.0 for name, times in busy.items()}
+
+    @cached_property
+    def bound(self) -> Bound | None:
+        """The roofline: no schedule of the same work is faster than its busiest resource (Williams, Waterman and
+        Patterson, "Roofline", 2009). None where nothing was asked of any resource."""
+        most = max(self.uses, key=lambda use: use.busy_s, default=None)
+        return Bound(most.busy_s, most) if most is not None else None
+
+    @cached_property
+    def critical_path(self) -> tuple[Span, ...]:
+        """The chain of spans that led to the end, first one first: each began when the one before it ended."""
+        if not self.spans:
+            return ()
+        at: int | None = max(range(len(self.spans)), key=lambda i: self.spans[i].end_s)
+        chain = []
+        while at is not None:
+            chain.append(self.spans[at])
+            at = self.spans[at].cause
+        return tuple(reversed(chain))
+
+    @cached_property
+    def waits(self) -> tuple[WaitLine, ...]:
+        """Where the program waited, the longest first."""
+        totals: dict[tuple[Location | None, str], list[float]] = {}
+        for span in self.spans:
+            if span.kind == "wait":
+                totals.setdefault((span.where, span.name), []).append(span.seconds)
+        lines = [WaitLine(where, name, sum(times), len(times)) for (where, name), times in totals.items()]
+        return tuple(sorted(lines, key=lambda line: -line.seconds))
