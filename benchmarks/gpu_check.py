@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The whole GPU verification in one go, as jobs of this computer's GPUs; `gpu_check.sh` sets the environment.
 
-Every step is a job with a time limit. Scripts print lines `PASS name` and `FAIL name: why`; pytest its own summary.
+Every step is a job with a time limit. Most of a step is compilation on the host, so several run at a time. Scripts
+print lines `PASS name` and `FAIL name: why`; pytest its own summary.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,16 +27,18 @@ import torch
 ROOT = Path(__file__).parent.parent
 LIMITS = {"device_phases": 250, "never_hang": 160, "cluster_check": 160}
 """Seconds for scripts that need more than 120."""
+LOGS = ROOT / "build/gpu_check"
 EXAMPLES = sorted(p.name for p in (ROOT / "examples/distributed").glob("[0-9]*.py"))
 
 
 @dataclass(frozen=True)
 class Step:
-    """One job: its name, command, and seconds that it may take."""
+    """One job: its name, command, and seconds that it may take; `alone` if it must not share the GPUs with others."""
 
     name: str
     command: list[str]
     limit_s: float
+    alone: bool = False
 
 
 @dataclass
@@ -51,18 +57,35 @@ class Outcome:
 def steps(devices: int) -> list[Step]:
     """All jobs on `devices` GPUs."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-    result = [Step(f"{name} (torchrun)", [*torchrun, f"examples/distributed/{name}"], 60) for name in EXAMPLES]
     mpirun = ["mpirun", "-n", str(devices), "--allow-run-as-root", "--oversubscribe", sys.executable]
-    result += [Step(f"{name} (mpirun)", [*mpirun, f"examples/distributed/{name}"], 60) for name in EXAMPLES[:2]]
+    launchers = (("torchrun", torchrun), ("mpirun", mpirun))
+    # Long ones first: the short ones then fill the gaps.
+    result = _checks(torchrun)
+    for launcher, command in launchers:
+        names = (f"examples/distributed/{name}" for name in EXAMPLES)
+        result += [Step(f"{Path(name).name} ({launcher})", [*command, name], 150) for name in names]
+    demo = [sys.executable, "-c", "from tilescale.cli import main; main()", "run", "-n", str(devices)]
+    result.append(Step("the demo by tilescale run", [*demo, "examples/distributed/08_tp_gemm.py"], 150))
+    return result
+
+
+def _checks(torchrun: list[str]) -> list[Step]:
+    """The scripts of tests/gpu and the emulator's tests."""
+    result = []
     for provider in ("cuda_vmm", "nvshmem"):
         result.append(Step(f"heap {provider}", [*torchrun, "tests/gpu/heap_check.py", provider], 110))
     for script in sorted((ROOT / "tests/gpu").glob("*.py")):
         if script.name not in ("__init__.py", "plugin.py", "heap_check.py"):
             alone = "ONE PROCESS" in script.read_text()
-            command = [sys.executable] if alone else torchrun
-            result.append(Step(script.stem, [*command, f"tests/gpu/{script.name}"], LIMITS.get(script.stem, 120)))
+            command = [*([sys.executable] if alone else torchrun), f"tests/gpu/{script.name}"]
+            result.append(Step(script.stem, command, LIMITS.get(script.stem, 120), script.stem == "never_hang"))
     lanes = [sys.executable, "tests/gpu/lanes_check.py"]  # most of its programs are for one device
     result.append(Step("lanes_check, one device", lanes, 240))
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if Path(sanitizer).exists():
+        small = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", sys.executable]
+        result.append(Step("memcheck, a cluster", [*small, "tests/gpu/cluster_check.py", "one stage"], 200))
+        result.append(Step("memcheck, warpgroups", [*small, "tests/gpu/lanes_check.py", "couriers"], 200))
     tests = [
         "tests/emulator/test_remote_copy.py",
         "tests/emulator/test_collectives.py",
@@ -97,35 +120,51 @@ def _pytest_count(text: str, word: str) -> int:
     return max(counts, default=0)
 
 
+_SHOWING = threading.Lock()
+
+
+def show(outcome: Outcome) -> None:
+    """Print what a job did."""
+    mark = "ok  " if outcome.ok else "FAIL"
+    counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
+    with _SHOWING:
+        print(f"{mark} {outcome.seconds:6.1f} s  {outcome.name}: {counts}", flush=True)
+        for line in outcome.failures:
+            print(f"       {line[:300]}", flush=True)
+
+
 @click.command()
 @click.option("--devices", type=int, default=None, help="GPUs to use.  [default: all]")
 @click.option("--only", default="", help="Run only steps whose name contains this.")
 @click.option("--out", type=Path, default=ROOT / "benchmarks/results", show_default=True, help="Folder of the JSON.")
-@click.option("--budget", default=460, show_default=True, help="Seconds after which no further step starts.")
-def main(devices: int | None, only: str, out: Path, budget: float) -> None:
+@click.option("--budget", default=420, show_default=True, help="Seconds after which no further step starts.")
+@click.option("--jobs", default=4, show_default=True, help="Steps that run at a time.")
+def main(devices: int | None, only: str, out: Path, budget: float, jobs: int) -> None:
     """Run every GPU check and write the outcome as JSON."""
     devices = devices or torch.cuda.device_count()
     out.mkdir(parents=True, exist_ok=True)
-    outcomes, begin = [], time.monotonic()
-    for step in steps(devices):
-        if only not in step.name or time.monotonic() - begin > budget:
-            continue
-        outcome = run(step, out / "gpu_check.log")
-        outcomes.append(outcome)
-        mark = "ok  " if outcome.ok else "FAIL"
-        counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
-        print(f"{mark} {outcome.seconds:6.1f} s  {outcome.name}: {counts}", flush=True)
-        for line in outcome.failures:
-            print(f"       {line[:300]}", flush=True)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    wanted, begin = [step for step in steps(devices) if only in step.name], time.monotonic()
+
+    def outcome_of(step: Step) -> Outcome:
+        if time.monotonic() - begin > budget:
+            return Outcome(step.name, False, 0.0, failures=["not run: the budget is spent"])
+        outcome = run(step, LOGS / (re.sub(r"\W+", "_", step.name) + ".log"))
+        show(outcome)
+        return outcome
+
+    with ThreadPoolExecutor(jobs) as pool:
+        outcomes = list(pool.map(outcome_of, [step for step in wanted if not step.alone]))
+    outcomes += [outcome_of(step) for step in wanted if step.alone]
     result = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - begin),
         "gpus": devices,
         "gpu": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
         "steps": [asdict(o) for o in outcomes],
     }
     (out / f"gpu_check_{devices}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / "gpu_check.log").unlink(missing_ok=True)
     sys.exit(0 if outcomes and all(o.ok for o in outcomes) else 1)
 
 
