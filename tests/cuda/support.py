@@ -44,9 +44,9 @@ def notes(func: Any, machine: str = "h200-sxm-8") -> list[str]:
     return support.notes(program(func, machine), Machine.load(machine))
 
 
-def example_programs() -> list[Callable[[], list[Any]]]:
+def example_programs() -> dict[str, Callable[[], list[Any]]]:
     """For each example what traces its programs for the current machine."""
-    return [partial(_programs, path) for path in sorted(EXAMPLES.glob("[0-9]*.py"))]
+    return {path.stem: partial(_programs, path) for path in sorted(EXAMPLES.glob("[0-9]*.py"))}
 
 
 def _programs(path: Path) -> list[Any]:

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""Context-parallel FlashMLA decode: one new token attends to a long sequence whose keys lie over the devices.
+
+    Out = softmax(Q KV^T + Q_pe K_pe^T) KV      one latent key-value head for all query heads (DeepSeek-V2, 2024)
+
+    device       its share of the keys             partial output and log-sum     all-reduce with fn=merge (NVLink)
+    block          a tile of heads x a tile of keys, one after the other (online softmax)
+    warpgroup        scores: half of the keys each           weights of both halves       exchange through l1 (shared)
+                     output: half of the columns each
+
+The idea: an all-reduce with a combination of one's own. Softmax over a part of the keys gives a weighted mean of their
+values and the logarithm of the sum of weights; `merge` makes one such pair of two. It is associative, so it works in
+any order over any number of devices, and `T.allreduce(output, logsum, fn=merge)` is all that devices tell each other.
+
+Inside a block the two warpgroups split two products differently: of Q KV^T each computes half of the columns (keys), of
+weights x KV half of the columns too (latent dimensions), but that one needs the weights of all keys. So they exchange
+halves in between, in two spellings: `gathered` says what is wanted, `exchanged` who sends what to whom, with a barrier
+before anybody reads and one before anybody sends again.
+
+Things to try: a `merge` that returns the mean of the outputs; one barrier less in `exchanged`; `--size 4096` on
+`--machine gb200-nvl72 --devices 64`.
+"""
+
+import math
+
+import attention
+import common
+import torch
+
+import tilescale.language as T
+
+TILE_H, TILE_N = 64, 64
+HEADS, DIM, PE_DIM = 64, 512, 64  # as in DeepSeek-V3, with half of its heads
+
+
+def merge(a, b):
+    """Two partial softmax means, each with the log2 of its sum of weights, as one."""
+    (out_a, sum_a), (out_b, sum_b) = a, b
+    top = T.max(sum_a, sum_b)
+    weight_a, weight_b = T.exp2(sum_a - top), T.exp2(sum_b - top)
+    return (out_a * weight_a + out_b * weight_b) / (weight_a + weight_b), top + T.log2(weight_a + weight_b)
+
+
+@T.macro
+def gathered(scores, weights, kv, acc):
+    """The warpgroups gather the weights; each adds the weighted values to its columns of the accumulator."""
+    with T.Scale("warpgroup"):
+        half = T.view(weights, layout=T.FullCol)
+        T.copy(T.view(scores, layout=T.FullCol), half)
+        T.all_gather(half)
+        T.gemm(weights, T.view(kv, layout=T.FullCol), T.view(acc, layout=T.FullCol))
+
+
+@T.macro
+def exchanged(scores, weights, kv, acc):
+    """The same by hand: each keeps its half of the weights and sends it to the other."""
+    with T.Scale("warpgroup") as (wg, wgs):
+        keys = weights.shape[1] // wgs
+        half = T.alloc((weights.shape[0], keys), weights.dtype, level="l1")
+        other = T.alloc((weights.shape[0], keys), weights.dtype, level="l1")
+        T.copy(T.view(scores, layout=T.FullCol), half)
+        peer = (wg + 1) % wgs
+        T.copy(half, other, dst=peer)
+        T.barrier()  # what the peer sent is here
+        values, mine = T.view(kv, layout=T.FullCol), T.view(acc, layout=T.FullCol)
+        T.gemm(half, values[wg * keys : (wg + 1) * keys, :], mine)
+        T.gemm(other, values[peer * keys : (peer + 1) * keys, :], mine)
+        T.barrier()  # both have read it: the next may come
+
+
+def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered):
+    """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights."""
+    scale = math.log2(math.e) / math.sqrt(dim + pe_dim)
+
+    @T.prim_func
+    def cp_flash_mla(
+        Q: T.Tensor((batch, heads, dim), "float16"),
+        Q_pe: T.Tensor((batch, heads, pe_dim), "float16"),
+        KV: T.Tensor((batch, seq, 1, dim), "float16"),
+        K_pe: T.Tensor((batch, seq, 1, pe_dim), "float16"),
+        Output: T.Tensor((batch, heads, dim), "float32"),
+    ):
+        with T.Kernel(device=devices, block=(batch, heads // tile_h), threads=256) as (bx, by):
+            with T.Scale("device"):
+                Q_dev = T.view(Q, layout=T.Replica)
+                Q_pe_dev = T.view(Q_pe, layout=T.Replica)
+                KV_dev = T.view(KV, layout=lambda b, s, h, d: s // (seq // devices))
+                K_pe_dev = T.view(K_pe, layout=lambda b, s, h, d: s // (seq // devices))
+                output = T.view(Output, layout=T.Replica)
+                logsum = T.alloc((batch, heads), "float32", level="l2")
+            with T.Scale("block"):
+                q = T.alloc((tile_h, dim), "float16", level="l1")
+                q_pe = T.alloc((tile_h, pe_dim), "float16", level="l1")
+                kv = T.alloc((tile_n, dim), "float16", level="l1")
+                k_pe = T.alloc((tile_n, pe_dim), "float16", level="l1")
+                scores = T.alloc((tile_h, tile_n), "float32", level="l0")
+                weights = T.alloc((tile_h, tile_n), "float16", level="l1")
+                acc = T.alloc((tile_h, dim), "float32", level="l0")
+                top = T.alloc((tile_h,), "float32", level="l0")
+                total = T.alloc((tile_h,), "float32", level="l0")
+                T.copy(Q_dev[bx, by * tile_h, 0], q)
+                T.copy(Q_pe_dev[bx, by * tile_h, 0], q_pe)
+                T.clear(acc)
+                T.clear(total)
+                T.fill(top, -1e30)
+                for k in T.Pipelined(KV_dev.shape[1] // tile_n, num_stages=2):
+                    T.copy(KV_dev[bx, k * tile_n : (k + 1) * tile_n, 0, :], kv)
+                    T.copy(K_pe_dev[bx, k * tile_n : (k + 1) * tile_n, 0, :], k_pe)
+                    with T.Scale("warpgroup"):  # each scores its half of the keys
+                        mine = T.view(scores, layout=T.FullCol)
+                        T.gemm(q, T.view(kv, layout=T.FullRow), mine, transpose_B=True, clear_accum=True)
+                        T.gemm(q_pe, T.view(k_pe, layout=T.FullRow), mine, transpose_B=True)
+                    attention.softmax_step(scores, top, total, acc, scale)
+                    exchange(scores, weights, kv, acc)
+                for i, j in T.Parallel(tile_h, dim):
+                    acc[i, j] = acc[i, j] / total[i]
+                for i in T.Parallel(tile_h):
+                    total[i] = T.log2(total[i]) + top[i] * scale
+                T.copy(acc, output[bx, by * tile_h, 0])
+                T.copy(total, logsum[bx, by * tile_h])
+            with T.Scale("device"):
+                T.allreduce(output, logsum, fn=merge)
+
+    return cp_flash_mla
+
+
+@common.options(size=512)
+def main(devices: int, size: int, seed: int) -> None:
+    """Decode one token for each of two sequences of about `size` keys, a whole number of tiles on every device."""
+    rng = torch.Generator().manual_seed(seed)
+    batch, seq = 2, -(-size // (devices * TILE_N)) * devices * TILE_N
+    for name, exchange in ("all_gather", gathered), ("copy", exchanged):
+        given = [(batch, HEADS, DIM), (batch, HEADS, PE_DIM), (batch, seq, 1, DIM), (batch, seq, 1, PE_DIM)]
+        q, q_pe, kv, k_pe = (torch.randn(shape, generator=rng).half() for shape in given)
+        outputs = [torch.full((batch, HEADS, DIM), torch.nan) for _ in range(devices)]
+        shards = zip(kv.chunk(devices, 1), k_pe.chunk(devices, 1), outputs, strict=True)
+        args = [[q, q_pe, k.contiguous(), pe.contiguous(), output] for k, pe, output in shards]
+        common.run(cp_mla(devices, batch, HEADS, seq, DIM, PE_DIM, exchange=exchange), args)
+        want, bound = attention.reference(torch.cat([q, q_pe], -1), torch.cat([kv, k_pe], -1)[:, :, 0], kv[:, :, 0])
+        common.compare(name, outputs, [want] * devices, [bound] * devices)
+
+
+if __name__ == "__main__":
+    main()
