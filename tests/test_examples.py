@@ -16,6 +16,14 @@ from tests.comm.conftest import command, run_words
 
 FOLDER = Path(__file__).parents[1] / "examples" / "distributed"
 EXAMPLES = sorted(FOLDER.glob("[0-9]*.py"))
+NUMBERED = {int(path.name[:2]): path for path in EXAMPLES}
+USUAL = ["--devices=1 --size=64", "--devices=2 --size=128", "--devices=3 --size=96", "--devices=4 --size=200"]
+USUAL += ["--devices=8 --size=128"]
+LARGE = "--machine=gb200-nvl72 --devices=16 --size=128"
+RUNS: dict[int, list[str]] = {16: [USUAL[0], USUAL[3], "--devices=9 --size=100 --machine=gb200-nvl72"]}
+"""Numbers of devices that an example takes, where these are not the usual ones."""
+ELSEWHERE: dict[int, str] = {}
+"""Another machine than an example's own, where LARGE is not one."""
 VERDICT = re.compile(r"largest error \S+, rounding allows")
 
 
@@ -50,7 +58,7 @@ def programs(path: Path) -> int:
 
 
 def test_the_ladder_has_no_gap():
-    assert [int(path.name[:2]) for path in EXAMPLES] == list(range(1, len(EXAMPLES) + 1))
+    assert len(NUMBERED) == len(EXAMPLES)
     table = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"({path.name})" in table for path in EXAMPLES)
 
@@ -66,17 +74,16 @@ def test_examples_are_short_and_explained(path: Path):
         assert 'if __name__ == "__main__":\n    main()' in text
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-@pytest.mark.parametrize(("devices", "size"), [(1, 64), (2, 128), (3, 96), (4, 200), (8, 128)])
-def test_emulated(path: Path, devices: int, size: int, capsys: pytest.CaptureFixture[str]):
-    done = verdicts(path, capsys, f"--devices={devices}", f"--size={size}", f"--seed={size}")
-    assert len(done) >= programs(path) >= 1
+@pytest.mark.parametrize(("number", "given"), [(n, given) for n in NUMBERED for given in RUNS.get(n, USUAL)])
+def test_emulated(number: int, given: str, capsys: pytest.CaptureFixture[str]):
+    done = verdicts(NUMBERED[number], capsys, *given.split(), "--seed=7")
+    assert len(done) >= programs(NUMBERED[number]) >= 1
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_on_another_machine(path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("number", NUMBERED)
+def test_on_another_machine(number: int, capsys: pytest.CaptureFixture[str]):
     """It has more devices than the default machine: the programs are traced for the machine that is asked for."""
-    assert verdicts(path, capsys, "--devices=16", "--size=128", "--machine=gb200-nvl72")
+    assert verdicts(NUMBERED[number], capsys, *ELSEWHERE.get(number, LARGE).split())
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
@@ -87,20 +94,20 @@ def test_programs_of_the_white_paper_on_machines_of_their_size(
     machine = tmp_path / f"h200-sxm-{devices}.yaml"
     changed = f"extends: h200-sxm-8\ntitle: {devices} H200\nlevels: {{device: {{count: {devices}}}}}\n"
     machine.write_text(changed, encoding="utf-8")
-    path = EXAMPLES[number - 1]
+    path = NUMBERED[number]
     assert verdicts(path, capsys, f"--devices={devices}", "--size=1024", f"--machine={machine}")
     with pytest.raises(tilescale.errors.LaunchError, match=f"{2 * devices} units of level 'device'"):
         load(path).main([f"--devices={2 * devices}", "--size=1024", f"--machine={machine}"], standalone_mode=False)
 
 
 def test_default_is_four_devices_or_eight_for_the_demo(capsys: pytest.CaptureFixture[str]):
-    for path, devices in (EXAMPLES[0], 4), (EXAMPLES[7], 8):
+    for path, devices in (NUMBERED[1], 4), (NUMBERED[8], 8):
         load(path).main(["--size=64"], standalone_mode=False)
         assert f"device {', '.join(map(str, range(devices)))}:" in capsys.readouterr().out
 
 
 def test_the_demo_shows_its_phases(capsys: pytest.CaptureFixture[str]):
-    load(EXAMPLES[7]).main(["--size=64"], standalone_mode=False)
+    load(NUMBERED[8]).main(["--size=64"], standalone_mode=False)
     shown = capsys.readouterr().out
     assert "each block" in shown and "gemm" in shown and "allreduce(C) between devices" in shown
 
@@ -127,24 +134,27 @@ def test_a_wrong_result_is_found(wrong: float):
         (6, 'T.wait(arrived[shard], ">=", tiles_m * tiles_k)'),
         (7, "owner = (rank + bz + 1) % size"),
         (8, "T.allreduce(C_dev)"),
+        (15, 'T.wait(arrived[t], ">=", size)'),
+        (16, "T.copy(A, a_blocks[0, 0:rows, 0:inner], dst=row * side + (col + side - row) % side)"),
+        (17, "first = step % (panels // P) * width"),
     ],
 )
 def test_every_line_counts(number: int, line: str, tmp_path: Path):
     """Without one of its lines an example fails: its check would see a mistake there."""
-    text = EXAMPLES[number - 1].read_text(encoding="utf-8")
+    text = NUMBERED[number].read_text(encoding="utf-8")
     assert text.count(line) == 1
     name, _, value = line.partition(" = ")
-    broken = tmp_path / EXAMPLES[number - 1].name
+    broken = tmp_path / NUMBERED[number].name
     broken.write_text(text.replace(line, f"{name} = 0 * {value}" if value else "pass"), encoding="utf-8")
     with pytest.raises((ValueError, tilescale.errors.TileScaleError)):
-        load(broken).main(["--devices=3", "--size=96"], standalone_mode=False)
+        load(broken).main([RUNS.get(number, USUAL)[1].split()[0], "--size=96"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
     ("launcher", "number"), [("tilescale run", 6), ("torchrun", 2), ("mpirun", 8)], ids=lambda v: str(v)
 )
 def test_as_a_job(launcher: str, number: int):
-    path = EXAMPLES[number - 1]
+    path = NUMBERED[number]
     words = [*command(launcher, 3), str(path), "--size=96"]
     done = run_words(words, TILESCALE_TIMEOUT_S="60", TILESCALE_EMULATE="1")
     assert done.code == 0, done.output
