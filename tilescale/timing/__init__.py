@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Simulated time: what a program's steps take on a machine, and when each of them happens.
 
+    steps.py        what a program did, task by task: the input
+    replay.py       the simulation; sharing.py has its events and resources
     timeline.py     the result: spans, utilisation, roofline, critical path, waits
     links.py        links of a machine as shared resources, and what a collective demands of them
 

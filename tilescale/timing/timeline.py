@@ -50,16 +50,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a simulation asked of one kind of resource on one unit.
+    """What a simulation asked of one resource.
 
     Attributes:
-        row: number of the unit that owns tensors; None for what no such unit owns, e.g. links between switches.
-        resource: e.g. "tensor", "l2", "nvlink out".
+        unit: who has it: a unit that owns tensors with all programs on it, or a link.
+        resource: e.g. "tensor", "l2", "nvlink".
         busy_s: seconds in which it worked, as a share of its full capacity: at half of it a second counts half.
         kind: "compute", "memory" or "network".
     """
 
-    row: int | None
+    unit: str
     resource: str
     busy_s: float
     kind: str
@@ -73,7 +73,7 @@ class Bound:
     use: Use
 
     def __str__(self) -> str:
-        return f"{self.seconds * 1e6:.2f} us by {self.use.resource}"
+        return f"{self.seconds * 1e6:.2f} us by {self.use.resource} of {self.use.unit}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: MIT
+"""Discrete-event simulation: recorded tasks run again, over resources that take time.
+
+The order of what others can see may be another one than in the recorded run: a wait ends when its value has come in
+simulated time, programs start when others have ended in simulated time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from tilescale.timing.links import Link
+from tilescale.timing.sharing import Action, Events, Server
+from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Owned, Publish, Settle, Task, Work
+from tilescale.timing.timeline import Span, Timeline, Use
+
+Place = tuple[int, int]
+"""A program unit: row and number."""
+
+
+class Live:
+    """A running task.
+
+    Attributes:
+        place: the program unit on which it runs, None for phases of a tensor-owning unit.
+        engine: what its spans are shown on.
+        ended: called at its end.
+        last: the span that it could not go on without, as a position.
+        visible_s: when all that it did is visible to others.
+    """
+
+    __slots__ = ("ahead", "at", "ended", "engine", "last", "place", "since", "task", "visible_s", "waits")
+
+    def __init__(self, task: Task, place: Place | None, engine: str, ended: Action, last: int | None):
+        self.task, self.place, self.engine, self.ended, self.last = task, place, engine, ended, last
+        self.at = 0
+        self.visible_s = 0.0
+        # Works that run ahead of it, and how many of them it waits to have left.
+        self.ahead = 0
+        self.waits: int | None = None
+        self.since = 0.0
+
+
+class Board:
+    """A place where tasks publish, and the tasks that wait there."""
+
+    __slots__ = ("count", "last", "value", "waiting")
+
+    def __init__(self, value: Any):
+        self.value, self.count = value, 0
+        self.last: int | None = None
+        self.waiting: list[tuple[Live, Acquire]] = []
+
+    def open_to(self, step: Acquire) -> bool:
+        """Whether a wait is over."""
+        return self.count >= step.count or (step.holds is not None and step.holds(self.value))
+
+
+class Replay:
+    """One simulation.
+
+    Args:
+        level: name of the level that owns tensors.
+        program: name of the level that runs programs, and `places`, how many of it one owner of tensors has.
+        kinds: resource name -> "compute" or "memory".
+        values: what places hold at first.
+    """
+
+    def __init__(
+        self, level: str, program: str, places: int, kinds: Mapping[str, str], values: Mapping[Hashable, Any] = {}
+    ):
+        self.level, self.program, self.places, self.kinds, self.values = level, program, places, kinds, values
+        self.events = Events()
+        self.spans: list[Span] = []
+        self._servers: dict[Hashable, Server] = {}
+        self._boards: dict[Hashable, Board] = {}
+        self._meetings: dict[Hashable, list[tuple[int, Live, float]]] = {}
+        self._running = 0
+        self._end_s = 0.0
+
+    def run(self, tasks: Sequence[Task]) -> Timeline:
+        """Simulate tasks that start together, and all that they start.
+
+        Raises:
+            RuntimeError: tasks wait for what no recorded task does.
+        """
+        for task in tasks:
+            self._begin(Live(task, None, self.level, lambda: None, None))
+        self.events.run()
+        if self._running:
+            raise RuntimeError(f"the simulation stopped with {self._running} tasks that wait")
+        ends = [span.end_s for span in self.spans]
+        return Timeline(self.level, tuple(self.spans), tuple(self._uses()), max([self._end_s, *ends]))
+
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self, live: Live) -> None:
+        self._running += 1
+        live.visible_s = self.events.now
+        self._go_on(live)
+
+    def _go_on(self, live: Live) -> None:
+        """Take steps until one takes time."""
+        steps = live.task.steps
+        while live.at < len(steps):
+            step = steps[live.at]
+            live.at += 1
+            if not _STEPS[type(step)](self, live, step):
+                return
+        if live.ahead:
+            self._settle(live, Settle())
+            return
+        self._running -= 1
+        self._end_s = max(self._end_s, live.visible_s)
+        live.ended()
+
+    def _span(self, live: Live, name: str, kind: str, begin: float, **more: Any) -> int:
+        """Note a span that ends now."""
+        return self._noted(live, name, kind, begin, self.events.now, **more)
+
+    def _noted(self, live: Live, name: str, kind: str, begin: float, end: float, **more: Any) -> int:
+        task = live.task
+        engine = live.engine + more.pop("suffix", "")
+        cause = more.pop("cause", live.last)
+        self.spans.append(Span(task.row, engine, task.unit, name, kind, begin, end, cause=cause, **more))
+        return len(self.spans) - 1
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    def _work(self, live: Live, step: Work) -> bool:
+        if step.ahead is None:
+
+            def done(last: int) -> None:
+                live.last = last
+                self._go_on(live)
+
+            self._perform(live, step, done)
+            return False
+        live.ahead += 1
+
+        def landed(last: int) -> None:
+            live.ahead -= 1
+            if live.waits is not None and live.ahead <= live.waits:
+                live.waits, live.last = None, last
+                if self.events.now > live.since:
+                    where = step.parts[0].where
+                    self._span(live, f"wait for {step.parts[0].name}", "wait", live.since, where=where, cause=last)
+                self._go_on(live)
+
+        self._perform(live, step, landed, " ahead")
+        return self._settle(live, Settle(step.ahead))
+
+    def _settle(self, live: Live, step: Settle) -> bool:
+        if live.ahead <= step.left:
+            return True
+        live.waits, live.since = step.left, self.events.now
+        return False
+
+    def _perform(self, live: Live, step: Work, done: Callable[[int], None], suffix: str = "") -> None:
+        """Do the work of a task; `done` gets the span that ended last."""
+        begin, cause = self.events.now, live.last
+
+        def over(ends: list[float]) -> None:
+            live.visible_s = max(live.visible_s, self.events.now + step.tail_s)
+            done(self._performed(live, step, begin, ends, cause, suffix))
+
+        self._meet_demands(live, step, over)
+
+    def _meet_demands(self, live: Live, step: Work, over: Callable[[list[float]], None]) -> None:
+        """Meet all demands side by side; `over` gets when those of each part were met."""
+        left = [len(part.demands) for part in step.parts]
+        ends = [self.events.now] * len(left)
+        open_ = sum(left) + 1
+
+        def met(index: int | None) -> None:
+            nonlocal open_
+            if index is not None:
+                ends[index] = self.events.now
+            open_ -= 1
+            if not open_:
+                over(ends)
+
+        self.events.at(self.events.now + step.floor_s, lambda: met(None))
+        for index, part in enumerate(step.parts):
+            for resource, seconds in part.demands.items():
+                self._server(live, resource).serve(seconds, lambda i=index: met(i))
+
+    def _performed(
+        self, live: Live, step: Work, begin: float, ends: list[float], cause: int | None, suffix: str
+    ) -> int:
+        """The spans of a step's parts. What computes lasts until the step's end, what it overlaps until its own."""
+        parts = step.parts
+        main = next((i for i, part in enumerate(parts) if part.kind == "compute"), len(parts) - 1)
+        last = 0
+        for i in [*(i for i in range(len(parts)) if i != main), main]:
+            part, lane = parts[i], suffix if i == main else f"{suffix} {parts[i].kind}"
+            end = self.events.now if i == main else ends[i]
+            last = self._noted(
+                live, part.name, part.kind, begin, end,
+                nbytes=part.nbytes, flops=part.flops, where=part.where, cause=cause, suffix=lane,
+            )  # fmt: skip
+        return last
+
+    def _server(self, live: Live, resource: Hashable) -> Server:
+        key = (live.place, resource) if isinstance(resource, str) else resource
+        server = self._servers.get(key)
+        if server is None:
+            server = self._servers[key] = Server(self.events)
+        return server
+
+    # -- flags and barriers --------------------------------------------------------------------------------------------
+
+    def _board(self, place: Hashable) -> Board:
+        board = self._boards.get(place)
+        if board is None:
+            board = self._boards[place] = Board(self.values.get(place))
+        return board
+
+    def _publish(self, live: Live, step: Publish) -> bool:
+        begin, due = self.events.now, max(self.events.now, live.visible_s) + step.delay_s
+        board = self._board(step.place)
+
+        def shown() -> None:
+            board.count += 1
+            if step.change is not None:
+                board.value = step.change(board.value)
+            board.last = cause
+            if due > begin:
+                board.last = self._span(
+                    live, step.name, "sync", begin, where=step.where, cause=cause, suffix=" signals"
+                )
+            self._wake(board)
+
+        cause = live.last
+        if due > begin:
+            self.events.at(due, shown)
+        else:
+            shown()
+        return True
+
+    def _wake(self, board: Board) -> None:
+        over = [(live, step) for live, step in board.waiting if board.open_to(step)]
+        if over:
+            board.waiting = [(live, step) for live, step in board.waiting if not board.open_to(step)]
+        for live, step in over:
+            if self.events.now > live.since:
+                self._span(live, step.name, "wait", live.since, where=step.where, cause=board.last)
+                live.last = board.last
+            self._acquired(live, step)
+
+    def _acquire(self, live: Live, step: Acquire) -> bool:
+        board = self._board(step.place)
+        if not board.open_to(step):
+            live.since = self.events.now
+            board.waiting.append((live, step))
+            return False
+        if not step.delay_s:
+            return True
+        self._acquired(live, step)
+        return False
+
+    def _acquired(self, live: Live, step: Acquire) -> None:
+        if not step.delay_s:
+            # Not at once: those who came with this task are woken first.
+            self.events.at(self.events.now, lambda: self._go_on(live))
+            return
+        begin = self.events.now
+
+        def left() -> None:
+            live.last = self._span(live, step.name, "sync", begin, where=step.where)
+            self._go_on(live)
+
+        self.events.at(begin + step.delay_s, left)
+
+    # -- meetings ------------------------------------------------------------------------------------------------------
+
+    def _meet(self, live: Live, step: Meet) -> bool:
+        live.since = self.events.now
+        self.events.at(max(live.since, live.visible_s), lambda: self._arrive(live, step))
+        return False
+
+    def _arrive(self, live: Live, step: Meet) -> None:
+        members = self._meetings.setdefault(step.place, [])
+        members.append((step.rank, live, self.events.now))
+        if len(members) < step.size:
+            return
+        del self._meetings[step.place]
+        begin, cause = self.events.now, live.last
+        members.sort(key=lambda member: member[0])
+        work = step.work(tuple(member.task.row for _, member, _ in members))
+        part = work.parts[0]
+
+        def over(_: list[float]) -> None:
+            for _, member, _ in members:
+                if begin > member.since:
+                    self._noted(member, step.name, "wait", member.since, begin, where=step.where, cause=cause)
+                member.last = self._noted(
+                    member, part.name, part.kind, begin, self.events.now,
+                    nbytes=part.nbytes, flops=part.flops, where=step.where, cause=cause,
+                )  # fmt: skip
+            for _, member, _ in members:
+                self._go_on(member)
+
+        self._meet_demands(live, work, over)
+
+    # -- tasks that start tasks ----------------------------------------------------------------------------------------
+
+    def _fork(self, live: Live, step: Fork) -> bool:
+        left = len(step.tasks)
+        if not left:
+            return True
+        begin = self.events.now
+
+        def ended(child: Live) -> None:
+            nonlocal left
+            left -= 1
+            live.visible_s = max(live.visible_s, child.visible_s)
+            if not left:
+                live.last = child.last if self.events.now > begin else live.last
+                self._go_on(live)
+
+        for number, task in enumerate(step.tasks):
+            child = Live(task, live.place, f"{live.engine}/{number}", lambda: None, live.last)
+            child.ended = lambda c=child: ended(c)
+            self._begin(child)
+        return False
+
+    def _launch(self, live: Live, step: Launch) -> bool:
+        begin = self.events.now
+
+        def start() -> None:
+            if step.seconds:
+                live.last = self._span(live, step.name, "launch", begin, where=step.where)
+            _Grid(self, live, step).fill()
+
+        self.events.at(max(begin, live.visible_s) + step.seconds, start)
+        return False
+
+    # -- the result ----------------------------------------------------------------------------------------------------
+
+    def _uses(self) -> list[Use]:
+        total: dict[tuple[str, str, str], float] = {}
+        for key, server in self._servers.items():
+            if isinstance(key, Link):
+                total[str(key), key.network, "network"] = server.busy_s
+                continue
+            row, name, share = (key.row, key.name, 1) if isinstance(key, Owned) else (key[0][0], key[1], self.places)
+            label = f"{self.level} {row}", name, self.kinds.get(name, "network")
+            total[label] = total.get(label, 0.0) + server.busy_s / share
+        return [Use(unit, name, busy, kind) for (unit, name, kind), busy in total.items()]
+
+
+class _Grid:
+    """The programs of one launch on one tensor-owning unit."""
+
+    def __init__(self, replay: Replay, live: Live, step: Launch):
+        self.replay, self.live, self.step = replay, live, step
+        # The emptiest place first, as a scheduler of thread blocks does.
+        self.free = [(turn, place) for turn in range(step.each) for place in range(step.places)]
+        self.next = 0
+        self.running = 0
+        self.over = False
+
+    def fill(self) -> None:
+        """Start what fits; the task that launched goes on when nothing is left."""
+        tasks, group = self.step.tasks, self.step.group
+        while self.next < len(tasks) and len(self.free) >= group:
+            members = tasks[self.next : self.next + group]
+            self.next += group
+            slots = [heapq.heappop(self.free) for _ in members]
+            cluster = _Group(self, slots)
+            self.running += 1
+            for task, slot in zip(members, slots, strict=True):
+                cluster.start(task, slot)
+        if not self.running and self.next >= len(tasks) and not self.over:
+            self.over = True
+            at = max(self.replay.events.now, self.live.visible_s)
+            self.replay.events.at(at, lambda: self.replay._go_on(self.live))
+
+
+class _Group:
+    """Programs that started together; their places are free when all have ended."""
+
+    def __init__(self, grid: _Grid, slots: list[tuple[int, int]]):
+        self.grid, self.slots, self.left = grid, slots, len(slots)
+        self.cause = grid.live.last
+
+    def start(self, task: Task, slot: tuple[int, int]) -> None:
+        grid = self.grid
+        turn, place = slot
+        name = f"{grid.replay.program} {place}" + (f".{turn}" if grid.step.each > 1 else "")
+        child = Live(task, (task.row, place), name, lambda: None, self.cause)
+        child.ended = lambda: self.ended(child)
+        grid.replay._begin(child)
+
+    def ended(self, child: Live) -> None:
+        live = self.grid.live
+        live.visible_s, live.last = max(live.visible_s, child.visible_s), child.last
+        self.left -= 1
+        if not self.left:
+            self.grid.running -= 1
+            for slot in self.slots:
+                heapq.heappush(self.grid.free, slot)
+            events = self.grid.replay.events
+            events.at(events.now, self.grid.fill)
+
+
+_STEPS: dict[type, Callable[[Replay, Live, Any], bool]] = {
+    Work: Replay._work,
+    Settle: Replay._settle,
+    Publish: Replay._publish,
+    Acquire: Replay._acquire,
+    Meet: Replay._meet,
+    Fork: Replay._fork,
+    Launch: Replay._launch,
+}
+"""What a step does; it says whether the task goes on at once."""

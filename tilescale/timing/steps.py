@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""What a program did, task by task, without saying when: the input of a simulation.
+
+A task is a thread of control: a device's phases, a program, one role of it. Its steps follow one another. What a step
+needs of a resource is given in seconds of that resource working for it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale.errors import Location
+
+Demands = Mapping[Hashable, float]
+"""Resource -> seconds of it. A text names a resource of the place where the task runs, such as its tensor unit, an
+`Owned` one of a tensor-owning unit, such as its memory; a `Link` is a link."""
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A resource that a tensor-owning unit has one of: memory, a cache, a copy engine."""
+
+    row: int
+    name: str
+
+    def __hash__(self) -> int:
+        return hash((self.row, self.name))
+
+
+@dataclass(slots=True)
+class Part:
+    """One operation of a step, or many of the same line; see `Span` for the fields."""
+
+    name: str
+    kind: str
+    where: Location | None
+    demands: Demands
+    nbytes: int = 0
+    flops: int = 0
+
+
+@dataclass(slots=True)
+class Work:
+    """Something that takes time: all demands of all parts are met side by side.
+
+    Attributes:
+        parts: what it consists of.
+        floor_s: that it takes at least, however idle the machine is.
+        tail_s: after its end, until others can see its effect.
+        ahead: None: the task goes on when it is done. Else the task goes on at once, unless more than so many of its
+            works are still running.
+    """
+
+    parts: list[Part]
+    floor_s: float = 0.0
+    tail_s: float = 0.0
+    ahead: int | None = None
+
+
+@dataclass(slots=True)
+class Settle:
+    """Go on when no more than `left` of the task's works run ahead of it."""
+
+    left: int = 0
+
+
+@dataclass(slots=True)
+class Publish:
+    """Tell others at a place; the effects of earlier works are visible before it is.
+
+    Attributes:
+        place: where.
+        change: what becomes of the place's value, None where only the count of publications matters.
+        delay_s: until they can see it.
+    """
+
+    place: Hashable
+    change: Callable[[Any], Any] | None = None
+    delay_s: float = 0.0
+    name: str = "signal"
+    where: Location | None = None
+
+
+@dataclass(slots=True)
+class Acquire:
+    """Wait for others at a place: until its value fits or it was published there `count` times.
+
+    The count is that of the run that was recorded, in which the wait had ended; it matters where the simulated order of
+    publications is another one and the value passes by.
+    """
+
+    place: Hashable
+    count: int
+    name: str
+    where: Location | None
+    holds: Callable[[Any], bool] | None = None
+    delay_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Meet:
+    """A collective operation of `size` tasks: when all are there it begins, and when it has ended they go on.
+
+    Attributes:
+        place: what tells it from all others.
+        rank: of this task among them.
+        work: makes the step for all, given the rows of the tasks in the order of ranks; called once.
+    """
+
+    place: Hashable
+    size: int
+    rank: int
+    name: str
+    where: Location | None
+    work: Callable[[tuple[int, ...]], Work]
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """One thread of control.
+
+    Attributes:
+        unit: who, for a person.
+        row: number of the tensor-owning unit that it belongs to.
+        steps: in order.
+    """
+
+    unit: str
+    row: int
+    steps: list[Any] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Fork:
+    """Tasks side by side at the place of this one, which goes on when all have ended."""
+
+    tasks: list[Task] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Launch:
+    """Programs over the places of a tensor-owning unit, in order, as many at a time as they hold.
+
+    Attributes:
+        places: how many program units there are.
+        each: programs that each of them holds.
+        group: programs that start together.
+        seconds: until the first starts.
+        tasks: all programs, in launch order.
+    """
+
+    places: int
+    each: int
+    group: int
+    seconds: float
+    name: str
+    where: Location | None
+    tasks: list[Task] = field(default_factory=list)
+
+
+Step = Work | Settle | Publish | Acquire | Meet | Fork | Launch
+
+
+def merged(demands: list[Demands], factor: float = 1.0) -> dict[Hashable, float]:
+    """All demands together, each `factor` times."""
+    total: dict[Hashable, float] = {}
+    for each in demands:
+        for resource, seconds in each.items():
+            total[resource] = total.get(resource, 0.0) + seconds * factor
+    return total
