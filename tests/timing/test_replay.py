@@ -7,7 +7,7 @@ from tilescale.hda.route import Endpoint
 from tilescale.timing.links import Link
 from tilescale.timing.replay import Replay
 from tilescale.timing.sharing import Events, Server
-from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Owned, Part, Publish, Settle, Task, Work
+from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Owned, Part, Publish, Task, Work
 
 WIRE = Link("wire", Endpoint("device", 0), Endpoint("device", 1))
 MEMORY = Owned(0, "memory")
@@ -167,7 +167,8 @@ def test_a_meeting_begins_with_the_last_and_ends_for_all():
     tasks = [Task(f"device {row}", row, [work(1.0 + row, Owned(row, "memory")), meet(row, row)]) for row in (1, 0)]
     found = simulate(*tasks)
     assert found.end_s == 4.0
-    assert [(s.row, s.begin_s, s.end_s) for s in found.spans if s.kind == "collective"] == [(0, 2.0, 4.0), (1, 2.0, 4.0)]
+    collectives = [(s.row, s.begin_s, s.end_s) for s in found.spans if s.kind == "collective"]
+    assert collectives == [(0, 2.0, 4.0), (1, 2.0, 4.0)]
     assert [(s.row, s.seconds) for s in found.spans if s.kind == "wait"] == [(0, 1.0)]
     assert [s.kind for s in found.critical_path] == ["compute", "collective"]
     assert found.critical_path[0].row == 1
