@@ -10,14 +10,16 @@ DEMO := examples/distributed/08_tp_gemm.py
 # Where there is a GPU, torch is whatever build the machine needs; elsewhere it is the one that was tested.
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "--constraint constraints.txt")
 EXTRAS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo "test,gpu" || echo "test")
+PORT ?= 8000
 GPUS := $(shell nvidia-smi -L 2>/dev/null | wc -l)
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint docs docs-serve clean
 
 help:
 	@echo "make demo    run the main example: a tensor-parallel matrix product on all GPUs or 8 emulated devices"
 	@echo "make test    check the source and run all tests"
 	@echo "make lint    check the source only"
+	@echo "make docs    build the documentation site into site/; make docs-serve shows it at port $(PORT)"
 	@echo "make clean   remove the virtual environment and all caches"
 	@echo "PYTHON=...   which Python (3.10 to 3.13) makes the environment; now $(PYTHON)"
 
@@ -31,6 +33,13 @@ test: lint
 lint: $(READY)
 	@$(BIN)/python -m ruff check --quiet .
 
+docs: $(READY)
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs site
+	@echo "built: site/index.html"
+
+docs-serve: docs
+	@$(BIN)/python -m http.server --directory site --bind 127.0.0.1 $(PORT)
+
 # The second form serves systems whose Python comes without ensurepip.
 $(READY): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV); the first time this takes a few minutes."
@@ -41,5 +50,5 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist site docs/examples .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,6 +12,8 @@ import inspect
 import io
 import os
 import re
+import shlex
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,15 +23,28 @@ import pytest
 import tilescale
 import tilescale.comm.local_job
 import tilescale.language
+from tests.comm.conftest import run_words
 from tests.public_names import documented, public_names
 from tilelang_core import TESTED
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-CODE = re.compile(r"^```python\n(?!>>>)(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+DOCS = ROOT / "docs"
+MADE = DOCS / "examples"  # written when the site is built
+SITE_PAGES = sorted(page for page in DOCS.rglob("*.md") if MADE not in page.parents)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE_PAGES]
+CODE = re.compile(
+    r"^(?:<!-- file: (?P<file>\S+) -->\n\n?)?```(?P<language>python|yaml|console)\n(?!>>>)(?P<code>.*?)^```\n"
+    r"(?:\n```text\n(?P<output>.*?)^```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
 PACKAGES = ("tilescale", "tilelang_core")
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+def short(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=short)
 
 
 def write_or_compare(page: Path, wanted: str) -> None:
@@ -48,20 +63,47 @@ def run(code: str, file: Path, names: dict[str, object]) -> str:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile(code, str(file), "exec", dont_inherit=True), names)
-    return output.getvalue().replace(f"{file.parent}/", "")
+    return output.getvalue().replace(f"{file.parent}/", "").replace(f"{Path.cwd()}/", "")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if CODE.search(page.read_text())], ids=lambda page: page.name)
-def test_code_prints_what_the_page_shows(page: Path, tmp_path: Path):
+def type_in(commands: str) -> str:
+    """Run the lines that begin with `$`; returns what they print."""
+    lines = [line.removeprefix("$ ").partition("  #")[0] for line in commands.splitlines()]
+    command_line = [sys.executable, "-c", "from tilescale.cli import main; main()"]
+    programs = {"python": [sys.executable], "tilescale": command_line}
+    output = ""
+    for name, *words in map(shlex.split, lines):
+        done = run_words([*programs[name], *words], COLUMNS="110")
+        assert done.code == 0, done.output
+        output += "".join(f"{line.rstrip()}\n" for line in done.output.splitlines())
+    return output.replace(f"{Path.cwd()}/", "")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if CODE.search(page.read_text())], ids=short)
+def test_code_prints_what_the_page_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Blocks run in the page's order, in a folder of the page; one after `<!-- file: NAME -->` is that file instead.
+
+    What they draw is what the page shows: a picture `images/NAME` is the file NAME that they wrote.
+    """
+    monkeypatch.chdir(tmp_path)
     text, names = page.read_text(encoding="utf-8"), {"__name__": page.stem}
 
     def with_output(match: re.Match[str]) -> str:
-        line = text.count("\n", 0, match.start()) + 1
-        printed = run(match[1], tmp_path / f"{page.stem}_line_{line}" / "program.py", names)
-        shown = f"\n```text\n{printed.rstrip()}\n```\n" if match[2] is not None else ""
-        return f"```python\n{match[1]}```\n{shown}"
+        line, code, printed = text.count("\n", 0, match.start()) + 1, match["code"], ""
+        if match["file"]:
+            Path(match["file"]).write_text(code, encoding="utf-8")
+        elif match["language"] == "python":
+            printed = run(code, tmp_path / f"{page.stem}_line_{line}" / "program.py", names)
+        elif match["language"] == "console":
+            printed = type_in(code)
+        if match["output"] is None:
+            return match[0]
+        begin, end = (place - match.start() for place in match.span("output"))
+        return f"{match[0][:begin]}{printed.rstrip()}\n{match[0][end:]}"
 
     write_or_compare(page, CODE.sub(with_output, text))
+    for name in re.findall(r"\]\(images/(\S+)\)", text):
+        write_or_compare(page.parent / "images" / name, Path(name).read_text(encoding="utf-8"))
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""docs/machines.md cannot rot: its tables are the schema's, its examples load, its answers are the machine's."""
+"""The pages of machines cannot rot: their tables are the schema's, their examples load, answers are the machine's."""
 
 import doctest
 import os
@@ -10,7 +10,8 @@ import pytest
 
 from tilescale.hda import Machine, machine, model, schema
 
-PAGE = Path(__file__).parents[2] / "docs" / "machines.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "machines.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 SECTIONS = {name: getattr(model, name) for name in model.__all__ if isinstance(getattr(model, name), type)}
 SECTIONS["Machine"] = machine.Machine
@@ -34,8 +35,13 @@ def test_every_section_has_its_table(name):
     )
 
 
+def descriptions(page: Path) -> list[str]:
+    return re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
 def test_the_walk_through_loads(tmp_path):
-    first, second = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    first, _ = descriptions(DOCS / "own-chip.md")
+    (second,) = descriptions(PAGE)
     (tmp_path / "chip.yaml").write_text(first)
     chip = Machine.load(tmp_path / "chip.yaml")
     assert chip.tensor_level.name == "chip" and chip.count("core") == 64

@@ -164,7 +164,7 @@ class SymmetricHeap:
         return self._filled(self._allocate(call, value.shape, value.dtype).copy_(value), call)
 
     def peers(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All ranks' instances of a symmetric tensor or of a view of one: shape (ranks, *shape).
+        """All ranks' instances of a symmetric tensor or of a view of one: its shape after a dimension of the ranks.
 
         Rank p's instance is at index `addresses.slot(p)`. Local, and no copy: what is written there is written to the
         peer. The result keeps this rank's instance alive; a peer keeps its own.

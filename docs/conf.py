@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""The documentation site, built by `make docs`: these Markdown pages, and a reference made from docstrings."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "extensions")]
+
+import tilescale  # noqa: E402 - found through the path above
+
+sys.modules["T"] = tilescale.language  # programs import it as T, so that is what the reference calls it
+
+project = "TileScale"
+author = "the TileScale authors"
+release = tilescale.__version__
+html_title = f"{project} {release}"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "name_links", "example_pages"]
+myst_heading_anchors = 3
+nitpicky = False
+default_role = "py:obj"  # what docstrings set in backticks is a link if the name is documented, else code
+suppress_warnings = ["config.cache"]
+
+autodoc_typehints = "none"  # docstrings say what arguments hold: shapes and units, not only types
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: MIT
+"""Names and pages that a page sets in backticks become links to them, so that the pages stay plain Markdown."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util.nodes import make_refnode
+
+NAME = re.compile(r"(?:T|tilescale)(?:\.\w+)+")
+PAGE = re.compile(r"docs/([\w/-]+)\.md")
+
+
+class NameLinks(SphinxPostTransform):
+    """Wraps `T.copy(tile, X, dst=peer)` in a link to what documents its first name, `docs/machines.md` to the page."""
+
+    default_priority = 5
+
+    def run(self, **kwargs: Any) -> None:
+        """Change the document in place."""
+        for literal in list(self.document.findall(nodes.literal)):
+            is_free = not isinstance(literal.parent, nodes.reference | nodes.title)
+            if is_free and (target := self.target(literal.astext())):
+                link = make_refnode(self.app.builder, self.env.docname, *target, literal.deepcopy())
+                literal.replace_self(link)
+
+    def target(self, text: str) -> tuple[str, str] | None:
+        """The page, and the place on it, that a text speaks of."""
+        if (page := PAGE.fullmatch(text)) and page[1] in self.env.found_docs:
+            return page[1], ""
+        name = NAME.match(text)
+        entry = self.env.domains["py"].objects.get(name[0]) if name else None
+        return entry and (entry.docname, entry.node_id)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.add_post_transform(NameLinks)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""The documentation site builds without a warning, has every public name, no dead link, and loads nothing from afar."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from tests.public_names import public_names
+
+ROOT = Path(__file__).parents[1]
+for package in ("sphinx", "myst_parser", "furo"):
+    pytest.importorskip(package, reason="the extra `docs` is not installed")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make docs` builds."""
+    folder = tmp_path_factory.mktemp("site")
+    words = ["--fail-on-warning", "--keep-going", "--quiet", "--doctree-dir", str(folder / ".trees")]
+    command = [sys.executable, "-m", "sphinx", *words, "docs", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+class Page(HTMLParser):
+    """The anchors of a page, where it links to, and what a browser loads with it."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take what a tag says."""
+        given = dict(attrs)
+        self.anchors |= {given[key] for key in ("id", "name") if given.get(key)}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        elif target := given.get("src") or (given.get("href") if tag == "link" else None):
+            self.loads.append(target)
+
+
+@cache
+def parsed(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def pages(site: Path) -> Iterator[tuple[str, Page]]:
+    for path in sorted(site.rglob("*.html")):
+        yield path.relative_to(site).as_posix(), parsed(path)
+
+
+def is_remote(target: str) -> bool:
+    return target.startswith(("http:", "https:", "//", "mailto:"))
+
+
+def test_every_page_is_built(site: Path):
+    built = {name for name, _ in pages(site)}
+    sources = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    sources += [Path("examples", program.name) for program in (ROOT / "examples/distributed").glob("[0-9]*.py")]
+    assert not {path.with_suffix(".html").as_posix() for path in sources} - built
+
+
+def test_the_reference_has_every_public_name(site: Path):
+    from sphinx.util.inventory import InventoryFile
+
+    with (site / "objects.inv").open("rb") as file:
+        inventory = InventoryFile.load(file, "", lambda base, path: path)
+    found = {name for kind, entries in inventory.items() if kind.startswith("py:") for name in entries}
+    assert not sorted(public_names().keys() - found), "add them to a page of docs/reference"
+
+
+def test_no_link_is_dead(site: Path):
+    dead = []
+    for name, page in pages(site):
+        for link in [*page.links, *page.loads]:
+            if is_remote(link) or link.startswith("data:"):
+                continue
+            path, _, anchor = unquote(link).partition("#")
+            target = (site / name).parent / path.partition("?")[0] if path else site / name
+            if not target.exists() or (anchor and target.suffix == ".html" and anchor not in parsed(target).anchors):
+                dead.append(f"{name}: {link}")
+    assert not dead
+
+
+def test_nothing_is_loaded_from_afar(site: Path):
+    assert not [f"{name}: {load}" for name, page in pages(site) for load in page.loads if is_remote(load)]
+
+
+def test_names_in_prose_are_links_to_the_reference(site: Path):
+    links = parsed(site / "programming-model.html").links
+    assert "reference/language.html#T.copy" in links and "machines.html" in links
