@@ -104,28 +104,29 @@ def transfer_time(network: Network, mechanism: Mechanism, wanted: Transfer) -> f
 
 # -- collectives -------------------------------------------------------------------------------------------------------
 
-_STEPS: dict[tuple[str, str], Callable[[int], tuple[float, float]]] = {
-    ("allreduce", "one_shot"): lambda n: (2, n - 1),
-    ("allreduce", "two_shot"): lambda n: (4, 2 * (n - 1) / n),
-    ("allreduce", "ring"): lambda n: (2 * (n - 1), 2 * (n - 1) / n),
-    ("allreduce", "nccl"): lambda n: (2 * (n - 1), 2 * (n - 1) / n),
-    ("allreduce", "tree"): lambda n: (2 * math.log2(n), 2),
-    ("reduce_scatter", "direct"): lambda n: (2, (n - 1) / n),
-    ("reduce_scatter", "ring"): lambda n: (n - 1, (n - 1) / n),
-    ("reduce_scatter", "nccl"): lambda n: (n - 1, (n - 1) / n),
-    ("all_gather", "direct"): lambda n: (2, (n - 1) / n),
-    ("all_gather", "ring"): lambda n: (n - 1, (n - 1) / n),
-    ("all_gather", "copy_engine"): lambda n: (2, (n - 1) / n),
-    ("all_gather", "nccl"): lambda n: (n - 1, (n - 1) / n),
-    ("all_to_all", "direct"): lambda n: (2, (n - 1) / n),
-    ("all_to_all", "copy_engine"): lambda n: (2, (n - 1) / n),
-    ("all_to_all", "nccl"): lambda n: (n - 1, (n - 1) / n),
-    ("broadcast", "direct"): lambda n: (2, n - 1),
-    ("broadcast", "tree"): lambda n: (math.log2(n), math.log2(n)),
-    ("broadcast", "nccl"): lambda n: (n - 1, 1),
+_STEPS: dict[tuple[str, str], Callable[[int], tuple[int, float, float]]] = {
+    ("allreduce", "one_shot"): lambda n: (1, 1, n - 1),
+    ("allreduce", "two_shot"): lambda n: (2, 2, 2 * (n - 1) / n),
+    ("allreduce", "ring"): lambda n: (0, 2 * (n - 1), 2 * (n - 1) / n),
+    ("allreduce", "nccl"): lambda n: (0, 2 * (n - 1), 2 * (n - 1) / n),
+    ("allreduce", "tree"): lambda n: (0, 2 * math.log2(n), 2),
+    ("reduce_scatter", "direct"): lambda n: (1, 1, (n - 1) / n),
+    ("reduce_scatter", "ring"): lambda n: (0, n - 1, (n - 1) / n),
+    ("reduce_scatter", "nccl"): lambda n: (0, n - 1, (n - 1) / n),
+    ("all_gather", "direct"): lambda n: (1, 1, (n - 1) / n),
+    ("all_gather", "ring"): lambda n: (0, n - 1, (n - 1) / n),
+    ("all_gather", "copy_engine"): lambda n: (1, 1, (n - 1) / n),
+    ("all_gather", "nccl"): lambda n: (0, n - 1, (n - 1) / n),
+    ("all_to_all", "direct"): lambda n: (1, 1, (n - 1) / n),
+    ("all_to_all", "copy_engine"): lambda n: (1, 1, (n - 1) / n),
+    ("all_to_all", "nccl"): lambda n: (0, n - 1, (n - 1) / n),
+    ("broadcast", "direct"): lambda n: (1, 1, n - 1),
+    ("broadcast", "tree"): lambda n: (0, math.log2(n), math.log2(n)),
+    ("broadcast", "nccl"): lambda n: (0, n - 1, 1),
 }
-"""(operation, implementation) -> for n units: latencies on the critical path, those of meetings included, and how many
-times the whole tensor the busiest unit sends. NCCL's are those of its rings."""
+"""(operation, implementation) -> for n units: meetings and steps that follow one another, and how many times the whole
+tensor the busiest unit sends, all pipelines cut finely. NCCL's are those of its rings. `tilescale.timing.collectives`
+has the same algorithms message by message, for networks that are not one switch."""
 
 
 def collective(
@@ -163,14 +164,15 @@ def collective(
 
 def collective_time(network: Network, operation: str, impl: str, units: int, nbytes: int | None) -> float:
     """Seconds of a collective over `units` units of a network."""
-    latencies, share = _STEPS[operation, impl](units)
+    meetings, steps, share = _STEPS[operation, impl](units)
     carrier = network.mechanism(impl)
     if carrier is None:
         by_programs = [m for m in network.mechanisms if m.started_by == "program" and m.put is not None]
         carrier = max(by_programs or network.mechanisms, key=lambda m: m.put or 0.0)
     # What the host starts it starts one after the other.
-    startup = carrier.startup * (units - 1 if carrier.started_by == "host" else 1)
-    return latencies * network.latency + startup + share * _size(nbytes) / (carrier.put or network.bandwidth)
+    startups = steps * (units - 1 if carrier.started_by == "host" else 1)
+    latencies = (meetings + steps) * network.latency + startups * carrier.startup
+    return latencies + share * _size(nbytes) / (carrier.put or network.bandwidth)
 
 
 def _size(nbytes: int | None) -> int:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""Routes as arrays are those of `Machine.path`, whatever connects the units."""
+
+import numpy as np
+import pytest
+
+from tilescale.hda import Machine
+from tilescale.hda.load import derive
+from tilescale.timing.collectives.routes import Routes
+
+TORUS = {"networks": {"fabric": {"topology": "torus", "dims": [4, 5]}}, "levels": {"core": {"count": 20}}}
+RING = {"levels": {"chip": {"count": 7}}}
+
+
+def torus() -> Machine:
+    return derive("wafer-mesh", "torus", TORUS)
+
+
+CASES = {
+    "one switch": (lambda: Machine.load("h200-sxm-8"), "device", range(8), {}),
+    "some of a node": (lambda: Machine.load("h200-sxm-8"), "device", range(4), {"device": 4}),
+    "nodes with ports": (lambda: Machine.load("h200-sxm-8x4"), "device", range(32), {}),
+    "two devices of each node": (lambda: Machine.load("h200-sxm-8x4"), "device", range(8), {"device": 2, "node": 4}),
+    "whole nodes": (lambda: Machine.load("h200-sxm-8x4"), "node", range(4), {}),
+    "mesh": (lambda: Machine.load("wafer-mesh"), "core", [0, 1, 756, 757, 758, 5000, 753971], {}),
+    "torus": (torus, "core", range(20), {}),
+    "ring": (lambda: derive("stacked-3d", "ring", RING), "chip", range(7), {}),
+    "mesh in a ring": (lambda: Machine.load("stacked-3d"), "vault", [0, 1, 9, 63, 64, 130, 255], {}),
+    "links of a description": (lambda: Machine.load("mi300x-8"), "device", range(8), {}),
+    "blocks of a cluster": (lambda: Machine.load("h200-sxm-8"), "block", range(4), {"block": 8, "cta_cluster": 4}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_routes_are_those_of_the_machine(case: str):
+    make, level, units, sizes = CASES[case]
+    machine = make()
+    routes = Routes(machine, level, units, sizes)
+    n = len(units)
+    source, target = (ends.ravel() for ends in np.meshgrid(np.arange(n), np.arange(n)))
+    source, target = source[source != target], target[source != target]
+    order = np.random.default_rng(0).permutation(len(source))
+    bundle = routes.bundle(source[order], target[order])
+    for i, (a, b) in enumerate(zip(source[order], target[order], strict=True)):
+        end = bundle.begins[i + 1] if i + 1 < len(bundle.begins) else len(bundle.hops)
+        found = [routes.hops[number] for number in bundle.hops[bundle.begins[i] : end]]
+        links = [hop for hop in found if not hop.source.level.endswith("router") and "router" not in hop.target.level]
+        path = machine.path(level, units[a], units[b], sizes=sizes)
+        assert set(links) == set(path.hops) and len(links) == len(path.hops)
+        assert bundle.latency[i] == pytest.approx(path.latency)
+        assert routes.carriers[bundle.carrier[i]].mechanisms == path.mechanisms
+
+
+def test_lanes_of_a_program_share_its_memory():
+    machine = Machine.load("h200-sxm-8")
+    routes = Routes(machine, "warpgroup", range(2), {"warpgroup": 2})
+    bundle = routes.bundle(np.array([0, 1]), np.array([1, 0]))
+    assert bundle.hops[0] == bundle.hops[1]
+    assert routes.hops[bundle.hops[0]].bandwidth == machine.layer_for("shared").bandwidth
+
+
+def test_a_core_of_the_wafer_sends_no_more_than_its_port_takes():
+    routes = Routes(Machine.load("wafer-mesh"), "core", [758, 759, 757, 1], {})
+    bundle = routes.bundle(np.array([0, 0, 0]), np.array([1, 2, 3]))
+    ports = [hop for hop in bundle.hops if "router" in routes.hops[hop].target.level]
+    assert len(ports) == 3 and len(set(ports)) == 1

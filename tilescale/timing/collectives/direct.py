@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""Everybody to everybody at once: the fewest latencies there can be, where units reach each other directly.
+
+Each begins with a meeting, after which everybody's memory may be written. Chan, Heimlich, Purkayastha and van de Geijn,
+"Collective communication: theory, practice, and experience", 2007, have these as the building blocks of short-vector
+and long-vector algorithms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilescale.timing.collectives.schedule import MEETING, Round, Schedule, everyone
+
+
+def meeting(units: int) -> Round:
+    """Every unit tells every other one that it is here."""
+    return Round.of(*everyone(units), count=MEETING)
+
+
+def barrier(shape: tuple[int, ...]) -> Schedule:
+    """One meeting."""
+    units = int(np.prod(shape))
+    return Schedule("barrier", "direct", units, 1, (meeting(units),))
+
+
+def scatter(units: int) -> Round:
+    """A reduce-scatter: everybody's part r goes to unit r, which adds all up."""
+    source, target = everyone(units)
+    return Round.of(source, target, target, combine=True)
+
+
+def gather(units: int) -> Round:
+    """An all-gather: unit r's part goes to all."""
+    source, target = everyone(units)
+    return Round.of(source, target, source)
+
+
+def one_shot(shape: tuple[int, ...]) -> Schedule:
+    """An all-reduce in which everybody gets everybody's whole tensor."""
+    units = int(np.prod(shape))
+    return Schedule("allreduce", "one_shot", units, 1, (meeting(units), Round.of(*everyone(units), combine=True)))
+
+
+def two_shot(shape: tuple[int, ...]) -> Schedule:
+    """An all-reduce as a reduce-scatter and an all-gather."""
+    units = int(np.prod(shape))
+    meet = meeting(units)
+    return Schedule("allreduce", "two_shot", units, units, (meet, scatter(units), meet, gather(units)))
+
+
+def reduce_scatter(shape: tuple[int, ...]) -> Schedule:
+    """Parts go straight to their owners."""
+    units = int(np.prod(shape))
+    return Schedule("reduce_scatter", "direct", units, units, (meeting(units), scatter(units)), np.arange(units))
+
+
+def all_gather(shape: tuple[int, ...]) -> Schedule:
+    """Parts go straight to all."""
+    units = int(np.prod(shape))
+    return Schedule("all_gather", "direct", units, units, (meeting(units), gather(units)), np.arange(units))
+
+
+def all_to_all(shape: tuple[int, ...]) -> Schedule:
+    """All parts at once."""
+    units = int(np.prod(shape))
+    source, target = everyone(units)
+    rounds = (meeting(units), Round.of(source, target, source * units + target))
+    return Schedule("all_to_all", "direct", units, units, rounds)
+
+
+def broadcast(shape: tuple[int, ...]) -> Schedule:
+    """The root sends to all."""
+    units = int(np.prod(shape))
+    targets = np.arange(1, units)
+    return Schedule("broadcast", "direct", units, 1, (meeting(units), Round.of(np.zeros_like(targets), targets)))

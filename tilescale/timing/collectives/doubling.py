@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Recursive halving and doubling: partners at distances 1, 2, 4, ..., so log2(n) steps.
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005; the all-reduce by
+halving and doubling is Rabenseifner's. The meeting in log2(n) steps is the dissemination barrier (Hensgen, Finkel and
+Manber, 1988).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tilescale.errors import UnsupportedError
+from tilescale.timing.collectives.schedule import MEETING, Round, Schedule
+
+
+def halving(units: int) -> Iterator[Round]:
+    """A reduce-scatter: each step exchanges half of what is left with a partner half as far away."""
+    me, distance = np.arange(units), units // 2
+    while distance:
+        partner = me ^ distance
+        yield Round.of(me, partner, partner // distance * distance, distance, combine=True)
+        distance //= 2
+
+
+def doubling(units: int) -> Iterator[Round]:
+    """An all-gather: each step exchanges all that is known with a partner twice as far away."""
+    me, distance = np.arange(units), 1
+    while distance < units:
+        yield Round.of(me, me ^ distance, me // distance * distance, distance)
+        distance *= 2
+
+
+def reduce_scatter(shape: tuple[int, ...]) -> Schedule:
+    """Recursive halving."""
+    units = _power_of_two("reduce_scatter", shape)
+    return Schedule("reduce_scatter", "halving", units, units, tuple(halving(units)), np.arange(units))
+
+
+def all_gather(shape: tuple[int, ...]) -> Schedule:
+    """Recursive doubling."""
+    units = _power_of_two("all_gather", shape)
+    return Schedule("all_gather", "doubling", units, units, tuple(doubling(units)), np.arange(units))
+
+
+def allreduce(shape: tuple[int, ...]) -> Schedule:
+    """Rabenseifner's: halving, then doubling. Best for large tensors where latency counts too."""
+
+    def rounds(core: int) -> Iterator[Round]:
+        yield from halving(core)
+        yield from doubling(core)
+
+    return _folded("halving_doubling", shape, rounds, pieces_per_core=1)
+
+
+def exchange(shape: tuple[int, ...]) -> Schedule:
+    """An all-reduce by recursive doubling of whole tensors: fewest steps, most bytes."""
+
+    def rounds(core: int) -> Iterator[Round]:
+        me, distance = np.arange(core), 1
+        while distance < core:
+            yield Round.of(me, me ^ distance, combine=True)
+            distance *= 2
+
+    return _folded("recursive_doubling", shape, rounds, pieces_per_core=0)
+
+
+def dissemination(shape: tuple[int, ...]) -> Schedule:
+    """A barrier: in step k each unit tells the one 2^k further on."""
+    units, distance, rounds = int(np.prod(shape)), 1, []
+    me = np.arange(units)
+    while distance < units:
+        rounds.append(Round.of(me, (me + distance) % units, count=MEETING))
+        distance *= 2
+    return Schedule("barrier", "dissemination", units, 1, tuple(rounds))
+
+
+def _folded(
+    algorithm: str, shape: tuple[int, ...], rounds: Callable[[int], Iterator[Round]], pieces_per_core: int
+) -> Schedule:
+    """An all-reduce among 2^k units; the others give their tensors away before and get the result after."""
+    units = int(np.prod(shape))
+    core = 1 << (units.bit_length() - 1)
+    pieces = max(1, core * pieces_per_core)
+    extra = np.arange(core, units)
+    before = [Round.of(extra, extra - core, 0, pieces, combine=True)] if len(extra) else []
+    after = [Round.of(extra - core, extra, 0, pieces)] if len(extra) else []
+    return Schedule("allreduce", algorithm, units, pieces, (*before, *rounds(core), *after))
+
+
+def _power_of_two(operation: str, shape: tuple[int, ...]) -> int:
+    units = int(np.prod(shape))
+    if units & (units - 1):
+        raise UnsupportedError(
+            f"{operation} by recursive halving or doubling of {units} units: it needs a power of two",
+            hint='"ring" and "direct" take any number',
+        )
+    return units

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""Seconds of a collective on a described machine.
+
+Rounds follow one another; the messages of a round travel at the same time. A message takes the latency of its route,
+the start-up of its mechanism, and its bytes over the bandwidth that the busiest link on its way leaves it: a link needs
+as long as all bytes of the round that cross it (maximum load, exact where messages are alike, as in most rounds). The
+units' memories, which every byte leaves and enters, may be slower still. Combining streams along with what arrives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from tilescale.hda import Machine, Mechanism
+from tilescale.timing.collectives.routes import Bundle, Carriers, Routes
+from tilescale.timing.collectives.schedule import Round, Schedule
+from tilescale.timing.collectives.table import OTHER_NAMES, PIPELINED, names, schedule
+from tilescale.timing.links import CollectivePlan, Link
+
+SEGMENTS = (1, 4, 16, 64, 256)
+"""How many segments pipelined algorithms are tried with; the fastest is taken."""
+
+
+@dataclass(frozen=True)
+class Estimate(CollectivePlan):
+    """What a collective takes on a machine that it has to itself.
+
+    Attributes:
+        operation: as in the language.
+        rounds: how many steps follow one another.
+        link_bytes: bytes over each link.
+    """
+
+    operation: str = ""
+    rounds: int = 0
+    link_bytes: Mapping[Link, float] = field(default_factory=dict)
+
+
+def estimate(
+    machine: Machine,
+    level: str,
+    operation: str,
+    algorithm: str,
+    nbytes: float,
+    *,
+    units: Sequence[int] | None = None,
+    shape: tuple[int, ...] | None = None,
+    mechanism: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Estimate:
+    """What a collective between units of a level takes.
+
+    Args:
+        operation: "allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast" or "barrier".
+        algorithm: one of `names(operation)`, another name of one (`OTHER_NAMES`), or a mechanism by which everybody
+            sends to everybody directly.
+        nbytes: of the whole tensor: the result of an all-gather, the tensor of one unit elsewhere.
+        units: numbers of those that take part, in the order of their ranks; None for all of the machine.
+        shape: how they are grouped, the innermost groups last; None for how the machine's networks group them.
+        mechanism: that carries the messages where their routes offer it; None for the fastest that programs start.
+        sizes: of the launch, as for `Machine.path`.
+
+    Raises:
+        UsageError: no such algorithm.
+        UnsupportedError: an algorithm that needs a power of two of units.
+        NoPathError: nothing connects two units that exchange messages.
+    """
+    numbers = tuple(range(machine.count(level)) if units is None else units)
+    routes = _routes(machine, level, numbers, tuple(sorted((sizes or {}).items())))
+    extents = shape or grouping(routes)
+    algorithm = OTHER_NAMES.get((operation, algorithm), algorithm)
+    network = machine.network(level)
+    if algorithm not in names(operation) and network is not None and network.mechanism(algorithm) is not None:
+        algorithm, mechanism = "direct", algorithm
+    cuts = SEGMENTS if (operation, algorithm) in PIPELINED else SEGMENTS[:1]
+    found = [_evaluate(routes, schedule(operation, algorithm, extents, cut), nbytes, mechanism) for cut in cuts]
+    return min(found, key=lambda each: each.seconds)
+
+
+@lru_cache(maxsize=8)
+def _routes(machine: Machine, level: str, units: tuple[int, ...], sizes: tuple[tuple[str, int], ...]) -> Routes:
+    return Routes(machine, level, units, dict(sizes))
+
+
+def grouping(routes: Routes) -> tuple[int, ...]:
+    """How networks group units: the dimensions of a grid, units within one instance of the level's own network."""
+    machine, count = routes.machine, len(routes.units)
+    network = machine.network(routes.level)
+    if network is None:
+        return (count,)
+    place = routes.places[0]
+    inside = sum(network.within is None or other[network.within] == place[network.within] for other in routes.places)
+    if count % inside:
+        return (count,)
+    inner = network.dims if math.prod(network.dims) == inside else (inside,)
+    return inner if inside == count else (count // inside, *inner)
+
+
+def _evaluate(routes: Routes, plan: Schedule, nbytes: float, mechanism: str | None) -> Estimate:
+    """Each distinct round once: the 2(n-1) rounds of a ring send the same amounts over the same links."""
+    piece = nbytes / plan.pieces
+    known: dict[tuple[bytes, ...], _Cost] = {}
+    times: dict[tuple[bytes, ...], int] = {}
+    for r in plan.rounds:
+        if not len(r.source):
+            continue
+        key = tuple(array.tobytes() for array in (r.source, r.target, r.count, r.combine))
+        times[key] = times.get(key, 0) + 1
+        if key not in known:
+            known[key] = _cost(routes, r, piece, mechanism)
+    busy, moved = np.zeros(len(routes.hops)), np.zeros(len(routes.hops))
+    sent = np.zeros(plan.units)
+    for key, cost in known.items():
+        busy[: len(cost.busy)] += times[key] * cost.busy
+        moved[: len(cost.moved)] += times[key] * cost.moved
+        sent += times[key] * cost.sent
+    links = {Link.of(routes.hops[i]): i for i in np.flatnonzero(moved)}
+    return Estimate(
+        plan.algorithm,
+        seconds=float(sum(times[key] * cost.seconds for key, cost in known.items())),
+        nbytes=round(sent.max(initial=0.0)),
+        links={link: float(busy[i]) for link, i in links.items()},
+        operation=plan.operation,
+        rounds=len(plan.rounds),
+        link_bytes={link: float(moved[i]) for link, i in links.items()},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Cost:
+    """A round: its seconds, for each link seconds in use and bytes, for each unit bytes sent."""
+
+    seconds: float
+    busy: np.ndarray
+    moved: np.ndarray
+    sent: np.ndarray
+
+
+def _cost(routes: Routes, r: Round, piece: float, mechanism: str | None) -> _Cost:
+    size = r.count * piece
+    bundle = routes.bundle(r.source, r.target)
+    startup, share = _carried(routes, bundle, r, size, mechanism)
+    lengths = np.diff(bundle.begins, append=len(bundle.hops))
+    moved = np.bincount(bundle.hops, np.repeat(size, lengths), minlength=len(routes.hops))
+    busy = np.bincount(bundle.hops, np.repeat(size / share, lengths), minlength=len(routes.hops)) / routes.bandwidth
+    slowest = np.maximum.reduceat(busy[bundle.hops], bundle.begins)
+    memory = _memory_seconds(routes, bundle, r, size)
+    ends = np.maximum(memory[r.source], memory[r.target])
+    seconds = bundle.latency + startup + np.maximum(slowest, ends)
+    return _Cost(float(seconds.max()), busy, moved, np.bincount(r.source, size, minlength=len(routes.units)))
+
+
+def _carried(
+    routes: Routes, bundle: Bundle, r: Round, size: np.ndarray, wanted: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each message the start-up, and the share of its links' bandwidth that its mechanism reaches."""
+    startup, share = np.zeros(len(size)), np.ones(len(size))
+    by_source = np.bincount(r.source)[r.source]
+    for number in np.unique(bundle.carrier):
+        carriers = routes.carriers[number]
+        offers = _offers(carriers, wanted)
+        if not offers:
+            continue
+        mine = np.flatnonzero(bundle.carrier == number)
+        # What the host starts it starts one after the other; programs start all at once.
+        waits = [m.startup * (by_source[mine] if m.started_by == "host" else 1) for m in offers]
+        rates = [min(m.put or 0.0, carriers.bandwidth) for m in offers]
+        fastest = np.argmin([w + size[mine] / rate for w, rate in zip(waits, rates, strict=True)], axis=0)
+        startup[mine] = np.choose(fastest, waits) * (size[mine] > 0)
+        share[mine] = np.choose(fastest, rates) / carriers.bandwidth
+    return startup, share
+
+
+def _offers(carriers: Carriers, wanted: str | None) -> list[Mechanism]:
+    able = [m for m in carriers.mechanisms if m.put is not None]
+    asked = [m for m in able if m.name == wanted]
+    by_programs = [m for m in able if m.started_by == "program" and not m.on_request]
+    return asked or by_programs or able
+
+
+def _memory_seconds(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray) -> np.ndarray:
+    """For each unit how long its memory needs to read what it sends, write what arrives, and combine."""
+    machine, count = routes.machine, len(routes.units)
+    layer = machine.layer(routes.carriers[bundle.carrier[0]].reaches)
+    rate = layer.sustained or layer.bandwidth
+    if rate is None or machine.index(layer.level) > machine.index(routes.level):
+        return np.zeros(count)
+    if layer.level != routes.level:
+        rate *= machine.count(layer.level, routes.level)
+    # What is combined is read on both sides and written once more.
+    traffic = np.bincount(r.source, size, count) + np.bincount(r.target, size * np.where(r.combine, 3, 1), count)
+    return traffic / rate

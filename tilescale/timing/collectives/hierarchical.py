@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""Collectives of groups within groups: inside the innermost ones first, so that little crosses their borders.
+
+For nodes of devices, and for meshes one dimension after the other (the bucket algorithms of Chan et al., 2007). All
+groups of a dimension work at the same time, by rings; an all-to-all goes along one dimension after the other with what
+is meant for all units behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tilescale.timing.collectives import rings, trees
+from tilescale.timing.collectives.schedule import Numbers, Round, Schedule, lift
+
+NAME = "hierarchical"
+
+
+def reduce_scatter(shape: tuple[int, ...]) -> Schedule:
+    """Along the innermost dimension first: the outer ones see a part of the tensor only."""
+    units = int(np.prod(shape))
+    rounds = tuple(r for axis in reversed(range(len(shape))) for r in _along(shape, axis, rings.reduce_scatter))
+    return Schedule("reduce_scatter", NAME, units, units, rounds, _homes(shape))
+
+
+def all_gather(shape: tuple[int, ...]) -> Schedule:
+    """Along the outermost dimension first, while tensors are small."""
+    units = int(np.prod(shape))
+    rounds = tuple(r for axis in range(len(shape)) for r in _along(shape, axis, rings.all_gather))
+    return Schedule("all_gather", NAME, units, units, rounds, _homes(shape))
+
+
+def allreduce(shape: tuple[int, ...]) -> Schedule:
+    """The reduce-scatter, then the all-gather."""
+    units = int(np.prod(shape))
+    return Schedule("allreduce", NAME, units, units, (*reduce_scatter(shape).rounds, *all_gather(shape).rounds))
+
+
+def broadcast(shape: tuple[int, ...]) -> Schedule:
+    """Along the outermost dimension first, by binomial trees."""
+    units, rounds = int(np.prod(shape)), []
+    lines = np.arange(units).reshape(shape)
+    for axis, extent in enumerate(shape):
+        # Of the dimensions behind, the first members alone have the tensor.
+        front = lines[(..., *[0] * (len(shape) - axis - 1))].reshape(-1, extent)
+        rounds += lift(trees.broadcast((extent,)).rounds, front)
+    return Schedule("broadcast", NAME, units, 1, tuple(rounds))
+
+
+def all_to_all(shape: tuple[int, ...]) -> Schedule:
+    """Two steps for (outer, inner): to the member of one's own group with the target's place, then across.
+
+    Each step sends to all at once; more dimensions than two count as outer ones.
+    """
+    units, inner = int(np.prod(shape)), shape[-1]
+    outer = units // inner
+    group, place, other = (axis.ravel() for axis in np.meshgrid(*map(np.arange, (outer, inner, inner)), indexing="ij"))
+    source = group * inner + place
+    inside = Round.of(source, group * inner + other, source * units + other, outer, stride=inner)
+    group, place, other = (axis.ravel() for axis in np.meshgrid(*map(np.arange, (outer, inner, outer)), indexing="ij"))
+    target = other * inner + place
+    across = Round.of(group * inner + place, target, group * inner * units + target, inner, stride=units)
+    return Schedule("all_to_all", NAME, units, units, tuple(_without_self(r) for r in (inside, across)))
+
+
+def _without_self(r: Round) -> Round:
+    away = r.source != r.target
+    return Round.of(r.source[away], r.target[away], r.first[away], r.count[away], r.combine[away], r.stride)
+
+
+def _along(shape: tuple[int, ...], axis: int, algorithm: Callable[[int], Iterator[Round]]) -> Iterator[Round]:
+    """Rings along one dimension in every line of units, each over the pieces that its units share.
+
+    Pieces are numbered with the innermost dimension slowest, so that those left after the inner steps are contiguous.
+    """
+    weights = [int(np.prod(shape[:dim])) for dim in range(len(shape))]
+    units, place = np.arange(int(np.prod(shape))).reshape(shape), np.indices(shape)
+    base = sum((place[dim] * weights[dim] for dim in range(axis + 1, len(shape))), np.zeros(shape, np.int64))
+    lines, bases = (np.moveaxis(array, axis, -1).reshape(-1, shape[axis]) for array in (units, base))
+    yield from lift(algorithm(shape[axis]), lines, bases[:, 0], weights[axis])
+
+
+def _homes(shape: tuple[int, ...]) -> Numbers:
+    """Piece -> unit: pieces count the dimensions of units in the opposite order."""
+    return np.arange(int(np.prod(shape))).reshape(shape).transpose().ravel()

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""Rings: every unit speaks to its next neighbour only, which uses the whole bandwidth of both.
+
+Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. Several rings at once
+that enter each group of units at another member carry a part each, so that all ports of a group work (as NCCL's
+channels do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tilescale.timing.collectives.schedule import Numbers, Round, Schedule, lift
+
+
+def reduce_scatter(units: int) -> Iterator[Round]:
+    """In n-1 steps a partial sum passes every unit and ends where it belongs."""
+    me = np.arange(units)
+    for step in range(units - 1):
+        yield Round.of(me, (me + 1) % units, (me - step - 1) % units, combine=True)
+
+
+def all_gather(units: int) -> Iterator[Round]:
+    """In n-1 steps every unit passes on what it got last."""
+    me = np.arange(units)
+    for step in range(units - 1):
+        yield Round.of(me, (me + 1) % units, (me - step) % units)
+
+
+def allreduce(units: int) -> Iterator[Round]:
+    """A reduce-scatter, then an all-gather."""
+    yield from reduce_scatter(units)
+    yield from all_gather(units)
+
+
+ROUNDS = {"allreduce": allreduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather}
+
+
+def one(operation: str, shape: tuple[int, ...]) -> Schedule:
+    """One ring through all units in order."""
+    units = int(np.prod(shape))
+    return Schedule(operation, "ring", units, units, tuple(ROUNDS[operation](units)), np.arange(units))
+
+
+def several(operation: str, shape: tuple[int, ...]) -> Schedule:
+    """As many rings as the innermost groups have members, each carrying its part of the tensor."""
+    units, inner = int(np.prod(shape)), shape[-1]
+    member, ring = np.arange(units) % inner, np.arange(inner)[:, None]
+    # Ring c visits the members of every group in the order c, c+1, ..., so it enters and leaves each group elsewhere.
+    orders = (np.arange(units) - member) + (member + ring) % inner
+    rounds = lift(ROUNDS[operation](units), orders, np.arange(inner) * units)
+    return Schedule(operation, "rings", units, inner * units, tuple(rounds), orders.ravel())
+
+
+def pipeline(shape: tuple[int, ...], segments: int) -> Schedule:
+    """A broadcast along the chain 0, 1, 2, ...: unit i passes on segment s while unit i-1 sends it segment s+1."""
+    units = int(np.prod(shape))
+    me = np.arange(units - 1)
+    rounds = tuple(_step(me, step, segments) for step in range(units - 2 + segments) if units > 1)
+    return Schedule("broadcast", "ring", units, segments, rounds)
+
+
+def _step(me: Numbers, step: int, segments: int) -> Round:
+    active = me[(step - me >= 0) & (step - me < segments)]
+    return Round.of(active, active + 1, step - active)
+
+
+def pairwise(shape: tuple[int, ...]) -> Schedule:
+    """An all-to-all in n-1 steps: in step k unit i sends to unit i+k (Thakur et al., 2005)."""
+    units = int(np.prod(shape))
+    me = np.arange(units)
+    targets = ((me + k) % units for k in range(1, units))
+    rounds = tuple(Round.of(me, target, me * units + target) for target in targets)
+    return Schedule("all_to_all", "pairwise", units, units, rounds)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""A collective as rounds of messages between units numbered from 0: who sends which pieces of the tensor to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.int64]
+
+MEETING = 0
+"""Pieces of a message that only says "I am here"."""
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Messages that travel at the same time, each field an array with one entry a message.
+
+    A message carries the pieces `first`, `first + stride`, ..., `count` of them. All are read before any arrives.
+
+    Attributes:
+        combine: whether the target adds what arrives to what it has, else it replaces it.
+    """
+
+    source: Numbers
+    target: Numbers
+    first: Numbers
+    count: Numbers
+    combine: NDArray[np.bool_]
+    stride: int = 1
+
+    @staticmethod
+    def of(
+        source: Numbers,
+        target: Numbers | int,
+        first: Numbers | int = 0,
+        count: Numbers | int = 1,
+        combine: NDArray[np.bool_] | bool = False,
+        stride: int = 1,
+    ) -> Round:
+        """A round whose fields may be given once for all messages."""
+        shape = np.shape(source)
+        numbers = (np.broadcast_to(np.asarray(x, np.int64), shape) for x in (source, target, first, count))
+        return Round(*numbers, np.broadcast_to(np.asarray(combine, bool), shape), stride)
+
+    @staticmethod
+    def joined(rounds: Sequence[Round]) -> Round:
+        """One round with the messages of several of the same stride."""
+        fields = ("source", "target", "first", "count", "combine")
+        return Round(*(np.concatenate([getattr(r, name) for r in rounds]) for name in fields), rounds[0].stride)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A collective over `units` units by one algorithm.
+
+    Attributes:
+        operation: as in the language, e.g. "allreduce".
+        algorithm: its name.
+        pieces: into which the whole tensor is cut. The whole is the result of an all-gather, what one unit begins with
+            in an all-to-all, and the tensor of every unit elsewhere.
+        home: for each piece, the unit that ends (reduce-scatter) or begins (all-gather) with it. An all-to-all has
+            `pieces` of each unit: piece s * units + d goes from unit s to unit d.
+    """
+
+    operation: str
+    algorithm: str
+    units: int
+    pieces: int
+    rounds: tuple[Round, ...]
+    home: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+def lift(rounds: Iterable[Round], members: Numbers, base: Numbers | None = None, scale: int = 1) -> Iterable[Round]:
+    """The rounds of one group, played by many groups at the same time.
+
+    Args:
+        members: [group, position in the group] -> unit.
+        base: for each group, the piece that is its first.
+        scale: how many pieces of the whole are one piece of the group.
+    """
+    groups, _ = members.shape
+    offset = np.zeros((groups, 1), np.int64) if base is None else base[:, None]
+    for r in rounds:
+        shape = (groups, len(r.source))
+        yield Round(
+            members[:, r.source].ravel(),
+            members[:, r.target].ravel(),
+            (offset + r.first * scale).ravel(),
+            np.broadcast_to(r.count * scale, shape).ravel(),
+            np.broadcast_to(r.combine, shape).ravel(),
+            r.stride,
+        )
+
+
+def everyone(units: int) -> tuple[Numbers, Numbers]:
+    """Sources and targets of messages from every unit to every other one."""
+    source, target = np.divmod(np.arange(units * units), units)
+    others = source != target
+    return source[others], target[others]
