@@ -12,7 +12,6 @@ import tilescale  # noqa: E402 - found through the path above
 sys.modules["T"] = tilescale.language  # programs import it as T, so that is what the reference calls it
 
 project = "TileScale"
-author = "the TileScale authors"
 release = tilescale.__version__
 html_title = f"{project} {release}"
 
@@ -26,12 +25,24 @@ autodoc_typehints = "none"  # docstrings say what arguments hold: shapes and uni
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True
+napoleon_use_ivar = False
+napoleon_attr_annotations = False
 
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 html_show_sphinx = False
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
+
+
+def without_parameters(app, what, name, obj, options, signature, annotation):
+    """All errors are made alike, which their base class says."""
+    return ("", None) if what == "exception" else None
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("autodoc-process-signature", without_parameters)

@@ -69,7 +69,7 @@ def run(code: str, file: Path, names: dict[str, object]) -> str:
 def type_in(commands: str) -> str:
     """Run the lines that begin with `$`; returns what they print."""
     lines = [line.removeprefix("$ ").partition("  #")[0] for line in commands.splitlines()]
-    command_line = [sys.executable, "-c", "from tilescale.cli import main; main()"]
+    command_line = [sys.executable, "-c", "from tilescale.cli import main; main(prog_name='tilescale')"]
     programs = {"python": [sys.executable], "tilescale": command_line}
     output = ""
     for name, *words in map(shlex.split, lines):
@@ -161,6 +161,12 @@ def test_architecture_names_exist_and_cover_the_source():
     files = [path.relative_to(ROOT) for top in PACKAGES for path in (ROOT / top).rglob("*.py")]
     uncovered = [path for path in files if not folders & {path.as_posix(), path.parent.as_posix()}]
     assert not uncovered
+
+
+def test_every_page_is_named_in_the_contents():
+    lines = (DOCS / "index.md").read_text(encoding="utf-8").splitlines()
+    names = {page.relative_to(DOCS).with_suffix("").as_posix() for page in SITE_PAGES}
+    assert not names - {"index"} - set(lines), "name them in a toctree of docs/index.md"
 
 
 def test_commands_exist():

@@ -17,7 +17,7 @@ def page(program: Path) -> str:
     tree = ast.parse(program.read_text(encoding="utf-8"))
     title, _, rest = ast.get_docstring(tree).partition("\n")
     name, _, what = title.rstrip(".").partition(": ")
-    begin = tree.body[0].end_lineno + 1
+    begin = tree.body[1].lineno
     return (
         f"# {program.stem[:2]} {name}\n\n{what[:1].upper()}{what[1:]}.\n{rest}\n\n"
         f"## The program\n\n`examples/distributed/{program.name}`:\n\n"

@@ -11,7 +11,8 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.nodes import make_refnode
 
-NAME = re.compile(r"(?:T|tilescale)(?:\.\w+)+")
+NAME = re.compile(r"\w+Error|\w+(?:\.\w+)+")
+HOMES = ("", "tilescale.", "tilescale.errors.")
 PAGE = re.compile(r"docs/([\w/-]+)\.md")
 
 
@@ -32,9 +33,9 @@ class NameLinks(SphinxPostTransform):
         """The page, and the place on it, that a text speaks of."""
         if (page := PAGE.fullmatch(text)) and page[1] in self.env.found_docs:
             return page[1], ""
-        name = NAME.match(text)
-        entry = self.env.domains["py"].objects.get(name[0]) if name else None
-        return entry and (entry.docname, entry.node_id)
+        known, name = self.env.domains["py"].objects, NAME.match(text)
+        entries = [known[home + name[0]] for home in HOMES if name and home + name[0] in known]
+        return (entries[0].docname, entries[0].node_id) if entries else None
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
