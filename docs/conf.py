@@ -17,9 +17,8 @@ html_title = f"{project} {release}"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "name_links", "example_pages"]
 myst_heading_anchors = 3
-nitpicky = False
-default_role = "py:obj"  # what docstrings set in backticks is a link if the name is documented, else code
-suppress_warnings = ["config.cache"]
+default_role = "literal"  # what docstrings set in backticks, as on the pages; name_links makes links of both
+highlight_language = "text"
 
 autodoc_typehints = "none"  # docstrings say what arguments hold: shapes and units, not only types
 autodoc_member_order = "bysource"
@@ -43,6 +42,13 @@ def without_parameters(app, what, name, obj, options, signature, annotation):
     return ("", None) if what == "exception" else None
 
 
+def without_type(app, what, name, obj, options, lines):
+    """What a property's first line says before a colon is no type, for which Napoleon takes it."""
+    if what == "property":
+        lines[:0] = ["..", ""]  # a comment, which has no colon
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", without_type, priority=400)
     app.connect("autodoc-process-signature", without_parameters)
