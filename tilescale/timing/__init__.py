@@ -6,6 +6,7 @@
     timeline.py     the result: spans, utilisation, roofline, critical path, waits
     links.py        links of a machine as shared resources, and what a collective demands of them
     collectives/    collectives as schedules of transfers, and what they take
+    draw/           timelines as text, pictures and traces
 
 It knows neither TIR nor a back end: whoever runs programs hands in what was done.
 """

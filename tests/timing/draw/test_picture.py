@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""Pictures of timelines: what a row shows, and which rows there are."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.timing.draw.timelines import US, grid, ring
+from tilescale.errors import DependencyError, UsageError
+from tilescale.timing.draw import plot
+from tilescale.timing.draw.shares import family, peaks, shares
+from tilescale.timing.timeline import KINDS, Timeline
+
+
+def row(timeline: Timeline, unit: int) -> list:
+    return [span for span in timeline.spans if span.row == unit]
+
+
+def share_at(timeline: Timeline, kind: str, time_us: float, unit: int = 0) -> float:
+    rows = {span.row: row(timeline, span.row) for span in timeline.spans}
+    found = shares(rows[unit], peaks(rows.values()), timeline.end_s)
+    return found.heights[KINDS.index(kind), np.searchsorted(found.edges, time_us * US, side="right") - 1]
+
+
+def test_families_are_engines_that_differ_by_number():
+    assert {family(name) for name in ("block 0", "block 17.1")} == {"block"}
+    assert family("block 17 ahead transfer") == "block ahead transfer"
+
+
+def test_a_row_is_as_full_as_its_engines_are_busy():
+    timeline = grid(2, 132)
+    assert share_at(timeline, "launch", 0.5) == 1.0
+    # One load of each block, later two, later both kinds.
+    assert share_at(timeline, "transfer", 1.2) == pytest.approx(0.5)
+    assert share_at(timeline, "transfer", 1.7) == pytest.approx(1.0)
+    assert share_at(timeline, "compute", 3.0) == pytest.approx(1.0)
+    # A third of the blocks has ended, then two thirds.
+    assert share_at(timeline, "compute", 4.5) == pytest.approx(2 / 3)
+    assert share_at(timeline, "compute", 5.5) == pytest.approx(1 / 3)
+    assert share_at(timeline, "collective", 7.0) == 1.0
+
+
+def test_families_that_are_busy_together_share_the_row():
+    timeline = ring()
+    # Device 0 waits from 3 us on, while its signal is on the way.
+    assert share_at(timeline, "wait", 3.5) == pytest.approx(0.5) == share_at(timeline, "sync", 3.5)
+
+
+def test_means_keep_what_there_is():
+    timeline = grid(1, 132)
+    exact = shares(row(timeline, 0), peaks([row(timeline, 0)]), timeline.end_s)
+    coarse = exact.averaged(4)
+    assert coarse.heights.shape == (len(KINDS), 4)
+    total = [(s.heights * np.diff(s.edges)).sum(1) for s in (exact, coarse)]
+    np.testing.assert_allclose(*total, rtol=1e-9)
+    assert exact.averaged(1000) is exact
+
+
+def texts(path: Path) -> list[str]:
+    """What an SVG of matplotlib says: it draws letters as shapes and names each text in a comment."""
+    import re
+
+    return re.findall(r"<!-- (.*?) -->", path.read_text())
+
+
+def test_one_row_a_device(tmp_path: Path):
+    plot(grid(16), tmp_path / "t.svg")
+    said = texts(tmp_path / "t.svg")
+    assert [t for t in said if t.startswith("device")] == [f"device {d}" for d in range(16)]
+    assert {"compute", "transfers", "collectives", "launches", "critical path"} <= set(said)
+    assert "waits" not in said and "simulated time in us" in said and "9 us" in said
+
+
+def test_rows_of_engines(tmp_path: Path):
+    plot(ring(2), tmp_path / "few.svg", engines=True)
+    said = texts(tmp_path / "few.svg")
+    assert said.count("block 0") == 2 and said.count("block 0 signals") == 2 and "waits" in said
+    plot(grid(2), tmp_path / "many.svg", engines=True)
+    said = texts(tmp_path / "many.svg")
+    assert [t for t in said if t.startswith("block")] == ["block", "block ahead"] * 2
+
+
+def test_of_many_units_some_are_shown(tmp_path: Path):
+    plot(grid(100, 1), tmp_path / "t.svg")
+    said = texts(tmp_path / "t.svg")
+    assert "9 us, 50 of 100 units shown" in said and "device 98" in said and "device 99" not in said
+
+
+def test_bitmaps_are_written(tmp_path: Path):
+    plot(ring(), tmp_path / "t.png")
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    plot(replace(ring(), spans=(), end_s=0.0), tmp_path / "nothing.png")
+
+
+def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UsageError, match=r"cannot be written to 't.jpeg2'"):
+        plot(ring(), tmp_path / "t.jpeg2")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(DependencyError, match=r"pip install 'tilescale\[plot\]'"):
+        plot(ring(), tmp_path / "t.png")

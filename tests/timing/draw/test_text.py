@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""A timeline in words."""
+
+from tests.timing.draw.timelines import US, grid, ring
+from tilescale.timing.draw import summary
+from tilescale.timing.timeline import Timeline
+
+
+def test_a_timeline_in_words():
+    assert summary(ring(4, 2)) == (
+        "simulated time  10 us\n"
+        "at least        6 us, by nvlink of device 0 (60%)\n"
+        "busy\n"
+        "  nvlink ############........  60.0%\n"
+        "  vector ####................  20.0%\n"
+        "critical path   9 steps over 3 units\n"
+        "        5 us  50.0%  copy (transfer) x2  program.py:7\n"
+        "        2 us  20.0%  signal (sync) x2    program.py:7\n"
+        "        2 us  20.0%  add x2              program.py:9\n"
+        "        1 us  10.0%  launch\n"
+        "waited          8 us, 4 engines together\n"
+        "        8 us 100.0%  wait for flag[0] >= 1 x8  program.py:8"
+    )
+
+
+def test_long_lists_end_in_a_sum():
+    timeline = grid(1, 4)
+    many = tuple(
+        span.__class__(0, "a", "u", f"step {i}", "compute", i * US, (i + 1) * US, cause=i - 1 if i else None)
+        for i, span in enumerate(timeline.spans[:10])
+    )
+    text = summary(Timeline("device", many, (), 10 * US))
+    assert "at least" not in text and "waited" not in text and "4 more" in text
+    assert text.count("step") == 1 + 6
+
+
+def test_nothing_happened():
+    assert summary(Timeline("device", (), (), 0.0)) == "simulated time  0 s"

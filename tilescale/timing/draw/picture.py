@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: MIT
+"""A timeline as a picture: one row for each unit that owns tensors, or for each of its engines.
+
+Colours are those of Okabe and Ito, "Color Universal Design", 2008, told apart with any colour vision; waits are hatched
+as well. A row is as full as its engines are busy, so that hundreds of programs fit into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilescale.errors import DependencyError, UsageError
+from tilescale.hda.units import format_time
+from tilescale.timing.draw.shares import family, peaks, shares
+from tilescale.timing.draw.trace import natural
+from tilescale.timing.timeline import KINDS, Span, Timeline
+
+STYLE = {
+    "compute": ("#0072B2", "compute"),
+    "transfer": ("#E69F00", "transfers"),
+    "collective": ("#009E73", "collectives"),
+    "wait": ("#D55E00", "waits"),
+    "launch": ("#999999", "launches"),
+    "sync": ("#CC79A7", "signals and barriers"),
+}
+"""Kind of span -> colour, and the legend's word."""
+
+ORDER = ("compute", "transfer", "collective", "launch", "sync", "wait")
+"""Of kinds in a row, from the bottom."""
+
+FORMATS = (".png", ".svg", ".pdf")
+COLUMNS = 1500
+MOST_ROWS = 64
+"""Of many units, as many are shown, spread evenly."""
+
+MOST_LABELLED = 200
+"""Spans of a row whose names are written; of more nothing could be read."""
+
+MOST_ENGINES = 12
+"""Of a unit that has a row each; more of them are drawn family by family."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    spans: Sequence[Span]
+    unit: int
+
+
+def plot(timeline: Timeline, path: str | PathLike[str], *, engines: bool = False) -> None:
+    """Draw a timeline.
+
+    Args:
+        path: where to; its ending, .png, .svg or .pdf, says what.
+        engines: a row for each engine of a unit, or for each family of engines where there are many.
+
+    Raises:
+        UsageError: another ending.
+        DependencyError: matplotlib is missing.
+    """
+    target = Path(fspath(path))
+    if target.suffix not in FORMATS:
+        raise UsageError(f"a picture cannot be written to {target.name!r}", hint=f"end it in {', '.join(FORMATS)}")
+    figure = _figure()
+    rows = _rows(timeline, engines)
+    height = 0.34 if len(rows) > 24 else 0.46
+    figure.set_size_inches(12, 1.25 + height * len(rows))
+    axes = figure.add_subplot()
+    most = peaks(row.spans for row in rows)
+    for number, row in enumerate(rows):
+        _draw_row(axes, number, row, most, timeline.end_s)
+    _draw_critical_path(axes, rows, timeline)
+    _dress(axes, rows, timeline, engines)
+    figure.savefig(target, dpi=150)
+
+
+def _figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DependencyError(
+            "drawing a timeline needs matplotlib", hint="pip install 'tilescale[plot]', or write a trace instead"
+        ) from None
+    return Figure(layout="constrained")
+
+
+def _by_row(timeline: Timeline) -> dict[int, list[Span]]:
+    found: dict[int, list[Span]] = {}
+    for span in timeline.spans:
+        found.setdefault(span.row, []).append(span)
+    return dict(sorted(found.items()))
+
+
+def _rows(timeline: Timeline, engines: bool) -> list[_Row]:
+    units = _by_row(timeline)
+    step = max(1, -(-len(units) // MOST_ROWS))
+    shown = {unit: units[unit] for unit in list(units)[::step]}
+    if not engines:
+        return [_Row(f"{timeline.level} {unit}", spans, unit) for unit, spans in shown.items()]
+    rows = []
+    first = lambda name: (name != timeline.level, natural(name))  # noqa: E731 - the unit's own engine leads
+    for unit, spans in shown.items():
+        many = len({span.engine for span in spans}) > MOST_ENGINES
+        groups: dict[str, list[Span]] = {}
+        for span in spans:
+            groups.setdefault(family(span.engine) if many else span.engine, []).append(span)
+        rows += [_Row(name, groups[name], unit) for name in sorted(groups, key=first)]
+    return rows
+
+
+def _draw_row(axes: Any, number: int, row: _Row, most: dict[str, int], end_s: float) -> None:
+    found = shares(row.spans, most, end_s).averaged(COLUMNS)
+    bottom = number + 0.42
+    lower = bottom + 0 * found.edges[:-1]
+    for kind in ORDER:
+        height = found.heights[KINDS.index(kind)] * 0.84
+        if not height.any():
+            continue
+        upper = lower - height
+        steps = dict(step="post", linewidth=0, facecolor=STYLE[kind][0])
+        ends = (found.edges * 1e6, _closed(lower), _closed(upper))
+        if kind == "wait":
+            steps |= dict(hatch="/////", edgecolor=STYLE[kind][0], facecolor="#FBE9DF")
+        axes.fill_between(*ends, **steps)
+        lower = upper
+    _label(axes, number, row, end_s)
+
+
+def _closed(values: np.ndarray) -> np.ndarray:
+    """Steps need the last value twice."""
+    return np.append(values, values[-1])
+
+
+def _label(axes: Any, number: int, row: _Row, end_s: float) -> None:
+    """Names of what fills its row for long enough."""
+    if len(row.spans) > MOST_LABELLED:
+        return
+    for run in _runs(row.spans, gap=0.005 * end_s):
+        name = run[0].name + (f" x{len(run)}" if len(run) > 1 else "")
+        begin, end = run[0].begin_s, run[-1].end_s
+        alone = not any(s.begin_s < end and s.end_s > begin for s in row.spans if s not in run)
+        if alone and run[0].kind != "wait" and (end - begin) / end_s > 0.006 * len(name) + 0.01:
+            middle = (begin + end) / 2 * 1e6
+            axes.text(middle, number, name, ha="center", va="center", fontsize=7, color="white", clip_on=True)
+
+
+def _runs(spans: Sequence[Span], gap: float) -> list[list[Span]]:
+    """Spans in order, those of one name that follow each other together."""
+    runs: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: span.begin_s):
+        last = runs[-1][-1] if runs else None
+        alike = last is not None and (last.name, last.kind) == (span.name, span.kind)
+        if alike and 0 <= span.begin_s - last.end_s <= gap:
+            runs[-1].append(span)
+        else:
+            runs.append([span])
+    return runs
+
+
+def _draw_critical_path(axes: Any, rows: Sequence[_Row], timeline: Timeline) -> None:
+    """A line below the spans that the end had to wait for, from row to row where one led to another."""
+    place = {id(span): number for number, row in enumerate(rows) for span in row.spans}
+    points: list[tuple[float, float]] = []
+    for span in timeline.critical_path:
+        if id(span) not in place:
+            continue
+        y, at = place[id(span)] + 0.46, points[-1][0] if points else 0.0
+        begin, end = max(span.begin_s * 1e6, at), max(span.end_s * 1e6, at)
+        if points:
+            points.append((begin, points[-1][1]))
+        points += [(begin, y), (end, y)]
+    if points:
+        axes.plot(*zip(*points, strict=True), color="black", linewidth=1.1, solid_capstyle="butt")
+
+
+def _dress(axes: Any, rows: Sequence[_Row], timeline: Timeline, engines: bool) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    used = {span.kind for row in rows for span in row.spans}
+    handles = [
+        Patch(facecolor="#FBE9DF", edgecolor=colour, hatch="/////", linewidth=0, label=word)
+        if kind == "wait"
+        else Patch(facecolor=colour, label=word)
+        for kind, (colour, word) in STYLE.items()
+        if kind in used
+    ]
+    handles.append(Line2D([], [], color="black", linewidth=1.1, label="critical path"))
+    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(handles), frameon=False)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.45, -0.5)
+    axes.set_xlim(0, timeline.end_s * 1e6 or 1)
+    axes.set_xlabel("simulated time in us")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    if engines:
+        _separate_units(axes, rows, timeline.level)
+    axes.figure.suptitle(_title(rows, timeline), fontsize=10, x=0.01, ha="left")
+
+
+def _separate_units(axes: Any, rows: Sequence[_Row], level: str) -> None:
+    for number, row in enumerate(rows):
+        if number == 0 or rows[number - 1].unit != row.unit:
+            axes.axhline(number - 0.5, color="#888888", linewidth=0.8)
+            axes.annotate(
+                f"{level} {row.unit}", (1, number), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                textcoords="offset points", fontsize=8, va="center",
+            )  # fmt: skip
+
+
+def _title(rows: Sequence[_Row], timeline: Timeline) -> str:
+    shown, there = len({row.unit for row in rows}), len({span.row for span in timeline.spans})
+    parts = [format_time(timeline.end_s)]
+    if timeline.bound is not None:
+        parts.append(f"at least {format_time(timeline.bound.seconds)} by {timeline.bound.use.resource}")
+    if shown < there:
+        parts.append(f"{shown} of {there} units shown")
+    return ", ".join(parts)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""What many engines do at a time, as shares of a row's height.
+
+Engines that are alike (all programs of a device, all loads that run ahead of them) are a family. A family that is as
+busy as it ever gets counts as a whole, and where several families are busy they share the row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilescale.timing.timeline import KINDS, Span
+
+
+def family(engine: str) -> str:
+    """An engine's name without its numbers."""
+    return re.sub(r"\s*\d+(\.\d+)*", "", engine).strip()
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Shares over time.
+
+    Attributes:
+        edges: times at which they change, s.
+        heights: [kind, interval between two edges] -> share of the row, all kinds together at most 1.
+    """
+
+    edges: np.ndarray
+    heights: np.ndarray
+
+    def averaged(self, columns: int) -> Shares:
+        """The means over so many equal intervals, where there are more of them."""
+        if self.heights.shape[1] <= columns:
+            return self
+        edges = np.linspace(self.edges[0], self.edges[-1], columns + 1)
+        sums = np.concatenate(
+            [np.zeros((len(self.heights), 1)), np.cumsum(self.heights * np.diff(self.edges), axis=1)], axis=1
+        )
+        at_edges = np.array([np.interp(edges, self.edges, row) for row in sums])
+        return Shares(edges, np.diff(at_edges, axis=1) / np.diff(edges))
+
+
+def peaks(rows: Iterable[Sequence[Span]]) -> dict[str, int]:
+    """Family -> how many spans of it there are at a time at most, over all rows."""
+    found: dict[str, int] = {}
+    for spans in rows:
+        for name in {family(span.engine) for span in spans}:
+            members = [span for span in spans if family(span.engine) == name]
+            _, counts = _counts(members, {name: 1})
+            found[name] = max(found.get(name, 1), round(float(counts.sum(0).max(initial=0.0))))
+    return found
+
+
+def shares(spans: Sequence[Span], most: dict[str, int], end_s: float) -> Shares:
+    """The shares of one row from 0 to its end; `most` is from `peaks`."""
+    edges, counts = _counts(spans, most)
+    edges = np.concatenate([[0.0], edges, [max(end_s, edges[-1] if len(edges) else 0.0)]])
+    heights = np.concatenate([np.zeros((len(KINDS), 1)), counts], axis=1)
+    return Shares(edges, heights / np.maximum(1.0, heights.sum(0)))
+
+
+def _counts(spans: Sequence[Span], most: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Times at which something changes, and for each kind what is going on from there on."""
+    weights = np.array([1.0 / most[family(span.engine)] for span in spans])
+    kinds = np.array([KINDS.index(span.kind) for span in spans], np.int64)
+    times = np.array([[span.begin_s, span.end_s] for span in spans]).reshape(-1, 2)
+    edges, place = np.unique(times, return_inverse=True)
+    place = place.reshape(-1, 2)
+    change = np.zeros((len(KINDS), len(edges)))
+    np.add.at(change, (kinds, place[:, 0]), weights)
+    np.add.at(change, (kinds, place[:, 1]), -weights)
+    return edges, np.maximum(0.0, np.cumsum(change, axis=1))

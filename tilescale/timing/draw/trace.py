@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Timelines for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
+
+The trace event format: "Trace Event Format", Google, 2016. A unit that owns tensors is a process, an engine of it a
+thread, a span a complete event ("X"), and where a span of one unit had to be for one of another to begin, a flow ("s"
+to "f"). Slices of a thread must nest, so an engine that does several things at a time takes several threads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import json
+import re
+from collections.abc import Iterator
+from os import PathLike, fspath
+from typing import Any
+
+from tilescale.timing.timeline import Span, Timeline
+
+Event = dict[str, Any]
+
+
+def trace(timeline: Timeline, path: str | PathLike[str]) -> None:
+    """Write a timeline as a trace file, compressed where the path ends in ".gz"."""
+    document = {"traceEvents": list(events(timeline)), "displayTimeUnit": "ns"}
+    name = fspath(path)
+    opened = gzip.open(name, "wt", encoding="utf-8") if name.endswith(".gz") else open(name, "w", encoding="utf-8")
+    with opened as file:
+        json.dump(document, file, separators=(",", ":"))
+
+
+def events(timeline: Timeline) -> Iterator[Event]:
+    """The events of a timeline, names of units and engines first."""
+    threads = _threads(timeline)
+    names: dict[tuple[int, int], str] = {}
+    for span, tid in zip(timeline.spans, threads, strict=True):
+        names.setdefault((span.row, tid), span.engine)
+    for row in sorted({row for row, _ in names}):
+        yield _meta("process_name", row, name=f"{timeline.level} {row}")
+        yield _meta("process_sort_index", row, sort_index=row)
+    for (row, tid), engine in sorted(names.items()):
+        yield _meta("thread_name", row, tid, name=engine)
+        yield _meta("thread_sort_index", row, tid, sort_index=tid)
+    for span, tid in zip(timeline.spans, threads, strict=True):
+        yield {
+            "ph": "X", "name": span.name, "cat": span.kind, "pid": span.row, "tid": tid,
+            "ts": span.begin_s * 1e6, "dur": span.seconds * 1e6, "args": _arguments(span),
+        }  # fmt: skip
+    for number, (span, tid) in enumerate(zip(timeline.spans, threads, strict=True)):
+        cause = timeline.spans[span.cause] if span.cause is not None else None
+        if cause is not None and cause.row != span.row:
+            yield from _flow(number, cause, threads[span.cause], span, tid)
+
+
+def _meta(what: str, pid: int, tid: int | None = None, **arguments: object) -> Event:
+    thread = {} if tid is None else {"tid": tid}
+    return {"ph": "M", "name": what, "pid": pid, **thread, "args": arguments}
+
+
+def _arguments(span: Span) -> Event:
+    found: Event = {"unit": span.unit}
+    if span.where is not None:
+        found["source"] = f"{span.where.file}:{span.where.line}"
+    for name, amount, rate in (("bytes", span.nbytes, "GB/s"), ("operations", span.flops, "Gop/s")):
+        if amount:
+            found[name] = amount
+            if span.seconds > 0:
+                found[rate] = round(amount / span.seconds / 1e9, 3)
+    return found
+
+
+def _flow(number: int, cause: Span, cause_tid: int, span: Span, tid: int) -> Iterator[Event]:
+    """An arrow from what led to a span. It starts inside the one slice and ends inside the other."""
+    common = {"name": cause.name, "cat": "cause", "id": number}
+    end = max(span.begin_s, min(cause.end_s, span.end_s))
+    yield {"ph": "s", **common, "pid": cause.row, "tid": cause_tid, "ts": min(cause.end_s, end) * 1e6}
+    yield {"ph": "f", "bp": "e", **common, "pid": span.row, "tid": tid, "ts": end * 1e6}
+
+
+def _threads(timeline: Timeline) -> list[int]:
+    """For each span its thread: engines in natural order, as many threads each as it does things at a time."""
+    by_engine: dict[tuple[int, str], list[int]] = {}
+    for i, span in enumerate(timeline.spans):
+        by_engine.setdefault((span.row, span.engine), []).append(i)
+    threads = [0] * len(timeline.spans)
+    used: dict[int, int] = {}
+    for row, engine in sorted(by_engine, key=lambda key: (key[0], natural(key[1]))):
+        first = used.get(row, 0)
+        lanes = _lanes(timeline, by_engine[row, engine])
+        for i, lane in lanes.items():
+            threads[i] = first + lane
+        used[row] = first + 1 + max(lanes.values())
+    return threads
+
+
+def _lanes(timeline: Timeline, members: list[int]) -> dict[int, int]:
+    """Spans of an engine -> lanes in which none overlap: the lowest one that is free when a span begins."""
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    lanes: dict[int, int] = {}
+    for i in sorted(members, key=lambda i: (timeline.spans[i].begin_s, timeline.spans[i].end_s)):
+        span = timeline.spans[i]
+        while busy and busy[0][0] <= span.begin_s:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lanes[i] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (span.end_s, lanes[i]))
+    return lanes
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A sort key by which "block 9" comes before "block 10"."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
