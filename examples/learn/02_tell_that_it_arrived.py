@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""Tell that it arrived: the neighbour uses your tile, and must know when it is there.
+
+    device r                              device r + 1
+      put tile b  --------------------->    inbox[b]
+      raise arrived[b]  --------------->    arrived[b]: 0 -> 1
+                                            wait for arrived[b], then read inbox[b], double it, store it in Y
+
+As before every device sends its tiles to the next one, but now four blocks do so, a tile each, and each goes on with
+what it got. A barrier would make all wait for all. A flag orders just the two that have to do with each other: the
+sender raises it behind the data, and who has seen it sees the data.
+
+Use:
+    T.copy(tile, X, dst=peer, signal=flag[i])    write into the X of a peer, then add 1 to its flag
+    T.signal(flag[i], dst=peer)                  add 1 to a peer's flag, after all that this block has written
+    T.wait(flag[i], ">=", n)                     go on when the own flag is n or more
+
+Hints:
+    Two lines are enough: a put with a signal, and a wait.
+    There is a flag for each block. Which one does the neighbour's block b look at?
+"""
+
+import learn
+
+import tilescale.language as T
+
+BLOCKS, TILE = 4, 16
+
+
+def program(devices: int):
+    """Write what stands between the load of the own tile and the use of the received one."""
+
+    @T.prim_func
+    def tell_that_it_arrived(
+        X: T.Tensor((BLOCKS, TILE, TILE), "float32"),
+        Y: T.Tensor((BLOCKS, TILE, TILE), "float32"),
+    ):
+        with T.Kernel(device=devices, block=BLOCKS, threads=128) as b:
+            inbox = T.alloc((BLOCKS, TILE, TILE), "float32", level="l2")
+            arrived = T.alloc((BLOCKS,), "int32", level="l2")
+            with T.Scale("device"):
+                T.clear(arrived)
+                T.barrier()  # all flags are down before anybody raises one
+            with T.Scale("block"):
+                tile = T.alloc((TILE, TILE), "float32", level="l1")
+                T.copy(X[b, 0, 0], tile)
+                with T.Scale("device") as (rank, size):
+                    learn.todo("put the tile into the neighbour's inbox, tell that it arrived, wait for your own")
+                T.copy(inbox[b, 0, 0], tile)
+                for i, j in T.Parallel(TILE, TILE):
+                    tile[i, j] *= 2
+                T.copy(tile, Y[b, 0, 0])
+
+    return tell_that_it_arrived
+
+
+# -- the check: nothing to write below ---------------------------------------------------------------------------------
+
+
+def case(devices, rng):
+    """Device r has to end with twice what device r - 1 has."""
+    sent = [learn.integers(rng, BLOCKS, TILE, TILE) for _ in range(devices)]
+    return learn.Case(
+        args={"X": sent, "Y": [learn.blank(BLOCKS, TILE, TILE) for _ in range(devices)]},
+        want={"Y": [2 * sent[r - 1] for r in range(devices)]},
+        mistakes=[
+            (
+                "Every Y is twice the device's own X: the tile went into the own inbox. Name the peer with dst=.",
+                {"Y": [2 * x for x in sent]},
+            ),
+        ],
+    )
+
+
+exercise = learn.Exercise(
+    __file__,
+    program,
+    case,
+    advice={
+        "DeadlockError": "a wait needs a signal of the peer that fills this inbox. Compare the flag that is waited for "
+        "with the one that is signalled: whose is it, which block's, and how often is it raised? It is raised once.",
+        "RaceError": "the inbox is read although nothing says that the tile is there, or the flag went up before the "
+        "tile was written. The order is: data, signal; wait, data.",
+        "UninitializedReadError": "the inbox was read before the tile was in it. The order is: data, signal; wait, "
+        "data.",
+    },
+)
+
+if __name__ == "__main__":
+    exercise.main()

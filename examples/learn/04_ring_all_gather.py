@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""All-gather on a ring: every device ends with the tiles of all, and only neighbours talk.
+
+              device r - 1            device r                     device r + 1
+    step 0    own tile --> inbox[0]   own tile --> inbox[0] ...
+    step 1    what came in step 0 --> inbox[1]   what came in step 0 --> inbox[1] ...
+    step 2    what came in step 1 --> inbox[0]   ...                                    two places, in turns
+
+In every step a device passes on what it got in the step before, and keeps a copy. After size - 1 steps every tile has
+visited every device. The inbox has two places: while one is emptied, the next tile may fly into the other.
+
+Two flags for each block, which count upwards and never go back:
+    arrived    raised by the left neighbour: so many tiles have come
+    free       raised by the right neighbour: so many tiles it has taken out of its inbox, so many places are free again
+
+Use:
+    T.copy(tile, inbox[place, b, 0, 0], dst=right, signal=arrived[b])
+    T.wait(flag[b], ">=", n)
+    T.signal(free[b], dst=left)
+
+Hints:
+    Before step s, s tiles were sent and two places are there: how many must have been taken out?
+    The left neighbour is (rank + size - 1) % size: a rank is never negative.
+    The tile that arrives in step s set out s + 1 devices to the left.
+"""
+
+import learn
+import torch
+
+import tilescale.language as T
+
+BLOCKS, TILE = 2, 16
+
+
+def program(devices: int):
+    """Write the steps."""
+
+    @T.prim_func
+    def ring_all_gather(
+        X: T.Tensor((BLOCKS, TILE, TILE), "float32"),
+        Y: T.Tensor((devices, BLOCKS, TILE, TILE), "float32"),
+    ):
+        with T.Kernel(device=devices, block=BLOCKS, threads=128) as b:
+            inbox = T.alloc((2, BLOCKS, TILE, TILE), "float32", level="l2")
+            arrived = T.alloc((BLOCKS,), "int32", level="l2")
+            free = T.alloc((BLOCKS,), "int32", level="l2")
+            with T.Scale("device"):
+                T.clear(arrived)
+                T.clear(free)
+                T.barrier()  # all flags are down before anybody raises one
+            with T.Scale("block"):
+                tile = T.alloc((TILE, TILE), "float32", level="l1")
+                T.copy(X[b, 0, 0], tile)
+                with T.Scale("device") as (rank, size):
+                    T.copy(tile, Y[rank, b, 0, 0])
+                    for step in T.serial(size - 1):
+                        learn.todo("pass the tile on, take the next one out of the inbox, store it in Y")
+            with T.Scale("device"):
+                T.barrier()  # the last flags have been raised before anybody clears them again
+
+    return ring_all_gather
+
+
+# -- the check: nothing to write below ---------------------------------------------------------------------------------
+
+
+def case(devices, rng):
+    """Every device has to end with all tiles, in the order of the devices."""
+    sent = [learn.integers(rng, BLOCKS, TILE, TILE) for _ in range(devices)]
+    ring = range(devices)
+
+    def arranged(source):
+        """Y of device r when `source(r, i)` is the device whose tiles are in place i."""
+        return {"Y": [torch.stack([sent[source(r, i) % devices] for i in ring]) for r in ring]}
+
+    misplaced = "All tiles are there, in the wrong places of Y: what arrives in step s set out from rank - s - 1."
+    return learn.Case(
+        args={"X": sent, "Y": [learn.blank(devices, BLOCKS, TILE, TILE) for _ in ring]},
+        want=arranged(lambda r, i: i),
+        mistakes=[
+            (misplaced, arranged(lambda r, i: r - i)),
+            (misplaced, arranged(lambda r, i: 2 * r - i)),
+            (misplaced, arranged(lambda r, i: r if i == r else r - 1 - i)),
+        ],
+    )
+
+
+exercise = learn.Exercise(
+    __file__,
+    program,
+    case,
+    advice={
+        "DeadlockError": "walk through the steps on two devices. In step s, s tiles have arrived before and s were "
+        "taken out; nobody may wait for a tile that its neighbour sends only after a tile of its own.",
+        "RaceError": "a place of the inbox is written while what it held may still be read. Wait for `free` before "
+        "you send into a place for the second time, and raise the left neighbour's `free` when you have taken the tile "
+        "out, not before. If the read came too early: wait for `arrived`, and count the steps.",
+        "OutOfBoundsError": "the inbox has two places, which are used in turns: step % 2.",
+        "UninitializedReadError": "that place of the inbox is still empty. Wait for `arrived`, and look at which of "
+        "the two places you send to and which you read.",
+    },
+    demand=learn.by_hand,
+)
+
+if __name__ == "__main__":
+    exercise.main()

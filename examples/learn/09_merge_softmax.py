@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""Merge softmax: attention over keys that lie on several devices.
+
+    device r:   scores S_r and values V_r of its keys       Out_r = softmax(S_r) V_r        Lse_r = log sum exp(S_r)
+
+    wanted, on every device:                                Out = softmax(S) V over all keys, and Lse over all keys
+
+A device that knows only its own keys cannot know the softmax over all. But its result and one number for each row, the
+logarithm of the sum of its exponentials, are enough to merge any two partial results into one:
+
+    Lse = log(exp(Lse_a) + exp(Lse_b))          Out = exp(Lse_a - Lse) Out_a + exp(Lse_b - Lse) Out_b
+
+An all-reduce adds up, or takes the maximum. With `fn=` it combines as you say, also tensors that belong together.
+
+Use:
+    T.allreduce(X, y, fn=merge)       merge((x_a, y_a), (x_b, y_b)) returns (x, y); all are scalars, y one for each row
+    T.exp, T.log, T.max(a, b)
+
+Hints:
+    The scores are large: exp(300) is no float32. What does exp see if you subtract the larger of the two first?
+    The order in which parts are merged is not yours to choose: the result of a merge is merged again.
+"""
+
+import learn
+import torch
+
+import tilescale.language as T
+
+ROWS, WIDTH, KEYS = 16, 8, 12
+
+
+def merge(a, b):
+    """The result over the keys of both: from (out, lse) of either to (out, lse)."""
+    (out_a, lse_a), (out_b, lse_b) = a, b
+    return learn.todo("weigh out_a and out_b, and make one lse of the two")
+
+
+def program(devices: int):
+    """Write `merge` above, and the all-reduce."""
+
+    @T.prim_func
+    def merge_softmax(Out: T.Tensor((ROWS, WIDTH), "float32"), Lse: T.Tensor((ROWS,), "float32")):
+        with T.Kernel(device=devices):
+            with T.Scale("device"):
+                learn.todo("all-reduce Out and Lse together, with `merge`")
+
+    return merge_softmax
+
+
+# -- the check: nothing to write below ---------------------------------------------------------------------------------
+
+
+def case(devices, rng):
+    """Every device has to end with the attention over all keys."""
+    scores = torch.linspace(1, 100, ROWS)[:, None] * learn.reals(rng, ROWS, devices * KEYS).double()
+    values = learn.reals(rng, devices * KEYS, WIDTH).double()
+    parts = list(zip(scores.chunk(devices, 1), values.chunk(devices), strict=True))
+    out = [(s.softmax(1) @ v).float() for s, v in parts]
+    lse = [s.logsumexp(1).float() for s, _ in parts]
+    mean, top = sum(out) / devices, torch.stack(lse).amax(0)
+    return learn.Case(
+        args={"Out": out, "Lse": lse},
+        want={"Out": [scores.softmax(1) @ values] * devices, "Lse": [scores.logsumexp(1)] * devices},
+        mistakes=[
+            ("Out and Lse are the sums over the devices: did you pass fn=merge?", {"Out": [sum(out)] * devices}),
+            ("Out is what the device had before: nothing was merged.", {"Out": out}),
+            ("Out is the mean of the parts: weigh each by exp(its Lse - that of both).", {"Out": [mean] * devices}),
+            ("Lse is the largest of the parts: the log of the sum of weights is missing.", {"Lse": [top] * devices}),
+        ],
+        tolerance=1e-4,
+    )
+
+
+exercise = learn.Exercise(
+    __file__,
+    program,
+    case,
+    advice={
+        "UsageError": "tensors that belong together go into one all-reduce: T.allreduce(Out, Lse, fn=merge).",
+        "ShapeError": "the tensor with more dimensions comes first, then the one with a number for each row.",
+        "wrong values": "If there is inf or nan, an exponential was too large or all were zero: subtract the larger "
+        "Lse from both before you take exponentials, and add it again after the logarithm. Otherwise: do the two "
+        "weights add up to one?",
+    },
+)
+
+if __name__ == "__main__":
+    exercise.main()

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""What the exercises share: the place to write, the tensors of a launch, and the command of every exercise."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import judge
+import torch
+
+import tilescale
+from tilescale.errors import Location
+
+FOLDER = Path(__file__).parent
+DEVICES = {"h200-sxm-8": (2, 3, 4, 8, 1), "gb200-nvl72": (16,)}
+
+Tensors = Mapping[str, Sequence[torch.Tensor]]
+"""By the name of a parameter, the tensor of every device."""
+
+
+def todo(what: str) -> None:
+    """The place to write: replace this line by the statements that it asks for.
+
+    Raises:
+        judge.NotWrittenError: always.
+    """
+    place = sys._getframe(1)
+    raise judge.NotWrittenError(what, where=Location(place.f_code.co_filename, place.f_lineno))
+
+
+def blank(*shape: int) -> torch.Tensor:
+    """A float32 tensor for a result, full of NaN: what nobody writes is seen."""
+    return torch.full(shape, torch.nan)
+
+
+def integers(rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Small whole numbers: their sums and products are exact, in whatever order they are added up."""
+    return torch.randint(-4, 5, shape, generator=rng).to(dtype)
+
+
+def reals(rng: torch.Generator, *shape: int) -> torch.Tensor:
+    """Normally distributed numbers: their sums depend on the order in which they are added up."""
+    return torch.randn(shape, generator=rng)
+
+
+def by_hand(report: tilescale.Report, size: int) -> str | None:
+    """A complaint if a collective between devices did the work."""
+    used = {name for activity in report.activity if activity.contributed for name in activity.collectives}
+    if not used:
+        return None
+    return (
+        f"The results are right, and {' and '.join(sorted(used))} made them. In a real program that is the way; this "
+        "exercise is about what happens inside: copies, signals and waits."
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch: what goes in and what has to come out.
+
+    Attributes:
+        args: the tensors of every device, by the names of the parameters and in their order.
+        want: what has to be there afterwards.
+        mistakes: what a well-known mistake leaves instead: advice, and tensors like those of `want`.
+        tolerance: how far an element may be off, relative to 1 + |what it should be|.
+    """
+
+    args: Tensors
+    want: Tensors
+    mistakes: Sequence[tuple[str, Tensors]] = ()
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A program to write, and how it is checked.
+
+    Attributes:
+        file: that of the exercise. Its docstring is the statement, and its solution has the same name in `solutions/`.
+        program: what the learner writes: from a size to a traced program for so many devices.
+        case: a launch of that size, made from random numbers.
+        advice: by the name of an error, what it means in this exercise; by "wrong values", what to look at.
+        demand: what else a report has to show: from the report and the size to a complaint, or None.
+        sizes: which sizes run on which machine.
+        unit: what a size counts.
+    """
+
+    file: str
+    program: Callable[[int], Any]
+    case: Callable[[int, torch.Generator], Case]
+    advice: Mapping[str, str] = field(default_factory=dict)
+    demand: Callable[[tilescale.Report, int], str | None] = lambda report, size: None
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=lambda: DEVICES)
+    unit: str = "devices"
+
+    @property
+    def name(self) -> str:
+        """Its number and what it is about, from the name of the file."""
+        return Path(self.file).stem.replace("_", " ")
+
+    @property
+    def solution(self) -> Path:
+        """The file of the solution."""
+        return Path(self.file).parent / "solutions" / Path(self.file).name
+
+    def check(self, *, solution: bool = False) -> judge.Verdict:
+        """Judge what the learner wrote, or the solution."""
+        return judge.judge(self, load(self.solution).program if solution else self.program)
+
+    def main(self) -> None:
+        """The command of an exercise."""
+
+        @click.command(help=_as_it_stands(sys.modules["__main__"].__doc__))
+        @click.option("--solution", is_flag=True, help="Check the solution instead of what you wrote.")
+        def command(solution: bool) -> None:
+            verdict = self.check(solution=solution)
+            click.echo(f"{self.name}: {verdict.state}\n\n{verdict.text}")
+            if verdict.state == judge.SOLVED and not solution:
+                click.echo(f"\nCompare it with solutions/{self.solution.name}.{_next(self.file)}")
+            sys.exit(verdict.state != judge.SOLVED)
+
+        command()
+
+
+def ladder() -> list[Path]:
+    """The files of all exercises, in order."""
+    return sorted(FOLDER.glob("[0-9]*.py"))
+
+
+def load(path: Path) -> ModuleType:
+    """The module in a file whose name is no identifier."""
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _as_it_stands(text: str) -> str:
+    """A docstring that click shows without wrapping its lines, and its drawings, anew."""
+    return re.sub(r"^", "\b\n", text, count=1).replace("\n\n", "\n\n\b\n")
+
+
+def _next(file: str) -> str:
+    later = [path.name for path in ladder() if path.name > Path(file).name]
+    return f" The next one: python {later[0]}" if later else " It was the last one."
