@@ -67,7 +67,14 @@ def case(devices, rng):
     return learn.Case(
         args={"A": columns, "x": list(x.chunk(devices)), "y": [learn.blank(M) for _ in range(devices)]},
         want={"y": [A @ x] * devices},
-        mistakes=[("Every y is the part of its device: what is missing is the sum over the devices.", {"y": parts})],
+        mistakes=[
+            ("Every y is the part of its device: what is missing is the sum over the devices.", {"y": parts}),
+            (
+                "Only the share of device 0 has been multiplied. A view is indexed from zero, within the share: beyond "
+                "it there is nothing, and what a copy takes from there is zero.",
+                {"y": parts[:1] * devices},
+            ),
+        ],
     )
 
 
@@ -78,8 +85,6 @@ exercise = learn.Exercise(
     advice={
         "ArgumentError": "each device passes the columns of A that are its share, and the share of x that meets them. "
         "The layouts of the views have to say the same.",
-        "OutOfBoundsError": "a view is indexed from zero, within the share: A_dev has K / devices columns and x_dev as "
-        "many elements, on every device. Which ones they are is the view's business.",
         "ShapeError": "what divides among the devices is K, the columns of A and the elements of x.",
     },
 )

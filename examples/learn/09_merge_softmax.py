@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Merge softmax: attention over keys that lie on several devices.
 
-    device r:   scores S_r and values V_r of its keys       Out_r = softmax(S_r) V_r        Lse_r = log sum exp(S_r)
+    keys        0 ... 11          12 ... 23          24 ... 35
+    device         0                  1                  2               Out_r = softmax(S_r) V_r
+    has       Out_0, Lse_0 --.   Out_1, Lse_1 --.   Out_2, Lse_2         Lse_r = log sum exp(S_r)
+                             '---> merge        '---> merge  --->  Out, Lse over all keys, on every device
 
-    wanted, on every device:                                Out = softmax(S) V over all keys, and Lse over all keys
-
-A device that knows only its own keys cannot know the softmax over all. But its result and one number for each row, the
-logarithm of the sum of its exponentials, are enough to merge any two partial results into one:
+S_r and V_r are the scores and values of the keys of device r. Who knows only these cannot know the softmax over all.
+But the result and one number for each row, the logarithm of the sum of exponentials, are enough to merge any two
+partial results into one:
 
     Lse = log(exp(Lse_a) + exp(Lse_b))          Out = exp(Lse_a - Lse) Out_a + exp(Lse_b - Lse) Out_b
 
@@ -26,7 +28,8 @@ import torch
 
 import tilescale.language as T
 
-ROWS, WIDTH, KEYS = 16, 8, 12
+ROWS, WIDTH = 16, 8
+KEYS = 12  # of each device
 
 
 def merge(a, b):

@@ -15,19 +15,18 @@ if TYPE_CHECKING:
 WIDTH = 110
 
 
-def difference(case: Case, got: Tensors, before: Tensors | None, advice: str) -> str | None:
+def difference(case: Case, got: Tensors, advice: str) -> str | None:
     """What is wrong with the results of a launch, or None.
 
     Args:
         case: the launch.
         got: all its tensors, after it.
-        before: what the launch before should have left, if there was one.
         advice: what to say of values that look like nothing known.
     """
     for name, wanted in case.want.items():
         wrong = [_wrong(g, w, case.tolerance) for g, w in zip(got[name], wanted, strict=True)]
         if _any(wrong):
-            looks = _looks_like(case, name, got[name], before) or _empty(got[name], case.args[name], wrong) or advice
+            looks = _looks_like(case, name, got[name]) or _empty(got[name], case.args[name], wrong) or advice
             return f"{_where(name, got[name], wanted, wrong)}\n\n{fill(looks, WIDTH)}".rstrip()
     return None
 
@@ -62,13 +61,11 @@ def _where(name: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor],
     return text
 
 
-def _looks_like(case: Case, name: str, got: Sequence[torch.Tensor], before: Tensors | None) -> str:
+def _looks_like(case: Case, name: str, got: Sequence[torch.Tensor]) -> str:
     """A mistake that leaves just these values."""
-    guesses = [(text, tensors[name]) for text, tensors in case.mistakes if name in tensors]
-    if before is not None:
-        guesses.append(("These are the results of the launch before: the new data came too late.", before[name]))
-    for text, tensors in guesses:
-        if not _any([_wrong(g, t, case.tolerance) for g, t in zip(got, tensors, strict=True)]):
+    for text, tensors in case.mistakes:
+        left = tensors.get(name)
+        if left and not _any([_wrong(g, x, case.tolerance) for g, x in zip(got, left, strict=True)]):
             return text
     return ""
 

@@ -18,10 +18,17 @@ import tilescale
 from tilescale.errors import TileScaleError
 
 if TYPE_CHECKING:
-    from learn import Exercise, Tensors
+    from learn import Case, Exercise
 
 SOLVED, UNWRITTEN, WRONG = "solved", "not written yet", "not right yet"
 LAUNCHES, WIDTH = 2, 110
+
+PHASES = (
+    "what blocks do stands inside T.Scale('block'), where T.Scale('device') only says whose ranks are meant. "
+    "T.Scale('device') on its own is a phase of whole devices, without blocks and without tiles on chip."
+)
+ADVICE = {"PhaseError": PHASES, "UnsupportedError": PHASES}
+"""What errors mean in all exercises."""
 
 
 class NotWrittenError(TileScaleError):
@@ -58,32 +65,23 @@ def judge(exercise: Exercise, program: Callable[[int], Any]) -> Verdict:
 
 
 def _run(exercise: Exercise, program: Callable[[int], Any], size: int) -> str | None:
-    """Launch several times with fresh inputs in the same tensors; a complaint, or None."""
+    """Launch several times, with new inputs each time; a complaint, or None."""
     traced, complaint = _attempt(exercise, program, lambda: program(size))
     rng = torch.Generator().manual_seed(size)
-    args, before = None, None
     for launch in range(LAUNCHES if complaint is None else 0):
         case = exercise.case(size, rng)
-        args = _refill(args, case.args)
-        per_device = list(zip(*args.values(), strict=True))
-        report, complaint = _attempt(exercise, program, lambda: tilescale.emulate(traced, per_device))  # noqa: B023
-        if complaint is None:
-            advice = exercise.advice.get("wrong values", "")
-            complaint = difference(case, args, before, advice) or exercise.demand(report, size)
+        complaint = _launch(exercise, program, traced, case, size)
         if complaint:
-            again = "The first launch was right. The second, with new inputs in the same tensors:\n\n" if launch else ""
-            return again + complaint
-        before = case.want
+            return f"{'The first launch was right, the second was not.' * launch}\n\n{complaint}".lstrip()
     return complaint
 
 
-def _refill(args: Tensors | None, fresh: Tensors) -> Tensors:
-    if args is None:
-        return {name: [tensor.clone() for tensor in tensors] for name, tensors in fresh.items()}
-    for name, tensors in fresh.items():
-        for old, new in zip(args[name], tensors, strict=True):
-            old.copy_(new)
-    return args
+def _launch(exercise: Exercise, program: Callable[[int], Any], traced: Any, case: Case, size: int) -> str | None:
+    args = {name: [tensor.clone() for tensor in tensors] for name, tensors in case.args.items()}
+    per_device = list(zip(*args.values(), strict=True))
+    report, complaint = _attempt(exercise, program, lambda: tilescale.emulate(traced, per_device))
+    advice = exercise.advice.get("wrong values", "")
+    return complaint or difference(case, args, advice) or exercise.demand(report, size)
 
 
 @contextlib.contextmanager
@@ -107,7 +105,7 @@ def _attempt(exercise: Exercise, program: Callable, action: Callable[[], Any]) -
     except NotWrittenError:
         raise
     except TileScaleError as error:
-        advice = exercise.advice.get(type(error).__name__)
+        advice = {**ADVICE, **exercise.advice}.get(type(error).__name__)
         return None, str(error) + ("\n\n" + fill(f"What it means here: {advice}", WIDTH) if advice else "")
     except Exception as error:  # noqa: BLE001 - TileLang refuses what it does not understand with errors of any class
         return None, f"{type(error).__name__}: {error}{_line_of(program, error)}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
@@ -107,6 +108,11 @@ class Exercise:
         return Path(self.file).stem.replace("_", " ")
 
     @property
+    def statement(self) -> str:
+        """What to write, with hints."""
+        return ast.get_docstring(ast.parse(Path(self.file).read_text(encoding="utf-8")))
+
+    @property
     def solution(self) -> Path:
         """The file of the solution."""
         return Path(self.file).parent / "solutions" / Path(self.file).name
@@ -115,10 +121,10 @@ class Exercise:
         """Judge what the learner wrote, or the solution."""
         return judge.judge(self, load(self.solution).program if solution else self.program)
 
-    def main(self) -> None:
-        """The command of an exercise."""
+    def main(self, words: Sequence[str] | None = None) -> None:
+        """The command of an exercise: exits with 0 if it is solved. `words`: other than those of the command line."""
 
-        @click.command(help=_as_it_stands(sys.modules["__main__"].__doc__))
+        @click.command(help=_as_it_stands(self.statement))
         @click.option("--solution", is_flag=True, help="Check the solution instead of what you wrote.")
         def command(solution: bool) -> None:
             verdict = self.check(solution=solution)
@@ -127,7 +133,7 @@ class Exercise:
                 click.echo(f"\nCompare it with solutions/{self.solution.name}.{_next(self.file)}")
             sys.exit(verdict.state != judge.SOLVED)
 
-        command()
+        command(words)
 
 
 def ladder() -> list[Path]:

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: MIT
+"""The exercises of examples/learn: solutions pass, blanks say so, and plausible wrong answers get the right advice."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import tilescale
+import tilescale.language as T
+from tests.test_docs import write_or_compare
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "examples" / "learn"
+EXERCISES = sorted(FOLDER.glob("[0-9]*.py"))
+every_exercise = pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+
+
+@pytest.fixture(autouse=True)
+def beside_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def exercise(path: Path):
+    import learn
+
+    return learn.load(path).exercise
+
+
+def run(capsys: pytest.CaptureFixture[str], main, words: list[str]) -> tuple[int, str]:
+    """Exit status and output of a command."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code), capsys.readouterr().out
+
+
+# -- the ladder --------------------------------------------------------------------------------------------------------
+
+
+def test_the_ladder_has_no_gap():
+    assert [int(path.name[:2]) for path in EXERCISES] == list(range(1, 11))
+    table = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert all(f"({path.name})" in table for path in EXERCISES)
+    assert [path.name for path in sorted((FOLDER / "solutions").iterdir()) if path.suffix] == [
+        p.name for p in EXERCISES
+    ]
+
+
+@every_exercise
+def test_a_statement_teaches(path: Path, capsys: pytest.CaptureFixture[str]):
+    text = exercise(path).statement
+    title, _, body = text.partition("\n\n")
+    assert title.endswith(".") and "\n\nUse:\n" in body and "\n\nHints:\n" in body
+    assert re.search(r"^    .*(-->|\||<-)", body, re.MULTILINE), "a drawing"
+    status, shown = run(capsys, exercise(path).main, ["--help"])
+    assert status == 0
+    assert all(line in shown for line in text.splitlines()), "as it stands in the file, not wrapped"
+
+
+@every_exercise
+def test_advice_is_about_errors_that_exist(path: Path):
+    assert set(exercise(path).advice) <= {
+        *tilescale.errors.__all__,
+        "wrong values",
+        "RaceError",
+        "UninitializedReadError",
+    }
+
+
+def outline(path: Path) -> list[str]:
+    """Constants, and the signatures of tile programs."""
+    body = ast.parse(path.read_text(encoding="utf-8"))
+    found = [
+        ast.unparse(node) for node in body.body if isinstance(node, ast.Assign) and "exercise" not in ast.unparse(node)
+    ]
+    for node in ast.walk(body):
+        if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "T.prim_func" for d in node.decorator_list):
+            found.append(f"{node.name}({ast.unparse(node.args)})")
+    return found
+
+
+@every_exercise
+def test_a_solution_has_the_outline_of_its_exercise(path: Path):
+    mine = outline(path)
+    assert [line for line in outline(path.parent / "solutions" / path.name) if line not in mine] == []
+
+
+# -- blanks and solutions ----------------------------------------------------------------------------------------------
+
+
+@every_exercise
+def test_a_blank_says_what_is_to_be_written(path: Path, capsys: pytest.CaptureFixture[str]):
+    status, shown = run(capsys, exercise(path).main, [])
+    assert status == 1
+    assert f"{path.stem.replace('_', ' ')}: not written yet" in shown
+    (line,) = map(int, re.findall(rf"{re.escape(str(path))}:(\d+)", shown))
+    assert "learn.todo(" in path.read_text(encoding="utf-8").splitlines()[line - 1]
+    assert "--help" in shown
+
+
+@every_exercise
+def test_a_solution_is_right(path: Path, capsys: pytest.CaptureFixture[str]):
+    status, shown = run(capsys, exercise(path).main, ["--solution"])
+    assert status == 0, shown
+    assert "solved" in shown and "2 launches each" in shown
+
+
+def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    import learn
+    import progress
+
+    monkeypatch.setattr(learn, "DEVICES", {"h200-sxm-8": [2]})
+    status, shown = run(capsys, progress.main, [])
+    assert status == 1 and shown.count("not written yet") == 10 and "0 of 10 solved" in shown
+    status, shown = run(capsys, progress.main, ["--solutions"])
+    assert status == 0 and "10 of 10 solved" in shown
+
+
+def test_a_solved_exercise_names_the_next(capsys: pytest.CaptureFixture[str]):
+    import learn
+
+    blank = exercise(EXERCISES[0])
+    solved = dataclasses.replace(blank, program=learn.load(blank.solution).program)
+    status, shown = run(capsys, solved.main, [])
+    assert status == 0 and "solutions/01_neighbour_shift.py" in shown and "02_tell_that_it_arrived.py" in shown
+
+
+# -- wrong answers -----------------------------------------------------------------------------------------------------
+
+WRONG = [
+    (1, {", dst=(rank + 1) % size": ""}, ["B of device 0 is wrong", "on all 2 devices", "the copy stayed at home"]),
+    (1, {"(rank + 1) % size": "rank + 1"}, ["device 1, block 0 names peer 2", "the ring is open"]),
+    (1, {"(rank + 1) % size": "(rank + size - 1) % size"}, ["With 3 devices", "went the other way round"]),
+    (1, {"T.copy(tile, B, dst": "T.copy(A, tile, dst"}, ["'tile' lies in layer 'l1'", "The tile is the near side"]),
+    (1, {"T.copy(tile, B": "T.copy(tilly, B"}, ["NameError: name 'tilly' is not defined", "T.copy(tilly, B, dst"]),
+    (2, {", signal=arrived[b])": ")"}, ["no statement of the program signals it", "whose is it, which block's"]),
+    (2, {"signal=arrived[b]": "signal=arrived[0]"}, ["device 0, block 1 wait for arrived[1] >= 1", "Compare the flag"]),
+    (2, {'">=", 1': '">=", 2'}, ["arrived[0] = 1", "It is raised once"]),
+    (2, {"dst=(rank + 1) % size": "dst=rank"}, ["is twice the device's own X", "Name the peer with dst="]),
+    (3, {"box[1 - wg, ": "box[wg, "}, ["Y is wrong in", "Y is zero: `theirs` is `mine`"]),
+    (3, {"box[1 - wg, ": "box[wg + 1, "}, ["box[2:3, 0:16, 0:32] is outside the buffer"]),
+    (4, {'free[b], ">=", step - 1': 'free[b], ">=", step + 1'}, ["wait for free[0] >= 1", "walk through the steps"]),
+    (4, {"rank + size - step - 1": "rank + step + 1"}, ["With 3 devices", "in the wrong places of Y"]),
+    (5, {"inbox[r, b": "inbox[(rank + r) % size, b"}, ["With 3 devices", "right but for their rounding"]),
+    (5, {"dst=(rank + step) % size": "dst=rank + step"}, ["names peer 2", "count modulo size"]),
+    (5, {"for step in T.serial(size)": "for step in T.serial(1, size)"}, ["arrived[0] = 1", "else size - 1"]),
+    (
+        6,
+        {"layout=T.FullCol": "layout=T.FullRow"},
+        ["'A' has shape (64, 96)", "its shard of A", "columns of A that are its share"],
+    ),
+    (6, {"k * STEP], a": 'T.rank("device") * share + k * STEP], a'}, ["Only the share of device 0"]),
+    (6, {"T.allreduce(y)": "pass"}, ["what is missing is the sum over the devices"]),
+    (7, {"(launch + 1) * size": "size"}, ["all of them in Y[", "A flag that is never cleared counts on"]),
+    (
+        7,
+        {"T.barrier()  #": "T.clear(arrived)\n                    T.barrier()  #"},
+        ["arrived[0] >= 4", "you clear it and yet"],
+    ),
+    (7, {'with T.Scale("block"):': "if True:"}, ["'tile': a buffer of scope", "without tiles on chip"]),
+    (8, {"BLOCKS * (K // STEP)": "BLOCKS * (K // STEP) + 1"}, ["arrived[1] = 4", "2 blocks send 2 pieces each"]),
+    (8, {"gathered[shard, m": "gathered[rank, m"}, ["the product of the device's own shard"]),
+    (8, {"C_dev[shard, m": "C_dev[step, m"}, ["wrong on device 1 and right on device 0", "Compare three places"]),
+    (9, {"top = T.max(lse_a, lse_b)": "top = 0"}, ["it is nan", "an exponential was too large"]),
+    (9, {"(Out, Lse, fn=merge)": "(Out)"}, ["did you pass fn=merge?"]),
+    (9, {"(Out, Lse, fn=merge)": "(Lse, Out, fn=merge)"}, ["do not belong together", "more dimensions comes first"]),
+    (9, {"top + T.log(total)": "top"}, ["Lse is the largest of the parts"]),
+    (10, {"A_dev[owner": "A_dev[rank"}, ["All C are alike", "not A_dev[owner]"]),
+    (
+        10,
+        {"                T.clear(arrived)\n": ""},
+        ["wait for arrived[0] >= 2", "is the flag clear before the first signal"],
+    ),
+]
+
+
+def wrong_answer(number: int, changes: dict[str, str], folder: Path):
+    """The verdict on a solution with some of its text changed."""
+    import judge
+    import learn
+
+    asked = exercise(EXERCISES[number - 1])
+    text = asked.solution.read_text(encoding="utf-8")
+    for right, wrong in changes.items():
+        assert right in text
+        text = text.replace(right, wrong)
+    path = folder / asked.solution.name
+    path.write_text(text, encoding="utf-8")
+    return judge.judge(asked, learn.load(path).program)
+
+
+@pytest.mark.parametrize(
+    ("number", "changes", "says"), WRONG, ids=lambda value: value if isinstance(value, int) else ""
+)
+def test_a_wrong_answer_gets_advice(number: int, changes: dict[str, str], says: list[str], tmp_path: Path):
+    verdict = wrong_answer(number, changes, tmp_path)
+    assert verdict.state == "not right yet", verdict.text
+    plain = " ".join(verdict.text.split())
+    assert [part for part in says if part not in plain] == [], verdict.text
+
+
+SHOWN = [(2, {"signal=arrived[b]": "signal=arrived[0]"}), (1, {", dst=(rank + 1) % size": ""})]
+"""The wrong answers that docs/learning.md shows, in its order."""
+
+
+def test_the_page_shows_what_is_said(tmp_path: Path):
+    page = ROOT / "docs" / "learning.md"
+    texts = iter([wrong_answer(*answer, tmp_path).text.replace(f"{tmp_path}/", "") for answer in SHOWN])
+    write_or_compare(
+        page,
+        re.sub(
+            r"(?s)^```text\n.*?^```", lambda _: f"```text\n{next(texts)}\n```", page.read_text(), flags=re.MULTILINE
+        ),
+    )
+    assert next(texts, None) is None
+
+
+def test_every_exercise_has_wrong_answers():
+    assert all([number for number, _, _ in WRONG].count(n) >= 2 for n in range(1, 11))
+
+
+def test_a_collective_is_not_what_is_asked_for():
+    """Right results that a collective made, where the exercise is to make one."""
+    import judge
+
+    @T.prim_func
+    def one_line(X: T.Tensor((2, 16, 16), "float32"), Y: T.Tensor((2, 16, 16), "float32")):
+        with T.Kernel(device=2, block=2, threads=128) as b:
+            with T.Scale("block"):
+                tile = T.alloc((16, 16), "float32", level="l1")
+                T.copy(X[b, 0, 0], tile)
+                with T.Scale("device"):
+                    T.allreduce(tile)
+                T.copy(tile, Y[b, 0, 0])
+
+    asked = dataclasses.replace(exercise(EXERCISES[4]), sizes={"h200-sxm-8": [2]})
+    verdict = judge.judge(asked, lambda devices: one_line)
+    assert verdict.state == "not right yet"
+    assert "The results are right, and device allreduce made them" in verdict.text
+
+
+def test_whole_phases_are_not_what_is_asked_for():
+    """GEMM, then reduce-scatter: right, but nothing overlaps."""
+    import judge
+
+    @T.prim_func
+    def phases(
+        A: T.Tensor((2, 32, 64), "bfloat16"), B: T.Tensor((64, 64), "bfloat16"), C: T.Tensor((32, 64), "float32")
+    ):
+        with T.Kernel(device=2, block=(2, 2), threads=128) as (n, m):
+            partial = T.alloc((64, 64), "float32", level="l2")
+            with T.Scale("device"):
+                A_dev = T.view(A, layout=T.FullCol)
+                B_dev = T.view(B, layout=T.FullRow)
+            with T.Scale("block"):
+                a = T.alloc((32, 32), "bfloat16", level="l1")
+                b = T.alloc((32, 32), "bfloat16", level="l1")
+                c = T.alloc((32, 32), "float32", level="l0")
+                T.copy(A_dev[m, 0, 0], a)
+                T.copy(B_dev[0, n * 32], b)
+                T.clear(c)
+                T.gemm(a, b, c)
+                T.copy(c, partial[m * 32, n * 32])
+            with T.Scale("device"):
+                T.reduce_scatter(partial, C)
+
+    asked = dataclasses.replace(exercise(EXERCISES[9]), sizes={"h200-sxm-8": [2]})
+    verdict = judge.judge(asked, lambda devices: phases)
+    assert verdict.state == "not right yet"
+    assert "a device has signalled 0 times and sends 4 tiles" in verdict.text
