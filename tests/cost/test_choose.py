@@ -115,3 +115,11 @@ def test_every_copy_of_the_host_has_its_start_up(nvlink: Network):
     startup = nvlink.mechanism("copy_engine").startup
     two, four = (collective_time(nvlink, "all_gather", "copy_engine", n, 0) for n in (2, 4))
     assert four - two == pytest.approx(2 * startup)
+
+
+def test_a_library_takes_its_time_to_set_up(nvlink: Network):
+    without = replace(nvlink, libraries=())
+    with_setup, plain = (collective_time(net, "all_gather", "nccl", 8, MIB) for net in (nvlink, without))
+    assert with_setup - plain == pytest.approx(6.6e-6)
+    ring = [collective_time(net, "all_gather", "ring", 8, MIB) for net in (nvlink, without)]
+    assert ring[0] == ring[1] == plain

@@ -167,12 +167,12 @@ def collective_time(network: Network, operation: str, impl: str, units: int, nby
     meetings, steps, share = _STEPS[operation, impl](units)
     carrier = network.mechanism(impl)
     if carrier is None:
-        by_programs = [m for m in network.mechanisms if m.started_by == "program" and m.put is not None]
+        by_programs = [m for m in network.mechanisms if m.started_by == "program" and m.put and not m.on_request]
         carrier = max(by_programs or network.mechanisms, key=lambda m: m.put or 0.0)
     # What the host starts it starts one after the other.
     startups = steps * (units - 1 if carrier.started_by == "host" else 1)
     latencies = (meetings + steps) * network.latency + startups * carrier.startup
-    return latencies + share * _size(nbytes) / (carrier.put or network.bandwidth)
+    return network.setup(impl) + latencies + share * _size(nbytes) / (carrier.put or network.bandwidth)
 
 
 def _size(nbytes: int | None) -> int:

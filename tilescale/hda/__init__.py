@@ -7,7 +7,7 @@ machine.path("device", 0, 5).bandwidth
 """
 
 from tilescale.hda.machine import Machine
-from tilescale.hda.model import ComputeUnit, Level, Link, Mechanism, MemoryLayer, Network
+from tilescale.hda.model import ComputeUnit, Level, Library, Link, Mechanism, MemoryLayer, Network
 from tilescale.hda.route import Endpoint, Hop, Path
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Endpoint",
     "Hop",
     "Level",
+    "Library",
     "Link",
     "Machine",
     "Mechanism",

@@ -21,6 +21,7 @@ __all__ = [
     "ComputeUnit",
     "Identify",
     "Level",
+    "Library",
     "Link",
     "Mechanism",
     "MemoryLayer",
@@ -145,6 +146,15 @@ class Mechanism:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Library:
+    """Software that makes collectives of whole tensors over a network, by its mechanisms."""
+
+    name: str
+    setup: float = spec("time", "cost of one collective before its first message")
+    source: str = spec("text", "where the numbers come from", default="")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Link:
     """A link of a network of topology "graph"; both directions at once."""
 
@@ -173,6 +183,9 @@ class Network:
     ports: str | None = spec(
         "level", "a finer level whose every unit has a port of its own, sharing out the bandwidth", default=None
     )
+    libraries: tuple[Library, ...] = spec(
+        "named", "software for collectives, by the name that `impl=` asks for", of=Library, default=()
+    )
     dims: tuple[int, ...] = spec("integers", "mesh, torus: units along each dimension, slowest first", default=())
     links: tuple[Link, ...] = spec("list", "graph: the links", of=Link, default=())
     title: str = spec("text", "what a person calls it", default="")
@@ -182,6 +195,10 @@ class Network:
     def mechanism(self, name: str) -> Mechanism | None:
         """The mechanism of that name, or None."""
         return next((m for m in self.mechanisms if m.name == name), None)
+
+    def setup(self, impl: str) -> float:
+        """Seconds that a collective of an implementation takes before its first message."""
+        return next((library.setup for library in self.libraries if library.name == impl), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -73,13 +73,15 @@ def estimate(
     numbers = tuple(range(machine.count(level)) if units is None else units)
     routes = _routes(machine, level, numbers, tuple(sorted((sizes or {}).items())))
     extents = shape or grouping(routes)
-    algorithm = OTHER_NAMES.get((operation, algorithm), algorithm)
     network = machine.network(level)
+    setup = network.setup(algorithm) if network is not None and len(numbers) > 1 else 0.0
+    algorithm = OTHER_NAMES.get((operation, algorithm), algorithm)
     if algorithm not in names(operation) and network is not None and network.mechanism(algorithm) is not None:
         algorithm, mechanism = "direct", algorithm
     cuts = SEGMENTS if (operation, algorithm) in PIPELINED else SEGMENTS[:1]
     found = [_evaluate(routes, schedule(operation, algorithm, extents, cut), nbytes, mechanism) for cut in cuts]
-    return min(found, key=lambda each: each.seconds)
+    fastest = min(found, key=lambda each: each.seconds)
+    return replace(fastest, seconds=setup + fastest.seconds)
 
 
 @lru_cache(maxsize=8)
