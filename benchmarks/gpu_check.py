@@ -29,7 +29,7 @@ LIMITS = {"device_phases": 250, "never_hang": 160, "cluster_check": 160}
 """Seconds for scripts that need more than 120."""
 LOGS = ROOT / "build/gpu_check"
 EXAMPLES = sorted(p.name for p in (ROOT / "examples/distributed").glob("[0-9]*.py"))
-DEVICES = {"16_cannon.py": (1, 4)}
+DEVICES = {"16_cannon.py": (1, 4), "19_two_nodes.py": (), "20_wafer_mesh.py": (), "21_stacked_dram.py": ()}
 """Numbers of GPUs of one server that an example takes, where these are not all."""
 
 

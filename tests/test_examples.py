@@ -20,10 +20,19 @@ NUMBERED = {int(path.name[:2]): path for path in EXAMPLES}
 USUAL = ["--devices=1 --size=64", "--devices=2 --size=128", "--devices=3 --size=96", "--devices=4 --size=200"]
 USUAL += ["--devices=8 --size=128"]
 LARGE = "--machine=gb200-nvl72 --devices=16 --size=128"
-RUNS: dict[int, list[str]] = {16: [USUAL[0], USUAL[3], "--devices=9 --size=100 --machine=gb200-nvl72"]}
+RUNS: dict[int, list[str]] = {
+    16: [USUAL[0], USUAL[3], "--devices=9 --size=100 --machine=gb200-nvl72"],
+    19: [*USUAL[1::2], "--devices=12 --nodes=4 --size=100", "--devices=3 --nodes=1 --size=96"],
+    20: [USUAL[0], USUAL[3], "--devices=9 --size=96", "--devices=64 --size=72"],
+    21: [*USUAL, "--devices=35 --size=70"],
+}
 """Numbers of devices that an example takes, where these are not the usual ones."""
-ELSEWHERE: dict[int, str] = {}
-"""Another machine than an example's own, where LARGE is not one."""
+ELSEWHERE: dict[int, tuple[str, str]] = {
+    19: ("--devices=12 --nodes=3", "extends: h200-sxm-8x4\nlevels: {node: {count: 3}}"),
+    20: ("--devices=25", "extends: wafer-mesh\nlevels: {core: {count: 25}}\nnetworks: {fabric: {dims: [5, 5]}}"),
+    21: ("--devices=6", "extends: stacked-3d\nlevels: {vault: {count: 6}}\nnetworks: {mesh: {dims: [2, 3]}}"),
+}
+"""For an example of another kind of machine: how to run it on one that is described here."""
 VERDICT = re.compile(r"largest error \S+, rounding allows")
 
 
@@ -81,9 +90,14 @@ def test_emulated(number: int, given: str, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("number", NUMBERED)
-def test_on_another_machine(number: int, capsys: pytest.CaptureFixture[str]):
+def test_on_another_machine(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """It has more devices than the default machine: the programs are traced for the machine that is asked for."""
-    assert verdicts(NUMBERED[number], capsys, *ELSEWHERE.get(number, LARGE).split())
+    given = LARGE
+    if number in ELSEWHERE:
+        machine = tmp_path / "another.yaml"
+        machine.write_text(ELSEWHERE[number][1], encoding="utf-8")
+        given = f"{ELSEWHERE[number][0]} --machine={machine} --size=60"
+    assert verdicts(NUMBERED[number], capsys, *given.split())
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
@@ -137,6 +151,10 @@ def test_a_wrong_result_is_found(wrong: float):
         (15, 'T.wait(arrived[t], ">=", size)'),
         (16, "T.copy(A, a_blocks[0, 0:rows, 0:inner], dst=row * side + (col + side - row) % side)"),
         (17, "first = step % (panels // P) * width"),
+        (18, "count = count + 1"),
+        (19, 'T.wait(crossed[b], ">=", nodes)'),
+        (20, "a_to = y * side + stepped(x, -2, side)"),
+        (21, "T.copy(a, A[m * TILE, 0], dst=rank + 1, signal=rows_here[m])"),
     ],
 )
 def test_every_line_counts(number: int, line: str, tmp_path: Path):

@@ -21,21 +21,27 @@ import tilescale
 from tilescale.hda.units import format_bytes
 
 
-def options(*, size: int, devices: int = 4) -> Callable[[Callable], click.Command]:
-    """A click command with --devices, --machine, --size and --seed that runs a function for that machine."""
+def options(*, size: int, devices: int = 4, machine: str | None = None) -> Callable[[Callable], click.Command]:
+    """A click command with --devices, --machine, --size and --seed that runs a function for that machine.
+
+    Args:
+        machine: the machine whose levels the programs name, where that is not one of GPUs in one server.
+    """
+    own = machine
 
     def decorate(function: Callable) -> click.Command:
         def main(machine: str | None, **given: Any) -> None:
             ranks = tilescale.init().size
             given["devices"] = given["devices"] or (ranks if ranks > 1 else devices)
-            with tilescale.use_machine(machine or tilescale.current_machine()):
+            with tilescale.use_machine(machine or own or tilescale.current_machine()):
                 function(**given)
 
+        what = f"What to emulate: a name or a file.  [default: {own or 'h200-sxm-8'}]"
         text = f"Devices to launch on.  [default: the ranks of the job, {devices} without one]"
         command = click.command(help=function.__doc__)(main)
         command = click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")(command)
         command = click.option("--size", default=size, show_default=True, help="Extent of the tensors.")(command)
-        command = click.option("--machine", help="What to emulate: a name or a file.  [default: h200-sxm-8]")(command)
+        command = click.option("--machine", help=what)(command)
         return click.option("--devices", type=click.IntRange(min=1), help=text)(command)
 
     return decorate
@@ -80,7 +86,8 @@ def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
     allowed = [torch.zeros_like(e) if bound is None else bound[d] for d, e in zip(devices, errors, strict=True)]
     wrong = [~(e <= a) for e, a in zip(errors, allowed, strict=True)]  # NaN is not within a bound either
     largest, most = max(float(e.max()) for e in errors), max(float(a.max()) for a in allowed)
-    text = f"{what}, device {', '.join(map(str, devices))}: largest error {largest:.1e}, rounding allows {most:.1e}"
+    named = ", ".join(map(str, devices)) if len(devices) <= 8 else f"{devices[0]} to {devices[-1]}"
+    text = f"{what}, device {named}: largest error {largest:.1e}, rounding allows {most:.1e}"
     if any(bool(w.any()) for w in wrong):
         raise ValueError(f"{text}; wrong elements on each device: {[int(w.sum()) for w in wrong]}")
     print(text)

@@ -19,6 +19,7 @@ from tilescale.passes.structure import structure
 from tilescale.program.model import Program
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
+EMULATED_ONLY = ("19_two_nodes", "20_wafer_mesh", "21_stacked_dram")
 KERNEL = re.compile(r'^extern "C" __global__ void [^;]*? \{\n.*?^\}$', re.MULTILINE | re.DOTALL)
 
 
@@ -45,8 +46,9 @@ def notes(func: Any, machine: str = "h200-sxm-8") -> list[str]:
 
 
 def example_programs() -> dict[str, Callable[[], list[Any]]]:
-    """For each example what traces its programs for the current machine."""
-    return {path.stem: partial(_programs, path) for path in sorted(EXAMPLES.glob("[0-9]*.py"))}
+    """For each example of the GPUs of one server what traces its programs for the current machine."""
+    paths = [path for path in sorted(EXAMPLES.glob("[0-9]*.py")) if path.stem not in EMULATED_ONLY]
+    return {path.stem: partial(_programs, path) for path in paths}
 
 
 def _programs(path: Path) -> list[Any]:
