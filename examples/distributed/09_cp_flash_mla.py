@@ -69,7 +69,10 @@ def exchanged(scores, weights, kv, acc):
 
 
 def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered):
-    """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights."""
+    """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
+
+    `seq` is a multiple of devices * tile_n, `heads` of tile_h.
+    """
     scale = math.log2(math.e) / math.sqrt(dim + pe_dim)
 
     @T.prim_func

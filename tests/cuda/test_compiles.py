@@ -31,8 +31,19 @@ PROGRAMS = {
 }
 
 
-LACKS = {"a100-sxm-8": {"08_tp_gemm", "09_cp_flash_mla", "tma", "warpgroups"}}
-"""Programs of levels (warpgroups) or mechanisms (bulk copies) that a machine does not have."""
+LACKS = {
+    "a100-sxm-8": {
+        "08_tp_gemm",
+        "09_cp_flash_mla",
+        "10_cluster_gemm",
+        "11_roles",
+        "12_sender_role",
+        "13_ring_attention",
+        "tma",
+        "warpgroups",
+    }
+}
+"""Programs of levels (warpgroups, clusters) or mechanisms (bulk copies) that a machine does not have."""
 
 
 @pytest.mark.parametrize("machine", ["h200-sxm-8", "b200-sxm-8", "a100-sxm-8"])

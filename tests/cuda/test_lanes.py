@@ -20,7 +20,7 @@ import tilescale.language as T
 from tests.cuda import lane_programs
 from tests.cuda.lane_exchanges import large_sum
 from tests.cuda.lane_programs import CASES
-from tests.cuda.support import program, source
+from tests.cuda.support import bodies, program, source
 from tests.cuda.test_compiles import _apart as apart
 from tests.cuda.test_compiles import _compile as compile_text
 from tests.language import programs as reference
@@ -128,6 +128,13 @@ def test_concurrent_reductions_have_barriers_of_their_own():
     found = source(lane_programs.reductions())
     assert "#define TILESCALE_UNIT_BARRIER 15\n" in found and "NamedBarrier<128>" in found
     assert "TILESCALE_UNIT_BARRIER" not in source(lane_programs.copies())
+
+
+def test_what_a_role_stored_is_there_for_bulk_operations_of_another():
+    """Products and bulk copies see stores of other threads after a fence between the two: here, before the arrival."""
+    lines = [line.strip() for line in bodies(source(lane_programs.roles())).splitlines()]
+    arrivals = [number for number, line in enumerate(lines) if line.endswith("[0].arrive();")]
+    assert len(arrivals) == 3 and all(lines[number - 1] == "tilescale::acquired();" for number in arrivals)
 
 
 def test_room_for_all_tiles_side_by_side_is_not_asked_for():

@@ -96,6 +96,7 @@ def from_function(function: Callable[..., Any], shape: Sequence[Any], size: Any)
 
     Raises:
         LayoutError: extents or size are not constants, or the function is none of the recognised ones.
+        ShapeError: the dimension that it splits does not divide among the units.
     """
     if not isinstance(size, int) or not all(isinstance(n, int) for n in shape):
         raise LayoutError(
@@ -136,6 +137,7 @@ def _ranks_along(rank_of: RankOf, shape: Sequence[int], axis: int) -> list[int]:
 
 
 def _block_cyclic(rank_of: RankOf, ranks: list[int], axis: int, shape: Sequence[int], size: int) -> Layout:
+    Layout(dim=axis).shard_shape(shape, size)  # an extent that does not divide has an error of its own
     block = next((i for i, r in enumerate(ranks) if r != ranks[0]), len(ranks))
     wanted = [(i // block) % size for i in range(len(ranks))]
     agrees = all(rank_of(index) == ranks[index[axis]] for index in _samples(shape))

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _REDUCTIONS = ("tl.tileop.reduce", "tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2")
 
 
+_ARRIVE = "tirx.ptx_arrive_barrier"
+"""At a barrier that the program has allocated: roles hand each other tiles through it."""
+
 _LEAVE_LOOPS = ("tl.loop_break", "tirx.break_loop", "tirx.continue_loop")
 
 
@@ -254,6 +257,9 @@ class Clone:
             self._check_product(stmt.value)
         if name == "tirx.tvm_storage_sync" and len(stmt.value.args) == 1:
             return self.lanes.barrier(self.unit if self.apart else self.lanes.whole, self.unit)
+        if name == _ARRIVE:
+            # Stock TileLang looks for the fence's place within one branch, and here another one reads the tile.
+            return tir.sequence([tir.evaluate(tir.extern("tilescale::acquired")), self._leaf(stmt)])
         if name in _LEAVE_LOOPS and not self.loops:
             raise self.lowering.unsupported(
                 "one unit leaves a loop that is around the scale, where others meet it again"

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""The programs of the examples: what they refuse, with the line, and that a launch leaves nothing to the next one."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+from tests.test_examples import NUMBERED, RUNS, USUAL, beside_common, load  # noqa: F401 - the fixture is for all tests
+from tilescale.errors import ShapeError, TileScaleError, UnknownLevelError
+
+REFUSED: dict[str, tuple[int, Callable[[ModuleType], Any], str]] = {
+    "shared dimension": (8, lambda m: m.tp_gemm(3, 128, 128, 128), "dimension 1 of (128, 128) has 128 elements"),
+    "keys": (9, lambda m: m.cp_mla(3, 1, 64, 128, 512, 64), "dimension 1 of (1, 128, 1, 512) has 128 elements"),
+    "rows of clusters": (10, lambda m: m.cluster_gemm(3, 128, 96, 96), "dimension 0 of (128, 96) has 128 elements"),
+    "rows of roles": (11, lambda m: m.loader_and_workers(3, 128, 96, 192), "dimension 0 of (128, 192) has 128"),
+    "rows of senders": (12, lambda m: m.worker_and_sender(3, 128, 96, 96), "dimension 0 of (128, 96) has 128 elements"),
+    "tokens on a ring": (13, lambda m: m.ring_attention(3, 2, 256, 64), "dimension 1 of (2, 256, 64) has 256 elements"),
+    "tokens": (14, lambda m: m.ulysses(3, 6, 256, 64), "dimension 2 of (6, 3, 256, 64) has 256 elements"),
+    "heads": (14, lambda m: m.ulysses(3, 8, 192, 64), "T.all_to_all over 3 units from (8, 3, 64, 64)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_shares_that_do_not_divide_are_refused(name: str):
+    number, make, message = REFUSED[name]
+    with pytest.raises(ShapeError) as caught:
+        make(load(NUMBERED[number]))
+    assert message in caught.value.message
+    if name != "heads":
+        assert "do not divide among 3 units" in caught.value.message
+    assert caught.value.where[0].file == str(NUMBERED[number])
+
+
+@pytest.mark.parametrize(
+    ("number", "level"), [(8, "warpgroup"), (9, "warpgroup"), (10, "cta_cluster"), (11, "warpgroup"), (13, "warpgroup")]
+)
+def test_a_level_that_the_machine_lacks_is_named(number: int, level: str):
+    with pytest.raises(UnknownLevelError, match=f"machine a100-sxm-8 has no level '{level}'"):
+        load(NUMBERED[number]).main(["--machine=a100-sxm-8"], standalone_mode=False)
+
+
+def test_more_devices_than_the_machine_has():
+    with pytest.raises(TileScaleError, match="16 units of level 'device'"):
+        load(NUMBERED[9]).main(["--devices=16"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("number", NUMBERED)
+def test_again_with_the_same_buffers(number: int, monkeypatch: pytest.MonkeyPatch):
+    """A launch on other inputs goes before each: what it left in the tensors must not be seen."""
+    example = load(NUMBERED[number])
+    run = example.common.run
+    launches = []
+
+    def twice(program: Any, args: list[list[torch.Tensor]]) -> None:
+        given = {id(x): (x, x.clone()) for row in args for x in row}
+        for x, _ in given.values():
+            x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(len(launches))))
+        tilescale.emulate(program, args)
+        for x, before in given.values():
+            x.copy_(before)
+        run(program, args)
+        launches.append(program)
+
+    monkeypatch.setattr(example.common, "run", twice)
+    example.main([*RUNS.get(number, USUAL)[2].split(), "--seed=5"], standalone_mode=False)
+    assert launches
