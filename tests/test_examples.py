@@ -176,7 +176,7 @@ def test_every_line_counts(number: int, line: str, tmp_path: Path):
     broken = tmp_path / NUMBERED[number].name
     broken.write_text(text.replace(line, f"{name} = 0 * {value}" if value else "pass"), encoding="utf-8")
     with pytest.raises((ValueError, tilescale.errors.TileScaleError)):
-        load(broken).main([RUNS.get(number, USUAL)[1].split()[0], "--size=96"], standalone_mode=False)
+        load(broken).main([RUNS.get(number, USUAL[1:])[1].split()[0], "--size=96"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
