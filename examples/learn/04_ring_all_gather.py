@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
 """All-gather on a ring: every device ends with the tiles of all, and only neighbours talk.
 
-              device r - 1            device r                     device r + 1
-    step 0    own tile --> inbox[0]   own tile --> inbox[0] ...
-    step 1    what came in step 0 --> inbox[1]   what came in step 0 --> inbox[1] ...
-    step 2    what came in step 1 --> inbox[0]   ...                                    two places, in turns
+    .---> device 0 ---> device 1 ---> device 2 ---> device 3 ---.
+    '-----------------------------------------------------------'
+
+    device 2    sends to device 3                  gets from device 1
+    step 0      its own tile, 2 ---> inbox[0]      tile 1 ---> inbox[0]
+    step 1      tile 1          ---> inbox[1]      tile 0 ---> inbox[1]
+    step 2      tile 0          ---> inbox[0]      tile 3 ---> inbox[0]
 
 In every step a device passes on what it got in the step before, and keeps a copy. After size - 1 steps every tile has
 visited every device. The inbox has two places: while one is emptied, the next tile may fly into the other.
@@ -20,7 +23,7 @@ Use:
 
 Hints:
     Before step s, s tiles were sent and two places are there: how many must have been taken out?
-    The left neighbour is (rank + size - 1) % size: a rank is never negative.
+    The left neighbour is (rank + size - 1) % size.
     The tile that arrives in step s set out s + 1 devices to the left.
 """
 
@@ -92,9 +95,9 @@ exercise = learn.Exercise(
     advice={
         "DeadlockError": "walk through the steps on two devices. In step s, s tiles have arrived before and s were "
         "taken out; nobody may wait for a tile that its neighbour sends only after a tile of its own.",
-        "RaceError": "a place of the inbox is written while what it held may still be read. Wait for `free` before "
-        "you send into a place for the second time, and raise the left neighbour's `free` when you have taken the tile "
-        "out, not before. If the read came too early: wait for `arrived`, and count the steps.",
+        "RaceError": "a place of the inbox is read before its tile is there, or written while what it held may still "
+        "be read. Wait for `arrived` before you read, and for `free` before you send into a place for the second time; "
+        "raise the left neighbour's `free` when you have taken the tile out, not before. And use the places in turns.",
         "OutOfBoundsError": "the inbox has two places, which are used in turns: step % 2.",
         "UninitializedReadError": "that place of the inbox is still empty. Wait for `arrived`, and look at which of "
         "the two places you send to and which you read.",

@@ -6,7 +6,7 @@
                   to device 0   1        2            from 1: its part 1   ---->   their sum
                                                       from 2: its part 1
 
-Every device owns one part of the result: it gets that part from all and adds them up. By now that is easy. But a real
+Every device owns one part of the result: it gets that part from all and adds them up, much as in exercise 5. But a real
 program does it in every step of a training, thousands of times, and no device waits for the others between two
 launches. The inbox that you fill may still be read by its owner, who is busy with the launch before; the flag still has
 the count that it had then. So a launch needs a handshake: nobody writes into an inbox before its owner has emptied it.
@@ -16,7 +16,7 @@ The loop over the launches is there. The whole kernel is yours.
 Use:
     with T.Scale("device"): T.barrier()       a device phase: no device goes on before all are here
     T.clear(flag), or counts that go on       launch n ends when the flag has counted (n + 1) * size
-    T.copy, T.wait, T.Parallel                as in the exercise before
+    T.copy, T.wait, T.Parallel                as in exercise 5
 
 Hints:
     What has to have happened on the other devices before your first copy? Let them tell you.
@@ -76,8 +76,12 @@ exercise = learn.Exercise(
         "DeadlockError": "if the flag is too low by less than `size`, a signal was lost: somebody cleared the flag "
         "after it had come in. Clear first, then the barrier, then signals. If it is too low by whole launches, you "
         "clear it and yet wait for a count that goes on.",
-        "RaceError": "a device that has finished writes the inbox of one that has not. Put a handshake at the entry: a "
-        "barrier that a device reaches only when it has emptied its inbox.",
+        "RaceError of arrived": "a flag is cleared on one device while another may already raise it: that signal is "
+        "lost. First clear, then a barrier of all devices, then signals.",
+        "RaceError of inbox": "either a device that has finished a launch writes the inbox of one that has not: put a "
+        "handshake at the entry, a barrier that a device reaches only when it has emptied its inbox. Or the inbox is "
+        "read before all parts of this launch are in it: a flag that is never cleared counts on, to (n + 1) * size in "
+        "launch n.",
         "UninitializedReadError": "a place of the inbox is read that nobody has written yet: wait for all parts.",
         "wrong values": "Does every launch wait for its own parts? A flag that is never cleared counts on: in launch "
         "n it has to reach (n + 1) * size. And can a part of the next launch come before this one has been read? Then "

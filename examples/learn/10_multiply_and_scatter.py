@@ -5,11 +5,14 @@
 
     device r:   A[:, r] B[r, :]  =  a part of every element of C; the parts of row block o add up on device o
 
-    block b of device r:    multiply tile b of owner r + 1, put it there | ... of owner r + 2 | ... | its own
-                            then wait for the parts of tile b that is owned here, add them up, store C
+    device 0    | multiply for 1 | multiply for 2 | multiply for 0 | wait, add up the parts for 0 |
+                                 '---> inbox of 1 '---> inbox of 2
+    device 1    | multiply for 2 | multiply for 0 | multiply for 1 | wait, add up the parts for 1 |
+                                 '---> inbox of 2 '---> inbox of 0
 
 Multiply all first and reduce-scatter then: the network rests, and then the tensor cores do. Instead a finished tile
-goes to its owner at once, and flies while the next tile is computed. Every device starts with another owner.
+goes to its owner at once, and flies while the next tile is computed. Every device starts with another owner. Block b
+does so with the columns b * TILE ... of C.
 
 It is your kernel from the first line to the last: workspaces, handshake, product, exchange, sum.
 
@@ -92,8 +95,9 @@ exercise = learn.Exercise(
         "DeadlockError": "is the flag clear before the first signal of the launch (clear, then a barrier, then the "
         "blocks)? Is it raised by all `size` devices for each tile? And does every block send all its tiles before it "
         "waits?",
-        "RaceError": "the inbox is read before the part is there (wait for all parts of this tile), two senders share "
-        "a place (a place for each rank), or a flag is cleared while it may already be raised (barrier after clear).",
+        "RaceError": "if it is a flag: it is cleared on one device while another may already raise it. First clear, "
+        "then a barrier of all devices, then signals. If it is the inbox: it is read before all parts of this tile are "
+        "there, or two senders share a place in it.",
         "UninitializedReadError": "a workspace holds nothing before it is written: flags too. T.clear them, and wait "
         "for all parts before you add them up.",
         "ShapeError": "a tile of C is TILE x TILE: c = a b with a of TILE x STEP and b of STEP x TILE.",

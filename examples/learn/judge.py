@@ -105,10 +105,17 @@ def _attempt(exercise: Exercise, program: Callable, action: Callable[[], Any]) -
     except NotWrittenError:
         raise
     except TileScaleError as error:
-        advice = {**ADVICE, **exercise.advice}.get(type(error).__name__)
-        return None, str(error) + ("\n\n" + fill(f"What it means here: {advice}", WIDTH) if advice else "")
+        return None, f"{error}\n\n{_advice(exercise, error)}".rstrip()
     except Exception as error:  # noqa: BLE001 - TileLang refuses what it does not understand with errors of any class
         return None, f"{type(error).__name__}: {error}{_line_of(program, error)}"
+
+
+def _advice(exercise: Exercise, error: TileScaleError) -> str:
+    """What an error means in an exercise; what it means for the tensor that its message begins with comes first."""
+    kind, tensor = type(error).__name__, error.message.partition("[")[0]
+    known = {**ADVICE, **exercise.advice}
+    text = known.get(f"{kind} of {tensor}") or known.get(kind)
+    return fill(f"What it means here: {text}", WIDTH) if text else ""
 
 
 def _line_of(program: Callable[[int], Any], error: Exception) -> str:
