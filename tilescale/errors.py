@@ -31,6 +31,7 @@ __all__ = [
     "OutOfBoundsError",
     "PeerOutOfRangeError",
     "PhaseError",
+    "RaceError",
     "RankFailedError",
     "RankMismatchError",
     "ShapeError",
@@ -175,6 +176,10 @@ class DeadlockError(TileScaleError):
 
 class OutOfBoundsError(TileScaleError):
     """An access outside its buffer: the access and the buffer's declaration."""
+
+
+class RaceError(TileScaleError):
+    """Two accesses to one place, one a write, that nothing orders: who, which elements, both lines, and the remedy."""
 
 
 class RankMismatchError(TileScaleError):

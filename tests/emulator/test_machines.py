@@ -124,10 +124,12 @@ def test_vaults_of_chips(stacked, chips, vaults):
                 T.copy(X[b * 2], tile)
                 with T.Scale("vault") as (vault, _):
                     T.allreduce(tile)
-                    R[0] = vault
+                    if b == 0:
+                        R[0] = vault
                 with T.Scale("chip") as (chip, size):
                     T.copy(tile, Y[b * 2], dst=(chip + 1) % size)
-                    R[1] = chip
+                    if b == 0:
+                        R[1] = chip
 
     sources = [values(r, n) for r in range(chips * vaults)]
     args = [[x.clone(), blank(n), blank(2, dtype="int32")] for x in sources]

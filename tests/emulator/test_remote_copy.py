@@ -309,7 +309,7 @@ def test_a_polling_loop_that_counts_its_looks_lets_others_run():
                 F[0] = 1
 
     args = [flags(), flags()]
-    tilescale.emulate(program, args)
+    tilescale.emulate(program, args, check="none")  # plain accesses: they do race
     assert args[0].item() == 1 and args[1].item() >= 1
 
 
@@ -326,5 +326,5 @@ def test_a_bounded_polling_loop_lets_others_run():
                 F[0] = 1
 
     args = [flags(), flags()]
-    tilescale.emulate(program, args)
+    tilescale.emulate(program, args, check="none")  # plain accesses: they do race
     assert 1 <= args[1].item() < 1000

@@ -15,8 +15,8 @@ from tests.runtime import programs
 from tilescale.errors import ArgumentError
 from tilescale.hda.current import current_machine
 from tilescale.passes.structure import structure
+from tilescale.passes.written import written_parameters
 from tilescale.runtime.placement import local_tensor
-from tilescale.runtime.written import written_parameters
 
 
 @pytest.mark.parametrize(

@@ -5,4 +5,5 @@
     carry.py      gives each phase the values of earlier ones that it uses
     validate.py   checks what only shows then
     retrace.py    traces a program again for another machine
+    written.py    which arguments a program changes
 """

@@ -5,6 +5,5 @@
     kernel.py      what they return: a program bound to a machine
     outputs.py     the argument list of a call, and the tensors that the call allocates
     placement.py   DTensor arguments against the program's views
-    written.py     which arguments a program changes, and so must travel back
     schedule.py    a program's phases in words
 """

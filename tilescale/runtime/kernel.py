@@ -14,11 +14,11 @@ from tilescale.errors import ArgumentError, LaunchError, RankMismatchError
 from tilescale.hda import Machine
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
+from tilescale.passes.written import written_parameters
 from tilescale.program.model import Program
 from tilescale.runtime.outputs import allocate_outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule import describe
-from tilescale.runtime.written import written_parameters
 
 
 class Kernel:

@@ -8,8 +8,9 @@
     statements.py branches.py expr.py access.py     TIR
     tiles.py threads.py barriers.py externs.py      TileLang's operations
     scales.py collectives.py                        ours
-    frame.py units.py scheduler.py                  state, unit tree, coroutines
+    frame.py units.py scheduler.py interleave.py    state, unit tree, coroutines and the orders they run in
     observe.py      what an emulation tells those who watch it
+    checks/         observers that find mistakes
     numerics/       what operations compute, on numpy arrays
 """
 

@@ -31,6 +31,7 @@ class Home:
     def __init__(self, compiler: Compiler, buffer: ir.Buffer):
         self.buffer = buffer
         self.slot = compiler.slot(buffer.data)
+        self.root = compiler.root(self.slot)
         self.name = buffer.name
         self.lanes = buffer.scope() in ("local", "local.var")
         self.guarded = buffer.scope() == "global"
@@ -68,6 +69,11 @@ class Home:
         """Tell the observers of an access to `array[index]`; of elements that are given one by one, the active ones."""
         for observer in frame.run.observers:
             observer.accesses(frame, self, kind, array, index)
+
+    def touched_lanes(self, frame: Frame, kind: str, lanes: Lanes, index: tuple) -> None:
+        """Tell the observers of an access by the active threads to their elements of a thread-private buffer."""
+        for observer in frame.run.observers:
+            observer.accesses_lanes(frame, self, kind, lanes, index)
 
     def written(self, frame: Frame, unit: Unit | None = None) -> None:
         """Note a write to the instance of `unit` (default: the frame's): for spinning readers and for replicas."""
@@ -134,6 +140,7 @@ class Element:
         if not self.home.lanes:
             return self._gather(array, index, frame)
         self.inside(index, array.shape, frame)
+        self.home.touched_lanes(frame, READ, array, index)
         return array.load(index, frame)
 
     # -- store --------------------------------------------------------------------------------------------------------
@@ -145,6 +152,7 @@ class Element:
         if self.home.lanes:
             index = tuple(i(frame) for i in self.indices)
             self.inside(index, array.shape, frame)
+            self.home.touched_lanes(frame, WRITE, array, index)
             array.store(index, value, frame)
             return
         self.home.written(frame)
@@ -324,11 +332,12 @@ class Region:
     def read(self, frame: Frame, array: np.ndarray | None = None) -> np.ndarray:
         """The region's elements; a view where all of it lies inside, else a copy with the safe value outside."""
         block = self.block(frame, array)
-        self.home.touched(frame, READ, block.view())
+        view = block.view()
+        self.home.touched(frame, READ, view)
         if block.within:
-            return block.view()
+            return view
         tile = np.full(block.extents, self.home.safe, self.home.dtype)
-        tile[block.clip()] = block.view()
+        tile[block.clip()] = view
         return tile
 
     def write(
@@ -351,8 +360,9 @@ class Region:
         block = self.block(frame)
         if not block.within:
             raise self.home.out_of_bounds(block.begins, block.array.shape)
+        view = block.view()
         self.home.written(frame)
         if reads:
-            self.home.touched(frame, READ, block.view())
-        self.home.touched(frame, WRITE, block.view())
-        return block.view()
+            self.home.touched(frame, READ, view)
+        self.home.touched(frame, WRITE, view)
+        return view

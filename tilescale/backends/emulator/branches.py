@@ -19,7 +19,7 @@ from tilescale.backends.emulator.barriers import Crew
 from tilescale.backends.emulator.compiler import Compiler, statement
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import CONTINUE, Frame, is_vector, spread, without
-from tilescale.backends.emulator.scheduler import Family
+from tilescale.backends.emulator.scheduler import Family, Wait
 from tilescale.passes.structure import location
 
 
@@ -98,21 +98,37 @@ def _masked(frame: Frame, branch: Closure, mask: np.ndarray) -> None:
     frame.leave(left, mask)
 
 
-def _roles(frame: Frame, sides: list[tuple[np.ndarray, Closure]], where: Any) -> None:
-    """Threads part ways: each side becomes a coroutine of its own; they meet again after the branch."""
-    task = frame.run.scheduler.current
-    family = Family(frame.run.scheduler, "its threads", where)
+def _roles(frame: Frame, sides: list[tuple[np.ndarray, Closure]], where: Any, in_turn: bool = False) -> None:
+    """Threads part ways: each side becomes a coroutine of its own; they meet again after the branch.
+
+    Branches that follow one another begin `in_turn`: one that ends without waiting has ended before the next begins, as
+    TileLang synchronises threads between them; one that waits may wait for the next.
+    """
+    run, task, members, begun = frame.run, frame.run.scheduler.current, [], set()
+    family = Family(run.scheduler, "its threads", where)
+
+    def turn() -> None:
+        me = run.scheduler.current
+        before = members[: members.index(me)]
+        come = lambda: all(m.ended or m.paused or (m in begun and m.wait) for m in before)  # noqa: E731
+        run.scheduler.block(Wait(come, "its turn", quiet=True))
+        begun.add(me)
+        run.acquires(family)
 
     def play(branch: Closure, side: Frame, mask: np.ndarray) -> None:
+        if in_turn:
+            turn()
         side.leave(branch(side), mask)
         frame.join(side)
+        if in_turn:
+            run.publishes(family)
 
     for mask, branch in sides:
         first, count = int(np.argmax(mask)), int(mask.sum())
         side = frame.fork(frame.unit, mask)
         side.crew = Crew(count)
         name = f"{task.name}, threads {first}..{first + count - 1}"
-        family.spawn(name, lambda b=branch, s=side, m=mask: play(b, s, m))
+        members.append(family.spawn(name, lambda b=branch, s=side, m=mask: play(b, s, m)))
     family.join()
 
 
@@ -155,7 +171,7 @@ def _side_by_side(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
                 sides = [(without(mask, frame.dead), side) for mask, side in sides]
             sides = [(mask, side) for mask, side in sides if mask.any()]
             if len(sides) > 1:
-                _roles(frame, sides, branches[0].where)
+                _roles(frame, sides, branches[0].where, in_turn=True)
             elif sides:
                 _masked(frame, sides[0][1], sides[0][0])
         return None

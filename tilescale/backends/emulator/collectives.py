@@ -19,7 +19,7 @@ from tilescale.backends.emulator.access import Region
 from tilescale.backends.emulator.compiler import Compiler, operation
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, uniform
-from tilescale.backends.emulator.observe import ATOMIC
+from tilescale.backends.emulator.observe import ATOMIC, ATOMIC_STORE
 from tilescale.backends.emulator.scales import instance
 from tilescale.backends.emulator.scheduler import Wait
 from tilescale.backends.emulator.tiles import fitted
@@ -67,6 +67,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
     peer = Peer(compiler, call.args[2], ir.attribute(call, "level"))
     to_peer = ir.attribute(call, "far") == "dst"
+    compiler.reached.add((target if to_peer else source).home.root)
     tell = None
     if len(call.args) > 3:
         tell = _Flag(compiler, call.args[3], call.args[4], ir.attribute(call, "op"), peer.level)
@@ -97,8 +98,9 @@ class _Flag:
         block = self.region.block(frame, array)
         if not block.within:
             raise self.region.home.out_of_bounds(block.begins, block.array.shape)
-        self.region.home.touched(frame, ATOMIC, block.view())
         flag, value = block.view(), uniform(self.value(frame), frame, "the value of a signal")
+        self.region.home.touched(frame, ATOMIC if self.op == "add" else ATOMIC_STORE, flag)
+        before = flag.item()
         if self.op == "set":
             flag[...] = value
         else:
@@ -106,7 +108,7 @@ class _Flag:
         frame.run.scheduler.progress += 1
         frame.run.signalled(frame.unit, self.level, address(flag))
         for observer in frame.run.observers:
-            observer.signals(frame, self.region.home, flag, self.op)
+            observer.signals(frame, self.region.home, flag, self.op, before)
 
 
 def address(flag: np.ndarray) -> int:

@@ -102,9 +102,11 @@ def poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 class Compiler:
     """Compiles one program for one machine."""
 
-    def __init__(self, program: Program, machine: Machine):
+    def __init__(self, program: Program, machine: Machine, preempts: bool = False):
         self.program = program
         self.machine = machine
+        # Whether a task may be interrupted after a statement.
+        self._preempts = preempts
         self.launch: Launch | None = None
         self.axes: dict[ir.Var, int] = {}
         self.sliceable = True
@@ -116,6 +118,8 @@ class Compiler:
         self.views: dict[int, ir.Call] = {}
         # Root of a flag tensor -> the lines that signal it; for reports.
         self.signals: dict[int, list[Location | None]] = {}
+        # Roots of buffers whose instance of one unit another unit accesses by its rank.
+        self.reached: set[int] = set()
         self._replicated: set[int] = set()
         self._reducers: dict[int, str] = {}
         self.scales: list[Level] = []
@@ -358,7 +362,10 @@ class Compiler:
             raise UnsupportedError(f"the emulator does not run {type(stmt).__name__} statements")
         outer, self.where = self.where, location(stmt) or self.where
         try:
-            return located(rule(self, stmt), self.where)
+            closure = rule(self, stmt)
+            if self._preempts and not self.axes and isinstance(stmt, ir.Evaluate | ir.BufferStore):
+                closure = _interruptible(closure)
+            return located(closure, self.where)
         except TileScaleError as error:
             raise error.at(self.where) if self.where and not error.where else error from None
         finally:
@@ -386,6 +393,17 @@ class Compiler:
             return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in _COLLECTIVE
 
         return ir.contains(stmt, together)
+
+
+def _interruptible(closure: Closure) -> Closure:
+    """`closure`, after which the scheduler may let others run first."""
+
+    def run(frame: Any) -> Any:
+        left = closure(frame)
+        frame.run.scheduler.preempt()
+        return left
+
+    return run
 
 
 def located(closure: Closure, where: Any) -> Closure:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilelang_core import ir
 from tilescale.backends.emulator.arguments import bind_arguments
+from tilescale.backends.emulator.checks import observers
 from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.run import Activity, Run
 from tilescale.errors import LaunchError
@@ -52,6 +53,8 @@ def emulate(
     *,
     machine: Machine | str | None = None,
     progress: bool | None = None,
+    check: str | Iterable[str] = "all",
+    schedule_seed: int | None = None,
 ) -> Report:
     """Run a traced program on CPU tensors for all units of a machine.
 
@@ -61,6 +64,9 @@ def emulate(
             itself may be given. Under a device-level `T.view` each device passes its shard.
         machine: a machine, a built-in name or a path; the program is traced again if it was traced for another.
         progress: show a progress bar on a long run; None follows the settings.
+        check: what to look for besides: "all", "none", or names of `tilescale.backends.emulator.checks.CHECKS`.
+        schedule_seed: an interleaving of the units, the same for the same number: a right program gives the same
+            result with all of them. None takes turns.
 
     Returns:
         What every device did.
@@ -68,8 +74,9 @@ def emulate(
     Raises:
         ArgumentError, RankMismatchError: arguments that do not fit the program, or each other.
         LaunchError: arguments for another number of units than the launch has, or more units than the machine has.
-        UsageError: the program was traced for another machine and cannot be traced again.
+        UsageError: the program was traced for another machine and cannot be traced again; an unknown check.
         DeadlockError: a wait that nobody can satisfy.
+        RaceError: two accesses to one place, one of them a write, that nothing orders.
         OutOfBoundsError: an access outside a tile or a flag tensor.
         UnsupportedError: an operation that the emulator does not run, with its line.
     """
@@ -79,7 +86,7 @@ def emulate(
     extents = _extents(program, target, len(per_unit))
     begin = time.perf_counter()
     with progress_bar(program.name, progress) as advance:
-        run = Run(program, target, advance)
+        run = Run(program, target, advance, observers(check), schedule_seed)
         values = bind_arguments(run.compiler, program, extents, per_unit)
         run.launch(extents, values)
     return Report(target, tuple(run.activity), time.perf_counter() - begin)

@@ -165,7 +165,7 @@ class Grid:
         self.barrier = CountingBarrier()
         self.number = device.unit.counters["grids"] = device.unit.counters.get("grids", 0) + 1
         self.clusters = self._clusters()
-        self.waiting = iter(enumerate(self.clusters))
+        self.waiting = iter(device.run.scheduler.order(list(enumerate(self.clusters))))
 
     def _clusters(self) -> list[list[tuple[int, ...]]]:
         """Program indices, grouped by cluster, in launch order: the first axis fastest."""

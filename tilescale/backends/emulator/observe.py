@@ -15,15 +15,23 @@ import numpy as np
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.access import Home
-    from tilescale.backends.emulator.frame import Frame
+    from tilescale.backends.emulator.frame import Frame, Lanes
+    from tilescale.backends.emulator.run import Run
     from tilescale.backends.emulator.scheduler import Task
 
-READ, WRITE, ATOMIC = "read", "write", "atomic"
-"""Kinds of access. A tile that is updated in place is read and written; flags are accessed by atomics."""
+READ, WRITE, ATOMIC, ATOMIC_STORE = "read", "write", "atomic", "atomic store"
+"""Kinds of access. A tile that is updated in place is read and written; flags are accessed by atomics. An atomic store
+does not look at what was there before."""
 
 
 class Observer:
     """Someone who watches a run. Every method does nothing here."""
+
+    def starts(self, run: Run) -> None:
+        """The run is ready to be launched; its program is compiled."""
+
+    def ends(self) -> None:
+        """All tasks have ended as they should."""
 
     def begins(self, task: Task) -> None:
         """A task was made, by `task.parent` or, where that is None, by the launch."""
@@ -36,10 +44,13 @@ class Observer:
 
         Args:
             home: the buffer, and the line of the access.
-            kind: READ, WRITE or ATOMIC.
+            kind: READ, WRITE, ATOMIC or ATOMIC_STORE.
             array: the instance that is accessed, or a view of it.
             index: all that numpy takes as an index; `()` for the whole.
         """
+
+    def accesses_lanes(self, frame: Frame, home: Home, kind: str, lanes: Lanes, index: tuple) -> None:
+        """The active threads read or write an element each of a thread-private buffer."""
 
     def copies(self, source: np.ndarray, target: np.ndarray) -> None:
         """The emulator itself makes `target` a copy of `source`: a unit's replica of a tile, or the way back."""
@@ -50,8 +61,20 @@ class Observer:
     def acquires(self, place: Hashable) -> None:
         """The current task leaves a place, and sees all that was published there until now."""
 
-    def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str) -> None:
-        """A unit has updated a flag, an array of one element, by "add" or "set"; what it did before is published."""
+    def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str, before: int) -> None:
+        """A unit has updated a flag, an array of one element, by "add" or "set"; what it did before is published.
+
+        `before` is the value that the flag had.
+        """
 
     def waited(self, frame: Frame, home: Home, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
         """A unit has seen that `holds` is true of a flag's value, and sees what was published with that value."""
+
+    def orders(self, frame: Frame, array: np.ndarray, index: Any, op: str, order: str) -> None:
+        """A unit has accessed the elements `array[index]` by stock atomics.
+
+        Args:
+            array, index: as for `accesses`.
+            op: "load", "store", or the update: "add", "max", ...
+            order: the memory order of C++: "relaxed", "consume", "acquire", "release", "acq_rel" or "seq_cst".
+        """

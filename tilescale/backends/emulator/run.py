@@ -14,6 +14,7 @@ from tilescale.backends.emulator import branches, collectives, statements, threa
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.grid import compile_part
+from tilescale.backends.emulator.interleave import Interleaved
 from tilescale.backends.emulator.observe import Observer
 from tilescale.backends.emulator.scheduler import Deadlock, Scheduler, Task
 from tilescale.backends.emulator.units import Unit
@@ -53,12 +54,13 @@ class Run:
         machine: Machine,
         progress: Callable[[int], None],
         observers: Sequence[Observer] = (),
+        seed: int | None = None,
     ):
         self.program, self.machine = program, machine
-        self.compiler = Compiler(program, machine)
+        self.compiler = Compiler(program, machine, preempts=seed is not None)
         self.body = compile_part(self.compiler, program.body)
         self.observers = observers
-        self.scheduler = Scheduler(observers)
+        self.scheduler = Scheduler(observers) if seed is None else Interleaved(observers, seed)
         self.meetings: dict[Any, Any] = {}
         self.activity: list[Activity] = []
         self.grids: list[Any] = []
@@ -67,6 +69,8 @@ class Run:
         self._signallers: dict[int, dict[Unit, None]] = {}
         self._ended: list[str] = []
         self._progress = progress
+        for observer in observers:
+            observer.starts(self)
 
     def launch(self, extents: list[tuple[str, int]], values: list[dict[int, Any]]) -> None:
         """Run the program.
@@ -83,14 +87,17 @@ class Run:
         units = list(self._units(self.root, levels))
         # Coroutines inherit numpy's error state where they are spawned.
         with np.errstate(all="ignore"), _one_thread():
-            for number, (unit, mine) in enumerate(zip(units, values, strict=True)):
+            for number, unit in enumerate(units):
                 self._numbers[unit] = number
                 self.activity.append(Activity())
+            for unit, mine in self.scheduler.order(list(zip(units, values, strict=True))):
                 self._spawn(unit, mine)
             try:
                 self.scheduler.run()
             except Deadlock as deadlock:
                 raise self._deadlock_error(deadlock.tasks) from None
+            for observer in self.observers:
+                observer.ends()
 
     def _spawn(self, unit: Unit, values: dict[int, Any]) -> None:
         unit.storage.update(values)
@@ -175,6 +182,7 @@ class Run:
     # -- deadlock ------------------------------------------------------------------------------------------------------
 
     def _deadlock_error(self, tasks: list[Task]) -> DeadlockError:
+        self.observers = ()  # To look at memory for the report is no access.
         waits = [t for t in tasks if not t.wait.quiet]
         groups: dict[tuple[str, str, Location | None], list[Task]] = {}
         for task in waits:

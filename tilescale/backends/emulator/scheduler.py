@@ -11,11 +11,14 @@ import contextvars
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from tilescale.backends.emulator.observe import Observer
 from tilescale.errors import Location
+
+Item = TypeVar("Item")
 
 PATIENCE = 1_000_000
 """Turns in which units only spin, each writing something, before they are taken for deadlocked."""
@@ -46,13 +49,23 @@ class Wait:
 
 @dataclass(eq=False)
 class Task:
-    """One coroutine. `name` says which unit it is, e.g. "device 2, block (0, 1)"; `parent` waits for its end."""
+    """One coroutine.
+
+    Attributes:
+        name: which unit it is, e.g. "device 2, block (0, 1)".
+        parent: who waits for its end.
+        wait: what it waits for now.
+        paused: whether it has let others run first.
+        ended: whether it has ended.
+    """
 
     name: str
     body: Callable[[], None]
     done: Callable[[], None] | None = None
     parent: Task | None = None
     wait: Wait | None = None
+    paused: bool = False
+    ended: bool = False
     greenlet: greenlet = field(init=False)
 
 
@@ -97,6 +110,7 @@ class Scheduler:
 
     def _run(self, task: Task) -> None:
         task.body()
+        task.ended = True
         self.tasks.discard(task)
         self._spins = 0
         if task.done is not None:
@@ -133,8 +147,13 @@ class Scheduler:
 
     def pause(self) -> None:
         """Let the others run first."""
+        self.current.paused = True
         self.ready.append(self.current)
         self._hub.switch()
+
+    def order(self, items: list[Item]) -> list[Item]:
+        """Units of a launch in the order in which they start."""
+        return items
 
     def run(self) -> None:
         """Run all tasks to their end.
@@ -147,17 +166,23 @@ class Scheduler:
             while self.tasks:
                 if not self.ready:
                     self._wake()
-                task = self.ready.popleft()
-                self.current = task
-                task.greenlet.switch()
+                self.current = self._next()
+                self.current.greenlet.switch()
         except BaseException:
             self._drop()
             raise
 
+    def _next(self) -> Task:
+        return self.ready.popleft()
+
     def _wake(self) -> None:
-        woken = [task for task in self.waiting if task.wait.ready()]
-        if not woken:
+        self._look()
+        if not self.ready:
             raise Deadlock(list(self.waiting))
+
+    def _look(self) -> None:
+        """Make those ready whose waits have come true."""
+        woken = [task for task in self.waiting if task.wait.ready()]
         for task in woken:
             del self.waiting[task]
         self.ready.extend(woken)
@@ -177,7 +202,7 @@ class Family:
         self._members: list[Task] = []
         self._running = 0
 
-    def spawn(self, name: str, body: Callable[[], None], done: Callable[[], None] = lambda: None) -> None:
+    def spawn(self, name: str, body: Callable[[], None], done: Callable[[], None] = lambda: None) -> Task:
         """Add a member, also while the parent waits; `done` is called when it has ended."""
 
         def ended() -> None:
@@ -185,7 +210,9 @@ class Family:
             self._running -= 1
 
         self._running += 1
-        self._members.append(self._scheduler.spawn(name, body, ended, self._parent))
+        member = self._scheduler.spawn(name, body, ended, self._parent)
+        self._members.append(member)
+        return member
 
     def join(self) -> None:
         """The parent waits until no member runs."""

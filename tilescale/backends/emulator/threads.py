@@ -15,7 +15,7 @@ from tilescale.backends.emulator.barriers import BarrierReference
 from tilescale.backends.emulator.compiler import Compiler, ignore, operation, value_operation
 from tilescale.backends.emulator.expr import Closure, value_dtype
 from tilescale.backends.emulator.frame import Frame, spread, uniform
-from tilescale.backends.emulator.observe import ATOMIC, READ
+from tilescale.backends.emulator.observe import ATOMIC, ATOMIC_STORE, READ
 from tilescale.errors import UnsupportedError
 
 ignore(
@@ -186,7 +186,10 @@ def _quantifier(combine: Callable[..., Any]) -> Callable[[Compiler, ir.Call], Cl
             begin = np.ravel_multi_index([uniform(i(frame), frame, "an index") for i in first.indices], array.shape)
             lead, data = (array.lead, array.data) if first.home.lanes else ((), array)
             values = data.reshape(*lead, -1)[..., begin : begin + uniform(count(frame), frame, "a count")]
-            if not first.home.lanes:
+            if first.home.lanes:
+                for place in range(begin, begin + values.shape[-1]):
+                    first.home.touched_lanes(frame, READ, array, np.unravel_index(place, array.shape))
+            else:
                 first.home.touched(frame, READ, values)
             return combine(values != 0, axis=-1)
 
@@ -226,25 +229,40 @@ def _atomic(op: str, returns: bool, lanes: int = 1) -> Callable[[Compiler, ir.Ca
             source = pointed(compiler, call.args[1])
             return lambda frame: _wide_atomic(target, source, lanes, op, frame)
         value = compiler.expr(call.args[1]) if op != "load" else lambda frame: 0
-        return lambda frame: _update(target, value(frame), op, returns, frame)
+        order = _memory_order(call, 1 if op == "load" else 2)
+        return lambda frame: _update(target, value(frame), op, order, returns, frame)
 
     return rule
 
 
-def _update(target: Element, value: Any, op: str, returns: bool, frame: Frame) -> Any:
+_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
+
+
+def _memory_order(call: ir.Call, position: int) -> str:
+    """The memory order of an atomic, by TileLang's numbers; without one it is relaxed."""
+    return _ORDERS[ir.constant(call.args[position]) if len(call.args) > position else 0]
+
+
+def _update(target: Element, value: Any, op: str, order: str, returns: bool, frame: Frame) -> Any:
     array = target.home.array(frame)
     # Adding nothing is a way to look at memory: it must not wake those who wait for a change.
     if op != "load" and (op not in ("add", "or") or np.any(value)):
         target.home.written(frame)
     index = tuple(i(frame) for i in target.indices)
-    return _update_at(target, array, index, value, op, frame, returns)
+    result = _update_at(target, array, index, value, op, frame, returns)
+    if frame.run.observers:
+        taken = _active(frame) & target.inside(index, array.shape, frame)
+        touched = tuple(spread(i, frame)[taken] for i in index)
+        for observer in frame.run.observers:
+            observer.orders(frame, array, touched, op, order)
+    return result
 
 
 def _update_at(
     target: Element, array: np.ndarray, index: tuple, value: Any, op: str, frame: Frame, returns: bool = False
 ) -> Any:
     taken = _active(frame) & target.inside(index, array.shape, frame)
-    target.touched(frame, ATOMIC, array, index, taken)
+    target.touched(frame, ATOMIC_STORE if op == "store" else ATOMIC, array, index, taken)
     if not taken.all():
         index = tuple(np.where(taken, i, 0) for i in index)
     index = tuple(spread(i, frame) for i in index)

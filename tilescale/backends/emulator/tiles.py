@@ -19,7 +19,7 @@ from tilescale.backends.emulator.barriers import BarrierReference
 from tilescale.backends.emulator.compiler import Compiler, ignore, operation
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, Lanes, spread, uniform
-from tilescale.backends.emulator.observe import ATOMIC, WRITE
+from tilescale.backends.emulator.observe import ATOMIC, READ, WRITE
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
 
@@ -66,6 +66,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
 
 def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Any) -> Closure:
     """Distributed shared memory: the target is another program's of the cluster; its barrier is told."""
+    compiler.reached.add(target.home.root)
     peer = compiler.expr(notes["dst_block"])
     barrier = BarrierReference(compiler, notes["barrier"]) if "barrier" in notes else None
 
@@ -119,10 +120,10 @@ def _fill(compiler: Compiler, call: ir.Call) -> Closure:
         if isinstance(array, Lanes):
             _fill_lanes(array, target, value(frame), frame)
             return
-        block = target.block(frame)
+        view = target.block(frame).view()
         target.home.written(frame)
-        target.home.touched(frame, WRITE, block.view())
-        block.view()[...] = numerics.convert(uniform(value(frame), frame, "the value of a fill"), block.array.dtype)
+        target.home.touched(frame, WRITE, view)
+        view[...] = numerics.convert(uniform(value(frame), frame, "the value of a fill"), view.dtype)
 
     return run
 
@@ -132,6 +133,7 @@ def _fill_lanes(lanes: Lanes, target: Region, value: Any, frame: Frame) -> None:
     extents = [uniform(e(frame), frame, "an extent") for e in target.extents]
     value = numerics.convert(value, target.home.dtype)
     for index in product(*(range(b, b + e) for b, e in zip(begins, extents, strict=True))):
+        target.home.touched_lanes(frame, WRITE, lanes, index)
         lanes.store(index, value, frame)
 
 
@@ -223,6 +225,9 @@ def _reduce(compiler: Compiler, call: ir.Call) -> Closure:
 def _reduce_lanes(source: Region, target: Region, kind: str, dim: int, clear: bool, frame: Frame) -> None:
     """A reduction of thread-private buffers: each thread its own."""
     values, result = source.home.array(frame), target.home.array(frame)
+    for kind, home, lanes in ((READ, source.home, values), (WRITE, target.home, result)):
+        for index in np.ndindex(lanes.shape):
+            home.touched_lanes(frame, kind, lanes, index)
     if values.lead and values.lead != result.lead:
         result.data = np.broadcast_to(result.data, (*values.lead, *result.shape)).copy()
         result.lead = values.lead
@@ -274,8 +279,9 @@ def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
             tile = source.read(frame) if is_tile else uniform(value(frame), frame, "the value of an atomic")
             tile = fitted(tile, block.extents) if is_tile else np.full(block.extents, tile)
             target.home.written(frame)
-            target.home.touched(frame, ATOMIC, block.view())
-            numerics.atomic_update(block.view(), (), tile if block.within else tile[block.clip()], op)
+            view = block.view()
+            target.home.touched(frame, ATOMIC, view)
+            numerics.atomic_update(view, (), tile if block.within else tile[block.clip()], op)
 
         return run
 

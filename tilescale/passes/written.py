@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which parameters a program may write: only those travel back from the rank that emulated it."""
+"""Which parameters a program may write: only those travel back from the rank that emulated it, and can be raced for."""
 
 from __future__ import annotations
 

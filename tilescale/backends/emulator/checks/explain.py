@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""What a race report says: who, where, which elements, which flags came between, and what would order the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tilescale.backends.emulator.checks.states import Access
+from tilescale.backends.emulator.observe import READ, WRITE
+from tilescale.backends.emulator.units import Unit
+from tilescale.errors import RaceError
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.access import Home
+    from tilescale.backends.emulator.run import Run
+
+_VERBS = {READ: "reads", WRITE: "writes"}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A signal or a wait: the flag, the line, and the task's time."""
+
+    home: Home
+    flag: np.ndarray
+    time: int
+
+    @property
+    def name(self) -> str:
+        """The flag as the program calls it."""
+        owner = self.flag
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        first = owner.__array_interface__["data"][0]
+        offset = (self.flag.__array_interface__["data"][0] - first) // owner.itemsize
+        index = [offset * owner.itemsize // s % n if s else 0 for s, n in zip(owner.strides, owner.shape, strict=True)]
+        return f"{self.home.name}[{', '.join(map(str, index))}]"
+
+    @property
+    def line(self) -> str:
+        """Where it stands, in brackets."""
+        return f" (line {self.home.where.line})" if self.home.where else ""
+
+
+def race_error(
+    run: Run, first: Access, second: Access, box: list[tuple[int, int]], owner: np.ndarray
+) -> RaceError:
+    """The error for two accesses, in the order in which they came, that race on a box of elements of some memory."""
+    region = region_text(second.home.name, box)
+    holder = owner_of(run.root, first.home.root, owner)
+    place = f" of {holder}" if holder is not None and holder.level else ""
+    acts = f"{who(first)} {verb(first)} it and {who(second)} {verb(second)} it"
+    lines = [f"{region}{place}: {acts}, and nothing orders the two"]
+    lines += [f"  {line}" for line in _flags(first, second)]
+    error = RaceError(
+        "\n".join(lines),
+        hint=_remedy(run, first, second),
+        where=[replace(a.home.where, what=f"{verb(a)} here") for a in (first, second) if a.home.where],
+    )
+    error.located = True
+    return error
+
+
+def region_text(name: str, box: list[tuple[int, int]]) -> str:
+    """A box of a buffer's elements as a program writes it."""
+    return f"{name}[{', '.join(str(b) if e == b + 1 else f'{b}:{e}' for b, e in box)}]"
+
+
+def owner_of(unit: Unit, slot: int, memory: np.ndarray) -> Unit | None:
+    """The unit, `unit` or one inside it, whose instance of a buffer lies in some memory."""
+    array = unit.storage.get(slot)
+    if isinstance(array, np.ndarray) and np.may_share_memory(array, memory):
+        return unit
+    found = (owner_of(child, slot, memory) for child in unit.children.values())
+    return next((u for u in found if u is not None), None)
+
+
+def who(access: Access) -> str:
+    """Who made an access, with the threads where a part of a unit's threads are a task of their own."""
+    unit, task = str(access.unit), access.clock.name
+    return task if task.startswith(unit) else unit
+
+
+def verb(access: Access) -> str:
+    """What an access does."""
+    return _VERBS.get(access.kind, "atomically updates")
+
+
+def _flags(first: Access, second: Access) -> list[str]:
+    """Which flags the two signalled and waited for around their accesses: often the wrong one, or at the wrong time."""
+    lines = []
+    for access in (first, second):
+        before = [m for m in access.clock.signals if m.time < access.time]
+        after = [m for m in access.clock.signals if m.time >= access.time]
+        if after:
+            lines.append(f"{who(access)} signals {after[0].name} after that{after[0].line}")
+        elif before:
+            lines.append(f"{who(access)} signals {before[-1].name} before that{before[-1].line}")
+        if access.waited is not None:
+            lines.append(f"{who(access)} waited last for {access.waited.name}{access.waited.line}")
+    return lines
+
+
+def _remedy(run: Run, first: Access, second: Access) -> str:
+    atomic = [a for a in (first, second) if a.kind not in _VERBS]
+    level = _apart(first.unit, second.unit)
+    order = _primitives(run, level)
+    one, other = (f"line {a.home.where.line}" if a.home.where else verb(a) for a in (first, second))
+    if {first.kind, second.kind} == {READ, WRITE} and first.kind == WRITE:
+        text = f"between {one} and {other}: {order}"
+    else:
+        text = f"say which of {one} and {other} comes first: {order}"
+    if len(atomic) == 1:
+        return f"{text}; or make both atomic"
+    return f"{text}; or T.atomic_add, if they are to add up" if first.kind == second.kind == WRITE else text
+
+
+def _apart(one: Unit, other: Unit) -> str | None:
+    """The coarsest level at which two units differ; None for parts of one unit."""
+    for (level, rank), (_, other_rank) in zip(one.path(), other.path(), strict=False):
+        if rank != other_rank:
+            return level
+    longer = max(one.path(), other.path(), key=len)
+    shorter = min(len(one.path()), len(other.path()))
+    return longer[shorter][0] if len(longer) > shorter else None
+
+
+def _primitives(run: Run, name: str | None) -> str:
+    """What orders units of a level."""
+    arrival = "T.barrier_arrive(b) after the one and T.barrier_wait(b) before the other"
+    if name is None:
+        return f"T.sync_threads() that both reach, or {arrival}"
+    barrier = f'T.barrier() in T.Scale("{name}")'
+    kind = run.machine.level(name).kind
+    if kind == "lanes":
+        return f"{barrier}, or {arrival}"
+    wait = "after the one and T.wait(flag[i], ...) before the other"
+    if kind == "unit":
+        return f"T.signal(flag[i], dst=peer), or signal=flag[i] on its T.copy, {wait}; or {barrier}"
+    return f"T.signal(flag[i]) {wait}, {barrier}, or a grid phase for each"

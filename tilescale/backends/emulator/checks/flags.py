@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""Flags: what a wait must have seen, whatever order the signals came in.
+
+A flag's updates are kept in their order. A wait that looks at an update sees what was published with it and with those
+that it builds on: back to the last store, as a release sequence of C++. But an update that the wait could have done
+without is not seen for sure: in another run the others come first. So a wait for too small a count orders nothing that
+is left out of the count, in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale.backends.emulator.checks.clocks import Clock, Past
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of a flag.
+
+    Attributes:
+        before, value: the flag's value before and after.
+        past: what its author knew then; what it is.
+        releases: whether that is published with the value.
+        stores: whether it replaces the value, and does not build on it.
+    """
+
+    before: int
+    value: int
+    past: Past
+    releases: bool = True
+    stores: bool = False
+
+    @property
+    def added(self) -> int:
+        """By how much the value changed."""
+        return self.value - self.before
+
+
+@dataclass
+class Flag:
+    """The updates of one flag since it was last plainly written, and up to where each task has seen all of them."""
+
+    value: int
+    updates: list[Update] = field(default_factory=list)
+    _seen: dict[Clock, int] = field(default_factory=dict)
+
+    def settle(self, value: int) -> None:
+        """The flag has this value: if no update left it there, it was written plainly, and counts from here."""
+        if value != self.value:
+            self.value, self.updates, self._seen = value, [], {}
+
+    def add(self, update: Update) -> None:
+        """An update was made."""
+        self.settle(update.before)
+        self.updates.append(update)
+        self.value = update.value
+
+    def wait(self, clock: Clock, holds: Callable[[Any], bool]) -> None:
+        """A task has seen that `holds` is true of the value: it learns what it must have seen."""
+        last = self._sees(clock, holds)
+        if last is None:
+            return
+        begin = self._sequence(last)
+        stays = all(holds(u.value) and not u.stores for u in self.updates[last + 1 :])
+        for i in range(max(begin, self._seen.get(clock, 0)), last + 1):
+            update = self.updates[i]
+            known = clock.knows(update.past.clock, update.past.time)
+            if not known and (update.stores or not stays or not holds(self.value - self._resting_on(i))):
+                self._learn(clock, update)
+
+    def load(self, clock: Clock) -> None:
+        """A task has loaded the value, to acquire what was published with it."""
+        if self.updates:
+            last = len(self.updates) - 1
+            for update in self.updates[self._sequence(last) :]:
+                self._learn(clock, update)
+
+    def _learn(self, clock: Clock, update: Update) -> None:
+        if update.releases:
+            clock.learn(update.past.known)
+            clock.learn({update.past.clock: update.past.time})
+
+    def _sees(self, clock: Clock, holds: Callable[[Any], bool]) -> int | None:
+        """The earliest update that the task may have looked at; None for the value before all of them."""
+        first = self._seen.get(clock, 0)
+        while first < len(self.updates) and self._knows(clock, first):
+            first += 1
+        self._seen[clock] = first
+        newest = next((i for i in range(len(self.updates) - 1, first - 1, -1) if self._knows(clock, i)), first - 1)
+        if newest < 0 and self.updates and holds(self.updates[0].before):
+            return None
+        return next((i for i in range(max(newest, 0), len(self.updates)) if holds(self.updates[i].value)), None)
+
+    def _knows(self, clock: Clock, i: int) -> bool:
+        past = self.updates[i].past
+        return clock.knows(past.clock, past.time)
+
+    def _sequence(self, last: int) -> int:
+        """Where the updates begin that `last` builds on."""
+        while last > 0 and not self.updates[last].stores:
+            last -= 1
+        return last
+
+    def _resting_on(self, first: int) -> int:
+        """What the flag's value would lack without an update and those that come after it for sure."""
+        past = self.updates[first].past
+        later = self.updates[first:]
+        return sum(u.added for u in later if u.past.knows(past.clock, past.time))

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT
+"""Accesses to one place by two tasks, at least one of them a write, that nothing orders.
+
+Tasks are programs, and the parts of a program that run side by side: warpgroups, roles, branches. Threads that run in
+step are one task. Memory that only one task can reach is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilescale.backends.emulator.checks.clocks import Clock, Place
+from tilescale.backends.emulator.checks.explain import Mark, race_error
+from tilescale.backends.emulator.checks.flags import Flag, Update
+from tilescale.backends.emulator.checks.shadow import Memory, Shadow
+from tilescale.backends.emulator.checks.states import Access, Conflict, Table
+from tilescale.backends.emulator.observe import Observer
+from tilescale.passes.written import written_parameters
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.access import Home
+    from tilescale.backends.emulator.frame import Frame
+    from tilescale.backends.emulator.run import Run
+    from tilescale.backends.emulator.scheduler import Task
+
+_PROGRAM = 1
+"""How deep programs lie among the tasks: below their device's."""
+
+
+class _Cells(Shadow):
+    """For every element the number of its state; and the flags among them, by address."""
+
+    def __init__(self, owner: np.ndarray, given: bool):
+        super().__init__(owner, np.int32)
+        self.flags: dict[int, Flag] = {}
+
+
+class Races(Observer):
+    """Raises a RaceError at the second of two accesses that race."""
+
+    def starts(self, run: Run) -> None:
+        self._run = run
+        self._memory: Memory[_Cells] = Memory(_Cells)
+        self._table = Table()
+        self._clocks: dict[Task, Clock] = {}
+        self._places: dict[Hashable, Place] = {}
+        program, compiler = run.program, run.compiler
+        written = written_parameters(program)
+        self._constant = {
+            compiler.root(compiler.slot(p.buffer.data))
+            for i, p in enumerate(program.parameters)
+            if p.buffer is not None and i not in written
+        }
+        self._in_clusters = any(launch.cluster_size > 1 for launch in program.launches)
+
+    @property
+    def _clock(self) -> Clock:
+        return self._clocks[self._run.scheduler.current]
+
+    # -- order ---------------------------------------------------------------------------------------------------------
+
+    def begins(self, task: Task) -> None:
+        parent = self._clocks[task.parent] if task.parent is not None else None
+        self._clocks[task] = Clock(task.name, parent)
+
+    def joins(self, ended: Sequence[Task]) -> None:
+        self._clock.join([self._clocks.pop(task) for task in ended])
+
+    def publishes(self, place: Hashable) -> None:
+        clock = self._clock
+        self._places.setdefault(place, Place()).publish(clock.publish())
+
+    def acquires(self, place: Hashable) -> None:
+        found = self._places.get(place)
+        if found is not None:
+            found.acquire(self._clock)
+
+    def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str, before: int) -> None:
+        clock = self._clock
+        clock.signals = (*clock.signals[-3:], Mark(home, flag, clock.time))
+        update = Update(before, flag.item(), clock.publish(), stores=op == "set")
+        self._flag(flag, before).add(update)
+
+    def waited(self, frame: Frame, home: Home, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
+        clock, value = self._clock, flag.item()
+        clock.waits, clock.notes = Mark(home, flag, clock.time), {}
+        found = self._flag(flag, value)
+        found.settle(value)
+        found.wait(clock, holds)
+
+    def orders(self, frame: Frame, array: np.ndarray, index: Any, op: str, order: str) -> None:
+        if index[0].size == 0:
+            return
+        flags = self._memory.of(array).flags
+        acquires = order in ("consume", "acquire", "acq_rel", "seq_cst") and op != "store"
+        releases = order in ("release", "acq_rel", "seq_cst") and op != "load"
+        if not flags and not releases:
+            return
+        clock = self._clock
+        past = clock.publish() if releases else clock.past
+        for place in np.unique(np.stack(index), axis=1).T:
+            element = array[tuple(slice(i, i + 1) for i in place)].reshape(1)
+            number = element.__array_interface__["data"][0]
+            if number not in flags and not releases:
+                continue
+            flag = flags.setdefault(number, Flag(element.item()))
+            if acquires:
+                flag.load(clock)
+            if op != "load":
+                flag.add(Update(flag.value, element.item(), past, releases, stores=op == "store"))
+
+    def _flag(self, flag: np.ndarray, value: int) -> Flag:
+        flags = self._memory.of(flag).flags
+        return flags.setdefault(flag.__array_interface__["data"][0], Flag(value))
+
+    # -- accesses ------------------------------------------------------------------------------------------------------
+
+    def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
+        clock = self._clocks[self._run.scheduler.current]
+        if home.root in self._constant or not (home.guarded or self._is_shared(home, clock)) or array.size == 0:
+            return
+        if self._table.full:
+            self._table.keep(shadow.cells for shadow in self._memory)
+        shadow = self._memory.of(array)
+        cells = shadow.view(array)
+        try:
+            self._record(cells, index, self._access(clock, kind, home, frame))
+        except Conflict as conflict:
+            access = self._access(clock, kind, home, frame)
+            hit = np.asarray(cells[index]) == conflict.number
+            raise race_error(self._run, conflict.other, access, shadow.box(array, index, hit), shadow.owner) from None
+
+    def _is_shared(self, home: Home, clock: Clock) -> bool:
+        """Whether memory on chip is reached by others than a program's own task."""
+        return clock.depth > _PROGRAM or self._in_clusters or home.root in self._run.compiler.reached
+
+    def _access(self, clock: Clock, kind: str, home: Home, frame: Frame) -> Access:
+        key = kind, home, frame.unit
+        found = clock.notes.get(key)
+        if found is None:
+            found = clock.notes[key] = Access(clock, clock.time, kind, home, frame.unit, clock.waits)
+        return found
+
+    def _record(self, cells: np.ndarray, index: Any, access: Access) -> None:
+        before = cells[index]
+        if before.size == 0:
+            return
+        low, high = int(before.min()), int(before.max())
+        if low == high:
+            after = self._table.after(low, access)
+            if after != low:
+                cells[index] = after
+            return
+        span = high - low + 1
+        if span > 4 * before.size:
+            numbers, where = np.unique(before, return_inverse=True)
+            after = np.array([self._table.after(int(n), access) for n in numbers], np.int32)
+            cells[index] = after[where].reshape(before.shape)
+            return
+        places = before - low
+        present = np.zeros(span, bool)
+        present[places] = True
+        after = np.zeros(span, np.int32)
+        for number in np.flatnonzero(present).tolist():
+            after[number] = self._table.after(number + low, access)
+        cells[index] = after[places]

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Shadow memory: one cell an element beside the memory of a program, whatever views that is accessed through."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+
+class Shadow:
+    """The cells beside one piece of memory.
+
+    Attributes:
+        owner: an array over the whole of it.
+        cells: one for each `grain` bytes from its first to its last element, 0 at first.
+    """
+
+    def __init__(self, owner: np.ndarray, dtype: type):
+        self._owner = weakref.ref(owner)
+        self._begin, end = np.lib.array_utils.byte_bounds(owner)
+        self.grain = owner.itemsize
+        self.cells = np.zeros((end - self._begin) // self.grain, dtype)
+
+    @property
+    def owner(self) -> np.ndarray:
+        """The array that it was made for."""
+        return self._owner()
+
+    def view(self, array: np.ndarray) -> np.ndarray:
+        """The cells of the elements of a view of the memory, with the same indices; where an element has several cells
+        they lie along one more dimension."""
+        while array.itemsize % self.grain:
+            self._refine()
+        return self._view(self.cells, array)
+
+    def _view(self, cells: np.ndarray, array: np.ndarray) -> np.ndarray:
+        grain, size = self.grain, cells.itemsize
+        offset = (array.__array_interface__["data"][0] - self._begin) // grain * size
+        shape, strides = array.shape, tuple([s // grain * size for s in array.strides])
+        if array.itemsize != grain:
+            shape, strides = (*shape, array.itemsize // grain), (*strides, size)
+        return np.ndarray(shape, cells.dtype, cells, offset, strides)
+
+    def _refine(self) -> None:
+        """Elements smaller than a cell: a cell becomes two."""
+        self.cells = np.repeat(self.cells, 2)
+        self.grain //= 2
+
+    def box(self, array: np.ndarray, index: Any, hit: np.ndarray) -> list[tuple[int, int]]:
+        """The smallest box of indices of the owner, begin and end along each dimension, around some elements.
+
+        Args:
+            array, index: an access.
+            hit: which cells of the access are meant.
+        """
+        numbers = np.arange(self.cells.size)
+        chosen = np.zeros(self.cells.size, bool)
+        chosen[self._view(numbers, array)[index][hit]] = True
+        found = self._view(chosen, self.owner)
+        found = found.any(axis=-1) if found.ndim > self.owner.ndim else found
+        return [(int(axis.min()), int(axis.max()) + 1) for axis in np.nonzero(found)]
+
+
+S = TypeVar("S", bound=Shadow)
+
+
+class Memory(Generic[S]):
+    """The shadows of all memory that was looked at."""
+
+    def __init__(self, make: Callable[[np.ndarray, bool], S]):
+        """`make` makes the shadow of an array; it is told whether the memory was there before the run."""
+        self._make = make
+        self._shadows: dict[int, tuple[weakref.ref, S]] = {}
+        self._given: dict[tuple, S] = {}
+
+    def of(self, array: np.ndarray) -> S:
+        """The shadow of the memory that an array lies in."""
+        base = array.base
+        while isinstance(base, np.ndarray):
+            array, base = base, base.base
+        found = self._shadows.get(id(array))
+        return found[1] if found is not None else self._add(array)
+
+    def _add(self, owner: np.ndarray) -> S:
+        number = id(owner)
+        if owner.base is None:
+            shadow = self._make(owner, False)
+        else:  # An argument: several may be one tensor.
+            where = (owner.__array_interface__["data"][0], owner.shape, owner.strides, owner.itemsize)
+            if where not in self._given:
+                self._given[where] = self._make(owner, True)
+            shadow = self._given[where]
+        self._shadows[number] = weakref.ref(owner, lambda _: self._shadows.pop(number, None)), shadow
+        return shadow
+
+    def __iter__(self) -> Iterator[S]:
+        return (shadow for _, shadow in self._shadows.values())

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""What is kept about the accesses to one element, and which of them an access must come after.
+
+As FastTrack keeps them: the last plain write, and the reads and atomics since. An access that happened before a later
+one of its kind is dropped: whatever races with it races with the later one as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilescale.backends.emulator.checks.clocks import Clock
+from tilescale.backends.emulator.observe import READ, WRITE
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.access import Home
+    from tilescale.backends.emulator.units import Unit
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """Accesses of one statement by one task in one epoch.
+
+    Attributes:
+        clock, time: the epoch.
+        kind: READ, WRITE, or one of the atomic ones.
+        home: buffer and line.
+        unit: who, as the program sees it.
+        waited: the flag that the task waited for last.
+    """
+
+    clock: Clock
+    time: int
+    kind: str
+    home: Home
+    unit: Unit
+    waited: Any = None
+
+
+Chain = tuple[Access, Any] | None
+"""Accesses, the last one first: (access, those before it)."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The accesses to an element that a later one may race with."""
+
+    write: Access | None = None
+    reads: Chain = None
+    atomics: Chain = None
+
+    def conflict(self, access: Access) -> Access | None:
+        """An access that races with a new one."""
+        clock = access.clock
+        if self.write is not None and not clock.knows(self.write.clock, self.write.time):
+            return self.write
+        for chain in self._others(access.kind):
+            for other in _members(chain):
+                if not clock.knows(other.clock, other.time):
+                    return other
+        return None
+
+    def _others(self, kind: str) -> tuple[Chain, ...]:
+        if kind == READ:
+            return (self.atomics,)
+        return (self.reads, self.atomics) if kind == WRITE else (self.reads,)
+
+    def after(self, access: Access) -> State:
+        """The state when a new access has been made that races with none."""
+        if access.kind == WRITE:
+            return State(access)
+        if access.kind == READ:
+            return State(self.write, _added(access, self.reads), self.atomics)
+        return State(self.write, self.reads, _added(access, self.atomics))
+
+
+def _members(chain: Chain) -> Iterator[Access]:
+    while chain is not None:
+        yield chain[0]
+        chain = chain[1]
+
+
+def _added(access: Access, chain: Chain) -> Chain:
+    while chain is not None and access.clock.knows(chain[0].clock, chain[0].time):
+        chain = chain[1]
+    return access, chain
+
+
+class Table:
+    """Numbers for states, so that an array of numbers says the state of every element. 0 is untouched memory."""
+
+    def __init__(self) -> None:
+        self._states: list[State | None] = [State()]
+        self._free: list[int] = []
+        self._next: dict[tuple[int, Access], int] = {}
+        self.limit = 1 << 16
+
+    def __getitem__(self, number: int) -> State:
+        return self._states[number]
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to forget states that no element is in."""
+        return len(self._states) - len(self._free) > self.limit
+
+    def after(self, number: int, access: Access) -> int:
+        """The number of a state's successor.
+
+        Raises:
+            Conflict: the access races with one of the state.
+        """
+        found = self._next.get((number, access))
+        if found is not None:
+            return found
+        state = self._states[number]
+        other = state.conflict(access)
+        if other is not None:
+            raise Conflict(number, other)
+        following = state.after(access)
+        if self._free:
+            found = self._free.pop()
+            self._states[found] = following
+        else:
+            found = len(self._states)
+            self._states.append(following)
+        self._next[number, access] = self._next[found, access] = found
+        return found
+
+    def keep(self, arrays: Iterator[np.ndarray]) -> None:
+        """Forget all states but those in `arrays`."""
+        used = np.zeros(len(self._states), bool)
+        used[0] = True
+        for array in arrays:
+            used[array] = True
+        self._free = np.flatnonzero(~used).tolist()
+        for number in self._free:
+            self._states[number] = None
+        self._next.clear()
+        self.limit = max(self.limit, 2 * int(used.sum()))
+
+
+class Conflict(Exception):
+    """An access races with `other`, in all elements in the state of that number."""
+
+    def __init__(self, number: int, other: Access):
+        super().__init__("race")
+        self.number, self.other = number, other
