@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Checks: observers that find mistakes which a run by itself does not show.
 
-    races.py     accesses that nothing orders: clocks.py says what is ordered, flags.py what a wait has seen,
-                 states.py what is kept of the past of an element, explain.py what a report says
-    shadow.py    cells beside the memory of a program, one an element
+races.py     accesses that nothing orders: clocks.py says what is ordered, flags.py what a wait has seen,
+             states.py what is kept of the past of an element, explain.py what a report says
+shadow.py    cells beside the memory of a program, one an element
 """
 
 from __future__ import annotations

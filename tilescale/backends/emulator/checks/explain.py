@@ -45,9 +45,7 @@ class Mark:
         return f" (line {self.home.where.line})" if self.home.where else ""
 
 
-def race_error(
-    run: Run, first: Access, second: Access, box: list[tuple[int, int]], owner: np.ndarray
-) -> RaceError:
+def race_error(run: Run, first: Access, second: Access, box: list[tuple[int, int]], owner: np.ndarray) -> RaceError:
     """The error for two accesses, in the order in which they came, that race on a box of elements of some memory."""
     region = region_text(second.home.name, box)
     holder = owner_of(run.root, first.home.root, owner)
@@ -97,7 +95,7 @@ def _flags(first: Access, second: Access) -> list[str]:
         after = [m for m in access.clock.signals if m.time >= access.time]
         if after:
             lines.append(f"{who(access)} signals {after[0].name} after that{after[0].line}")
-        elif before:
+        elif before and access.kind != READ:
             lines.append(f"{who(access)} signals {before[-1].name} before that{before[-1].line}")
         if access.waited is not None:
             lines.append(f"{who(access)} waited last for {access.waited.name}{access.waited.line}")
