@@ -169,6 +169,16 @@ def test_every_page_is_named_in_the_contents():
     assert not names - {"index"} - set(lines), "name them in a toctree of docs/index.md"
 
 
+def test_the_reference_lists_what_is_public():
+    """`tests/test_site.py` looks for every name on the site; this asks the pages, which takes no build."""
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    listed = set(re.findall(r"[\w.]+", text))
+    public = public_names()
+    members = {name for name in public if isinstance(public.get(name.rpartition(".")[0]), type)}
+    missing = public.keys() - members - listed
+    assert not [name for name in missing if not name.startswith("tilescale.errors.")]  # the page takes the module
+
+
 def test_commands_exist():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
