@@ -79,8 +79,8 @@ exercise = learn.Exercise(
     advice={
         "DeadlockError": "a wait needs a signal of the peer that fills this inbox. Compare the flag that is waited for "
         "with the one that is signalled: whose is it, which block's, and how often is it raised? It is raised once.",
-        "RaceError": "the inbox is read although nothing says that the tile is there, or the flag went up before the "
-        "tile was written. The order is: data, signal; wait, data.",
+        "RaceError": "the inbox is read although nothing says that this tile is there. The order is: data, signal; "
+        "wait, data. If that is yours: does the flag that is waited for speak of this tile, or of another block's?",
         "UninitializedReadError": "the inbox was read before the tile was in it. The order is: data, signal; wait, "
         "data.",
     },
