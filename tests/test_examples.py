@@ -161,7 +161,7 @@ def test_a_wrong_result_is_found(wrong: float):
         (14, "T.all_to_all(result, Out_dev, dim=0)"),
         (15, 'T.wait(arrived[t], ">=", size)'),
         (16, "T.copy(A, a_blocks[0, 0:rows, 0:inner], dst=row * side + (col + side - row) % side)"),
-        (17, "first = step % (panels // P) * width"),
+        (17, "top = step % (panels // P) * width"),
         (18, "count = count + 1"),
         (19, 'T.wait(crossed[b], ">=", nodes)'),
         (20, "a_to = y * side + stepped(x, -2, side)"),

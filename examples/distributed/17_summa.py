@@ -62,17 +62,17 @@ def by_panels(P: int, Q: int, M: int, N: int, K: int):
                     c = T.alloc((TILE, TILE), "float32", level="l0")
                     with T.Scale("device"):
                         if step // (panels // Q) == col:
-                            first = step % (panels // Q) * width
+                            left = step % (panels // Q) * width
                             for turn in T.serial(T.ceildiv(tiles_k - bx, tiles_n)):
                                 k = (bx + turn * tiles_n) * TILE_K
-                                T.copy(A[by * TILE, first + k], a_out)
+                                T.copy(A[by * TILE, left + k], a_out)
                                 for j in T.serial(Q):
                                     T.copy(a_out, a_panels[step % 2, by * TILE, k], dst=row * Q + (col + j) % Q)
                         if step // (panels // P) == row:
-                            first = step % (panels // P) * width
+                            top = step % (panels // P) * width
                             for turn in T.serial(T.ceildiv(tiles_k - by, tiles_m)):
                                 k = (by + turn * tiles_m) * TILE_K
-                                T.copy(B[first + k, bx * TILE], b_out)
+                                T.copy(B[top + k, bx * TILE], b_out)
                                 for i in T.serial(P):
                                     T.copy(b_out, b_panels[step % 2, k, bx * TILE], dst=(row + i) % P * Q + col)
                     if step > 0:
