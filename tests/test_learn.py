@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import tilescale
 import tilescale.language as T
@@ -170,6 +171,7 @@ WRONG = [
         ["signals free[0] before that", "when you have taken the tile out, not before"],
     ),
     (4, {'free[b], ">=", step - 1': 'free[b], ">=", step + 1'}, ["wait for free[0] >= 1", "walk through the steps"]),
+    (4, {'">=", step + 1': '"==", step + 1'}, ["arrived[0] = 2", "not for that very number"]),
     (4, {"rank + size - step - 1": "rank + step + 1"}, ["With 3 devices", "in the wrong places of Y"]),
     (5, {"inbox[r, b": "inbox[(rank + r) % size, b"}, ["With 3 devices", "right but for their rounding"]),
     (5, {"dst=(rank + step) % size": "dst=rank + step"}, ["names peer 2", "count modulo size"]),
@@ -317,3 +319,26 @@ def test_whole_phases_are_not_what_is_asked_for():
     verdict = judge.judge(asked, lambda devices: phases)
     assert verdict.state == "not right yet"
     assert "a device has signalled 0 times and sends 4 tiles" in verdict.text
+
+
+def test_a_program_that_is_right_in_one_order_only():
+    """Blocks take tickets: no race, and right if they come in the order of their numbers."""
+    import judge
+    import learn
+
+    @T.prim_func
+    def tickets(next_one: T.Tensor((1,), "int32"), Y: T.Tensor((8,), "int32")):
+        with T.Kernel(device=1, block=8, threads=1) as b:
+            ticket = T.alloc_var("int32")
+            ticket = T.atomic_add(next_one[0], 1, return_prev=True)
+            Y[ticket] = b
+
+    def case(devices, rng):
+        args = {"next_one": [torch.zeros(1, dtype=torch.int32)], "Y": [torch.full((8,), -1, dtype=torch.int32)]}
+        return learn.Case(args=args, want={"Y": [torch.arange(8)]})
+
+    toy = learn.Exercise(__file__, lambda size: tickets, case, sizes={"h200-sxm-8": [1]})
+    verdict = toy.check()
+    assert verdict.state == judge.WRONG
+    assert "It was right when the units took turns, and is wrong when they run in another order:" in verdict.text
+    assert "Y is wrong in" in verdict.text

@@ -94,7 +94,8 @@ exercise = learn.Exercise(
     case,
     advice={
         "DeadlockError": "walk through the steps on two devices. In step s, s tiles have arrived before and s were "
-        "taken out; nobody may wait for a tile that its neighbour sends only after a tile of its own.",
+        "taken out; nobody may wait for a tile that its neighbour sends only after a tile of its own. A neighbour may "
+        "be ahead of you: wait until a count has reached a number (>=), not for that very number.",
         "RaceError": "a place of the inbox is read before its tile is there, or written while what it held may still "
         "be read. Wait for `arrived` before you read, and for `free` before you send into a place for the second time; "
         "raise the left neighbour's `free` when you have taken the tile out, not before. And use the places in turns.",

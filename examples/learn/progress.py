@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 import judge
@@ -24,15 +25,20 @@ def main(solutions: bool) -> None:
     table = Table("exercise", "what it is about", "state", box=SIMPLE_HEAD)
     states = []
     for path in learn.ladder():
-        module = learn.load(path)
-        state = module.exercise.check(solution=solutions).state
-        states.append(state)
-        title = module.__doc__.splitlines()[0].rstrip(".").partition(":")[0]
-        table.add_row(path.name, title, f"[{COLOURS[state]}]{state}")
+        states.append(_state(path, solutions))
+        title = path.read_text(encoding="utf-8").split('"""')[1].splitlines()[0]
+        table.add_row(path.name, title.rstrip(".").partition(":")[0], f"[{COLOURS[states[-1]]}]{states[-1]}")
     Console().print(table)
     solved = states.count(judge.SOLVED)
     click.echo(f"{solved} of {len(states)} solved")
     sys.exit(solved < len(states))
+
+
+def _state(path: Path, solution: bool) -> str:
+    try:
+        return learn.load(path).exercise.check(solution=solution).state
+    except SyntaxError:
+        return judge.WRONG
 
 
 if __name__ == "__main__":
