@@ -36,6 +36,7 @@ __all__ = [
     "RankMismatchError",
     "ShapeError",
     "TileScaleError",
+    "UninitializedReadError",
     "UnknownLayerError",
     "UnknownLevelError",
     "UnknownMachineError",
@@ -180,6 +181,10 @@ class OutOfBoundsError(TileScaleError):
 
 class RaceError(TileScaleError):
     """Two accesses to one place, one a write, that nothing orders: who, which elements, both lines, and the remedy."""
+
+
+class UninitializedReadError(TileScaleError):
+    """A read of memory that nobody has written: who, which elements, the line, and the declaration."""
 
 
 class RankMismatchError(TileScaleError):

@@ -34,6 +34,10 @@ class Settings:
             (TILESCALE_HEAP_BYTES).
         wait_s: longest time in seconds that a kernel waits for another device (TILESCALE_WAIT_S).
         progress: progress bars, "on", "off", or "auto" for "when a person watches" (TILESCALE_PROGRESS).
+        check: what the emulator checks where the caller does not say: "all", "none", or names of checks with commas
+            between them (TILESCALE_CHECK).
+        schedule_seed: the interleaving in which the emulator runs units where the caller does not say, None to take
+            turns (TILESCALE_SCHEDULE_SEED).
     """
 
     timeout_s: float = 600.0
@@ -43,6 +47,8 @@ class Settings:
     heap: str | None = None
     heap_bytes: int | None = None
     progress: str = "auto"
+    check: tuple[str, ...] = ("all",)
+    schedule_seed: int | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -81,6 +87,19 @@ def _progress(text: str) -> str:
     return "on" if _switch(text) else "off"
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(re.fullmatch(r"\w+", name) for name in names):
+        raise ValueError(text)
+    return names
+
+
+def _number(text: str) -> int:
+    if re.fullmatch(r"[0-9]+", text) is None:
+        raise ValueError(text)
+    return int(text)
+
+
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
@@ -99,6 +118,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "heap_bytes": ("TILESCALE_HEAP_BYTES", _bytes, "a number of bytes, or one with KiB, MiB, GiB or TiB, e.g. 16GiB"),
     "wait_s": ("TILESCALE_WAIT_S", _seconds, "a number of seconds above 0, e.g. 30"),
     "progress": ("TILESCALE_PROGRESS", _progress, "auto, on or off"),
+    "check": ("TILESCALE_CHECK", _names, "all, none, or names of checks with commas between them, e.g. races"),
+    "schedule_seed": ("TILESCALE_SCHEDULE_SEED", _number, "a whole number from 0 on"),
 }
 
 

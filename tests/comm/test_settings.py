@@ -16,8 +16,11 @@ def test_defaults_and_values() -> None:
         "TILESCALE_MACHINE": "h200-sxm-8",
         "TILESCALE_EMULATE": "Yes",
         "TILESCALE_PROGRESS": "0",
+        "TILESCALE_CHECK": "races, uninitialized",
+        "TILESCALE_SCHEDULE_SEED": "7",
     }
-    assert Settings.from_env(env) == Settings(timeout_s=2.5, machine="h200-sxm-8", emulate=True, progress="off")
+    wanted = {"check": ("races", "uninitialized"), "schedule_seed": 7, "progress": "off", "emulate": True}
+    assert Settings.from_env(env) == Settings(timeout_s=2.5, machine="h200-sxm-8", **wanted)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,8 @@ def test_defaults_and_values() -> None:
         ("TILESCALE_TIMEOUT_S", "nan", "above 0"),
         ("TILESCALE_EMULATE", "maybe", "1, true, yes, on, 0, false, no, off"),
         ("TILESCALE_PROGRESS", "loud", "auto, on or off"),
+        ("TILESCALE_CHECK", "races,", "all, none, or names of checks"),
+        ("TILESCALE_SCHEDULE_SEED", "-1", "a whole number from 0 on"),
     ],
 )
 def test_bad_text_lists_what_is_valid(variable: str, text: str, valid: str) -> None:

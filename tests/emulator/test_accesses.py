@@ -189,7 +189,7 @@ def test_fresh_memory_holds_no_zeros():
             Y[2] = c[0]
 
     args = [torch.zeros(3)]
-    tilescale.emulate(program, args)
+    tilescale.emulate(program, args, check="none")
     assert args[0].isnan().all()
 
 

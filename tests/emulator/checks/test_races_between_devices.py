@@ -125,10 +125,10 @@ def test_the_report_of_a_missing_wait():
 def test_the_report_names_the_flags_around_the_accesses():
     error = race(put("wait on the wrong flag", 3), put_args(3), "put", "get")
     assert error.message == (
-        "Y[0:16, 0:16] of device 1: device 0, block 0 writes it and device 1, block 0 reads it, "
+        "Y[0:16, 0:16] of device 2: device 1, block 0 writes it and device 2, block 0 reads it, "
         "and nothing orders the two\n"
-        f"  device 0, block 0 signals F[0] after that (line {line_of('put') + 2})\n"
-        f"  device 1, block 0 waited last for F[1] (line {line_of('put') + 4})"
+        f"  device 1, block 0 signals F[0] after that (line {line_of('put') + 2})\n"
+        f"  device 2, block 0 waited last for F[1] (line {line_of('put') + 4})"
     )
     assert error.hint.startswith(
         f"between line {line_of('put')} and line {line_of('get')}: T.signal(flag[i], dst=peer)"

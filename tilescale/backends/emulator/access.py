@@ -263,7 +263,7 @@ class Slices:
                 axes.append(axis)
         if write and any(a not in axes and n != 1 for a, n in enumerate(frame.space)):
             return None
-        view = array[tuple(index)]
+        view = array[tuple(index)] if axes else array[(*index, ...)]  # A view, also of one element.
         order = sorted(range(len(axes)), key=axes.__getitem__)
         if order != list(range(len(axes))):
             view = view.transpose(order)
@@ -339,6 +339,10 @@ class Region:
         tile = np.full(block.extents, self.home.safe, self.home.dtype)
         tile[block.clip()] = view
         return tile
+
+    def blank(self, frame: Frame) -> np.ndarray:
+        """An array of the region's extents and type that says nothing of its elements."""
+        return np.broadcast_to(np.zeros((), self.home.dtype), self.block(frame).extents)
 
     def write(
         self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None

@@ -220,20 +220,26 @@ def _barrier(compiler: Compiler, call: ir.Call) -> Closure:
 class _Tiles:
     """The tile arguments of a collective, and how units hand them in and take results."""
 
-    def __init__(self, compiler: Compiler, regions: list[Any]):
-        self.regions = [Region(compiler, r) for r in regions]
+    def __init__(self, compiler: Compiler, regions: list[Any], brings: Callable[[Frame], int]):
+        self.regions, self._brings = [Region(compiler, r) for r in regions], brings
 
     def payload(self, frame: Frame) -> tuple[list[np.ndarray], list[Callable[[np.ndarray], None]]]:
         """Values, and functions that store a result on this unit."""
-        values = [region.read(frame) for region in self.regions]
+        brings = self._brings(frame)
+        values = [r.read(frame) if i < brings else r.blank(frame) for i, r in enumerate(self.regions)]
         return values, [lambda tile, r=region: r.write(frame, tile) for region in self.regions]
 
 
-def _collective(compiler: Compiler, call: ir.Call, tiles: int, combine: Callable) -> Closure:
-    """A collective on `tiles` regions; `combine(frame, all ranks' values)` yields for each rank what to store where."""
+def _collective(
+    compiler: Compiler, call: ir.Call, tiles: int, combine: Callable, brings: Callable[[Frame], int] | None = None
+) -> Closure:
+    """A collective on `tiles` regions, of which a unit `brings` the first, or all.
+
+    `combine(frame, all ranks' values)` yields for each rank what to store where.
+    """
     name = call.op.name.removeprefix("tilescale.")
     level, where = ir.attribute(call, "level"), compiler.where
-    arguments = _Tiles(compiler, list(call.args[:tiles]))
+    arguments = _Tiles(compiler, list(call.args[:tiles]), brings or (lambda frame: tiles))
 
     def run(frame: Frame) -> None:
         def finish(payloads: list) -> None:
@@ -316,7 +322,7 @@ def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
         total = numerics.reduce_many([v[0] for v in values], op, values[0][0].dtype)
         return [{1: part} for part in np.split(total, len(values), axis)]
 
-    return _collective(compiler, call, 2, combine)
+    return _collective(compiler, call, 2, combine, lambda frame: 1)
 
 
 @operation(ops.ALL_GATHER.name)
@@ -330,7 +336,7 @@ def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
         whole = np.concatenate([v[0] for v in values], axis)
         return [{1: whole}] * len(values)
 
-    return _collective(compiler, call, 2, combine)
+    return _collective(compiler, call, 2, combine, lambda frame: 1)
 
 
 @operation(ops.ALL_TO_ALL.name)
@@ -341,7 +347,7 @@ def _all_to_all(compiler: Compiler, call: ir.Call) -> Closure:
         parts = [np.split(v[0], len(values), axis) for v in values]
         return [{1: np.concatenate([sent[rank] for sent in parts], axis)} for rank in range(len(values))]
 
-    return _collective(compiler, call, 2, combine)
+    return _collective(compiler, call, 2, combine, lambda frame: 1)
 
 
 @operation(ops.BROADCAST.name)
@@ -352,4 +358,4 @@ def _broadcast(compiler: Compiler, call: ir.Call) -> Closure:
         chosen = root.unit(frame).around(root.level).rank
         return [{0: values[chosen][0].copy()}] * len(values)
 
-    return _collective(compiler, call, 1, combine)
+    return _collective(compiler, call, 1, combine, lambda frame: int(root.unit(frame) is frame.unit))

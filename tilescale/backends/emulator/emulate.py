@@ -20,6 +20,7 @@ from tilescale.hda.current import as_machine
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.program.model import Program
+from tilescale.settings import settings
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def emulate(
     *,
     machine: Machine | str | None = None,
     progress: bool | None = None,
-    check: str | Iterable[str] = "all",
+    check: str | Iterable[str] | None = None,
     schedule_seed: int | None = None,
 ) -> Report:
     """Run a traced program on CPU tensors for all units of a machine.
@@ -64,9 +65,10 @@ def emulate(
             itself may be given. Under a device-level `T.view` each device passes its shard.
         machine: a machine, a built-in name or a path; the program is traced again if it was traced for another.
         progress: show a progress bar on a long run; None follows the settings.
-        check: what to look for besides: "all", "none", or names of `tilescale.backends.emulator.checks.CHECKS`.
-        schedule_seed: an interleaving of the units, the same for the same number: a right program gives the same
-            result with all of them. None takes turns.
+        check: mistakes to look for that a run by itself does not show: "all", "none", or some of "races",
+            "uninitialized" and "replicas"; None follows the settings ("all" where they say nothing).
+        schedule_seed: a number for each interleaving of the units; the same number gives the same run, and a right
+            program is right in all of them. None follows the settings (units take turns where they say nothing).
 
     Returns:
         What every device did.
@@ -77,6 +79,7 @@ def emulate(
         UsageError: the program was traced for another machine and cannot be traced again; an unknown check.
         DeadlockError: a wait that nobody can satisfy.
         RaceError: two accesses to one place, one of them a write, that nothing orders.
+        UninitializedReadError: a read of a tile, workspace or variable that nobody has written.
         OutOfBoundsError: an access outside a tile or a flag tensor.
         UnsupportedError: an operation that the emulator does not run, with its line.
     """
@@ -86,7 +89,9 @@ def emulate(
     extents = _extents(program, target, len(per_unit))
     begin = time.perf_counter()
     with progress_bar(program.name, progress) as advance:
-        run = Run(program, target, advance, observers(check), schedule_seed)
+        watching = observers(settings().check if check is None else check)
+        seed = settings().schedule_seed if schedule_seed is None else schedule_seed
+        run = Run(program, target, advance, watching, seed)
         values = bind_arguments(run.compiler, program, extents, per_unit)
         run.launch(extents, values)
     return Report(target, tuple(run.activity), time.perf_counter() - begin)

@@ -128,7 +128,7 @@ def uniform(value: Any, frame: Frame, what: str) -> Any:
 class Lanes:
     """A thread-private buffer: one instance for all while they agree, else one for each element of the space."""
 
-    __slots__ = ("data", "lead", "shape")
+    __slots__ = ("__weakref__", "data", "lead", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype, poison: Any):
         self.shape = shape

@@ -1,36 +1,37 @@
 # SPDX-License-Identifier: MIT
 """Checks: observers that find mistakes which a run by itself does not show.
 
-races.py     accesses that nothing orders: clocks.py says what is ordered, flags.py what a wait has seen,
-             states.py what is kept of the past of an element, explain.py what a report says
-shadow.py    cells beside the memory of a program, one an element
+    races.py            accesses that nothing orders: clocks.py says what is ordered, flags.py what a wait has seen,
+                        states.py what is kept of the past of an element, explain.py what a report says
+    initialization.py   reads of what was never written
+    shadow.py text.py   cells beside the memory of a program, one an element; words of reports
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tilescale.backends.emulator.checks.initialization import Initialization
 from tilescale.backends.emulator.checks.races import Races
 from tilescale.backends.emulator.observe import Observer
 from tilescale.errors import UsageError
 
-_CHECKS: dict[str, type[Observer]] = {"races": Races}
+_CHECKS: dict[str, type[Observer]] = {"races": Races, "uninitialized": Initialization}
 
 CHECKS = tuple(_CHECKS)
 """The names of all checks."""
 
 
 def observers(check: str | Iterable[str]) -> list[Observer]:
-    """The observers that make some checks: "all", "none", a name, or several.
+    """The observers that make some checks: names, or "all" or "none" in place of them.
 
     Raises:
         UsageError: a check that does not exist.
     """
-    if check in ("all", "none"):
-        names = CHECKS if check == "all" else ()
-    else:
-        names = {check} if isinstance(check, str) else set(check)
-    unknown = sorted(set(names) - set(CHECKS))
+    names = {check} if isinstance(check, str) else set(check)
+    if names == {"all"}:
+        names = set(CHECKS)
+    unknown = sorted(names - set(CHECKS) - ({"none"} if len(names) == 1 else set()))
     if unknown:
         raise UsageError(
             f"check={', '.join(map(repr, unknown))}: the checks are {', '.join(map(repr, CHECKS))}",

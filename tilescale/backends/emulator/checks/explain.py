@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilescale.backends.emulator.checks.states import Access
+from tilescale.backends.emulator.checks.text import Box, acting, owner_of, region_text
 from tilescale.backends.emulator.observe import READ, WRITE
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import RaceError
@@ -45,7 +46,7 @@ class Mark:
         return f" (line {self.home.where.line})" if self.home.where else ""
 
 
-def race_error(run: Run, first: Access, second: Access, box: list[tuple[int, int]], owner: np.ndarray) -> RaceError:
+def race_error(run: Run, first: Access, second: Access, box: Box, owner: np.ndarray) -> RaceError:
     """The error for two accesses, in the order in which they came, that race on a box of elements of some memory."""
     region = region_text(second.home.name, box)
     holder = owner_of(run.root, first.home.root, owner)
@@ -62,24 +63,9 @@ def race_error(run: Run, first: Access, second: Access, box: list[tuple[int, int
     return error
 
 
-def region_text(name: str, box: list[tuple[int, int]]) -> str:
-    """A box of a buffer's elements as a program writes it."""
-    return f"{name}[{', '.join(str(b) if e == b + 1 else f'{b}:{e}' for b, e in box)}]"
-
-
-def owner_of(unit: Unit, slot: int, memory: np.ndarray) -> Unit | None:
-    """The unit, `unit` or one inside it, whose instance of a buffer lies in some memory."""
-    array = unit.storage.get(slot)
-    if isinstance(array, np.ndarray) and np.may_share_memory(array, memory):
-        return unit
-    found = (owner_of(child, slot, memory) for child in unit.children.values())
-    return next((u for u in found if u is not None), None)
-
-
 def who(access: Access) -> str:
-    """Who made an access, with the threads where a part of a unit's threads are a task of their own."""
-    unit, task = str(access.unit), access.clock.name
-    return task if task.startswith(unit) else unit
+    """Who made an access."""
+    return acting(access.unit, access.clock.name)
 
 
 def verb(access: Access) -> str:

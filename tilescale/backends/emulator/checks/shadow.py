@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from tilescale.backends.emulator.checks.text import Box
+
 
 class Shadow:
     """The cells beside one piece of memory.
@@ -49,19 +51,20 @@ class Shadow:
         self.cells = np.repeat(self.cells, 2)
         self.grain //= 2
 
-    def box(self, array: np.ndarray, index: Any, hit: np.ndarray) -> list[tuple[int, int]]:
+    def box(self, array: np.ndarray, index: Any, hit: np.ndarray) -> Box:
         """The smallest box of indices of the owner, begin and end along each dimension, around some elements.
 
         Args:
             array, index: an access.
             hit: which cells of the access are meant.
         """
-        numbers = np.arange(self.cells.size)
+        numbers = np.asarray(self._view(np.arange(self.cells.size), array)[index])
         chosen = np.zeros(self.cells.size, bool)
-        chosen[self._view(numbers, array)[index][hit]] = True
+        chosen[numbers[hit]] = True
         found = self._view(chosen, self.owner)
         found = found.any(axis=-1) if found.ndim > self.owner.ndim else found
-        return [(int(axis.min()), int(axis.max()) + 1) for axis in np.nonzero(found)]
+        places = np.nonzero(found) if found.ndim else ()
+        return [(int(axis.min()), int(axis.max()) + 1) for axis in places]
 
 
 S = TypeVar("S", bound=Shadow)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""Reads of memory that nobody has written: tiles, workspaces, thread-private variables.
+
+Arguments count as written. Once all of a buffer has been written nothing more is kept about it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.checks.shadow import Memory, Shadow
+from tilescale.backends.emulator.checks.text import acting, owner_of, region_text
+from tilescale.backends.emulator.frame import Lanes, spread
+from tilescale.backends.emulator.observe import ATOMIC_STORE, WRITE, Observer
+from tilescale.errors import Location, UninitializedReadError
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.access import Home
+    from tilescale.backends.emulator.frame import Frame
+    from tilescale.backends.emulator.run import Run
+
+_WRITES = (WRITE, ATOMIC_STORE)
+
+
+class _Written(Shadow):
+    """Which elements have been written; `left` says how many cells have not."""
+
+    def __init__(self, owner: np.ndarray, given: bool):
+        super().__init__(owner, np.bool_)
+        self.left = 0 if given else self.cells.size
+
+    def _refine(self) -> None:
+        super()._refine()
+        self.left *= 2
+
+
+class Initialization(Observer):
+    """Raises an UninitializedReadError at the first read of an element that was never written."""
+
+    def starts(self, run: Run) -> None:
+        self._run = run
+        self._memory: Memory[_Written] = Memory(_Written)
+        self._lanes: weakref.WeakKeyDictionary[Lanes, Lanes] = weakref.WeakKeyDictionary()
+
+    def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
+        shadow = self._memory.of(array)
+        if not shadow.left or array.size == 0:
+            return
+        cells = shadow.view(array)
+        found = cells[index]
+        if kind in _WRITES:
+            _write(shadow, cells, index, found)
+        elif not found.all():
+            box = shadow.box(array, index, ~found)
+            raise self._error(frame, home, region_text(home.name, box), shadow.owner)
+
+    def copies(self, source: np.ndarray, target: np.ndarray) -> None:
+        origin, shadow = self._memory.of(source), self._memory.of(target)
+        if shadow.left:
+            cells = shadow.view(target)
+            done = np.ones(target.shape, bool) if not origin.left else origin.view(source)
+            shadow.left -= int(np.count_nonzero(done & ~cells))
+            cells |= done
+
+    def accesses_lanes(self, frame: Frame, home: Home, kind: str, lanes: Lanes, index: tuple) -> None:
+        written = self._lanes.get(lanes)
+        if written is None:
+            written = self._lanes[lanes] = Lanes(lanes.shape, np.dtype(bool), False)
+        if kind in _WRITES:
+            written.store(index, True, frame)
+            return
+        done = spread(_loaded(written, index, frame), frame)
+        if not (done if frame.mask is None else done | ~spread(frame.mask, frame)).all():
+            begin = [int(np.asarray(i).reshape(-1)[0]) for i in index]
+            raise self._error(frame, home, region_text(home.name, [(b, b + 1) for b in begin]), written.data)
+
+    def _error(self, frame: Frame, home: Home, region: str, memory: np.ndarray) -> UninitializedReadError:
+        holder = owner_of(self._run.root, home.root, memory)
+        if holder is not None and frame.unit.around(holder.level) is not holder:
+            region += f" of {holder}"
+        kept = home.buffer if home.root == home.slot else self._run.compiler.owned_buffer(home.root)
+        found = ir.buffer_location(kept)
+        places = [Location(home.where.file, home.where.line, "reads here")] if home.where else []
+        places += [Location(*found, "declared here")] if found else []
+        error = UninitializedReadError(
+            f"{acting(frame.unit, self._run.scheduler.current.name)} reads {region}, which nobody has written",
+            hint=f"write {home.name} before it is read: T.clear, T.fill or a T.copy that covers what is read",
+            where=places,
+        )
+        error.located = True
+        return error
+
+
+def _write(shadow: _Written, cells: np.ndarray, index: Any, found: np.ndarray) -> None:
+    new = found.size - int(np.count_nonzero(found))
+    if not new:
+        return
+    if new > 1 and isinstance(index, tuple) and any(isinstance(i, np.ndarray) for i in index):
+        cells[index] = True  # Elements may be named twice.
+        shadow.left = shadow.cells.size - int(np.count_nonzero(shadow.cells))
+    else:
+        cells[index] = True
+        shadow.left -= new
+
+
+def _loaded(written: Lanes, index: tuple, frame: Frame) -> Any:
+    if written.lead and written.lead != frame.space:
+        # Written where others ran: they agree on the value, so each of them has to have one.
+        return written.data[(..., *(np.asarray(i) for i in index))].all(axis=tuple(range(len(written.lead))))
+    return written.load(index, frame)
