@@ -2,6 +2,7 @@
 """The programs of the examples: what they refuse, with the line, and that a launch leaves nothing to the next one."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 import tilescale
-from tests.test_examples import NUMBERED, RUNS, USUAL, beside_common, load  # noqa: F401 - the fixture is for all tests
-from tilescale.errors import ShapeError, TileScaleError, UnknownLevelError
+from tests.ladder import NUMBERED, load
+from tests.test_examples import RUNS, USUAL
+from tilescale.errors import RaceError, ShapeError, TileScaleError, UnknownLevelError
 
 REFUSED: dict[str, tuple[int, Callable[[ModuleType], Any], str]] = {
     "shared dimension": (8, lambda m: m.tp_gemm(3, 128, 128, 128), "dimension 1 of (128, 128) has 128 elements"),
@@ -71,3 +73,21 @@ def test_again_with_the_same_buffers(number: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(example.common, "run", twice)
     example.main([*RUNS.get(number, USUAL)[2].split(), "--seed=5"], standalone_mode=False)
     assert launches
+
+
+def test_one_credit_for_both_places_of_a_ring_is_a_race(tmp_path: Path):
+    """As the example says: signals of fast readers stand in for those of a slow one, whose tile is overwritten."""
+    text = NUMBERED[13].read_text(encoding="utf-8")
+    for two, one in (
+        ('free[there, h, i], ">=", (step + 1) // 2 * readers', 'free[0, h, i], ">=", step * readers'),
+        ("free[here, h, i]", "free[0, h, i]"),
+        ("free[step % 2, h, t]", "free[0, h, t]"),
+    ):
+        assert text.count(two) == 1
+        text = text.replace(two, one)
+    changed = tmp_path / NUMBERED[13].name
+    changed.write_text(text, encoding="utf-8")
+    with pytest.raises(RaceError, match=r"^places\[") as caught:
+        load(changed).main(["--devices=3", "--size=384"], standalone_mode=False)
+    lines = [text.splitlines()[place.line - 1].strip() for place in caught.value.where]
+    assert lines[0].startswith("T.copy(places[step % 2") and lines[1].startswith("T.copy(tile, places[there")

@@ -2,21 +2,16 @@
 """The ladder of examples/distributed: every rung emulated on several numbers of devices, a few as jobs of ranks."""
 
 import ast
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 import tilescale
 from tests.comm.conftest import command, run_words
+from tests.ladder import EXAMPLES, FOLDER, NUMBERED, load
 
-FOLDER = Path(__file__).parents[1] / "examples" / "distributed"
-EXAMPLES = sorted(FOLDER.glob("[0-9]*.py"))
-NUMBERED = {int(path.name[:2]): path for path in EXAMPLES}
 USUAL = ["--devices=1 --size=64", "--devices=2 --size=128", "--devices=3 --size=96", "--devices=4 --size=200"]
 USUAL += ["--devices=8 --size=128"]
 LARGE = "--machine=gb200-nvl72 --devices=16 --size=128"
@@ -34,19 +29,6 @@ ELSEWHERE: dict[int, tuple[str, str]] = {
 }
 """For an example of another kind of machine: how to run it on one that is described here."""
 VERDICT = re.compile(r"largest error \S+, rounding allows")
-
-
-@pytest.fixture(autouse=True)
-def beside_common(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def verdicts(path: Path, capsys: pytest.CaptureFixture[str], *args: str) -> list[str]:

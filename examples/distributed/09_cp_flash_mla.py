@@ -15,10 +15,10 @@ any order over any number of devices, and `T.allreduce(output, logsum, fn=merge)
 Inside a block the two warpgroups split two products differently: of Q KV^T each computes half of the columns (keys), of
 weights x KV half of the columns too (latent dimensions), but that one needs the weights of all keys. So they exchange
 halves in between, in two spellings: `gathered` says what is wanted, `exchanged` who sends what to whom, with a barrier
-before anybody reads and one before anybody sends again.
+before anybody reads what was sent.
 
-Things to try: a `merge` that returns the mean of the outputs; one barrier less in `exchanged`; `--size 4096` on
-`--machine gb200-nvl72 --devices 64`.
+Things to try: a `merge` that returns the mean of the outputs; `exchanged` without its barrier, and what the emulator
+says of it; `--size 4096` on `--machine gb200-nvl72 --devices 64`.
 """
 
 import math
@@ -65,7 +65,7 @@ def exchanged(scores, weights, kv, acc):
         values, mine = T.view(kv, layout=T.FullCol), T.view(acc, layout=T.FullCol)
         T.gemm(half, values[wg * keys : (wg + 1) * keys, :], mine)
         T.gemm(other, values[peer * keys : (peer + 1) * keys, :], mine)
-        T.barrier()  # both have read it: the next may come
+    # The end of the scale orders too: both have read what came, the next may be sent.
 
 
 def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Generated text of programs, and the examples' programs."""
 
-import importlib
-import importlib.util
 import re
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.ladder import EXAMPLES, load
 from tilescale.backends.cuda import support
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
@@ -18,7 +17,6 @@ from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.program.model import Program
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
 EMULATED_ONLY = ("19_two_nodes", "20_wafer_mesh", "21_stacked_dram")
 KERNEL = re.compile(r'^extern "C" __global__ void [^;]*? \{\n.*?^\}$', re.MULTILINE | re.DOTALL)
 
@@ -47,19 +45,14 @@ def notes(func: Any, machine: str = "h200-sxm-8") -> list[str]:
 
 def example_programs() -> dict[str, Callable[[], list[Any]]]:
     """For each example of the GPUs of one server what traces its programs for the current machine."""
-    paths = [path for path in sorted(EXAMPLES.glob("[0-9]*.py")) if path.stem not in EMULATED_ONLY]
-    return {path.stem: partial(_programs, path) for path in paths}
+    return {path.stem: partial(_programs, path) for path in EXAMPLES if path.stem not in EMULATED_ONLY}
 
 
 def _programs(path: Path) -> list[Any]:
     found: list[Any] = []
+    example = load(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EXAMPLES))
-        common = importlib.import_module("common")
-        patch.setattr(common, "run", lambda func, args: found.append(func))
-        patch.setattr(common, "compare", lambda *_: None)
-        spec = importlib.util.spec_from_file_location(f"generated_{path.stem}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.main.callback(devices=4, machine=None, size=256, seed=0)
+        patch.setattr(example.common, "run", lambda func, args: found.append(func))
+        patch.setattr(example.common, "compare", lambda *_: None)
+        example.main.callback(devices=4, machine=None, size=256, seed=0)
     return found

@@ -9,7 +9,6 @@ import pytest
 
 from tests.cuda import cluster_programs, programs
 from tests.cuda.support import KERNEL, example_programs, source
-from tests.language import programs as reference
 from tilelang_core import compile as stock
 from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnknownLevelError, UsageError
@@ -25,7 +24,6 @@ PROGRAMS = {
     "allreduce_tile": lambda: [programs.sum_of_tiles()],
     "allreduce_fn": lambda: [programs.merged_tensors()],
     "gathered": lambda: [programs.merged_tensors("nccl")],
-    "warpgroups": lambda: [reference.tensor_parallel_gemm(128, 128, 256)],
     "device_phase": lambda: [programs.steps()],
     "whole_copy": lambda: [programs.whole_copy()],
 }
@@ -40,7 +38,6 @@ LACKS = {
         "12_sender_role",
         "13_ring_attention",
         "tma",
-        "warpgroups",
     }
 }
 """Programs of levels (warpgroups, clusters) or mechanisms (bulk copies) that a machine does not have."""

@@ -19,7 +19,7 @@ PROGRAMS = {
     "barrier": programs.meeting,
     "allreduce_tile": programs.sum_of_tiles,
     "allreduce_fn": programs.merged_tensors,
-    "warpgroup_gemm": lambda: reference.tensor_parallel_gemm(128, 128, 256),
+    "warpgroup_gemm": lambda: reference.tensor_parallel_gemm(4, 128, 128, 512),
     "device_phase": programs.steps,
 }
 

@@ -74,10 +74,10 @@ def test_lowered_text_means_the_program(name: str):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, equal_nan=False)
 
 
-@pytest.mark.parametrize("weigh", [reference.weigh_gathered, reference.weigh_exchanged])
-def test_attention_over_two_warpgroups(weigh: Any):
+@pytest.mark.parametrize("exchange", [reference.gathered, reference.exchanged])
+def test_attention_over_two_warpgroups(exchange: Any):
     batch, heads, seq, dim, pe = 2, 16, 128, 64, 32
-    func = reference.context_parallel_mla(batch, heads, seq, dim, pe, 16, 64, devices=1, weigh=weigh)
+    func = reference.context_parallel_mla(1, batch, heads, seq, dim, pe, 16, 64, exchange)
     torch.manual_seed(3)
     q, q_pe = torch.randn(batch, heads, dim).half(), torch.randn(batch, heads, pe).half()
     kv, k_pe = torch.randn(batch, seq, 1, dim).half(), torch.randn(batch, seq, 1, pe).half()
@@ -92,7 +92,7 @@ def test_attention_over_two_warpgroups(weigh: Any):
 def test_split_product_over_two_warpgroups():
     a, b = torch.randn(64, 128).bfloat16(), torch.randn(128, 128).bfloat16()
     found = torch.full((64, 128), float("nan"))
-    interpret(reference.tensor_parallel_gemm(64, 128, 128, devices=1), [a, b, found])
+    interpret(reference.tensor_parallel_gemm(1, 64, 128, 128), [a, b, found])
     torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-4)
 
 
@@ -160,7 +160,7 @@ def test_text_compiles():
     machine = "h200-sxm-8"
     funcs = [CASES[name].make() for name in ("roles", "columns split", "nested")]
     funcs += [lane_programs.couriers(4), lane_programs.namesakes(4)]
-    funcs += [reference.context_parallel_mla(1, 16, 256, 64, 32, 16, 64, weigh=reference.weigh_exchanged)]
+    funcs += [reference.context_parallel_mla(4, 1, 16, 256, 64, 32, 16, 64, reference.exchanged)]
     texts = [source(func, machine) for func in funcs]
     compile_text("\n".join(apart(t, number) for number, t in enumerate(texts)), target_for(Machine.load(machine)))
 

@@ -13,9 +13,9 @@ from tilescale.passes.structure import structure
 from tilescale.program.model import Control, DevicePhase, Launch, Part, Sequence
 
 PROGRAMS = {
-    "tensor_parallel_gemm": lambda: programs.tensor_parallel_gemm(128, 128, 256),
-    "mla_gather": lambda: programs.context_parallel_mla(2, 32, 256, 64, 32),
-    "mla_copy": lambda: programs.context_parallel_mla(2, 32, 256, 64, 32, weigh=programs.weigh_exchanged),
+    "tensor_parallel_gemm": lambda: programs.tensor_parallel_gemm(4, 256, 128, 512),
+    "mla_gather": lambda: programs.context_parallel_mla(4, 2, 32, 256, 64, 32, 16, 32),
+    "mla_copy": lambda: programs.context_parallel_mla(4, 2, 32, 256, 64, 32, 16, 32, programs.exchanged),
     "ring_shift": programs.ring_shift,
     "cluster_sum": programs.cluster_sum,
     "power_iteration": programs.power_iteration,

@@ -96,7 +96,7 @@ def namesakes(world: Any) -> None:
 def product(world: Any) -> None:
     """The tensor-parallel product: warpgroups split the K tile, devices split K."""
     m, n, k = 256, 384, 128 * world.size
-    kernel = tilescale.compile(reference.tensor_parallel_gemm(m, n, k, (128, 128, 64), devices=world.size))
+    kernel = tilescale.compile(reference.tensor_parallel_gemm(world.size, m, n, k))
     share = slice(world.rank * 128, (world.rank + 1) * 128)
     c = tilescale.empty((m, n), dtype=torch.float32)
     for launch in range(LAUNCHES):
@@ -108,15 +108,13 @@ def product(world: Any) -> None:
         close(c, a.double() @ b.double(), 1e-3, f"launch {launch}")
 
 
-def attention(world: Any, weigh: Any, block_h: int, dim: int) -> None:
+def attention(world: Any, exchange: Any, block_h: int, dim: int) -> None:
     """Context-parallel decoding: devices split the keys, warpgroups the scores of a tile."""
     batch, heads, pe, block_n = 2, 2 * block_h, 64, 64
     own = 4 * block_n
     seq = own * world.size
     kernel = tilescale.compile(
-        reference.context_parallel_mla(
-            batch, heads, seq, dim, pe, block_h, block_n, devices=world.size, weigh=weigh, dtype="float16"
-        )
+        reference.context_parallel_mla(world.size, batch, heads, seq, dim, pe, block_h, block_n, exchange)
     )
     share = slice(world.rank * own, (world.rank + 1) * own)
     for launch in range(LAUNCHES):
@@ -141,11 +139,10 @@ def checks(world: Any) -> dict[str, Callable[[], None]]:
         found[f"couriers, {level}s"] = lambda level=level: couriers(world, level)
     found["namesakes"] = lambda: namesakes(world)
     found["reference: product"] = lambda: product(world)
-    for weigh in (reference.weigh_gathered, reference.weigh_exchanged):
-        name = weigh.__name__ if hasattr(weigh, "__name__") else weigh.orig_func.__name__
+    for name, exchange in (("gathered", reference.gathered), ("exchanged", reference.exchanged)):
         for block_h, dim in ((16, 128), (64, 256)):
             found[f"reference: attention, {name}, {block_h} heads, {dim} columns"] = (
-                lambda weigh=weigh, block_h=block_h, dim=dim: attention(world, weigh, block_h, dim)
+                lambda exchange=exchange, block_h=block_h, dim=dim: attention(world, exchange, block_h, dim)
             )
     return found
 

@@ -17,7 +17,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("machine", ["h200-sxm-8", "b200-sxm-8"])
 def test_tensor_parallel_gemm(devices: int, machine: str):
-    func = programs.tensor_parallel_gemm(128, 192, 256, devices=devices)
+    func = programs.tensor_parallel_gemm(devices, 128, 192, 256)
     a, b = random(128, 256, dtype=torch.bfloat16), random(256, 192, dtype=torch.bfloat16, seed=1)
     shards = zip(a.chunk(devices, 1), b.chunk(devices, 0), strict=True)
     args = [[x.contiguous(), y.contiguous(), torch.full((128, 192), float("nan"))] for x, y in shards]
@@ -26,11 +26,11 @@ def test_tensor_parallel_gemm(devices: int, machine: str):
         torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("weigh", [programs.weigh_gathered, programs.weigh_exchanged], ids=["gather", "copy"])
+@pytest.mark.parametrize("exchange", [programs.gathered, programs.exchanged], ids=["gather", "copy"])
 @pytest.mark.parametrize("devices", [1, 4])
-def test_context_parallel_mla(weigh, devices: int):
+def test_context_parallel_mla(exchange, devices: int):
     batch, heads, seq, dim, pe_dim = 2, 32, 256, 64, 32
-    func = programs.context_parallel_mla(batch, heads, seq, dim, pe_dim, devices=devices, weigh=weigh)
+    func = programs.context_parallel_mla(devices, batch, heads, seq, dim, pe_dim, 16, 32, exchange)
     half = torch.float16
     q, q_pe = random(batch, heads, dim, dtype=half), random(batch, heads, pe_dim, dtype=half, seed=1)
     kv, k_pe = random(batch, seq, 1, dim, dtype=half, seed=2), random(batch, seq, 1, pe_dim, dtype=half, seed=3)
