@@ -71,7 +71,8 @@ exercise = learn.Exercise(
     advice={
         "RaceError": "the two warpgroups run at their own pace. Between a write of a box and a read of it by the other "
         "one stands a barrier, and so does one between that read and the write of the next round.",
-        "UninitializedReadError": "the other warpgroup had not yet written its box. A barrier stands between.",
+        "UninitializedReadError": "the other warpgroup had not yet written its box. Between a write of a box and a "
+        "read of it by the other one stands a barrier.",
         "DeadlockError": "both warpgroups have to arrive at the same barriers, equally often.",
         "wrong values": "The two warpgroups run at their own pace. Which statement makes sure that the other one has "
         "written its box when you read it, and which that it has read yours when you write it again?",

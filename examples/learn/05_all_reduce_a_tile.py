@@ -86,6 +86,7 @@ exercise = learn.Exercise(
         "one too, else size - 1. Send before you wait: if all wait first, nobody ever sends.",
         "RaceError": "the inbox is read before all tiles are in it: wait until the flag has counted every sender. If "
         "two devices write the same place: a sender's place is its own rank.",
+        "UninitializedReadError of total": "`total[i, j] += ...` adds to what is there: clear it first.",
         "UninitializedReadError": "a place of the inbox is read that nobody has written yet: wait until the flag has "
         "counted every sender.",
         "OutOfBoundsError": "the inbox has one place for each device, 0 to size - 1.",

@@ -95,6 +95,11 @@ def case(devices, rng):
     )
 
 
+EARLY = (
+    "a tile is loaded from `gathered` before it is there. Wait for the shard that you read, and for all of its pieces: "
+    "a shard comes from all blocks of its device."
+)
+
 exercise = learn.Exercise(
     __file__,
     program,
@@ -102,10 +107,8 @@ exercise = learn.Exercise(
     advice={
         "DeadlockError": f"how often is the flag of a shard raised? {BLOCKS} blocks send {K // STEP} pieces each, and "
         "each piece raises it once, on every device, also on the own one if you send it there.",
-        "RaceError": "a tile is loaded from `gathered` before it is there. Wait for the shard that you read, and for "
-        "all of its pieces: a shard comes from all blocks of its device.",
-        "UninitializedReadError": "a tile is loaded from `gathered` before it is there. Wait for the shard that you "
-        "read, and for all of its pieces: a shard comes from all blocks of its device.",
+        "RaceError": EARLY,
+        "UninitializedReadError": EARLY,
         "PeerOutOfRangeError": "there are devices 0 to size - 1: count modulo size.",
         "wrong values": "Compare three places: where a shard's rows go in `gathered`, where you load them from, and "
         "where in C their product belongs. The first index is the shard in all of them.",

@@ -98,8 +98,9 @@ exercise = learn.Exercise(
         "RaceError": "if it is a flag: it is cleared on one device while another may already raise it. First clear, "
         "then a barrier of all devices, then signals. If it is the inbox: it is read before all parts of this tile are "
         "there, or two senders share a place in it.",
-        "UninitializedReadError": "a workspace holds nothing before it is written: flags too. T.clear them, and wait "
-        "for all parts before you add them up.",
+        "UninitializedReadError": "what you allocate holds nothing at first. If it is a flag: clear it, then a barrier "
+        "of all devices, then signals. If it is what T.gemm or += adds to: clear it before each tile. If it is the "
+        "inbox: wait for all parts of this tile.",
         "ShapeError": "a tile of C is TILE x TILE: c = a b with a of TILE x STEP and b of STEP x TILE.",
         "wrong values": "A part of row block o, column block b, is A_dev[o] times columns b * TILE ... of B_dev. It "
         "belongs into the inbox of device o, at the place of the sender. And c is cleared before each tile.",

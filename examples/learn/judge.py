@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -116,8 +117,8 @@ def _attempt(exercise: Exercise, program: Callable, action: Callable[[], Any]) -
 
 
 def _advice(exercise: Exercise, error: TileScaleError) -> str:
-    """What an error means in an exercise; what it means for the tensor that its message begins with comes first."""
-    kind, tensor = type(error).__name__, error.message.partition("[")[0]
+    """What an error means in an exercise; what it means for the tensor that its message names first comes first."""
+    kind, tensor = type(error).__name__, re.search(r"(\w+)\[|$", error.message)[1]
     known = {**ADVICE, **exercise.advice}
     text = known.get(f"{kind} of {tensor}") or known.get(kind)
     return fill(f"What it means here: {text}", WIDTH) if text else ""

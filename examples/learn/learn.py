@@ -88,8 +88,8 @@ class Exercise:
         file: that of the exercise. Its docstring is the statement, and its solution has the same name in `solutions/`.
         program: what the learner writes: from a size to a traced program for so many devices.
         case: a launch of that size, made from random numbers.
-        advice: what an error means in this exercise, by its name ("RaceError") or by that and the tensor which its
-            message begins with ("RaceError of inbox"); under "wrong values", what to look at.
+        advice: what an error means in this exercise, by its name ("RaceError") or by that and the tensor that its
+            message names first ("RaceError of inbox"); under "wrong values", what to look at.
         demand: what else a report has to show: from the report and the size to a complaint, or None.
         sizes: which sizes run on which machine.
         unit: what a size counts.
