@@ -19,6 +19,7 @@ __all__ = [
     "DeadlockError",
     "DependencyError",
     "DeviceError",
+    "DivergedReplicaError",
     "HeapExhaustedError",
     "JobError",
     "LayoutError",
@@ -185,6 +186,10 @@ class RaceError(TileScaleError):
 
 class UninitializedReadError(TileScaleError):
     """A read of memory that nobody has written: who, which elements, the line, and the declaration."""
+
+
+class DivergedReplicaError(TileScaleError):
+    """A `T.Replica` view read as a whole while its units hold different values: where, which values, and both lines."""
 
 
 class RankMismatchError(TileScaleError):

@@ -244,7 +244,7 @@ def test_replicas_are_fresh_after_the_tile_was_written():
 
     x = values(1, 3, 16)
     args = [x, blank(3, 2, 16), blank(3, 16)]
-    tilescale.emulate(program, args)
+    tilescale.emulate(program, args, check="races")
     for k in (0, 2):
         assert_same(args[1][k], torch.stack([x[k] * 2, x[k] * 2 + 1]))
         assert_same(args[2][k], x[k] * 2)  # unit 0's copy

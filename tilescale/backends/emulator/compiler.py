@@ -215,6 +215,10 @@ class Compiler:
             slot = self.slot(ir.region_parts(self.views[slot].args[0])[0].data)
         return slot if slot in self._replicated else None
 
+    def is_replicated(self, slot: int) -> bool:
+        """Whether units hold replicas of a tile."""
+        return slot in self._replicated
+
     def safe_value(self, buffer: ir.Buffer) -> Any:
         """What a guarded load outside a tensor yields."""
         value = self._safe.get(self.slot(buffer.data))

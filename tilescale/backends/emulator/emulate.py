@@ -80,6 +80,8 @@ def emulate(
         DeadlockError: a wait that nobody can satisfy.
         RaceError: two accesses to one place, one of them a write, that nothing orders.
         UninitializedReadError: a read of a tile, workspace or variable that nobody has written.
+        DivergedReplicaError: what is viewed with `T.Replica` is read as a whole, or the program ends, while the units
+            hold different values.
         OutOfBoundsError: an access outside a tile or a flag tensor.
         UnsupportedError: an operation that the emulator does not run, with its line.
     """

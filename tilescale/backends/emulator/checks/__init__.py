@@ -4,6 +4,7 @@
     races.py            accesses that nothing orders: clocks.py says what is ordered, flags.py what a wait has seen,
                         states.py what is kept of the past of an element, explain.py what a report says
     initialization.py   reads of what was never written
+    replicas.py         replicas that should be one and are not
     shadow.py text.py   cells beside the memory of a program, one an element; words of reports
 """
 
@@ -13,10 +14,15 @@ from collections.abc import Iterable
 
 from tilescale.backends.emulator.checks.initialization import Initialization
 from tilescale.backends.emulator.checks.races import Races
+from tilescale.backends.emulator.checks.replicas import Replicas
 from tilescale.backends.emulator.observe import Observer
 from tilescale.errors import UsageError
 
-_CHECKS: dict[str, type[Observer]] = {"races": Races, "uninitialized": Initialization}
+_CHECKS: dict[str, type[Observer]] = {
+    "races": Races,
+    "uninitialized": Initialization,
+    "replicas": Replicas,
+}
 
 CHECKS = tuple(_CHECKS)
 """The names of all checks."""
