@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The programs of the examples: what they refuse, with the line, and that a launch leaves nothing to the next one."""
 
+import functools
+import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +15,8 @@ import torch
 import tilescale
 from tests.ladder import NUMBERED, load
 from tests.test_examples import RUNS, USUAL
-from tilescale.errors import RaceError, ShapeError, TileScaleError, UnknownLevelError
+from tilescale.errors import DeadlockError, RaceError, ShapeError, TileScaleError, UnknownLevelError
+from tilescale.program.model import Program, Sequence
 
 REFUSED: dict[str, tuple[int, Callable[[ModuleType], Any], str]] = {
     "shared dimension": (8, lambda m: m.tp_gemm(3, 128, 128, 128), "dimension 1 of (128, 128) has 128 elements"),
@@ -91,3 +95,58 @@ def test_one_credit_for_both_places_of_a_ring_is_a_race(tmp_path: Path):
         load(changed).main(["--devices=3", "--size=384"], standalone_mode=False)
     lines = [text.splitlines()[place.line - 1].strip() for place in caught.value.where]
     assert lines[0].startswith("T.copy(places[step % 2") and lines[1].startswith("T.copy(tile, places[there")
+
+
+@pytest.fixture
+def launched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every program is launched twice in a row on the same workspaces, and nobody meets in between."""
+    emulate = importlib.import_module("tilescale.backends.emulator.emulate")
+    taken_apart = emulate.structure
+
+    def twice(*given: Any) -> Program:
+        program = taken_apart(*given)
+        return replace(program, body=Sequence((program.body, program.body)))
+
+    monkeypatch.setattr(emulate, "structure", twice)
+
+
+def in_several_orders(path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run an example, its units in turns and as three seeds have it, without a look at its results."""
+    example, emulate = load(path), tilescale.emulate
+    monkeypatch.setattr(example.common, "compare", lambda *_: None)
+    for seed in (None, 0, 1, 2):
+        ordered = functools.partial(emulate, schedule_seed=seed)
+        monkeypatch.setattr(tilescale, "emulate", ordered)
+        example.main(given, standalone_mode=False)
+
+
+@pytest.mark.parametrize("number", NUMBERED)
+@pytest.mark.usefixtures("launched_twice")
+def test_a_launch_leaves_nothing_on_its_way_to_the_next(number: int, monkeypatch: pytest.MonkeyPatch):
+    """No races, no deadlocks: what comes in late, or is read late, would meet the next launch."""
+    in_several_orders(NUMBERED[number], RUNS.get(number, USUAL)[2].split(), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (2, "T.barrier()"),
+        (4, "T.barrier()  # every inbox is free, every flag cleared"),
+        (7, "T.barrier()  # nobody reads the inbox of the launch before, every flag is cleared"),
+        (15, 'T.wait(reduced[block + turn * blocks], ">=", 1)'),
+        (16, "T.barrier()  # nobody reads the blocks of the launch before, every flag is cleared"),
+        (18, "T.clear(arrived)"),
+        (20, "T.clear(free)"),
+        (20, "T.barrier()  # the last of the free places is known everywhere"),
+        (21, "T.barrier()  # nobody reads the A and C of the launch before, all flags are cleared"),
+    ],
+)
+@pytest.mark.usefixtures("launched_twice")
+def test_a_handshake_between_launches_counts(number: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without it the second launch comes to what the first still uses, or sees its flags."""
+    text = NUMBERED[number].read_text(encoding="utf-8")
+    assert f"{line}\n" in text
+    broken = tmp_path / NUMBERED[number].name
+    broken.write_text("pass\n".join(text.rsplit(f"{line}\n", 1)), encoding="utf-8")
+    with pytest.raises((RaceError, DeadlockError)):
+        in_several_orders(broken, RUNS.get(number, USUAL)[2].split(), monkeypatch)

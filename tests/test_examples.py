@@ -19,7 +19,7 @@ RUNS: dict[int, list[str]] = {
     16: [USUAL[0], USUAL[3], "--devices=9 --size=100 --machine=gb200-nvl72"],
     19: [*USUAL[1::2], "--devices=12 --nodes=4 --size=100", "--devices=3 --nodes=1 --size=96"],
     20: [USUAL[0], USUAL[3], "--devices=9 --size=96", "--devices=64 --size=72"],
-    21: [*USUAL, "--devices=35 --size=70"],
+    21: [*USUAL[:2], "--devices=35 --size=70", *USUAL[2:]],
 }
 """Numbers of devices that an example takes, where these are not the usual ones."""
 ELSEWHERE: dict[int, tuple[str, str]] = {
@@ -143,10 +143,16 @@ def test_a_wrong_result_is_found(wrong: float):
         (14, "T.all_to_all(result, Out_dev, dim=0)"),
         (15, 'T.wait(arrived[t], ">=", size)'),
         (16, "T.copy(A, a_blocks[0, 0:rows, 0:inner], dst=row * side + (col + side - row) % side)"),
+        (16, 'T.wait(arrived[0], ">=", (step + 1) * tiles_m * tiles_k)'),
+        (16, 'T.wait(free[1], ">=", step + 1)'),
+        (17, "T.barrier()  # panel `step` is everywhere, and nobody reads the one before: nor will the next launch"),
         (17, "top = step % (panels // P) * width"),
         (18, "count = count + 1"),
+        (18, 'T.wait(arrived[expert, source], ">=", 1)'),
         (19, 'T.wait(crossed[b], ">=", nodes)'),
+        (20, 'T.wait(free[0], ">=", step)'),
         (20, "a_to = y * side + stepped(x, -2, side)"),
+        (21, 'T.wait(sums_here[m, n], ">=", 1)'),
         (21, "T.copy(a, A[m * TILE, 0], dst=rank + 1, signal=rows_here[m])"),
     ],
 )
@@ -158,7 +164,7 @@ def test_every_line_counts(number: int, line: str, tmp_path: Path):
     broken = tmp_path / NUMBERED[number].name
     broken.write_text(text.replace(line, f"{name} = 0 * {value}" if value else "pass"), encoding="utf-8")
     with pytest.raises((ValueError, tilescale.errors.TileScaleError)):
-        load(broken).main([RUNS.get(number, USUAL[1:])[1].split()[0], "--size=96"], standalone_mode=False)
+        load(broken).main(RUNS.get(number, USUAL)[2].split(), standalone_mode=False)
 
 
 @pytest.mark.parametrize(

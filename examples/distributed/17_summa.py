@@ -52,7 +52,6 @@ def by_panels(P: int, Q: int, M: int, N: int, K: int):
             b_panels = T.alloc((2, width, cols), "bfloat16", level="l2")
             with T.Scale("device") as (rank, size):
                 row, col = rank // Q, rank % Q
-                T.barrier()  # nobody reads the panels of the launch before
             for step in T.serial(panels + 1):  # send panel `step`, multiply the one before
                 with T.Scale("block"):
                     a = T.alloc((TILE, TILE_K), "bfloat16", level="l1")
@@ -85,7 +84,7 @@ def by_panels(P: int, Q: int, M: int, N: int, K: int):
                             T.gemm(a, b, c)
                         T.copy(c, C[by * TILE, bx * TILE])
                 with T.Scale("device"):
-                    T.barrier()  # panel `step` is everywhere, and nobody reads the one before
+                    T.barrier()  # panel `step` is everywhere, and nobody reads the one before: nor will the next launch
 
     return summa
 
