@@ -13,7 +13,7 @@ import torch
 
 import tilescale
 from tests.comm.conftest import command, run_words
-from tests.test_examples import NUMBERED, beside_common, load  # noqa: F401 - the fixture is for all tests
+from tests.ladder import NUMBERED, load
 
 
 def example(number: int) -> ModuleType:
