@@ -58,7 +58,7 @@ def tp_gemm(devices: int, M: int, N: int, K: int):
     return tensor_parallel_gemm
 
 
-@common.options(size=2048, devices=8)
+@common.options(size=1024, devices=8)
 def main(devices: int, size: int, seed: int) -> None:
     """Multiply (size, size) matrices on all devices together."""
     rng = torch.Generator().manual_seed(seed)
