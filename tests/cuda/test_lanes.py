@@ -23,6 +23,7 @@ from tests.cuda.lane_programs import CASES
 from tests.cuda.support import bodies, program, source
 from tests.cuda.test_compiles import _apart as apart
 from tests.cuda.test_compiles import _compile as compile_text
+from tests.ladder import NUMBERED, load
 from tests.language import programs as reference
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
@@ -41,17 +42,38 @@ def kernel(func: Any, devices: int = 1) -> LoweredKernel:
     return support.lowered_kernels(program(func), Machine.load("h200-sxm-8"), devices)[0]
 
 
-def interpret(func: Any, values: Sequence[torch.Tensor]) -> None:
-    """Run the first kernel of a single-device program as the plain TileLang function that it is."""
-    lowered = kernel(func)
+def plain(lowered: LoweredKernel) -> Any:
+    """The plain TileLang function that a kernel is, without its fences."""
 
     def without_fences(node: Any) -> Any:
         is_fence = ir.op_name(getattr(node, "value", None)) == "tirx.call_extern"
         return tir.sequence([]) if is_fence and "tilescale::acquired" in str(node.value) else None
 
-    plain = lowered.func.with_body(tir.rewrite(lowered.func.body, enter=without_fences))
+    return lowered.func.with_body(tir.rewrite(lowered.func.body, enter=without_fences))
+
+
+def interpret(func: Any, values: Sequence[torch.Tensor]) -> None:
+    """Run the first kernel of a single-device program as the plain TileLang function that it is."""
+    lowered = kernel(func)
     passed = [values[a.position] if isinstance(a, arg.Given) else torch.zeros(a.shape) for a in lowered.arguments]
-    tilescale.emulate(plain, passed)
+    tilescale.emulate(plain(lowered), passed)
+
+
+def interpret_on_all(func: Any, per_device: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """The same on all devices, one after another; returns each parameter's instances side by side."""
+    lowered = kernel(func, len(per_device))
+    instances = [torch.stack(column) for column in zip(*per_device, strict=True)]
+
+    def value(argument: Any, rank: int) -> Any:
+        if isinstance(argument, arg.Given):
+            return instances[argument.position][rank]
+        if isinstance(argument, arg.Peers):
+            return instances[argument.position]
+        return rank if isinstance(argument, arg.Rank) else 0
+
+    for rank in range(len(per_device)):
+        tilescale.emulate(plain(lowered), [value(argument, rank) for argument in lowered.arguments])
+    return instances
 
 
 def text(func: Any) -> str:
@@ -94,6 +116,23 @@ def test_split_product_over_two_warpgroups():
     found = torch.full((64, 128), float("nan"))
     interpret(reference.tensor_parallel_gemm(1, 64, 128, 128), [a, b, found])
     torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_roles_that_reach_other_devices(devices: int):
+    """Two examples in which no block waits for another device: a warpgroup reads tiles of peers, or writes them."""
+    m, n, k = 96 * devices, 160, 128 * devices
+    a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
+    wanted = a.double() @ b.double()
+    shares = zip(a.chunk(devices), b.chunk(devices), strict=True)
+    pulled = load(NUMBERED[11]).loader_and_workers(devices, m, n, k)
+    *_, c = interpret_on_all(pulled, [[x, y, torch.full((m // devices, n), float("nan"))] for x, y in shares])
+    torch.testing.assert_close(c.double().reshape(m, n), wanted, rtol=1e-4, atol=1e-4)
+    pushed = load(NUMBERED[12]).worker_and_sender(devices, m, n, k, blocks=3)
+    whole = torch.full((devices, m // devices, n), float("nan"))
+    *_, c = interpret_on_all(pushed, [[x, b, whole] for x in a.chunk(devices)])
+    for instance in c:
+        torch.testing.assert_close(instance.double().reshape(m, n), wanted, rtol=1e-4, atol=1e-4)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
