@@ -27,6 +27,7 @@ __all__ = [
     "LevelNotLaunchedError",
     "Location",
     "MachineFileError",
+    "NoDataError",
     "NoPathError",
     "NotSymmetricError",
     "OutOfBoundsError",
@@ -174,6 +175,10 @@ class ArgumentError(TileScaleError):
 
 class DeadlockError(TileScaleError):
     """Every unit that is left waits for something nobody will do. Lists who waits on what."""
+
+
+class NoDataError(TileScaleError):
+    """A run without data that would have to know some: a branch, an index or an extent that depends on a tensor."""
 
 
 class OutOfBoundsError(TileScaleError):

@@ -68,6 +68,8 @@ class Level:
     max_threads: int | None = spec("integer", "program: threads resident on one unit at once", default=None)
     max_threads_per_program: int | None = spec("integer", "program: threads of one program", default=None)
     max_size: int | None = spec("integer", "cluster: programs in one cluster at most", default=None)
+    barrier: float = spec("time", "program: what a barrier of all its lanes takes", default=0.0)
+    launch: float = spec("time", "program, unit: what starting a grid on one unit takes", default=0.0)
     clock: float | None = spec("clock", "program: what quantities per clock count in this description", default=None)
     compute: tuple[ComputeUnit, ...] = spec(
         "named", "program, unit: kinds of arithmetic that one unit has", of=ComputeUnit, default=()
@@ -89,6 +91,7 @@ class MemoryLayer:
     bandwidth: float | None = spec("bandwidth", "peak of one instance, reads and writes together", default=None)
     sustained: float | None = spec("bandwidth", "what well-tuned programs reach; else the peak", default=None)
     latency: float = spec("time", "from a load to its value", default=0.0)
+    per_program: float | None = spec("bandwidth", "what one program reaches alone; else all", default=None)
     per_program_max: int | None = spec("size", "what one program may take; else all", default=None)
     per_thread_max: int | None = spec("size", "what one thread may take", default=None)
     reserved_per_program: int = spec("size", "taken from each resident program on top of what it asks", default=0)

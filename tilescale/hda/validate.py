@@ -21,6 +21,8 @@ _ONLY = {
     "max_programs": ("program",),
     "max_threads": ("program",),
     "max_threads_per_program": ("program",),
+    "barrier": ("program",),
+    "launch": ("program", "unit"),
     "clock": ("program",),
     "compute": ("program", "unit"),
 }

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from tilescale.timing.collector import no_cyclic_collection
 from tilescale.timing.links import Link
 from tilescale.timing.sharing import Action, Events, Server
 from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Owned, Publish, Settle, Task, Work
@@ -86,9 +87,10 @@ class Replay:
         Raises:
             RuntimeError: tasks wait for what no recorded task does.
         """
-        for task in tasks:
-            self._begin(Live(task, None, self.level, lambda: None, None))
-        self.events.run()
+        with no_cyclic_collection():
+            for task in tasks:
+                self._begin(Live(task, None, self.level, lambda: None, None))
+            self.events.run()
         if self._running:
             raise RuntimeError(f"the simulation stopped with {self._running} tasks that wait")
         ends = [span.end_s for span in self.spans]
@@ -199,7 +201,7 @@ class Replay:
             end = self.events.now if i == main else ends[i]
             last = self._noted(
                 live, part.name, part.kind, begin, end,
-                nbytes=part.nbytes, flops=part.flops, where=part.where, cause=cause, suffix=lane,
+                nbytes=round(part.nbytes), flops=round(part.flops), where=part.where, cause=cause, suffix=lane,
             )  # fmt: skip
         return last
 
@@ -298,7 +300,7 @@ class Replay:
                     self._noted(member, step.name, "wait", member.since, begin, where=step.where, cause=cause)
                 member.last = self._noted(
                     member, part.name, part.kind, begin, self.events.now,
-                    nbytes=part.nbytes, flops=part.flops, where=step.where, cause=cause,
+                    nbytes=round(part.nbytes), flops=round(part.flops), where=step.where, cause=cause,
                 )  # fmt: skip
             for _, member, _ in members:
                 self._go_on(member)

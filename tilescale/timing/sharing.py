@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 
 Action = Callable[[], None]
+
+ROUNDING = 1e-12
+"""Moments that are closer together than this share of the time that has passed are the same."""
 
 
 class Events:
@@ -30,7 +34,7 @@ class Events:
 
     def at(self, time: float, action: Action) -> None:
         """Call `action` at a time, now at the earliest."""
-        heapq.heappush(self._queue, (max(time, self.now), next(self._order), action))
+        heapq.heappush(self._queue, (time if time > self.now else self.now, next(self._order), action))
 
     def run(self) -> None:
         """Let everything happen, also what follows from it."""
@@ -49,13 +53,14 @@ class Server:
         busy_s: work that it was asked for so far.
     """
 
-    __slots__ = ("_events", "_jobs", "_order", "_plan", "_since", "_work", "busy_s")
+    __slots__ = ("_due", "_events", "_jobs", "_order", "_plan", "_since", "_work", "busy_s")
 
     def __init__(self, events: Events):
         self._events = events
         self._jobs: list[tuple[float, int, Action]] = []
-        self._order = itertools.count()
+        self._order = 0
         self._plan = 0
+        self._due = math.inf
         self._since = 0.0
         self._work = 0.0
         self.busy_s = 0.0
@@ -64,8 +69,12 @@ class Server:
         """Do `seconds` of work, then call `done`."""
         self._advance()
         self.busy_s += seconds
-        heapq.heappush(self._jobs, (self._work + seconds, next(self._order), done))
-        self._announce()
+        self._order += 1
+        heapq.heappush(self._jobs, (self._work + seconds, self._order, done))
+        # Another user can only delay the others: what was announced for them is at most too early.
+        due = self._next()
+        if due < self._due:
+            self._announce(due)
 
     def _advance(self) -> None:
         now = self._events.now
@@ -73,20 +82,27 @@ class Server:
             self._work += (now - self._since) / len(self._jobs)
         self._since = now
 
-    def _announce(self) -> None:
-        """The next end, as things stand; what was announced before no longer holds."""
-        self._plan += 1
-        if self._jobs:
-            plan, left = self._plan, self._jobs[0][0] - self._work
-            self._events.at(self._events.now + left * len(self._jobs), lambda: self._finish(plan))
+    def _next(self) -> float:
+        """When somebody is done, as things stand."""
+        return self._events.now + (self._jobs[0][0] - self._work) * len(self._jobs)
 
-    def _finish(self, plan: int) -> None:
+    def _announce(self, due: float) -> None:
+        self._plan += 1
+        plan, self._due = self._plan, due
+        self._events.at(due, lambda: self._look(plan))
+
+    def _look(self, plan: int) -> None:
+        """Somebody may be done."""
         if plan != self._plan:
             return
-        self._since, self._work = self._events.now, self._jobs[0][0]
-        ended = []
-        while self._jobs and self._jobs[0][0] <= self._work:
-            ended.append(heapq.heappop(self._jobs)[2])
-        self._announce()
+        self._due = math.inf
+        self._advance()
+        jobs, ended = self._jobs, []
+        if self._next() <= self._events.now * (1 + ROUNDING):
+            self._work = jobs[0][0]
+        while jobs and jobs[0][0] <= self._work:
+            ended.append(heapq.heappop(jobs)[2])
+        if jobs:
+            self._announce(self._next())
         for done in ended:
             done()

@@ -37,8 +37,8 @@ class Part:
     kind: str
     where: Location | None
     demands: Demands
-    nbytes: int = 0
-    flops: int = 0
+    nbytes: float = 0
+    flops: float = 0
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ As stock TileLang compiles them, accesses to global memory are guarded: a load o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from tilescale.backends.emulator.expr import Closure, python_int
 from tilescale.backends.emulator.frame import Frame, Lanes, is_vector, spread, uniform
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
 from tilescale.backends.emulator.observe import READ, WRITE
-from tilescale.errors import Location, OutOfBoundsError, UnsupportedError
+from tilescale.errors import Location, NoDataError, OutOfBoundsError, UnsupportedError
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.compiler import Compiler
@@ -58,6 +59,8 @@ class Home:
         if self._shape is None:
             return array
         shape = tuple(uniform(n(frame), frame, "a shape") for n in self._shape)
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            return np.broadcast_to(np.zeros((), self.dtype), shape)
         if isinstance(array, Lanes):
             raise UnsupportedError(f"a view of another shape of the thread-private buffer {self.name!r}")
         flat = array.reshape(-1)
@@ -210,6 +213,27 @@ class Element:
             raise self.home.out_of_bounds([int(spread(i, frame)[first]) for i in index], shape)
 
 
+class ElementWithoutData(Element):
+    """The same in a run without data: tiles and tensors have shapes and no values."""
+
+    def load(self, frame: Frame) -> Any:
+        self._need(self.home.array(frame))
+        return super().load(frame)
+
+    def at(self, array: np.ndarray | Lanes, index: tuple, frame: Frame) -> Any:
+        self._need(array)
+        return super().at(array, index, frame)
+
+    def _need(self, array: np.ndarray | Lanes) -> None:
+        known = array.known if isinstance(array, Lanes) else array.flags.writeable
+        if not known:
+            raise NoDataError(
+                f"what happens next depends on the values of {self.home.name!r}, and this run has none",
+                hint="emulate with tensors: leave data=False out",
+                where=self.home.where,
+            )
+
+
 def _active_part(view: np.ndarray, frame: Frame) -> Any:
     """Which elements of a view over the space belong to an active element of it."""
     if frame.mask is None or not frame.run.observers:
@@ -288,6 +312,12 @@ class Block:
         if self.within:
             return self.array[tuple([slice(b, b + e) for b, e in ranges])]
         return self.array[tuple([slice(max(b, 0), max(b + e, 0)) for b, e in ranges])]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the part that lies inside."""
+        elements = math.prod(self.extents) if self.within else self.view().size
+        return elements * self.array.itemsize
 
     def clip(self) -> tuple[slice, ...]:
         """Which part of a tile of this region's extents lies inside."""

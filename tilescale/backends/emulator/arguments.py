@@ -3,16 +3,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.compiler import Compiler
+from tilescale.backends.emulator.compiler import Compiler, phantom
 from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.errors import ArgumentError, RankMismatchError
 from tilescale.program.model import Parameter, Program
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An argument of which only the shape is known."""
+
+    shape: tuple[int, ...]
 
 
 def bind_arguments(
@@ -66,6 +74,25 @@ class _Binder:
         raise self._error(f"{parameter.name!r} is {type(value).__name__}", f"pass a number ({parameter.var.dtype})")
 
     def _tensor(self, parameter: Parameter, value: Any) -> None:
+        if not self.compiler.data:
+            self._bound(parameter, self._without_data(parameter, value))
+            return
+        self._bound(parameter, self._array(parameter, value))
+
+    def _without_data(self, parameter: Parameter, value: Any) -> np.ndarray:
+        """An array of the argument's shape: without data, but for flags, which are a copy of it or zero."""
+        import torch
+
+        dtype = numpy_dtype(str(parameter.buffer.dtype))
+        shape = tuple(value.shape)
+        data = {self.compiler.slot(b) for b in (parameter.buffer.data, *(view.data for view in parameter.views))}
+        if not any(self.compiler.root(slot) in self.compiler.flags for slot in data):
+            return phantom(shape, dtype)
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            return to_numpy(value.detach()).astype(dtype)
+        return np.zeros(shape, dtype)
+
+    def _array(self, parameter: Parameter, value: Any) -> np.ndarray:
         import torch
 
         if not isinstance(value, torch.Tensor):
@@ -86,6 +113,9 @@ class _Binder:
                 f"{parameter.name!r} has shape {tuple(value.shape)}",
                 f"the program declares {self._declared(parameter)}",
             )
+        return array
+
+    def _bound(self, parameter: Parameter, array: np.ndarray) -> None:
         self.slots[self.compiler.slot(parameter.buffer.data)] = array
         for view in parameter.views:
             self.slots[self.compiler.slot(view.data)] = array

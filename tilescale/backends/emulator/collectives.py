@@ -75,10 +75,11 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     def run(frame: Frame) -> None:
         unit = peer.unit(frame)
         far = instance(compiler, (target if to_peer else source).home.slot, frame, unit)
-        tile = source.read(frame, None if to_peer else far)
-        into, holder = (far, unit) if to_peer else (None, None)
-        target.write(frame, fitted(tile, target.block(frame, into).extents), into, holder)
-        frame.run.moved(frame.unit, unit, tile.nbytes, to_peer)
+        if compiler.data:
+            tile = source.read(frame, None if to_peer else far)
+            into, holder = (far, unit) if to_peer else (None, None)
+            target.write(frame, fitted(tile, target.block(frame, into).extents), into, holder)
+        frame.run.moved(frame.unit, unit, source.block(frame, None if to_peer else far).nbytes, to_peer)
         if tell is not None:
             tell.update(frame, unit)
 
@@ -146,7 +147,7 @@ def _wait(compiler: Compiler, call: ir.Call) -> Closure:
             )
         )
         flag.home.touched(frame, ATOMIC, element)
-        for observer in frame.run.observers:
+        for observer in frame.run.listeners:
             observer.waited(frame, flag.home, element, lambda seen: bool(holds(seen, wanted)))
 
     return run
@@ -155,8 +156,20 @@ def _wait(compiler: Compiler, call: ir.Call) -> Closure:
 # -- meetings ----------------------------------------------------------------------------------------------------------
 
 
-def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: Callable[[list], None]) -> None:
+def meet(
+    frame: Frame,
+    level: str,
+    name: str,
+    where: Any,
+    payload: Any,
+    finish: Callable[[list], None],
+    nbytes: int = 0,
+    impl: str | None = None,
+) -> None:
     """Wait for all units of the level; the last one calls `finish` with all payloads in the order of ranks.
+
+    Args:
+        nbytes: of the whole tensor that it is about, and `impl`, how, for the clock.
 
     Raises:
         RankMismatchError: the others are at another collective.
@@ -168,7 +181,9 @@ def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: 
     unit.counters[level] = turn + 1
     phase = frame.program.grid.number if frame.program is not None else -1
     key = (level, group, phase, turn)
-    meeting = frame.run.meetings.setdefault(key, Meeting(mine, name, where, unit))
+    meeting = frame.run.meetings.get(key)
+    if meeting is None:
+        meeting = frame.run.meetings[key] = Meeting(mine, name, where, unit)
     if (meeting.name, meeting.where) != (name, where):
         raise RankMismatchError(
             f"{unit} calls T.{name} where {meeting.first} calls T.{meeting.name}: "
@@ -176,6 +191,8 @@ def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: 
             where=[w for w in (where, meeting.where) if w],
         )
     meeting.payloads[mine.rank] = payload
+    if frame.run.clock is not None:
+        frame.run.clock.meets(frame, meeting, mine.rank, name, level, nbytes, impl)
     frame.run.publishes(meeting)
     if len(meeting.payloads) == meeting.size:
         frame.run.acquires(meeting)
@@ -197,13 +214,18 @@ def meet(frame: Frame, level: str, name: str, where: Any, payload: Any, finish: 
 
 
 class Meeting:
-    """One collective call of one group of units."""
+    """One collective call of one group of units.
+
+    Attributes:
+        number: what tells it from all others of the run.
+    """
 
     def __init__(self, member: Unit, name: str, where: Any, first: Unit):
         self.member, self.size = member, member.siblings
         self.name, self.where, self.first = name, where, first
         self.payloads: dict[int, Any] = {}
         self.done = False
+        self.number = 0
 
     def absent(self) -> str:
         """Who has not arrived."""
@@ -229,6 +251,10 @@ class _Tiles:
         values = [r.read(frame) if i < brings else r.blank(frame) for i, r in enumerate(self.regions)]
         return values, [lambda tile, r=region: r.write(frame, tile) for region in self.regions]
 
+    def nbytes(self, frame: Frame) -> int:
+        """Bytes of the tiles that this unit brings."""
+        return sum(region.block(frame).nbytes for region in self.regions)
+
 
 def _collective(
     compiler: Compiler, call: ir.Call, tiles: int, combine: Callable, brings: Callable[[Frame], int] | None = None
@@ -238,8 +264,9 @@ def _collective(
     `combine(frame, all ranks' values)` yields for each rank what to store where.
     """
     name = call.op.name.removeprefix("tilescale.")
-    level, where = ir.attribute(call, "level"), compiler.where
+    level, where, impl = ir.attribute(call, "level"), compiler.where, ir.attribute(call, "impl")
     arguments = _Tiles(compiler, list(call.args[:tiles]), brings or (lambda frame: tiles))
+    whole = _Tiles(compiler, _whole(call, tiles), lambda frame: 1)
 
     def run(frame: Frame) -> None:
         def finish(payloads: list) -> None:
@@ -249,11 +276,22 @@ def _collective(
                 for index, tile in mine.items():
                     store[index](tile)
 
-        values = arguments.payload(frame)
-        frame.run.collected(frame.unit, name, level, sum(v.nbytes for v in values[0]))
-        meet(frame, level, name, where, values, finish)
+        frame.run.collected(frame.unit, name, level, arguments.nbytes(frame))
+        nbytes = whole.nbytes(frame)
+        if compiler.data:
+            meet(frame, level, name, where, arguments.payload(frame), finish, nbytes, impl)
+        else:
+            meet(frame, level, name, where, None, lambda _: None, nbytes, impl)
 
     return run
+
+
+def _whole(call: ir.Call, tiles: int) -> list[Any]:
+    """The tiles that a collective is about: of an all-gather the result, of the others what they begin with."""
+    if call.op.name == ops.ALL_GATHER.name:
+        return [call.args[1]]
+    one = call.op.name in (ops.REDUCE_SCATTER.name, ops.ALL_TO_ALL.name)
+    return list(call.args[: 1 if one else tiles])
 
 
 def _check_shapes(payloads: list, name: str, where: Any) -> None:
@@ -328,8 +366,13 @@ def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
 @operation(ops.ALL_GATHER.name)
 def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
     if len(call.args) == 1:  # The parts are views of one tile: once all are written, it is whole.
-        level, where = ir.attribute(call, "level"), compiler.where
-        return lambda frame: meet(frame, level, "all_gather", where, None, lambda _: None)
+        level, where, part = ir.attribute(call, "level"), compiler.where, _Tiles(compiler, list(call.args), lambda frame: 1)
+
+        def join(frame: Frame) -> None:
+            whole = part.nbytes(frame) * frame.unit.around(level).siblings
+            meet(frame, level, "all_gather", where, None, lambda _: None, whole, ir.attribute(call, "impl"))
+
+        return join
     axis = ir.attribute(call, "dim")
 
     def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator import expr as expressions
-from tilescale.backends.emulator.access import Element, Slices
+from tilescale.backends.emulator.access import Element, ElementWithoutData, Slices
 from tilescale.backends.emulator.barriers import MBarrier
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, Lanes, uniform
@@ -26,14 +26,20 @@ from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
 from tilescale.program.model import Launch, Program
-from tilescale.program.ops import RANK, VIEW
+from tilescale.program.ops import COPY, RANK, SIGNAL, VIEW, WAIT
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.clock import Clock
 
 Rule = Callable[["Compiler", Any], Closure]
 
 _STATEMENTS: dict[type, Rule] = {}
 _OPERATIONS: dict[str, Rule] = {}
 _VALUES: dict[str, Rule] = {}
+_COSTS: dict[str, Rule] = {}
 _COLLECTIVE: set[str] = set()
+_RUNS: set[str] = set()
+_SETTLES = {"tirx.ptx_wait_group", "tl.tma_store_wait"}
 _IGNORED: set[str] = set()
 
 PRIVATE = ("local", "local.var")
@@ -70,6 +76,33 @@ def operation(*names: str, collective: bool = True) -> Callable[[Rule], Rule]:
     return register
 
 
+def cost(*names: str, runs: bool = False) -> Callable[[Rule], Rule]:
+    """Register the cost of operations on tiles: a rule whose closure writes down what one execution demands.
+
+    Args:
+        names: TIR names.
+        runs: whether the operation also runs without data, since it does more than to compute.
+    """
+
+    def register(rule: Rule) -> Rule:
+        _COSTS.update(dict.fromkeys(names, rule))
+        if runs:
+            _RUNS.update(names)
+        return rule
+
+    return register
+
+
+def has_cost(name: str | None) -> bool:
+    """Whether an operation is one that takes time and orders nothing."""
+    return name in _COSTS
+
+
+def orders(name: str | None) -> bool:
+    """Whether an operation may order what tasks do."""
+    return name in _OPERATIONS and name not in _COSTS or name in _SETTLES
+
+
 def value_operation(*names: str) -> Callable[[Rule], Rule]:
     """Register the rule of operations that have a value and need more than their arguments' values."""
 
@@ -99,12 +132,26 @@ def poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.full(shape, poison(dtype), dtype)
 
 
-class Compiler:
-    """Compiles one program for one machine."""
+def phantom(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array of that shape without data: all of its elements are one that nobody may write."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
-    def __init__(self, program: Program, machine: Machine, preempts: bool = False):
+
+class Compiler:
+    """Compiles one program for one machine.
+
+    Args:
+        clock: told what operations cost; None where nobody asks.
+        data: whether tiles and tensors have values; without, only flags and thread-private variables do.
+    """
+
+    def __init__(
+        self, program: Program, machine: Machine, clock: Clock | None = None, data: bool = True, preempts: bool = False
+    ):
         self.program = program
         self.machine = machine
+        self.clock = clock
+        self.data = data
         # Whether a task may be interrupted after a statement.
         self._preempts = preempts
         self.launch: Launch | None = None
@@ -112,6 +159,8 @@ class Compiler:
         self.sliceable = True
         self._slots: dict[ir.Var, int] = {}
         self._homes: dict[int, ir.Buffer] = {}
+        # Slot of an allocation -> its extents, None where they are known at launch only.
+        self._shapes: dict[int, tuple[int, ...] | None] = {}
         self._barriers: dict[int, tuple[int, ...]] = {}
         self._owners: dict[int, str] = {}
         self._safe: dict[int, ir.PrimExpr] = {}
@@ -146,6 +195,9 @@ class Compiler:
             self._owners.update((self.slot(data), level) for data, level in launch.owners)
             self._barriers.update((self.slot(data), counts) for data, counts in launch.barriers)
         ir.walk(self.program.func.body, self._survey_node)
+        flags: list[Any] = []
+        ir.walk(self.program.func.body, lambda node: flags.extend(_flags_of(node)))
+        self.flags = {self.root(self.slot(ir.region_parts(flag)[0].data)) for flag in flags}
 
     def _survey_node(self, node: Any) -> None:
         if isinstance(node, ir.Bind) and ir.op_name(node.value) == VIEW.name:
@@ -233,7 +285,7 @@ class Compiler:
 
     def element(self, buffer: ir.Buffer, indices: Sequence[Any]) -> Element:
         """The access to one element."""
-        return Element(self, buffer, indices)
+        return (Element if self.data else ElementWithoutData)(self, buffer, indices)
 
     def slices(self, indices: Sequence[Any]) -> Slices | None:
         """The indices as slices over the parallel loops around them, if they are that simple."""
@@ -333,12 +385,19 @@ class Compiler:
         counts = self._barriers.get(self.slot(buffer.data))
         if counts is not None:
             return [MBarrier(f"{buffer.name}[{i}]", n, n) for i, n in enumerate(counts)]
-        return poisoned(self._shape(buffer, frame), numpy_dtype(str(buffer.dtype)))
+        shape, dtype = self._shape(buffer, frame), numpy_dtype(str(buffer.dtype))
+        if self.data:
+            return poisoned(shape, dtype)
+        return np.zeros(shape, dtype) if self.slot(buffer.data) in self.flags else phantom(shape, dtype)
 
     def _shape(self, buffer: ir.Buffer, frame: Frame) -> tuple[int, ...]:
-        constants = [ir.constant(n) for n in buffer.shape]
-        if None not in constants:
-            return tuple(constants)
+        slot = self.slot(buffer.data)
+        if slot not in self._shapes:
+            constants = [ir.constant(n) for n in buffer.shape]
+            self._shapes[slot] = None if None in constants else tuple(constants)
+        known = self._shapes[slot]
+        if known is not None:
+            return known
         return tuple(uniform(self.expr(n)(frame), frame, f"the shape of {buffer.name!r}") for n in buffer.shape)
 
     def private(self, buffers: list[ir.Buffer], frame: Frame) -> dict[int, Lanes]:
@@ -379,14 +438,28 @@ class Compiler:
         """The closure of a call used as a statement; None if it has no effect here."""
         name = ir.op_name(call)
         if name in _IGNORED:
-            return None
+            return _COSTS[name](self, call) if self.clock is not None and name in _COSTS else None
         rule = _OPERATIONS.get(name) or _VALUES.get(name)
         if rule is None:
             raise UnsupportedError(
                 f"the emulator does not run {name or call.op}",
                 hint="express it with tile operations, or run this program on the hardware it is written for",
             )
-        return rule(self, call)
+        closure = rule(self, call)
+        if self.clock is None or name not in _COSTS:
+            return closure
+        record = _COSTS[name](self, call)
+        if not self.data and name not in _RUNS:
+            return record
+
+        clock = self.clock
+
+        def run(frame: Frame) -> Any:
+            if not clock.log.muted:
+                record(frame)
+            return closure(frame)
+
+        return run
 
     def is_collective(self, stmt: ir.Stmt) -> bool:
         """Whether threads execute something below `stmt` together, so that a part of them needs its own coroutine."""
@@ -397,6 +470,14 @@ class Compiler:
             return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in _COLLECTIVE
 
         return ir.contains(stmt, together)
+
+
+def _flags_of(node: Any) -> list[Any]:
+    """The flag that an operation reads or updates."""
+    name = ir.op_name(node)
+    if name in (SIGNAL.name, WAIT.name):
+        return [node.args[0]]
+    return [node.args[3]] if name == COPY.name and len(node.args) > 3 else []
 
 
 def _interruptible(closure: Closure) -> Closure:

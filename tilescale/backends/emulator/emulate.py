@@ -4,23 +4,27 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from time import perf_counter
 from typing import Any
 
 from tilelang_core import ir
-from tilescale.backends.emulator.arguments import bind_arguments
+from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.checks import observers
+from tilescale.backends.emulator.clock import Clock
 from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.run import Activity, Run
-from tilescale.errors import LaunchError
+from tilescale.errors import ArgumentError, LaunchError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.program.model import Program
 from tilescale.settings import settings
+from tilescale.timing.collector import no_cyclic_collection
+from tilescale.timing.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,34 @@ class Report:
         machine: what was emulated.
         activity: for each unit that owns tensors, in the order of the arguments, what it did.
         wall_s: seconds that the emulation took on this computer; says nothing of the machine.
+        clock: the record of which `timeline` is the simulation; None if the run was not timed.
     """
 
     machine: Machine
     activity: tuple[Activity, ...]
     wall_s: float
+    clock: Clock | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When everything happened on the machine; simulated when first asked for.
+
+        Raises:
+            UsageError: the run was not timed.
+        """
+        if self.clock is None:
+            raise UsageError("this run was not timed", hint="leave out time=False")
+        return self.clock.timeline()
+
+    @property
+    def time_us(self) -> float:
+        """Simulated duration in microseconds. Raises as `timeline`."""
+        return self.timeline.end_s * 1e6
+
+    @property
+    def utilization(self) -> dict[str, float]:
+        """Resource -> share of the time that it worked, over all units that have one. Raises as `timeline`."""
+        return self.timeline.utilization
 
     def __str__(self) -> str:
         level = self.machine.tensor_level.name
@@ -50,9 +77,11 @@ class Report:
 
 def emulate(
     func: ir.PrimFunc,
-    args: Sequence[Any],
+    args: Sequence[Any] | None = None,
     *,
     machine: Machine | str | None = None,
+    data: bool = True,
+    time: bool = True,
     progress: bool | None = None,
     check: str | Iterable[str] | None = None,
     schedule_seed: int | None = None,
@@ -63,6 +92,9 @@ def emulate(
         func: a `@T.prim_func`.
         args: one list of tensors (and scalars) per device, changed in place; for a single-device program the list
             itself may be given. Under a device-level `T.view` each device passes its shard.
+        data: False computes nothing but the time: tiles and tensors have shapes and no values, and arguments may be
+            tensors of any device ("meta" too), which stay as they are, or left out where the program says all extents.
+        time: whether to write down what the simulation of the time needs.
         machine: a machine, a built-in name or a path; the program is traced again if it was traced for another.
         progress: show a progress bar on a long run; None follows the settings.
         check: mistakes to look for that a run by itself does not show: "all", "none", or some of "races",
@@ -84,19 +116,45 @@ def emulate(
             hold different values.
         OutOfBoundsError: an access outside a tile or a flag tensor.
         UnsupportedError: an operation that the emulator does not run, with its line.
+        NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor.
     """
     target = as_machine(machine)
     program = structure(for_machine(func, target), target)
-    per_unit = _per_unit(program, args)
+    if args is None and data:
+        raise ArgumentError("there are no arguments", hint="pass tensors, or data=False for the time alone")
+    per_unit = _per_unit(program, args) if args is not None else _shapes_alone(program, target)
     extents = _extents(program, target, len(per_unit))
-    begin = time.perf_counter()
+    begin = perf_counter()
     with progress_bar(program.name, progress) as advance:
-        watching = observers(settings().check if check is None else check)
+        clock = Clock(target, extents, _mesh(program, target)) if time or not data else None
+        watching = observers(settings().check if check is None else check) if data else ()
         seed = settings().schedule_seed if schedule_seed is None else schedule_seed
-        run = Run(program, target, advance, watching, seed)
+        run = Run(program, target, advance, watching, seed, clock, data)
         values = bind_arguments(run.compiler, program, extents, per_unit)
-        run.launch(extents, values)
-    return Report(target, tuple(run.activity), time.perf_counter() - begin)
+        with no_cyclic_collection(not data):
+            run.launch(extents, values)
+    return Report(target, tuple(run.activity), perf_counter() - begin, clock)
+
+
+def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
+    """For each unit of the launch arguments without data, as the program declares them.
+
+    Raises:
+        ArgumentError: an extent or a scalar that the program leaves open.
+    """
+    units, coarser = 1, None
+    for name, extent in _launched(program, machine):
+        units *= machine.count(name, coarser) if extent is None else extent
+        coarser = name
+    mine = []
+    for parameter in program.parameters:
+        shape = [ir.constant(n) for n in parameter.shape]
+        if parameter.buffer is None or None in shape:
+            raise ArgumentError(
+                f"{parameter.name!r} of {program.name} is known at launch only", hint="pass arguments for each unit"
+            )
+        mine.append(Shape(tuple(shape)))
+    return [mine] * units
 
 
 def _per_unit(program: Program, args: Sequence[Any]) -> list[list[Any]]:
@@ -112,10 +170,7 @@ def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, 
         LaunchError: the number of argument lists is not the number of units, or the machine has fewer.
     """
     launch = program.launches[0]
-    known = [(name, ir.constant(extent)) for name, extent in program.extents]
-    if machine.program_level == machine.tensor_level:
-        grid = [ir.constant(n) for n in launch.grid]
-        known.append((machine.program_level.name, math.prod(grid) if None not in grid else None))
+    known = _launched(program, machine)
     fixed = math.prod(n for _, n in known if n is not None)
     open_ = [name for name, n in known if n is None]
     if len(open_) > 1:
@@ -131,6 +186,23 @@ def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, 
     extents = [(name, units // fixed if n is None else n) for name, n in known]
     _check_machine(extents, machine, launch.where)
     return extents
+
+
+def _launched(program: Program, machine: Machine) -> list[tuple[str, int | None]]:
+    """Each launched level down to the one that owns tensors, and how many units; None if that is known at launch."""
+    known = [(name, ir.constant(extent)) for name, extent in program.extents]
+    if machine.program_level == machine.tensor_level:
+        grid = [ir.constant(n) for n in program.launches[0].grid]
+        known.append((machine.program_level.name, math.prod(grid) if None not in grid else None))
+    return known
+
+
+def _mesh(program: Program, machine: Machine) -> tuple[int, ...]:
+    """The grid, slowest axis first, where its programs own tensors: they lie on the machine's mesh like that."""
+    if machine.program_level != machine.tensor_level:
+        return ()
+    grid = [ir.constant(n) for n in program.launches[0].grid]
+    return tuple(n or 1 for n in reversed(grid))
 
 
 def _check_machine(extents: list[tuple[str, int]], machine: Machine, where: Any) -> None:

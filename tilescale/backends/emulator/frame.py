@@ -128,10 +128,12 @@ def uniform(value: Any, frame: Frame, what: str) -> Any:
 class Lanes:
     """A thread-private buffer: one instance for all while they agree, else one for each element of the space."""
 
-    __slots__ = ("__weakref__", "data", "lead", "shape")
+    __slots__ = ("__weakref__", "data", "known", "lead", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype, poison: Any):
         self.shape = shape
+        # False in runs without data, where it was given a value that depends on data.
+        self.known = True
         self.lead: tuple[int, ...] = ()
         self.data = np.full(shape, poison, dtype)
 

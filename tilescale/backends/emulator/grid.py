@@ -192,6 +192,8 @@ class Grid:
         """Run all programs; returns when the last has ended."""
         self.body = body
         size = self.plan.launch.cluster_size
+        if self.device.run.clock is not None:
+            self.device.run.clock.launches(self.count, self.plan.resident, size, self.plan.launch.where)
         self.family = Family(self.device.run.scheduler, "its programs", self.plan.launch.where)
         self.device.run.grids.append(self)
         for _ in range(max(self.plan.resident // size, 1)):

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.backends.emulator import branches, collectives, statements, threads, tiles  # noqa: F401 - they register
+from tilescale.backends.emulator import branches, collectives, costs, statements, threads, tiles  # noqa: F401
+from tilescale.backends.emulator.clock import Clock
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.grid import compile_part
@@ -55,12 +56,19 @@ class Run:
         progress: Callable[[int], None],
         observers: Sequence[Observer] = (),
         seed: int | None = None,
+        clock: Clock | None = None,
+        data: bool = True,
     ):
         self.program, self.machine = program, machine
-        self.compiler = Compiler(program, machine, preempts=seed is not None)
+        self.clock = clock
+        self.compiler = Compiler(program, machine, clock, data, preempts=seed is not None)
         self.body = compile_part(self.compiler, program.body)
+        # All are told what orders tasks; the clock does not ask for single accesses.
         self.observers = observers
-        self.scheduler = Scheduler(observers) if seed is None else Interleaved(observers, seed)
+        self.listeners = (*observers, clock) if clock is not None else observers
+        self.scheduler = Scheduler(self.listeners) if seed is None else Interleaved(self.listeners, seed)
+        if clock is not None:
+            clock.watches(lambda: self.scheduler.current, self.number)
         self.meetings: dict[Any, Any] = {}
         self.activity: list[Activity] = []
         self.grids: list[Any] = []
@@ -121,20 +129,24 @@ class Run:
 
     def publishes(self, place: Hashable) -> None:
         """The current task arrives at a barrier or meeting."""
-        for observer in self.observers:
+        for observer in self.listeners:
             observer.publishes(place)
 
     def acquires(self, place: Hashable) -> None:
         """The current task leaves a barrier or meeting that was open to it."""
-        for observer in self.observers:
+        for observer in self.listeners:
             observer.acquires(place)
 
     # -- accounts ------------------------------------------------------------------------------------------------------
 
-    def _of(self, unit: Unit) -> Activity:
+    def number(self, unit: Unit) -> int:
+        """The number of the tensor-owning unit that a unit is or lies in."""
         while unit not in self._numbers:
             unit = unit.parent
-        return self.activity[self._numbers[unit]]
+        return self._numbers[unit]
+
+    def _of(self, unit: Unit) -> Activity:
+        return self.activity[self.number(unit)]
 
     def moved(self, unit: Unit, peer: Unit, size: int, sent: bool) -> None:
         """A copy of `size` bytes to or from a peer."""

@@ -174,6 +174,8 @@ class ViewOf:
         holder = unit.around(self.level.name)
         version = _version(self.compiler, slot, unit)
         replica = holder.replicas.get(slot)
+        if not self.compiler.data:
+            return base
         if replica is None or replica.version != version:
             replica = holder.replicas[slot] = Replica(base.copy(), version)
             for observer in frame.run.observers:

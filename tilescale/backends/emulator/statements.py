@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.compiler import Compiler, statement
+from tilescale.backends.emulator import nodata
+from tilescale.backends.emulator.compiler import PRIVATE, Compiler, statement
+from tilescale.backends.emulator.costs import loop_cost
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.externs import check
 from tilescale.backends.emulator.frame import BREAK, CONTINUE, Frame, is_vector, spread, uniform, without
+from tilescale.backends.emulator.loops import timed
 from tilescale.backends.emulator.scales import compile_scale
+from tilescale.backends.emulator.tally import tally
 from tilescale.backends.emulator.units import Bound
 from tilescale.errors import UnsupportedError
 from tilescale.passes.structure import location
@@ -54,6 +58,8 @@ def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
         compiler.deferred[stmt.var] = stmt.value
         return lambda frame: None
     slot, value = compiler.slot(stmt.var), compiler.expr(stmt.value)
+    if not compiler.data:
+        value = nodata.known_or_not(value)
 
     def run(frame: Frame) -> None:
         bound = value(frame)
@@ -69,7 +75,17 @@ def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
 @statement(ir.BufferStore)
 def _store(compiler: Compiler, stmt: ir.BufferStore) -> Closure:
     target, value = compiler.element(stmt.buffer, stmt.indices), compiler.expr(stmt.value)
-    return lambda frame: target.store(frame, value(frame))
+    store = (lambda frame: target.store(frame, value(frame))) if compiler.data else nodata.store(target, value)
+    if compiler.clock is None or compiler.axes:
+        return store
+    clock, record = compiler.clock, loop_cost(compiler, tally(stmt, {}), "store")
+
+    def run(frame: Frame) -> None:
+        if not clock.log.muted:
+            record(frame, (frame.active(),))
+        store(frame)
+
+    return run
 
 
 @statement(ir.Evaluate)
@@ -120,22 +136,27 @@ def _serial(compiler: Compiler, stmt: ir.For) -> Closure:
     # A loop that may break after a look at memory gives the others a turn to write it.
     polls = ir.contains(stmt.body, _is_break) and ir.contains(stmt.body, _reads_shared_memory)
 
-    def run(frame: Frame) -> None:
-        first, count = begin(frame), extent(frame)
-        loop = _Loop(frame)
-        for i in range(_longest(count, frame)):
-            if is_vector(count):
-                loop.leave(spread(i >= count, frame))
-            if not loop.enter():
-                break
-            frame.slots[slot] = first + i
-            if loop.left(body(frame)):
-                break
-            if polls:
-                frame.run.scheduler.pause()
-        loop.close()
+    def over(body: Closure) -> Closure:
+        def run(frame: Frame) -> None:
+            first, count = begin(frame), extent(frame)
+            loop = _Loop(frame)
+            for i in range(_longest(count, frame)):
+                if is_vector(count):
+                    loop.leave(spread(i >= count, frame))
+                if not loop.enter():
+                    break
+                frame.slots[slot] = first + i
+                if loop.left(body(frame)):
+                    break
+                if polls:
+                    frame.run.scheduler.pause()
+            loop.close()
 
-    return run
+        return run
+
+    if compiler.clock is None or compiler.axes:
+        return over(body)
+    return timed(compiler, stmt, body, over)
 
 
 def _longest(count: Any, frame: Frame) -> int:
@@ -257,12 +278,13 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
     compiler.sliceable = all(ir.constant(loop.min) == 0 for loop in nest)
     body = compiler.stmt(nest[-1].body)
     del compiler.open_loops[-len(nest) :]
+    told = _Told(compiler, nest[-1].body) if compiler.clock is not None else None
     compiler.axes = {}
 
     def run(frame: Frame) -> None:
         space = tuple(uniform(e(frame), frame, "a loop's extent") for e in extents)
         first = [uniform(b(frame), frame, "where a loop begins") for b in begins]
-        if 0 in space:
+        if 0 in space or (told is not None and not told.runs(frame, space)):
             return
         saved = frame.space, frame.mask, frame.dead, frame.broken
         frame.space, frame.mask, frame.dead, frame.broken = space, None, None, None
@@ -273,6 +295,27 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
         frame.space, frame.mask, frame.dead, frame.broken = saved
 
     return run
+
+
+class _Told:
+    """What the clock is told of a nest of parallel loops, and whether the nest then runs."""
+
+    def __init__(self, compiler: Compiler, body: ir.Stmt):
+        self.clock = compiler.clock
+        found = tally(body, compiler.axes)
+        self.record = loop_cost(compiler, found, "elementwise")
+        self.private = [compiler.slot(b.data) for b in found.stores if b.scope() in PRIVATE]
+        written = {compiler.root(compiler.slot(b.data)) for b in found.stores}
+        self.computes = compiler.data or bool(written & compiler.flags)
+
+    def runs(self, frame: Frame, space: tuple[int, ...]) -> bool:
+        """Tell it; without data only flags are computed."""
+        if not self.clock.log.muted:
+            self.record(frame, space)
+        if not self.computes:
+            for slot in self.private:
+                frame.slots[slot].known = False
+        return self.computes
 
 
 @cache

@@ -15,6 +15,7 @@ from tilescale.backends.emulator.barriers import BarrierReference
 from tilescale.backends.emulator.compiler import Compiler, ignore, operation, value_operation
 from tilescale.backends.emulator.expr import Closure, value_dtype
 from tilescale.backends.emulator.frame import Frame, spread, uniform
+from tilescale.backends.emulator.nodata import known_or_not
 from tilescale.backends.emulator.observe import ATOMIC, ATOMIC_STORE, READ
 from tilescale.errors import UnsupportedError
 
@@ -230,6 +231,8 @@ def _atomic(op: str, returns: bool, lanes: int = 1) -> Callable[[Compiler, ir.Ca
             return lambda frame: _wide_atomic(target, source, lanes, op, frame)
         value = compiler.expr(call.args[1]) if op != "load" else lambda frame: 0
         order = _memory_order(call, 1 if op == "load" else 2)
+        if not compiler.data:
+            value = known_or_not(value)
         return lambda frame: _update(target, value(frame), op, order, returns, frame)
 
     return rule
@@ -245,6 +248,8 @@ def _memory_order(call: ir.Call, position: int) -> str:
 
 def _update(target: Element, value: Any, op: str, order: str, returns: bool, frame: Frame) -> Any:
     array = target.home.array(frame)
+    if not array.flags.writeable:  # a run without data
+        return target.load(frame) if returns else None
     # Adding nothing is a way to look at memory: it must not wake those who wait for a change.
     if op != "load" and (op not in ("add", "or") or np.any(value)):
         target.home.written(frame)
@@ -271,6 +276,8 @@ def _update_at(
 
 def _wide_atomic(target: Element, source: Element, lanes: int, op: str, frame: Frame) -> None:
     array = target.home.array(frame)
+    if not array.flags.writeable:
+        return
     target.home.written(frame)
     index = tuple(i(frame) for i in target.indices)
     values = neighbours(source, lanes, frame)

@@ -61,6 +61,8 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
         return _private_copy(compiler, call)
     if "dst_block" in notes:
         return _cluster_copy(compiler, source, target, notes)
+    if not compiler.data:
+        return lambda frame: None
     return lambda frame: copy_tile(source, target, frame)
 
 
@@ -73,8 +75,9 @@ def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Any
     def run(frame: Frame) -> None:
         rank = uniform(peer(frame), frame, "dst_block")
         program = frame.program.in_cluster(rank)
-        into = program.unit.owner(target.home.slot).storage[target.home.slot]
-        copy_tile(source, target, frame, into, program.unit)
+        if compiler.data:
+            into = program.unit.owner(target.home.slot).storage[target.home.slot]
+            copy_tile(source, target, frame, into, program.unit)
         if barrier is not None:
             barrier.of(frame, program).arrive(1, frame)
 
@@ -119,6 +122,8 @@ def _fill(compiler: Compiler, call: ir.Call) -> Closure:
         array = target.home.array(frame)
         if isinstance(array, Lanes):
             _fill_lanes(array, target, value(frame), frame)
+            return
+        if not array.flags.writeable:
             return
         view = target.block(frame).view()
         target.home.written(frame)
@@ -167,7 +172,7 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
     barrier = None if ir.constant(call.args[10]) is not None else BarrierReference(compiler, call.args[10])
     tf32 = has_tf32(compiler)
 
-    def run(frame: Frame) -> None:
+    def multiply(frame: Frame) -> None:
         clears = bool(uniform(clear(frame), frame, "clear_accum"))
         numerics.gemm(
             matrix(a.read(frame)),
@@ -178,6 +183,10 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
             clear=clears,
             tf32=tf32,
         )
+
+    def run(frame: Frame) -> None:
+        if compiler.data:
+            multiply(frame)
         if barrier is not None:
             barrier.of(frame).arrive(1, frame)
 

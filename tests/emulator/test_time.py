@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: MIT
+"""The clock against arithmetic: times follow from the machine description, and from what may overlap."""
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.emulator.support import values
+from tilescale.errors import NoDataError, UsageError
+from tilescale.hda import Machine
+
+H200 = Machine.load("h200-sxm-8")
+LAUNCH = H200.tensor_level.launch
+
+
+def seconds(program, args=None, machine=H200, **more) -> float:
+    return tilescale.emulate(program, args, machine=machine, data=False, **more).time_us / 1e6
+
+
+def derived(tmp_path, text: str, name: str = "derived", base: str = "h200-sxm-8") -> Machine:
+    """A machine that differs from a built-in one as the text says."""
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(f"extends: {base}\ntitle: {name}\n{text}")
+    return Machine.load(path)
+
+
+# -- memory and arithmetic ---------------------------------------------------------------------------------------------
+
+
+def copied(rows: int):
+    @T.prim_func
+    def program(X: T.Tensor((rows, 4096), "float32"), Y: T.Tensor((rows, 4096), "float32")):
+        with T.Kernel(rows, threads=128) as bx:
+            tile = T.alloc_fragment((1, 4096), "float32")
+            T.copy(X[bx, 0], tile)
+            T.copy(tile, Y[bx, 0])
+
+    return program
+
+
+def test_a_copy_reaches_the_bandwidth_of_the_memory():
+    rows = 1 << 13
+    wanted = 2 * rows * 4096 * 4 / H200.layer("l2").sustained
+    assert seconds(copied(rows)) - LAUNCH == pytest.approx(wanted, rel=0.03)
+
+
+def test_what_fits_the_cache_is_read_from_it():
+    """The second launch finds what the first has read, if that is small."""
+
+    def twice(rows: int):
+        @T.prim_func
+        def program(X: T.Tensor((rows, 4096), "float32"), Y: T.Tensor((rows,), "float32")):
+            with T.Kernel(device=1, block=rows, threads=128) as bx:
+                tile = T.alloc((1, 4096), "float32", level="l0")
+                total = T.alloc((1,), "float32", level="l0")
+                for _ in T.serial(2):
+                    with T.Scale("device"):
+                        T.barrier()
+                    with T.Scale("block"):
+                        T.copy(X[bx, 0], tile)
+                        T.reduce_sum(tile, total, dim=1)
+                        T.copy(total, Y[bx])
+
+        return program
+
+    def read(rows: int) -> float:
+        found = tilescale.emulate(twice(rows), machine=H200, data=False).timeline
+        return sum(use.busy_s for use in found.uses if use.resource == "l2") * H200.layer("l2").sustained
+
+    small, large = 1024, 4096
+    assert read(small) == pytest.approx(small * 4096 * 4, rel=0.01)
+    assert read(large) == pytest.approx(2 * large * 4096 * 4, rel=0.01)
+
+
+def product(m: int, n: int, k: int, stages: int, dtype: str = "float16", depth: int = 32):
+    width = 256
+
+    @T.prim_func
+    def program(A: T.Tensor((m, k), dtype), B: T.Tensor((k, n), dtype), C: T.Tensor((m, n), dtype)):
+        with T.Kernel(n // width, m // 128, threads=256) as (bx, by):
+            a = T.alloc_shared((128, depth), dtype)
+            b = T.alloc_shared((depth, width), dtype)
+            c = T.alloc_fragment((128, width), "float32")
+            T.clear(c)
+            for ko in T.Pipelined(k // depth, num_stages=stages):
+                T.copy(A[by * 128, ko * depth], a)
+                T.copy(B[ko * depth, bx * width], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * 128, bx * width])
+
+    return program
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "float32"])
+def test_a_product_reaches_the_rate_of_its_unit(dtype):
+    """132 tiles, one for each SM; float32 is multiplied in tfloat32."""
+    m, n, k = 11 * 128, 12 * 256, 1 << 16
+    rate = H200.rate("device", "tensor", {"float32": "tfloat32"}.get(dtype, dtype), sustained=True)
+    found = seconds(product(m, n, k, 4, dtype, depth=64 if dtype.startswith("float8") else 32))
+    assert found == pytest.approx(2 * m * n * k / rate, rel=0.05)
+    assert found > 2 * m * n * k / rate
+
+
+def test_without_a_pipeline_loads_and_products_take_turns():
+    m, n, k = 11 * 128, 12 * 256, 1 << 14
+    plain, deep = (tilescale.emulate(product(m, n, k, s), machine=H200, data=False).timeline for s in (0, 4))
+    steps = k // 32
+    memory = H200.layer("l2")
+    loads = 2 * memory.latency + (128 + 256) * 32 * 2 / memory.per_program
+    multiply = 2 * 128 * 256 * 32 / H200.rate("block", "tensor", "float16", sustained=True)
+    assert deep.end_s == pytest.approx(steps * multiply, rel=0.1)
+    assert plain.end_s == pytest.approx(steps * (loads + multiply), rel=0.1)
+    assert plain.bound.seconds == pytest.approx(deep.bound.seconds)
+
+
+def test_programs_that_do_not_fit_at_once_run_in_turn():
+    """Tiles of 120 KiB: one program an SM. 264 of them take twice the time of 132, 133 as long as 264."""
+
+    def program(count: int):
+        @T.prim_func
+        def kernel(C: T.Tensor((count, 128), "float16")):
+            with T.Kernel(count, threads=128) as bx:
+                a = T.alloc_shared((128, 240), "float16")
+                b = T.alloc_shared((240, 128), "float16")
+                c = T.alloc_fragment((128, 128), "float32")
+                for _ in T.serial(1000):
+                    T.gemm(a, b, c)
+                T.copy(c[0, 0:128], C[bx, 0:128])
+
+        return kernel
+
+    one, more, two = (seconds(program(n)) - LAUNCH for n in (132, 133, 264))
+    assert two == pytest.approx(2 * one, rel=0.01) and more == pytest.approx(two, rel=0.01)
+
+
+def test_a_launch_and_a_barrier_take_what_the_machine_says(tmp_path):
+    @T.prim_func
+    def empty(X: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=128):
+            T.evaluate(0)
+
+    slow = derived(tmp_path, "levels:\n  device:\n    launch: 5 us\n")
+    assert seconds(empty) == LAUNCH
+    assert seconds(empty, machine=slow) == 5e-6
+
+
+# -- networks ----------------------------------------------------------------------------------------------------------
+
+
+def allreduce(devices: int, nbytes: int, impl: str):
+    @T.prim_func
+    def program(X: T.Tensor((nbytes // 4,), "float32")):
+        with T.Kernel(device=devices):
+            with T.Scale("device"):
+                T.allreduce(X, impl=impl)
+
+    return program
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_ring_allreduce_approaches_what_each_link_must_carry(devices):
+    nbytes = 1 << 30
+    carrier = max(m.put for m in H200.network("device").mechanisms if m.started_by == "program")
+    wanted = 2 * (devices - 1) / devices * nbytes / carrier
+    assert seconds(allreduce(devices, nbytes, "ring")) == pytest.approx(wanted, rel=0.02)
+    # Small ones take latencies.
+    assert seconds(allreduce(devices, 1024, "ring")) > 2 * (devices - 1) * H200.network("device").latency
+
+
+def shifted(devices: int, columns: int):
+    """Every program of every device puts a tile to the next device."""
+
+    @T.prim_func
+    def program(X: T.Tensor((132 * 64, columns), "float32"), Y: T.Tensor((132 * 64, columns), "float32")):
+        with T.Kernel(device=devices, block=132, threads=256) as bx:
+            with T.Scale("block"):
+                tile = T.alloc((64, columns), "float32", level="l1")
+                T.copy(X[bx * 64, 0], tile)
+                with T.Scale("device") as (rank, size):
+                    for _ in T.serial(32):
+                        T.copy(tile, Y[bx * 64, 0], dst=(rank + 1) % size)
+
+    return program
+
+
+HALF = """
+networks:
+  nvlink:
+    bandwidth: 225 GB/s
+    mechanisms:
+      tma: {put: 180 GB/s, get: 165 GB/s, reduce: 160 GB/s}
+      lsu: {put: 184 GB/s, get: 165 GB/s, reduce: 90 GB/s}
+      copy_engine: {put: 197 GB/s, get: 197 GB/s}
+      nvshmem: {put: 73 %, get: 73 %}
+"""
+
+
+def test_half_the_link_takes_twice_the_time(tmp_path):
+    half = derived(tmp_path, HALF)
+    nbytes = 32 * 132 * 64 * 512 * 4
+    full, slow = seconds(shifted(4, 512)), seconds(shifted(4, 512), machine=half)
+    assert full == pytest.approx(nbytes / 360e9, rel=0.03)
+    assert slow == pytest.approx(2 * full, rel=0.03)
+
+
+def test_one_program_alone_does_not_fill_a_link():
+    @T.prim_func
+    def program(X: T.Tensor((64, 512), "float32"), Y: T.Tensor((64, 512), "float32")):
+        with T.Kernel(device=2, block=1, threads=256):
+            with T.Scale("block"):
+                tile = T.alloc((64, 512), "float32", level="l1")
+                with T.Scale("device") as (rank, size):
+                    for _ in T.serial(64):
+                        T.copy(tile, Y, dst=(rank + 1) % size)
+
+    network = H200.network("device")
+    assert seconds(program) > 64 * 64 * 512 * 4 / network.mechanism("tma").per_program
+    assert seconds(program) > 5 * 64 * 64 * 512 * 4 / network.bandwidth
+
+
+LINE = """
+title: four cores in a line
+levels:
+  lane: {kind: lanes, threads: 1}
+  core: {kind: program, count: 4, virtual: false, clock: 1 GHz, compute: {vector: {rates: {float32: 2 op/clock}}}}
+  chip: {kind: unit, count: 1}
+memory:
+  l0: {level: core, scopes: [fragment, shared, global], capacity: 16 MiB, shared: true, bandwidth: 64 B/clock}
+networks:
+  mesh:
+    level: core
+    within: chip
+    topology: mesh
+    dims: [1, 4]
+    bandwidth: 4 B/clock
+    link_bandwidth: 4 B/clock
+    latency: 1 clock
+    reaches: l0
+    mechanisms: {wavelet: {put: 100 %, get: 100 %}}
+"""
+
+
+def test_routes_that_share_a_link_contend(tmp_path):
+    """On a line 0 - 1 - 2 - 3: 0 to 2 and 1 to 3 both cross the link from 1 to 2, 0 to 1 and 2 to 3 share none."""
+    path = tmp_path / "line.yaml"
+    path.write_text(LINE)
+    line = Machine.load(path)
+
+    def exchange(distance: int, senders: tuple[int, int]):
+        with tilescale.use_machine(line):
+
+            @T.prim_func
+            def program(X: T.Tensor((1024, 64), "float32"), Y: T.Tensor((1024, 64), "float32")):
+                with T.Kernel(core=4, threads=1) as _:
+                    with T.Scale("core") as (rank, _):
+                        if (rank == senders[0]) | (rank == senders[1]):
+                            T.copy(X, Y, dst=rank + distance)
+
+        return program
+
+    alone = 1024 * 64 * 4 / 4e9
+    assert seconds(exchange(1, (0, 2)), machine=line) == pytest.approx(alone, rel=0.01)
+    assert seconds(exchange(2, (0, 1)), machine=line) == pytest.approx(2 * alone, rel=0.01)
+
+
+# -- overlap, waits, signals -------------------------------------------------------------------------------------------
+
+
+def sides(copies: int, products: int):
+    """One half of the threads sends tiles to the next device, the other half multiplies."""
+
+    @T.prim_func
+    def program(Y: T.Tensor((128, 128), "float16"), Z: T.Tensor((128, 128), "float16")):
+        with T.Kernel(device=2, block=1, threads=256):
+            with T.Scale("block"):
+                tile = T.alloc((128, 128), "float16", level="l1")
+                a = T.alloc((128, 128), "float16", level="l1")
+                c = T.alloc((128, 128), "float32", level="l0")
+                with T.Scale("warpgroup") as (wg, _):
+                    with T.Scale("device") as (rank, size):
+                        if wg == 0:
+                            for _ in T.serial(copies):
+                                T.copy(tile, Y, dst=(rank + 1) % size)
+                        else:
+                            for _ in T.serial(products):
+                                T.gemm(a, a, c)
+
+    return program
+
+
+def test_roles_side_by_side_take_the_maximum():
+    send, multiply = seconds(sides(64, 0)) - LAUNCH, seconds(sides(0, 64)) - LAUNCH
+    both = seconds(sides(64, 64)) - LAUNCH
+    assert min(send, multiply) > 1e-5
+    assert both == pytest.approx(max(send, multiply), rel=0.05)
+
+
+def ring(steps: int):
+    """Every device adds to its neighbour's flag, step by step."""
+
+    @T.prim_func
+    def program(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32"), flag: T.Tensor((1,), "int32")):
+        with T.Kernel(device=4, block=1, threads=128):
+            with T.Scale("block"):
+                tile = T.alloc((64, 64), "float32")
+                T.copy(X, tile)
+                for step in T.serial(steps):
+                    with T.Scale("device") as (rank, size):
+                        T.copy(tile, Y, dst=(rank + 1) % size, signal=flag[0])
+                    T.wait(flag[0], ">=", step + 1)
+                    T.copy(Y, tile)
+
+    return program
+
+
+def ring_arguments() -> list:
+    return [[values(r, 64, 64), torch.empty(64, 64), torch.zeros(1, dtype=torch.int32)] for r in range(4)]
+
+
+def test_a_put_and_its_signal_take_two_latencies_and_the_wait_says_so():
+    found = tilescale.emulate(ring(8), ring_arguments(), machine=H200).timeline
+    latency = H200.network("device").latency
+    (line,) = found.waits
+    assert line.where.file == __file__ and "T.wait(flag[0]" in str(line.where) and line.count == 8 * 4
+    # The tile's way, the flag's way.
+    assert line.seconds / 32 == pytest.approx(2 * latency, rel=0.05)
+    assert found.end_s > 8 * 2 * latency
+    kinds = [span.kind for span in found.critical_path]
+    assert kinds.count("sync") == 8 and kinds[0] == "launch"
+
+
+def test_a_late_device_is_what_the_others_wait_for():
+    """Device 2 computes before it reaches the barrier: the path to the end goes through it."""
+
+    @T.prim_func
+    def program(X: T.Tensor((128, 128), "float16")):
+        with T.Kernel(device=4, block=1, threads=128):
+            with T.Scale("block"):
+                a = T.alloc((128, 128), "float16", level="l1")
+                c = T.alloc((128, 128), "float32", level="l0")
+                with T.Scale("device") as (rank, _):
+                    if rank == 2:
+                        for _ in T.serial(100):
+                            T.gemm(a, a, c)
+                    T.barrier()
+
+    found = tilescale.emulate(program, machine=H200, data=False).timeline
+    late = next(span for span in found.spans if span.name == "gemm")
+    assert late.row == 2 and late in found.critical_path
+    assert sorted(span.row for span in found.spans if span.kind == "wait") == [0, 1, 3]
+
+
+# -- without data ------------------------------------------------------------------------------------------------------
+
+
+def test_runs_with_and_without_data_take_the_same_time():
+    m, n, k = 256, 256, 512
+    tensors = [values(1, m, k, dtype="float16"), values(2, k, n, dtype="float16"), values(3, m, n, dtype="float16")]
+    for stages in (0, 2, 4):
+        program = product(m, n, k, stages)
+        before = [t.clone() for t in tensors]
+        found = tilescale.emulate(program, tensors, machine=H200)
+        alone = tilescale.emulate(program, [t.to("meta") for t in tensors], machine=H200, data=False)
+        assert found.time_us == alone.time_us == seconds(program) * 1e6
+        assert found.timeline.spans == alone.timeline.spans
+        assert all(torch.equal(t, b) for t, b in zip(tensors[:2], before[:2], strict=True))
+    assert tilescale.emulate(ring(3), ring_arguments(), machine=H200).time_us == seconds(ring(3)) * 1e6
+
+
+def test_flags_have_values_and_arguments_stay():
+    arguments = ring_arguments()
+    tilescale.emulate(ring(3), arguments, machine=H200, data=False)
+    assert all(int(flag) == 0 for _, _, flag in arguments)
+
+
+def test_what_depends_on_data_is_an_error_with_its_line():
+    @T.prim_func
+    def program(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            n = X[0]
+            if n > 3:
+                T.fill(Y, 1.0)
+
+    with pytest.raises(NoDataError, match="depends on the values of 'X', and this run has none") as caught:
+        tilescale.emulate(program, machine=H200, data=False)
+    assert "if n > 3:" in str(caught.value) and "data=False" in str(caught.value)
+
+
+def test_a_run_without_time_says_so():
+    report = tilescale.emulate(copied(2), [values(1, 2, 4096), values(2, 2, 4096)], time=False)
+    with pytest.raises(UsageError, match="not timed"):
+        _ = report.time_us
+
+
+def test_the_same_program_takes_the_same_time_always():
+    first, second = (tilescale.emulate(ring(4), ring_arguments(), machine=H200).timeline for _ in range(2))
+    assert first.spans == second.spans and first.uses == second.uses
+
+
+# -- large machines ----------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_devices_without_data(tmp_path):
+    many = derived(tmp_path, "levels:\n  node:\n    count: 128\n", base="h200-sxm-8x4")
+
+    def program(impl: str):
+        with tilescale.use_machine(many):
+
+            @T.prim_func
+            def total(X: T.Tensor((1 << 20,), "float32")):
+                with T.Kernel(device=1024):
+                    with T.Scale("device"):
+                        T.allreduce(X, impl=impl)
+
+        return total
+
+    times = {impl: seconds(program(impl), machine=many) for impl in ("ring", "tree", "two_shot")}
+    # 2046 steps, each a latency of the network between servers; a tree takes tens of them.
+    assert times["ring"] > 2046 * many.network("node").latency > 10 * times["tree"]
+
+
+def test_a_large_product_takes_what_its_tiles_say():
+    """8192 x 3584 x 8192, one device's share of a layer: 896 tiles over 132 SMs, 7 rounds."""
+    m, n, k = 8192, 3584, 8192
+    tiles = (m // 128) * (n // 256)
+    rounds = -(-tiles // 132)
+    multiply = 2 * 128 * 256 * k / H200.rate("block", "tensor", "bfloat16", sustained=True)
+    assert seconds(product(m, n, k, 3, "bfloat16")) == pytest.approx(rounds * multiply, rel=0.06)

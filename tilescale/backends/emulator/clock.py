@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: MIT
+"""Writes down what the tasks of a run do, for a simulation of when they do it.
+
+The steps come from the costs of operations (costs.py) and, for what orders tasks, from what observers are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilescale.backends.emulator.collectives import Meeting, address
+from tilescale.backends.emulator.frame import Frame
+from tilescale.backends.emulator.observe import Observer
+from tilescale.backends.emulator.scheduler import Task
+from tilescale.cost.choose import collective
+from tilescale.errors import Location, NoPathError
+from tilescale.hda import Machine
+from tilescale.timing.collectives import estimate
+from tilescale.timing.links import CollectivePlan
+from tilescale.timing.rates import Cache, Rates, bandwidth, cache_name
+from tilescale.timing.record import Log
+from tilescale.timing.replay import Replay
+from tilescale.timing.steps import Acquire, Launch, Meet, Owned, Part, Publish, Settle, Work
+from tilescale.timing.steps import Task as Recorded
+from tilescale.timing.timeline import Timeline
+
+OF_TENSORS = {
+    "allreduce": ("one_shot", "two_shot", "ring", "tree", "nccl"),
+    "reduce_scatter": ("direct", "ring", "nccl"),
+    "all_gather": ("direct", "ring", "nccl"),
+    "all_to_all": ("direct", "nccl"),
+    "broadcast": ("direct", "tree", "nccl"),
+    "barrier": ("direct",),
+}
+OF_TILES = {"allreduce": ("one_shot", "two_shot"), "broadcast": ("direct",)}
+"""Algorithms among which the cost model chooses: for whole tensors, and where programs combine tiles and for which this
+differs."""
+
+
+class Clock(Observer):
+    """The record of one run.
+
+    Args:
+        extents: units of each launched level down to the one that owns tensors, coarsest first.
+        grid: extents of the grid, the slowest axis first, where programs own tensors.
+    """
+
+    def __init__(self, machine: Machine, extents: Sequence[tuple[str, int]], grid: tuple[int, ...] = ()):
+        self.machine, self.rates = machine, Rates(machine)
+        self.extents = dict(extents)
+        # Units of the coarsest level are numbered over the whole machine, whatever holds them.
+        sizes = {**dict(extents[1:]), **({machine.program_level.name: grid} if grid else {})}
+        self.sizes: tuple[tuple[str, int | tuple[int, ...]], ...] = tuple(sizes.items())
+        self._roots: list[Log] = []
+        self._logs: dict[Task, Log] = {}
+        self._places: dict[Hashable, int] = {}
+        self._counts: dict[Hashable, int] = {}
+        self._values: dict[Hashable, Any] = {}
+        self._meetings = 0
+        self._caches: dict[int, Cache] = {}
+        self._plans: dict[Hashable, CollectivePlan] = {}
+        self._memory = self.rates.layers["global"]
+
+    def watches(self, current: Callable[[], Task], row_of: Callable[[Any], int]) -> None:
+        """What to ask a run: the task that acts, and the number of the tensor-owning unit around a unit."""
+        self.current, self.row_of = current, row_of
+
+    @property
+    def log(self) -> Log:
+        """What the current task does."""
+        return self._logs[self.current()]
+
+    def timeline(self) -> Timeline:
+        """The simulation of all that was recorded."""
+        level = self.machine.tensor_level.name
+        program = self.machine.program_level.name
+        replay = Replay(level, program, self.rates.places, self.rates.kinds, self._values)
+        return replay.run([log.task for log in self._roots])
+
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    def begins(self, task: Task) -> None:
+        if task.parent is None:
+            log = Log(Recorded(task.name, len(self._roots)))
+            self._roots.append(log)
+        else:
+            parent = self._logs[task.parent]
+            log = parent.begins(task.name)
+            if isinstance(parent.family, Launch) and log.task.row in self._caches:
+                self._caches[log.task.row].starts()
+        self._logs[task] = log
+
+    def joins(self, ended: Sequence[Task]) -> None:
+        self.log.joins()
+        for task in ended:
+            del self._logs[task]
+
+    def launches(self, count: int, resident: int, group: int, where: Location | None) -> None:
+        """The current task starts a grid of programs, of which the machine holds so many at once."""
+        places, log = self.rates.places, self.log
+        if self._memory.cache_capacity:
+            self._caches[log.task.row] = self._caches.get(log.task.row) or Cache(self._memory.cache_capacity, resident)
+            self._caches[log.task.row].together = resident
+        seconds = self.machine.tensor_level.launch
+        log.launch(Launch(places, max(resident // places, 1), group, seconds, f"launch of {count}", where))
+
+    # -- order ---------------------------------------------------------------------------------------------------------
+
+    def publishes(self, place: Hashable) -> None:
+        if isinstance(place, Meeting):
+            return
+        number = self._places.setdefault(place, len(self._places))
+        self._counts[number] = self._counts.get(number, 0) + 1
+        self.log.step(Publish(number, name="arrival"))
+
+    def acquires(self, place: Hashable) -> None:
+        number = self._places.get(place)
+        if number is not None:
+            delay = self.machine.program_level.barrier
+            self.log.step(Acquire(number, self._counts[number], "barrier", None, delay_s=delay))
+
+    def flag(self, element: np.ndarray) -> Hashable:
+        """The place that a flag is, of which the value is known from now on."""
+        place = "flag", address(element)
+        if place not in self._values:
+            self._values[place] = element.reshape(-1)[0].item()
+        return place
+
+    def signal(
+        self, element: np.ndarray, op: str, value: Any, delay_s: float, where: Location | None, name: str
+    ) -> None:
+        """The current task is about to update a flag."""
+        place = self.flag(element)
+        self._counts[place] = self._counts.get(place, 0) + 1
+        change = (lambda _: value) if op == "set" else (lambda old: old + value)
+        self.log.step(Publish(place, change, delay_s, name, where))
+
+    def waited(self, frame: Frame, home: Any, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
+        place = self.flag(flag)
+        count = self._counts.get(place, 0)
+        if count:
+            self.log.step(Acquire(place, count, f"wait for {home.name}", home.where, holds))
+
+    def settle(self, left: int) -> None:
+        """The current task waits until at most so many of its asynchronous copies are under way."""
+        self.log.step(Settle(left))
+
+    def meets(
+        self, frame: Frame, meeting: Meeting, rank: int, name: str, level: str, nbytes: int, impl: str | None
+    ) -> None:
+        """The current task takes part in a collective of a level, with a whole tensor of `nbytes`."""
+        on_tiles = frame.program is not None
+        if not meeting.number:
+            self._meetings += 1
+            meeting.number = self._meetings
+        where = meeting.where
+
+        def work(rows: tuple[int, ...]) -> Work:
+            plan = self._plan(name, level, rows, nbytes, impl, on_tiles)
+            kind = "sync" if name == "barrier" else "collective"
+            return Work([Part(f"{name} ({plan.algorithm})", kind, where, plan.links, plan.nbytes)], plan.seconds)
+
+        self.log.step(Meet(("meeting", meeting.number), meeting.size, rank, f"wait for {name}", where, work))
+
+    def _plan(
+        self, name: str, level: str, rows: tuple[int, ...], nbytes: int, impl: str | None, on_tiles: bool
+    ) -> CollectivePlan:
+        inside = len(set(rows)) < len(rows)
+        units = tuple(range(len(rows))) if inside else rows
+        key = name, level, units, nbytes, impl, on_tiles
+        if key not in self._plans:
+            machine = self.machine
+            at = level if inside else machine.tensor_level.name
+            try:
+                sizes = {} if inside else dict(self.sizes)
+                able = (impl,) if impl else self._able(name, at, len(rows), nbytes, on_tiles)
+                plans = [estimate(machine, at, name, each, nbytes, units=units, sizes=sizes) for each in able]
+                found: CollectivePlan = min(plans, key=lambda plan: plan.seconds)
+            except NoPathError:
+                found = self._through_memory(len(rows), nbytes)
+            launch = 0.0 if on_tiles else machine.tensor_level.launch
+            links = {} if inside else found.links
+            seconds = max(found.seconds, self._alone(at, found.nbytes) if on_tiles else 0.0)
+            self._plans[key] = CollectivePlan(found.algorithm, seconds + launch, found.nbytes, links)
+        return self._plans[key]
+
+    def _through_memory(self, count: int, nbytes: int) -> CollectivePlan:
+        """Units that no network links meet in the memory that all of them reach: each writes, and reads from all."""
+        layer = self._memory
+        rate = bandwidth(layer)
+        traffic = count * (count + 1) * nbytes / rate if rate else 0.0
+        return CollectivePlan("memory", 2 * layer.latency + traffic, count * nbytes, {})
+
+    def _alone(self, level: str, nbytes: int) -> float:
+        """Seconds that one program needs to send so much, however idle the links are."""
+        network = self.machine.network(level)
+        rates = [m.per_program for m in network.mechanisms if m.per_program and not m.on_request] if network else []
+        return network.latency + nbytes / max(rates) if network and rates else 0.0
+
+    def _able(self, name: str, level: str, count: int, nbytes: int, on_tiles: bool) -> tuple[str, ...]:
+        """What comes into question: inside one network the choice of the cost model, across several all."""
+        able = OF_TENSORS[name]
+        if on_tiles:
+            able = OF_TILES.get(name, able[:1])
+        network = self.machine.network(level)
+        if network is None or count > self.machine.count(level, network.within) or len(able) == 1:
+            return able
+        return (collective(network, name, count, nbytes, able).name,)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def touches(self, tile: Hashable, nbytes: int, writes: bool) -> dict[Hashable, float]:
+        """Demands for moving a tile between the memory that holds tensors and the current task.
+
+        Args:
+            tile: what tells it from others: reads of the same one come from the cache while it is there.
+            nbytes: how much.
+        """
+        log, layer = self.log, self._memory
+        row = log.task.row
+        if layer.level == self.machine.program_level.name:
+            return self.rates.on_chip("global", nbytes)
+        demands: dict[Hashable, float] = {}
+        cache = self._caches.get(row)
+        if cache is not None and layer.cache_bandwidth:
+            demands[Owned(row, cache_name(layer))] = nbytes / layer.cache_bandwidth
+        held = cache.holds(tile, nbytes * log.repeats) if cache is not None and not log.muted else False
+        rate = bandwidth(layer)
+        if rate and (writes or not held):
+            demands[Owned(row, layer.name)] = nbytes / rate
+        return demands
+
+    def far_memory(self, row: int, nbytes: int) -> dict[Hashable, float]:
+        """Demand on the memory of another unit."""
+        rate = bandwidth(self._memory)
+        return {Owned(row, self._memory.name): nbytes / rate} if rate else {}
+
+    def spread(self, demands: Mapping[Hashable, float], frame: Frame) -> Mapping[Hashable, float]:
+        """Demands on what each program unit has: in a phase of tensor-owning units all of their program units help."""
+        if frame.program is not None:
+            return demands
+        row, places = self.log.task.row, self.rates.places
+        return {
+            Owned(row, key) if isinstance(key, str) else key: seconds / places if isinstance(key, str) else seconds
+            for key, seconds in demands.items()
+        }
+
+    def work(
+        self,
+        frame: Frame,
+        part: Part,
+        floor_s: float = 0.0,
+        tail_s: float = 0.0,
+        asynchronous: bool = False,
+    ) -> None:
+        """The current task does something that takes time."""
+        part.demands = self.spread(part.demands, frame)
+        if frame.program is None:
+            floor_s += self.machine.tensor_level.launch
+        self.log.work(part, floor_s, tail_s, asynchronous)

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: MIT
+"""What operations cost: one rule each, beside the rules in which they are run.
+
+A rule's closure writes down, before the operation runs, what it demands of the machine: arithmetic, bytes of each
+memory, links. Numbers come from the machine description (`tilescale/timing/rates.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.backends.emulator.access import Region
+from tilescale.backends.emulator.collectives import Peer
+from tilescale.backends.emulator.compiler import Compiler, cost
+from tilescale.backends.emulator.expr import Closure
+from tilescale.backends.emulator.frame import Frame, uniform
+from tilescale.backends.emulator.scales import instance
+from tilescale.backends.emulator.tally import Tally, points
+from tilescale.cost.operations import copy_choice
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Mechanism
+from tilescale.program import ops
+from tilescale.timing.steps import Part, merged
+
+Demands = dict[Any, float]
+
+
+class Traffic:
+    """One side of a tile's way: the memory that it is read from or written to."""
+
+    def __init__(self, compiler: Compiler, region: Any, writes: bool):
+        self.region, self.writes = Region(compiler, region), writes
+        self.kind = ir.scope_kind(self.region.home.buffer)
+        self.root = compiler.root(self.region.home.slot)
+        self.clock = compiler.clock
+        layer = self.clock.rates.layers[self.kind]
+        self.latency = 0.0 if writes else layer.latency
+        self.per_program = layer.per_program
+        self.itemsize = self.region.home.dtype.itemsize
+
+    def demands(self, frame: Frame) -> tuple[Demands, float, int]:
+        """What it demands, how long it takes at least, and how many bytes it is."""
+        if self.region.home.lanes:
+            return {}, 0.0, 0
+        block = self.region.block(frame)
+        nbytes = block.nbytes
+        if self.kind != "global":
+            return self.clock.rates.on_chip(self.kind, nbytes), self.latency, nbytes
+        tile = (self.root, block.begins, block.extents)
+        floor = nbytes / self.per_program if self.per_program and frame.program is not None else 0.0
+        return self.clock.touches(tile, nbytes, self.writes), floor + self.latency, nbytes
+
+
+def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bool = False) -> Closure:
+    """A step that moves tiles; it is a transfer if one of them lies in device memory."""
+    clock, where = compiler.clock, compiler.where
+    kind = "transfer" if any(side.kind == "global" for side in sides) else "compute"
+
+    def record(frame: Frame) -> None:
+        found = [side.demands(frame) for side in sides]
+        nbytes = max(size for _, _, size in found)
+        floor = max(seconds for _, seconds, _ in found)
+        part = Part(name, kind, where, merged([demands for demands, _, _ in found]), nbytes)
+        clock.work(frame, part, floor, asynchronous=asynchronous)
+
+    return record
+
+
+def _copies(name: str, asynchronous: bool) -> Callable[[Compiler, ir.Call], Closure]:
+    def rule(compiler: Compiler, call: ir.Call) -> Closure:
+        sides = [Traffic(compiler, call.args[0], False), Traffic(compiler, call.args[1], True)]
+        return _moves(compiler, name, sides, asynchronous)
+
+    return rule
+
+
+cost("tl.tileop.copy", runs=True)(_copies("copy", False))
+cost("tl.tileop.async_copy", "tl.tileop.tma_copy", runs=True)(_copies("async copy", True))
+cost("tl.tileop.transpose")(_copies("transpose", False))
+cost("tl.tileop.im2col", "tl.tileop.c2d_im2col")(_copies("im2col", False))
+
+
+@cost("tl.tileop.fill", runs=True)
+def _fill(compiler: Compiler, call: ir.Call) -> Closure:
+    return _moves(compiler, "fill", [Traffic(compiler, call.args[0], True)])
+
+
+@cost("tirx.ptx_wait_group", "tl.tma_store_wait", runs=True)
+def _settle(compiler: Compiler, call: ir.Call) -> Closure:
+    left = ir.constant(call.args[0]) if len(call.args) else 0
+    return lambda frame: compiler.clock.settle(left or 0)
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+
+
+def _product(a: int, b: int, transpose: tuple[int, int]) -> Callable[[Compiler, ir.Call], Closure]:
+    """A matrix product whose operands are arguments `a` and `b`, and the result the one after."""
+
+    def rule(compiler: Compiler, call: ir.Call) -> Closure:
+        clock, where = compiler.clock, compiler.where
+        left, result = Region(compiler, call.args[a]), Region(compiler, call.args[b + 1])
+        operands = [Traffic(compiler, call.args[i], False) for i in (a, b)]
+        flipped = bool(ir.constant(call.args[transpose[0]]))
+        # A structured-sparse operand holds every second element of its rows.
+        dense = 2 if b - a > 1 else 1
+
+        def record(frame: Frame) -> None:
+            shape, out = left.block(frame).extents[-2:], result.block(frame).extents[-2:]
+            flops = 2 * math.prod(out) * shape[0 if flipped else 1] * dense
+            arithmetic = clock.rates.product(flops / dense, str(left.home.buffer.dtype))
+            moved = [side.demands(frame)[0] for side in operands if side.kind == "shared"]
+            clock.work(frame, Part("gemm", "compute", where, merged([arithmetic, *moved]), flops=flops))
+
+        return record
+
+    return rule
+
+
+cost("tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm", runs=True)(_product(0, 1, (3, 4)))
+cost("tl.tileop.gemm_sp", "tl.tileop.wgmma_gemm_sp", "tl.tileop.tcgen05_gemm_sp")(_product(0, 2, (4, 6)))
+
+
+def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
+    """An operation that takes each element of its first tile once, and stores its second."""
+
+    def rule(compiler: Compiler, call: ir.Call) -> Closure:
+        clock, where = compiler.clock, compiler.where
+        is_tile = ir.op_name(call.args[0]) == "tl.region" or isinstance(call.args[0], ir.BufferLoad)
+        sides = [Traffic(compiler, call.args[0], False)] if is_tile else []
+        if len(call.args) > 1 and ir.op_name(call.args[1]) == "tl.region":
+            sides.append(Traffic(compiler, call.args[1], True))
+
+        def record(frame: Frame) -> None:
+            found = [side.demands(frame) for side in sides]
+            count = max([size // side.itemsize for side, (_, _, size) in zip(sides, found, strict=True)], default=0)
+            dtype = str(sides[0].region.home.buffer.dtype) if sides else "float32"
+            arithmetic = clock.rates.arithmetic({("vector", dtype): 2 * count})
+            demands = merged([arithmetic, *(demands for demands, _, _ in found)])
+            floor = max([seconds for _, seconds, _ in found], default=0.0)
+            kind = "transfer" if any(side.kind == "global" for side in sides) else "compute"
+            clock.work(frame, Part(name, kind, where, demands, flops=count), floor)
+
+        return record
+
+    return rule
+
+
+for _name in ("reduce", "cumsum", "cummax", "atomicadd", "atomicmax", "atomicmin", "reducer_init"):
+    cost(f"tl.tileop.{_name}")(_elements(_name))
+cost("tl.tileop.finalize_reducer_v2")(_elements("finalize_reducer"))
+cost("tl.reducer_update")(lambda compiler, call: lambda frame: None)
+
+
+def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, tuple[int, ...]], None]:
+    """Writes down what a statement on single elements costs over a space of points."""
+    clock, where = compiler.clock, compiler.where
+    flops = sum(found.operations.values())
+    slots = [(compiler.root(compiler.slot(access.buffer.data)), access) for access in found.accesses]
+    layer = clock.rates.layers["global"]
+    kind = "transfer" if slots else "compute"
+    one = merged([clock.rates.arithmetic(found.operations), clock.rates.on_chip("shared", found.shared)])
+
+    def record(frame: Frame, space: tuple[int, ...]) -> None:
+        every = math.prod(space)
+        parts = [merged([one], every)]
+        total = 0
+        for slot, access in slots:
+            nbytes = access.nbytes * access.times * points(space, access.axes)
+            total += nbytes
+            parts.append(clock.touches((slot, where, tuple(frame.slots[s] for s in programs)), nbytes, access.writes))
+        floor = layer.latency if any(not access.writes for _, access in slots) else 0.0
+        if layer.per_program and frame.program is not None:
+            floor += total / layer.per_program
+        clock.work(frame, Part(name, kind, where, merged(parts), total, flops * every), floor)
+
+    programs = [compiler.slot(var) for var in compiler.launch.programs] if compiler.launch is not None else []
+    return record
+
+
+# -- to and from a peer ------------------------------------------------------------------------------------------------
+
+
+@cost(ops.COPY.name, runs=True)
+def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
+    """A put takes its start-up and its bytes' way, and is seen there a latency later. A get takes there and back."""
+    clock, where, level = compiler.clock, compiler.where, ir.attribute(call, "level")
+    is_put = ir.attribute(call, "far") == "dst"
+    near = Traffic(compiler, call.args[0 if is_put else 1], not is_put)
+    peer = Peer(compiler, call.args[2], level)
+    whole = compiler.executing == compiler.machine.tensor_level
+    chosen = _mechanism(compiler, call, whole)
+    name = "put" if is_put else "get"
+    tells = _tells(compiler, call.args[3], call.args[4], ir.attribute(call, "op"), peer) if len(call.args) > 3 else None
+
+    def record(frame: Frame) -> None:
+        here, there = frame.run.number(frame.unit), frame.run.number(peer.unit(frame))
+        demands, _, nbytes = near.demands(frame)
+        way, floor, tail = _way(clock, here, there, nbytes, name, chosen, level, frame.program is not None)
+        far = clock.far_memory(there, nbytes) if there != here else {}
+        part = Part(name, "transfer", where, merged([demands, way, far]), nbytes)
+        clock.work(frame, part, floor if is_put else floor + 2 * tail, tail if is_put else 0.0)
+        if tells is not None:
+            tells(frame)
+
+    return record
+
+
+def _mechanism(compiler: Compiler, call: ir.Call, whole: bool) -> str | None:
+    """The mechanism that the cost model takes; None where no rule of it fits, and the fastest one is meant."""
+    clock = compiler.clock
+    try:
+        programs = None if whole else clock.machine.count(clock.machine.program_level.name)
+        return copy_choice(call, clock.machine, clock.extents, programs).name
+    except (UnsupportedError, ValueError, KeyError):
+        return None
+
+
+def _way(
+    clock: Any, here: int, there: int, nbytes: int, operation: str, mechanism: str | None, level: str, by_program: bool
+) -> tuple[Demands, float, float]:
+    """Demands on links, seconds at least, and the latency of a transfer between two units."""
+    if here == there:
+        return _inside(clock, nbytes, level)
+    path = clock.rates.path(here, there, clock.sizes)
+    offers = [m for m in path.mechanisms if m.rate(operation) and mechanism in (None, m.name)] or [
+        m for m in path.mechanisms if m.rate(operation)
+    ]
+    if not offers:
+        return clock.rates.over(path, nbytes, 1.0), 0.0, path.latency
+    best = min(offers, key=lambda m: m.startup + nbytes / m.rate(operation))
+    share = min(best.rate(operation) / path.bandwidth, 1.0)
+    floor = best.startup + (nbytes / best.per_program if by_program and best.per_program else 0.0)
+    return clock.rates.over(path, nbytes, share), floor, path.latency
+
+
+def _inside(clock: Any, nbytes: int, level: str) -> tuple[Demands, float, float]:
+    """Between units that share a tensor-owning one: lanes of a program, programs of a cluster."""
+    network = clock.machine.network(level)
+    if network is None:
+        layer = clock.rates.layers["shared"]
+        return clock.rates.on_chip("shared", 2 * nbytes), layer.latency, layer.latency
+    offers: tuple[Mechanism, ...] = network.mechanisms
+    startup = min(m.startup for m in offers)
+    return {network.name: nbytes / network.bandwidth}, startup, network.latency
+
+
+@cost(ops.SIGNAL.name, runs=True)
+def _signal(compiler: Compiler, call: ir.Call) -> Closure:
+    level = ir.attribute(call, "level")
+    peer = Peer(compiler, call.args[2], level) if len(call.args) > 2 else None
+    return _tells(compiler, call.args[0], call.args[1], ir.attribute(call, "op"), peer)
+
+
+def _tells(compiler: Compiler, flag: Any, value: Any, op: str, peer: Peer | None) -> Closure:
+    clock, where = compiler.clock, compiler.where
+    region, amount = Region(compiler, flag), compiler.expr(value)
+
+    def record(frame: Frame) -> None:
+        unit = peer.unit(frame) if peer is not None else None
+        array = None if unit is None else instance(compiler, region.home.slot, frame, unit)
+        block = region.block(frame, array)
+        delay = clock.rates.latency("global")
+        if unit is not None:
+            here, there = frame.run.number(frame.unit), frame.run.number(unit)
+            delay = clock.rates.path(here, there, clock.sizes).latency if here != there else delay
+        if block.within:
+            name = f"signal {region.home.name}"
+            clock.signal(block.view(), op, uniform(amount(frame), frame, "a signal's value"), delay, where, name)
+
+    return record
+
+

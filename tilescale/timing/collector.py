@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: MIT
+"""Python's cyclic garbage collector, out of the way of those who make many small objects that all stay."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def no_cyclic_collection(wanted: bool = True) -> Iterator[None]:
+    """Records and simulations grow by hundreds of thousands of objects without a cycle worth freeing; the collector
+    would look at all of them again and again, and take most of the time. It is on again afterwards if it was."""
+    before = gc.isenabled()
+    if wanted:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""What operations demand of a machine: seconds of its arithmetic, memories and links, from its description."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+
+from tilescale.errors import TileScaleError
+from tilescale.hda import Machine, MemoryLayer
+from tilescale.hda.route import Path
+from tilescale.timing.links import Link
+
+WIDER = {"float64": (), "float32": ("float64",), "tfloat32": ("float32",), "int32": ("float32",), "int64": ("int32",)}
+"""Where a data type is computed if no unit has it. All others are computed in float32."""
+
+
+class Rates:
+    """A machine's numbers in the form in which steps need them."""
+
+    def __init__(self, machine: Machine):
+        self.machine = machine
+        level = machine.program_level
+        self.units = machine.rates(level.name)
+        self.places = 1 if level == machine.tensor_level else machine.count(level.name, machine.tensor_level.name)
+        self.layers = {scope: _layer(machine, scope) for scope in ("fragment", "shared", "global")}
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Resource name -> what kind of resource it is."""
+        layers = [name for layer in self.machine.memory for name in (layer.name, cache_name(layer))]
+        return {**dict.fromkeys(self.units, "compute"), **dict.fromkeys(layers, "memory")}
+
+    def arithmetic(self, operations: Mapping[tuple[str, str], float]) -> dict[Hashable, float]:
+        """Demands of one program for operations by unit and data type: `{("vector", "float32"): 4096}`."""
+        demands: dict[Hashable, float] = {}
+        for (unit, dtype), count in operations.items():
+            name, rate = self._unit(unit, dtype)
+            demands[name] = demands.get(name, 0.0) + count / rate
+        return demands
+
+    def product(self, operations: float, dtype: str) -> dict[Hashable, float]:
+        """Demands of one program for a matrix product, on the unit that is fastest at it."""
+        name, rate = self._fastest(dtype)
+        return {name: operations / rate}
+
+    @lru_cache(maxsize=256)  # noqa: B019 - one object a run
+    def _unit(self, unit: str, dtype: str) -> tuple[str, float]:
+        """Who computes that: the unit itself, else the vector unit, in this or a wider type."""
+        for name in (unit, "vector"):
+            for kind in _fallbacks(dtype):
+                if kind in self.units.get(name, ()):
+                    return name, self._sustained(name, kind)
+        return self._fastest(dtype)
+
+    @lru_cache(maxsize=256)  # noqa: B019 - one object a run
+    def _fastest(self, dtype: str) -> tuple[str, float]:
+        plain = dtype.removesuffix("uz").removesuffix("fn")
+        # The precision of tfloat32 is what such machines multiply float32 in.
+        for kind in (plain, *(("tfloat32",) if plain == "float32" else ()), *_fallbacks(plain)[1:]):
+            able = [(self._sustained(unit, kind), unit) for unit, rates in self.units.items() if kind in rates]
+            if able and (kind != "float32" or not self._has("tfloat32")):
+                rate, unit = max(able)
+                return unit, rate
+        rate, unit = max((rate, unit) for unit, rates in self.units.items() for rate in rates.values())
+        return unit, rate
+
+    def _has(self, dtype: str) -> bool:
+        return any(dtype in rates for rates in self.units.values())
+
+    def _sustained(self, unit: str, dtype: str) -> float:
+        return self.machine.rate(self.machine.program_level.name, unit, dtype, sustained=True)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def on_chip(self, scope: str, nbytes: float) -> dict[Hashable, float]:
+        """Demand for moving bytes in or out of a layer that each program unit has for itself; {} if that is free."""
+        layer = self.layers[scope]
+        rate = bandwidth(layer)
+        return {layer.name: nbytes / rate} if rate and nbytes else {}
+
+    def latency(self, scope: str) -> float:
+        """Seconds from a load to its value."""
+        return self.layers[scope].latency
+
+    # -- networks ------------------------------------------------------------------------------------------------------
+
+    @lru_cache(maxsize=4096)  # noqa: B019
+    def path(self, a: int, b: int, sizes: tuple[tuple[str, int | tuple[int, ...]], ...]) -> Path:
+        """The route between two units that own tensors."""
+        return self.machine.path(self.machine.tensor_level.name, a, b, sizes=dict(sizes))
+
+    def over(self, path: Path, nbytes: float, share: float) -> dict[Hashable, float]:
+        """Demands on the links of a route for bytes that are moved at a share of its bandwidth."""
+        return {Link.of(hop): nbytes / (hop.bandwidth * share) for hop in path.hops}
+
+
+def _layer(machine: Machine, scope: str) -> MemoryLayer:
+    try:
+        return machine.layer_for(scope)
+    except TileScaleError:
+        return machine.layer_for("global")
+
+
+def _fallbacks(dtype: str) -> tuple[str, ...]:
+    plain = dtype.removesuffix("uz").removesuffix("fn")
+    return plain, *WIDER.get(plain, ("float32",))
+
+
+def bandwidth(layer: MemoryLayer) -> float | None:
+    """What well-tuned programs reach, bytes/s."""
+    return layer.sustained or layer.bandwidth
+
+
+def cache_name(layer: MemoryLayer) -> str:
+    """What the cache in front of a layer is called as a resource."""
+    return f"{layer.name} cache"
+
+
+class Cache:
+    """Which tiles are in the cache in front of a tensor-owning unit's memory: those touched last, as far as they fit.
+
+    Programs that run at the same time read the same tile at about the same time, whatever the order in which they were
+    recorded; so what a program has touched stays while `together` more of them start.
+    """
+
+    def __init__(self, capacity: int, together: int):
+        self.capacity, self.together = capacity, together
+        self._tiles: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
+        self._bytes = 0
+        self._programs = 0
+
+    def starts(self) -> None:
+        """One more program starts."""
+        self._programs += 1
+
+    def holds(self, tile: Hashable, nbytes: int) -> bool:
+        """Whether a tile was there; it is from now on."""
+        known = self._tiles.pop(tile, None)
+        self._tiles[tile] = (nbytes, self._programs)
+        self._bytes += nbytes - (known[0] if known else 0)
+        while self._bytes > self.capacity:
+            oldest, (size, program) = next(iter(self._tiles.items()))
+            if program > self._programs - self.together:
+                break
+            del self._tiles[oldest]
+            self._bytes -= size
+        return known is not None

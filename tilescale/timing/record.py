@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""Writing down what a task does, loops as wholes.
+
+A loop without synchronisation becomes a few steps, however often it runs: its operations are collected, and at its end
+their sum is one step. In a software-pipelined loop loads and products overlap, in others they take turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Part, Publish, Settle, Task, Work, merged
+
+TURNS = 8
+"""A loop that is not pipelined is simulated in at most so many turns, each of several iterations."""
+
+UNBOUNDED = 1 << 30
+"""Asynchronous copies that may run at once."""
+
+
+class Log:
+    """What one task does.
+
+    Attributes:
+        task: the steps.
+        family: the step whose tasks are being made now.
+        muted: whether nothing is written: iterations of a loop that do what the first one did.
+        ahead: copies run ahead of the task, so many at most; None: they do not.
+    """
+
+    def __init__(self, task: Task, parent: Log | None = None):
+        self.task, self.parent = task, parent
+        self.family: Fork | Launch | None = None
+        self.sides: list[Log] = []
+        self.muted = parent.muted if parent is not None else False
+        self.ahead: int | None = None
+        # Works of the loops around, the innermost last.
+        self.loops: list[list[Work]] = []
+        self._times: list[int] = list(parent._times) if parent is not None else []
+        # A part of a program inside a collected loop is collected itself.
+        self.collected = bool(parent is not None and parent.loops)
+        if self.collected:
+            self.loops.append([])
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def work(self, part: Part, floor_s: float = 0.0, tail_s: float = 0.0, asynchronous: bool = False) -> None:
+        """Something that takes time. Transfers run ahead where the loop around lets them."""
+        if self.muted:
+            return
+        ahead = UNBOUNDED if asynchronous else self.ahead if part.kind == "transfer" else None
+        work = Work([part], floor_s, tail_s, ahead)
+        if self.loops:
+            self.loops[-1].append(work)
+        else:
+            self.task.steps.append(work)
+
+    def step(self, step: Publish | Acquire | Meet | Settle) -> None:
+        """Something that orders tasks. What was collected comes before it."""
+        if not self.muted:
+            self.flush()
+            self.task.steps.append(step)
+
+    def flush(self) -> None:
+        """Write down the collected works of all loops around as they are: they cannot be taken together."""
+        for works in self.loops:
+            self.task.steps += works
+            works.clear()
+
+    # -- loops ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def repeats(self) -> int:
+        """How often what is written down now happens."""
+        return math.prod(self._times)
+
+    def begin_loop(self, times: int) -> None:
+        """Collect works from now on, each of which stands for so many."""
+        self.loops.append([])
+        self._times.append(times)
+
+    def end_loop(self, times: int, stages: int, summed: bool = False) -> None:
+        """What was collected are all works of `times` iterations if `summed`, else those of one of them. With 2 or more
+        `stages` loads overlap with what follows them."""
+        works = self.loops.pop()
+        self._times.pop()
+        if self.muted or not works or times < 1:
+            return
+        if summed:
+            works = [Work(_scaled(work.parts, 1 / times), work.floor_s / times, work.tail_s / times) for work in works]
+        if self.loops:
+            self.loops[-1].append(together(works, times, stages))
+        elif stages > 1:
+            self.task.steps += pipelined(works, times, stages)
+        else:
+            self.task.steps += in_turns(works, times)
+
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    def launch(self, launch: Launch) -> None:
+        """The tasks that this one makes from now on are programs of a grid."""
+        self.flush()
+        self.family = launch
+        self.task.steps.append(launch)
+
+    def begins(self, unit: str) -> Log:
+        """The log of a task that this one makes."""
+        side = Log(Task(unit, self.task.row), self)
+        if self.muted or side.collected:
+            self.sides.append(side)
+            return side
+        if self.family is None:
+            self.family = Fork()
+            self.task.steps.append(self.family)
+        self.family.tasks.append(side.task)
+        return side
+
+    def joins(self) -> None:
+        """The tasks that this one has made have ended."""
+        self.family = None
+        sides, self.sides = self.sides, []
+        works = [chained(side.loops[0]) for side in sides if side.loops and side.loops[0]]
+        if works and not self.muted:
+            floor = max(work.floor_s for work in works)
+            self.loops[-1].append(Work([part for work in works for part in work.parts], floor))
+
+
+def alone(work: Work) -> float:
+    """Seconds of a step on an idle machine."""
+    demands = [seconds for part in work.parts for seconds in part.demands.values()]
+    return max([work.floor_s, *demands])
+
+
+def chained(works: list[Work]) -> Work:
+    """Steps after one another as one step, which takes at least as long as they take on an idle machine."""
+    return Work(_sum(works, 1), sum(alone(work) for work in works))
+
+
+def together(works: list[Work], times: int, stages: int) -> Work:
+    """A loop inside another one as one step."""
+    chain = sum(alone(work) for work in works)
+    return Work(_sum(works, times), chain + (times - 1) * chain / stages)
+
+
+def in_turns(works: list[Work], times: int) -> list[Work]:
+    """A loop whose operations wait for each other: a few turns, each of several iterations."""
+    turns = min(times, TURNS)
+    share = times / turns
+    turn = [Work(_scaled(work.parts, share), work.floor_s * share, work.tail_s, work.ahead) for work in works]
+    return turn * turns
+
+
+def pipelined(works: list[Work], times: int, stages: int) -> list[Work]:
+    """A software-pipelined loop: its first loads, then everything side by side.
+
+    Each of its `stages` buffers goes round load, wait, product; so an iteration takes at least a round's time divided
+    by the buffers, whatever is idle.
+    """
+    loads = [work for work in works if work.parts[0].kind == "transfer"]
+    round_ = sum(alone(work) for work in works)
+    rest = [work for work in works if work not in loads]
+    first = [Work(_sum(loads, 1), max(alone(work) for work in loads))] if loads else []
+    parts = _sum(rest, times) + (_sum(loads, times - 1) if times > 1 else [])
+    return [*first, Work(parts, (times - 1) * round_ / stages)] if parts else first
+
+
+def _sum(works: list[Work], times: int) -> list[Part]:
+    """The parts of steps, those of the same line as one."""
+    groups: dict[Hashable, list[Part]] = {}
+    for work in works:
+        for part in work.parts:
+            groups.setdefault((part.name, part.kind, part.where), []).append(part)
+    return [
+        Part(
+            name, kind, where,
+            merged([part.demands for part in parts], times),
+            sum(part.nbytes for part in parts) * times,
+            sum(part.flops for part in parts) * times,
+        )
+        for (name, kind, where), parts in groups.items()
+    ]  # fmt: skip
+
+
+def _scaled(parts: list[Part], factor: float) -> list[Part]:
+    return [
+        Part(p.name, p.kind, p.where, merged([p.demands], factor), p.nbytes * factor, p.flops * factor)
+        for p in parts
+    ]
+
+
