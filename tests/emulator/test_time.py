@@ -297,25 +297,25 @@ def test_roles_side_by_side_take_the_maximum():
 
 
 def ring(steps: int):
-    """Every device adds to its neighbour's flag, step by step."""
+    """Every device hands on what it got from its neighbour, step by step."""
 
     @T.prim_func
-    def program(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32"), flag: T.Tensor((1,), "int32")):
+    def program(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((512, 64), "float32"), flag: T.Tensor((1,), "int32")):
         with T.Kernel(device=4, block=1, threads=128):
             with T.Scale("block"):
                 tile = T.alloc((64, 64), "float32")
                 T.copy(X, tile)
                 for step in T.serial(steps):
                     with T.Scale("device") as (rank, size):
-                        T.copy(tile, Y, dst=(rank + 1) % size, signal=flag[0])
+                        T.copy(tile, Y[step * 64, 0], dst=(rank + 1) % size, signal=flag[0])
                     T.wait(flag[0], ">=", step + 1)
-                    T.copy(Y, tile)
+                    T.copy(Y[step * 64, 0], tile)
 
     return program
 
 
 def ring_arguments() -> list:
-    return [[values(r, 64, 64), torch.empty(64, 64), torch.zeros(1, dtype=torch.int32)] for r in range(4)]
+    return [[values(r, 64, 64), torch.empty(512, 64), torch.zeros(1, dtype=torch.int32)] for r in range(4)]
 
 
 def test_a_put_and_its_signal_take_two_latencies_and_the_wait_says_so():

@@ -2,7 +2,8 @@
 """Simulated time: what a program's steps take on a machine, and when each of them happens.
 
     steps.py        what a program did, task by task: the input
-    replay.py       the simulation; sharing.py has its events and resources
+    record.py       writes them down, loops as wholes; rates.py has what operations demand of a machine
+    replay.py       the simulation; sharing.py has its events and resources, collector.py keeps it fast
     timeline.py     the result: spans, utilisation, roofline, critical path, waits
     links.py        links of a machine as shared resources, and what a collective demands of them
     collectives/    collectives as schedules of transfers, and what they take

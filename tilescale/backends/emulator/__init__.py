@@ -4,11 +4,13 @@
     emulate.py      the entry: machine, extents, report; arguments.py binds tensors, progress.py shows a bar
     run.py          one emulation: units, accounts, deadlock reports
     grid.py         phases, residency, clusters, programs
-    compiler.py     statements and expressions to closures; who owns which buffer
+    compiler.py     statements and expressions to closures; who owns which buffer; registry.py has the tables of rules
     statements.py branches.py expr.py access.py     TIR
     tiles.py threads.py barriers.py externs.py      TileLang's operations
     scales.py collectives.py                        ours
     frame.py units.py scheduler.py interleave.py    state, unit tree, coroutines and the orders they run in
+    clock.py costs.py loops.py tally.py             what the simulation of the time is told
+    nodata.py       runs in which tiles have no values
     observe.py      what an emulation tells those who watch it
     checks/         observers that find mistakes
     numerics/       what operations compute, on numpy arrays

@@ -16,9 +16,10 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.barriers import Crew
-from tilescale.backends.emulator.compiler import Compiler, statement
+from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import CONTINUE, Frame, is_vector, spread, without
+from tilescale.backends.emulator.registry import statement
 from tilescale.backends.emulator.scheduler import Family, Wait
 from tilescale.passes.structure import location
 

@@ -16,10 +16,11 @@ import numpy as np
 from tilelang_core import ir
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.access import Region
-from tilescale.backends.emulator.compiler import Compiler, operation
+from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, uniform
 from tilescale.backends.emulator.observe import ATOMIC, ATOMIC_STORE
+from tilescale.backends.emulator.registry import operation
 from tilescale.backends.emulator.scales import instance
 from tilescale.backends.emulator.scheduler import Wait
 from tilescale.backends.emulator.tiles import fitted

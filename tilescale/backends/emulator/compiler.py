@@ -2,14 +2,14 @@
 """Turns a program's statements and expressions into closures over frames, once per program.
 
 Variables and buffers get slot numbers, so that a frame is a list. Which operations exist is a table: the modules of
-this package register theirs with `operation` and `value_operation`.
+this package register theirs in registry.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,16 @@ from tilescale.backends.emulator.barriers import MBarrier
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, Lanes, uniform
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
+from tilescale.backends.emulator.registry import (
+    COSTS,
+    IGNORED,
+    OPERATIONS,
+    RUN_WITHOUT_DATA,
+    STATEMENTS,
+    TOGETHER,
+    VALUES,
+    Rule,
+)
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
@@ -31,91 +41,8 @@ from tilescale.program.ops import COPY, RANK, SIGNAL, VIEW, WAIT
 if TYPE_CHECKING:
     from tilescale.backends.emulator.clock import Clock
 
-Rule = Callable[["Compiler", Any], Closure]
-
-_STATEMENTS: dict[type, Rule] = {}
-_OPERATIONS: dict[str, Rule] = {}
-_VALUES: dict[str, Rule] = {}
-_COSTS: dict[str, Rule] = {}
-_COLLECTIVE: set[str] = set()
-_RUNS: set[str] = set()
-_SETTLES = {"tirx.ptx_wait_group", "tl.tma_store_wait"}
-_IGNORED: set[str] = set()
-
 PRIVATE = ("local", "local.var")
 """Scopes of which every thread has its own."""
-
-
-def statement(*types: type) -> Callable[[Rule], Rule]:
-    """Register the rule of a kind of statement. Its closure returns None, or says how a loop's body was left."""
-
-    def register(rule: Rule) -> Rule:
-        _STATEMENTS.update(dict.fromkeys(types, rule))
-        return rule
-
-    return register
-
-
-def operation(*names: str, collective: bool = True) -> Callable[[Rule], Rule]:
-    """Register the rule of operations that are statements.
-
-    Args:
-        names: TIR names.
-        collective: whether threads execute it together, so that a branch in which only some do becomes a coroutine.
-    """
-
-    def register(rule: Rule) -> Rule:
-        for name in names:
-            if name in _OPERATIONS:
-                raise ValueError(f"{name} is registered twice")
-            _OPERATIONS[name] = rule
-            if collective:
-                _COLLECTIVE.add(name)
-        return rule
-
-    return register
-
-
-def cost(*names: str, runs: bool = False) -> Callable[[Rule], Rule]:
-    """Register the cost of operations on tiles: a rule whose closure writes down what one execution demands.
-
-    Args:
-        names: TIR names.
-        runs: whether the operation also runs without data, since it does more than to compute.
-    """
-
-    def register(rule: Rule) -> Rule:
-        _COSTS.update(dict.fromkeys(names, rule))
-        if runs:
-            _RUNS.update(names)
-        return rule
-
-    return register
-
-
-def has_cost(name: str | None) -> bool:
-    """Whether an operation is one that takes time and orders nothing."""
-    return name in _COSTS
-
-
-def orders(name: str | None) -> bool:
-    """Whether an operation may order what tasks do."""
-    return name in _OPERATIONS and name not in _COSTS or name in _SETTLES
-
-
-def value_operation(*names: str) -> Callable[[Rule], Rule]:
-    """Register the rule of operations that have a value and need more than their arguments' values."""
-
-    def register(rule: Rule) -> Rule:
-        _VALUES.update(dict.fromkeys(names, rule))
-        return rule
-
-    return register
-
-
-def ignore(*names: str) -> None:
-    """Register hints and orderings that a sequentially consistent emulation has no use for."""
-    _IGNORED.update(names)
 
 
 def poison(dtype: np.dtype) -> Any:
@@ -311,7 +238,7 @@ class Compiler:
 
     def value_operation(self, name: str | None) -> Rule | None:
         """The rule of an operation with a value, if it is not a plain function of its arguments."""
-        return _VALUES.get(name)
+        return VALUES.get(name)
 
     # -- scales and who owns what --------------------------------------------------------------------------------------
 
@@ -420,7 +347,7 @@ class Compiler:
         Raises:
             UnsupportedError: an operation that the emulator does not run, with its line.
         """
-        rule = _STATEMENTS.get(type(stmt))
+        rule = STATEMENTS.get(type(stmt))
         if rule is None:
             raise UnsupportedError(f"the emulator does not run {type(stmt).__name__} statements")
         outer, self.where = self.where, location(stmt) or self.where
@@ -437,19 +364,19 @@ class Compiler:
     def evaluate(self, call: ir.Call) -> Closure | None:
         """The closure of a call used as a statement; None if it has no effect here."""
         name = ir.op_name(call)
-        if name in _IGNORED:
-            return _COSTS[name](self, call) if self.clock is not None and name in _COSTS else None
-        rule = _OPERATIONS.get(name) or _VALUES.get(name)
+        if name in IGNORED:
+            return COSTS[name](self, call) if self.clock is not None and name in COSTS else None
+        rule = OPERATIONS.get(name) or VALUES.get(name)
         if rule is None:
             raise UnsupportedError(
                 f"the emulator does not run {name or call.op}",
                 hint="express it with tile operations, or run this program on the hardware it is written for",
             )
         closure = rule(self, call)
-        if self.clock is None or name not in _COSTS:
+        if self.clock is None or name not in COSTS:
             return closure
-        record = _COSTS[name](self, call)
-        if not self.data and name not in _RUNS:
+        record = COSTS[name](self, call)
+        if not self.data and name not in RUN_WITHOUT_DATA:
             return record
 
         clock = self.clock
@@ -467,7 +394,7 @@ class Compiler:
         def together(node: Any) -> bool:
             if isinstance(node, ir.For) and node.kind == ir.ForKind.PARALLEL:
                 return True
-            return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in _COLLECTIVE
+            return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in TOGETHER
 
         return ir.contains(stmt, together)
 

@@ -14,9 +14,10 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.backends.emulator.access import Region
 from tilescale.backends.emulator.collectives import Peer
-from tilescale.backends.emulator.compiler import Compiler, cost
+from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, uniform
+from tilescale.backends.emulator.registry import cost
 from tilescale.backends.emulator.scales import instance
 from tilescale.backends.emulator.tally import Tally, points
 from tilescale.cost.operations import copy_choice

@@ -10,9 +10,10 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator import numerics
-from tilescale.backends.emulator.compiler import Compiler, operation
+from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, is_vector, spread
+from tilescale.backends.emulator.registry import operation
 from tilescale.backends.emulator.threads import neighbours, pointed
 from tilescale.errors import UnsupportedError, UsageError
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang_core import ir
-from tilescale.backends.emulator.compiler import PRIVATE, Compiler, has_cost, orders
+from tilescale.backends.emulator.compiler import PRIVATE, Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, is_vector
+from tilescale.backends.emulator.registry import has_cost, orders
 from tilescale.program.ops import COPY, SCALE
 
 STAGES = "num_stages"

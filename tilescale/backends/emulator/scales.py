@@ -9,9 +9,10 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.access import Region
-from tilescale.backends.emulator.compiler import Compiler, value_operation
+from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame
+from tilescale.backends.emulator.registry import value_operation
 from tilescale.backends.emulator.scheduler import Family
 from tilescale.backends.emulator.units import Bound, Replica, Unit
 from tilescale.errors import UnsupportedError

@@ -14,12 +14,13 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator import nodata
-from tilescale.backends.emulator.compiler import PRIVATE, Compiler, statement
+from tilescale.backends.emulator.compiler import PRIVATE, Compiler
 from tilescale.backends.emulator.costs import loop_cost
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.externs import check
 from tilescale.backends.emulator.frame import BREAK, CONTINUE, Frame, is_vector, spread, uniform, without
 from tilescale.backends.emulator.loops import timed
+from tilescale.backends.emulator.registry import statement
 from tilescale.backends.emulator.scales import compile_scale
 from tilescale.backends.emulator.tally import tally
 from tilescale.backends.emulator.units import Bound

@@ -12,11 +12,12 @@ from tilelang_core import ir
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.access import Element
 from tilescale.backends.emulator.barriers import BarrierReference
-from tilescale.backends.emulator.compiler import Compiler, ignore, operation, value_operation
+from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure, value_dtype
 from tilescale.backends.emulator.frame import Frame, spread, uniform
 from tilescale.backends.emulator.nodata import known_or_not
 from tilescale.backends.emulator.observe import ATOMIC, ATOMIC_STORE, READ
+from tilescale.backends.emulator.registry import ignore, operation, value_operation
 from tilescale.errors import UnsupportedError
 
 ignore(

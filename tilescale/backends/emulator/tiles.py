@@ -16,10 +16,11 @@ from tilelang_core import ir
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.access import Element, Region
 from tilescale.backends.emulator.barriers import BarrierReference
-from tilescale.backends.emulator.compiler import Compiler, ignore, operation
+from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, Lanes, spread, uniform
 from tilescale.backends.emulator.observe import ATOMIC, READ, WRITE
+from tilescale.backends.emulator.registry import ignore, operation
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
 
