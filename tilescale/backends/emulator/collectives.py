@@ -252,9 +252,11 @@ class _Tiles:
         values = [r.read(frame) if i < brings else r.blank(frame) for i, r in enumerate(self.regions)]
         return values, [lambda tile, r=region: r.write(frame, tile) for region in self.regions]
 
-    def nbytes(self, frame: Frame) -> int:
-        """Bytes of the tiles that this unit brings."""
-        return sum(region.block(frame).nbytes for region in self.regions)
+
+def _bytes_of(compiler: Compiler, tiles: list[Any]) -> Closure:
+    """Bytes of some tiles."""
+    regions = [Region(compiler, tile) for tile in tiles]
+    return lambda frame: sum(region.block(frame).nbytes for region in regions)
 
 
 def _collective(
@@ -267,7 +269,7 @@ def _collective(
     name = call.op.name.removeprefix("tilescale.")
     level, where, impl = ir.attribute(call, "level"), compiler.where, ir.attribute(call, "impl")
     arguments = _Tiles(compiler, list(call.args[:tiles]), brings or (lambda frame: tiles))
-    whole = _Tiles(compiler, _whole(call, tiles), lambda frame: 1)
+    brought, whole = _bytes_of(compiler, list(call.args[:tiles])), _bytes_of(compiler, _whole(call, tiles))
 
     def run(frame: Frame) -> None:
         def finish(payloads: list) -> None:
@@ -277,8 +279,8 @@ def _collective(
                 for index, tile in mine.items():
                     store[index](tile)
 
-        frame.run.collected(frame.unit, name, level, arguments.nbytes(frame))
-        nbytes = whole.nbytes(frame)
+        frame.run.collected(frame.unit, name, level, brought(frame))
+        nbytes = whole(frame)
         if compiler.data:
             meet(frame, level, name, where, arguments.payload(frame), finish, nbytes, impl)
         else:
@@ -367,10 +369,10 @@ def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
 @operation(ops.ALL_GATHER.name)
 def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
     if len(call.args) == 1:  # The parts are views of one tile: once all are written, it is whole.
-        level, where, part = ir.attribute(call, "level"), compiler.where, _Tiles(compiler, list(call.args), lambda frame: 1)
+        level, where, part = ir.attribute(call, "level"), compiler.where, _bytes_of(compiler, list(call.args))
 
         def join(frame: Frame) -> None:
-            whole = part.nbytes(frame) * frame.unit.around(level).siblings
+            whole = part(frame) * frame.unit.around(level).siblings
             meet(frame, level, "all_gather", where, None, lambda _: None, whole, ir.attribute(call, "impl"))
 
         return join
