@@ -1,48 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Races between devices: every fault is found at its two lines, and its correct twin stays silent, in every order."""
 
-import inspect
-
 import pytest
-import torch
 
 import tilescale
 import tilescale.language as T
+from tests.emulator.checks.support import SEEDS, in_every_order, line_of, race, tensors
 from tilescale.errors import DeadlockError, RaceError
 
 WORLDS = (2, 3, 4, 8)
-SEEDS = (None, 0, 1, 2)
-
-
-def line_of(marker):
-    """The line of this module where a comment stands."""
-    lines, _ = inspect.getsourcelines(inspect.getmodule(line_of))
-    (number,) = [i for i, text in enumerate(lines, start=1) if text.rstrip().endswith(f"# {marker}")]
-    return number
-
-
-def tensors(devices, *shapes):
-    """For each device a tensor of each shape: float32, or int32 flags for shapes of one dimension."""
-    return [
-        [torch.zeros(s, dtype=torch.int32) if len(s) == 1 else torch.full(s, float(r)) for s in shapes]
-        for r in range(devices)
-    ]
-
-
-def race(program, args, *markers, check="races", seed=None):
-    """The error of a program that races; it names the lines with these markers, and no others."""
-    with pytest.raises(RaceError) as caught:
-        tilescale.emulate(program, args, check=check, schedule_seed=seed)
-    error = caught.value
-    assert {w.line for w in error.where} == {line_of(m) for m in markers}
-    assert all(w.file == __file__ and w.what in ("reads here", "writes here") for w in error.where)
-    return error
-
-
-def in_every_order(program, arguments):
-    """The program runs without a report, whatever the order."""
-    for seed in SEEDS:
-        tilescale.emulate(program, arguments(), check="all", schedule_seed=seed)
 
 
 # -- a put and its signal ----------------------------------------------------------------------------------------------

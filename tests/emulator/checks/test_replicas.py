@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Replicas that are read as a whole while the units' values differ, in a program and at its end."""
 
-import inspect
 
 import pytest
 import torch
 
 import tilescale
 import tilescale.language as T
+from tests.emulator.checks.support import line_of
 from tilescale.errors import DivergedReplicaError
-
-
-def line_of(marker):
-    """The line of this module where a comment stands."""
-    lines, _ = inspect.getsourcelines(inspect.getmodule(line_of))
-    (number,) = [i for i, text in enumerate(lines, start=1) if text.rstrip().endswith(f"# {marker}")]
-    return number
 
 
 def split_k(reduced, dtype="float32", reads="whole"):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Reads of what nobody has written: tiles, workspaces and variables, as a whole and in part."""
 
-import inspect
 import re
 
 import pytest
@@ -9,14 +8,8 @@ import torch
 
 import tilescale
 import tilescale.language as T
+from tests.emulator.checks.support import line_of
 from tilescale.errors import UninitializedReadError, UsageError
-
-
-def line_of(marker):
-    """The line of this module where a comment stands."""
-    lines, _ = inspect.getsourcelines(inspect.getmodule(line_of))
-    (number,) = [i for i, text in enumerate(lines, start=1) if text.rstrip().endswith(f"# {marker}")]
-    return number
 
 
 def unwritten(program, args, read, declared=None):

@@ -54,7 +54,8 @@ class MBarrier:
             )
         )
         # The phase that is over; in the first one a wait for the phase before it passes at once.
-        frame.run.acquires((self, self.phase - 1))
+        for observer in frame.run.observers:
+            observer.passes(self, self.phase - 1)
 
 
 @dataclass(eq=False)

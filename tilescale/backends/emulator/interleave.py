@@ -17,7 +17,7 @@ from tilescale.backends.emulator.scheduler import Scheduler, Task
 
 Item = TypeVar("Item")
 
-_RATES = (0.0, 0.02, 0.1, 0.5)
+_RATES = (0.05, 0.2, 0.5)
 """Chances that a running task falls behind after a statement; a seed takes one."""
 
 _LOOKS = 0.25

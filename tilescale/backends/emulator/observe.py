@@ -61,6 +61,13 @@ class Observer:
     def acquires(self, place: Hashable) -> None:
         """The current task leaves a place, and sees all that was published there until now."""
 
+    def passes(self, barrier: object, phase: int) -> None:
+        """The current task goes on after a wait for a parity, at which `(barrier, phase)` was open to it.
+
+        A wait tells phases of one parity not apart: what it must have seen may be the end of an earlier one.
+        """
+        self.acquires((barrier, phase))
+
     def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str, before: int) -> None:
         """A unit has updated a flag, an array of one element, by "add" or "set"; what it did before is published.
 

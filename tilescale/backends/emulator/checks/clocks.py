@@ -118,18 +118,17 @@ def merge(known: Known, more: Known) -> Known:
 
 @dataclass
 class Place:
-    """A barrier or a meeting: what all have published there."""
+    """A barrier or a meeting: what all have published there, and who arrived when."""
 
     known: Known = field(default_factory=dict)
-    _arrived: Known = field(default_factory=dict)
+    arrived: Known = field(default_factory=dict)
 
     def publish(self, past: Past) -> None:
         """A task arrives."""
         self.known = merge(self.known, past.known)
-        self._arrived[past.clock] = past.time
+        self.arrived[past.clock] = past.time
 
     def acquire(self, clock: Clock) -> None:
         """A task leaves."""
-        if self._arrived:
-            self.known, self._arrived = merge(self.known, self._arrived), {}
+        self.known = merge(self.known, self.arrived)
         clock.learn(self.known)

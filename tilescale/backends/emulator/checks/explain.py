@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilescale.backends.emulator.checks.states import Access
-from tilescale.backends.emulator.checks.text import Box, acting, owner_of, region_text
+from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text
 from tilescale.backends.emulator.observe import READ, WRITE
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import RaceError
@@ -48,8 +48,8 @@ class Mark:
 
 def race_error(run: Run, first: Access, second: Access, box: Box, owner: np.ndarray) -> RaceError:
     """The error for two accesses, in the order in which they came, that race on a box of elements of some memory."""
-    region = region_text(second.home.name, box)
-    holder = owner_of(run.root, first.home.root, owner)
+    region = region_text(declared_name(run, second.home), box)
+    holder = owner_of(second.unit, first.home.root, owner)
     place = f" of {holder}" if holder is not None and holder.level else ""
     acts = f"{who(first)} {verb(first)} it and {who(second)} {verb(second)} it"
     lines = [f"{region}{place}: {acts}, and nothing orders the two"]

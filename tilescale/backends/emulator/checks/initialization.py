@@ -13,7 +13,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
-from tilescale.backends.emulator.checks.text import acting, owner_of, region_text
+from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text
 from tilescale.backends.emulator.frame import Lanes, spread
 from tilescale.backends.emulator.observe import ATOMIC_STORE, WRITE, Observer
 from tilescale.errors import Location, UninitializedReadError
@@ -56,7 +56,7 @@ class Initialization(Observer):
             _write(shadow, cells, index, found)
         elif not found.all():
             box = shadow.box(array, index, ~found)
-            raise self._error(frame, home, region_text(home.name, box), shadow.owner)
+            raise self._error(frame, home, box, shadow.owner)
 
     def copies(self, source: np.ndarray, target: np.ndarray) -> None:
         origin, shadow = self._memory.of(source), self._memory.of(target)
@@ -76,14 +76,14 @@ class Initialization(Observer):
         done = spread(_loaded(written, index, frame), frame)
         if not (done if frame.mask is None else done | ~spread(frame.mask, frame)).all():
             begin = [int(np.asarray(i).reshape(-1)[0]) for i in index]
-            raise self._error(frame, home, region_text(home.name, [(b, b + 1) for b in begin]), written.data)
+            raise self._error(frame, home, [(b, b + 1) for b in begin], written.data)
 
-    def _error(self, frame: Frame, home: Home, region: str, memory: np.ndarray) -> UninitializedReadError:
-        holder = owner_of(self._run.root, home.root, memory)
+    def _error(self, frame: Frame, home: Home, box: Box, memory: np.ndarray) -> UninitializedReadError:
+        region = region_text(declared_name(self._run, home), box)
+        holder = owner_of(frame.unit, home.root, memory)
         if holder is not None and frame.unit.around(holder.level) is not holder:
             region += f" of {holder}"
-        kept = home.buffer if home.root == home.slot else self._run.compiler.owned_buffer(home.root)
-        found = ir.buffer_location(kept)
+        found = ir.buffer_location(self._run.compiler.owned_buffer(home.root))
         places = [Location(home.where.file, home.where.line, "reads here")] if home.where else []
         places += [Location(*found, "declared here")] if found else []
         error = UninitializedReadError(

@@ -7,6 +7,7 @@ step are one task. Memory that only one task can reach is not looked at.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,8 @@ class Races(Observer):
         self._memory: Memory[_Cells] = Memory(_Cells)
         self._table = Table()
         self._clocks: dict[Task, Clock] = {}
-        self._places: dict[Hashable, Place] = {}
+        # Barrier or meeting -> which time it is that tasks meet there -> what they published.
+        self._places: weakref.WeakKeyDictionary[Any, dict[Any, Place]] = weakref.WeakKeyDictionary()
         program, compiler = run.program, run.compiler
         written = written_parameters(program)
         self._constant = {
@@ -69,14 +71,29 @@ class Races(Observer):
     def joins(self, ended: Sequence[Task]) -> None:
         self._clock.join([self._clocks.pop(task) for task in ended])
 
+    def _place(self, place: Hashable) -> Place:
+        owner, turn = (place[0], place[1:]) if isinstance(place, tuple) else (place, ())
+        return self._places.setdefault(owner, {}).setdefault(turn, Place())
+
     def publishes(self, place: Hashable) -> None:
-        clock = self._clock
-        self._places.setdefault(place, Place()).publish(clock.publish())
+        self._place(place).publish(self._clock.publish())
 
     def acquires(self, place: Hashable) -> None:
-        found = self._places.get(place)
-        if found is not None:
-            found.acquire(self._clock)
+        self._place(place).acquire(self._clock)
+
+    def passes(self, barrier: object, phase: int) -> None:
+        clock, last = self._clock, phase
+        while phase > 0 and not any(self._has_begun(clock, barrier, later) for later in range(phase, last + 1)):
+            phase -= 2
+        if phase >= 0:
+            self.acquires((barrier, phase))
+
+    def _has_begun(self, clock: Clock, barrier: object, phase: int) -> bool:
+        """Whether a task knows that a barrier is in a phase, or past it."""
+        mine, before = (self._place((barrier, n)).arrived for n in (phase, phase - 1))
+        return any(clock.knows(*arrival) for arrival in mine.items()) or (
+            bool(before) and all(clock.knows(*arrival) for arrival in before.items())
+        )
 
     def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str, before: int) -> None:
         clock = self._clock

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from tilescale.backends.emulator.checks.text import Box, acting, region_text
+from tilescale.backends.emulator.checks.text import Box, acting, declared_name, region_text
 from tilescale.backends.emulator.numerics import is_float
 from tilescale.backends.emulator.observe import READ, Observer
 from tilescale.backends.emulator.units import Unit
@@ -60,7 +60,7 @@ class Replicas(Observer):
         level = next(iter(held)).level
         reads = home.where and Location(home.where.file, home.where.line, "reads the whole here")
         wrote = self._written.get((home.root, owner))
-        name = self._run.compiler.owned_buffer(home.root).name
+        name = declared_name(self._run, home)
         error = DivergedReplicaError(
             f"{acting(frame.unit, self._run.scheduler.current.name)} reads {region_text(name, box)} as a whole, while "
             f"the {level}s hold different values of it: {_values(name, box, held)}",
