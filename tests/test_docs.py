@@ -26,6 +26,7 @@ import tilescale.language
 from tests.comm.conftest import run_words
 from tests.public_names import documented, public_names
 from tilelang_core import TESTED
+from tilescale.backends.emulator.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -188,6 +189,11 @@ def test_commands_exist():
 def test_the_language_page_shows_all_that_is_added():
     shown = (ROOT / "docs" / "programming-model.md").read_text()
     assert not [name for name in tilescale.language.ADDED if f"T.{name}" not in shown and name != "Distribution"]
+
+
+def test_the_page_of_bugs_shows_every_check():
+    shown = (DOCS / "bugs.md").read_text(encoding="utf-8")
+    assert not [name for name in CHECKS if f"| `{name}` |" not in shown]
 
 
 def test_the_tested_range_of_tilelang_is_one():
