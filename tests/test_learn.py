@@ -126,6 +126,19 @@ def test_a_solved_exercise_names_the_next(capsys: pytest.CaptureFixture[str]):
 
 # -- wrong answers -----------------------------------------------------------------------------------------------------
 
+FIRST = "                    for step in T.serial(size):\n                        shard"
+ALL_FIRST = {FIRST: f'                    for s in T.serial(size):\n{" " * 24}T.wait(arrived[s], ">=", 4)\n{FIRST}'}
+SEND = """                        T.copy(part, inbox[rank, 0, b * TILE], dst=owner, signal=arrived[b])
+"""
+SEND_LATER = {
+    SEND: f"""                        T.copy(part, kept[owner, 0, b * TILE])
+                    for step in T.serial(size):
+                        owner = (rank + step + 1) % size
+                        T.copy(kept[owner, 0, b * TILE], part)
+{SEND}""",
+    "            arrived =": """            kept = T.alloc((devices, ROWS, COLUMNS), "float32", level="l2")
+            arrived =""",
+}
 EARLY = {
     "T.copy(tile, inbox": "T.signal(arrived[b], dst=(rank + 1) % size)\n                    T.copy(tile, inbox",
     ", signal=arrived[b])": ")",
@@ -198,6 +211,8 @@ WRONG = [
     (7, {'with T.Scale("block"):': "if True:"}, ["'tile': a buffer of scope", "without tiles on chip"]),
     (8, {"BLOCKS * (K // STEP)": "BLOCKS * (K // STEP) + 1"}, ["arrived[1] = 4", "2 blocks send 2 pieces each"]),
     (8, {"BLOCKS * (K // STEP)": "K // STEP"}, ["reads gathered[1, 32:64, 0:32]", "for all of its pieces"]),
+    (8, ALL_FIRST, ["The results are right, but late", "on 2 devices", "or for all before it begins?"]),
+    (8, {"shard = (rank + step) % size": "shard = step"}, ["right, but late", "its own, which is here"]),
     (8, {"gathered[shard, m": "gathered[rank, m"}, ["the product of the device's own shard"]),
     (8, {"C_dev[shard, m": "C_dev[step, m"}, ["wrong on device 1 and right on device 0", "Compare three places"]),
     (9, {"top = T.max(lse_a, lse_b)": "top = 0"}, ["it is nan", "an exponential was too large"]),
@@ -216,6 +231,7 @@ WRONG = [
         {"T.clear(arrived)\n                T.barrier()": "T.barrier(); T.clear(arrived)"},
         ["reads arrived[0] of device 0", "If it is a flag: clear it"],
     ),
+    (10, SEND_LATER, ["right, but late. On 8 devices", "leave for its owner as soon as it is computed"]),
     (10, {"T.clear(arrived)": "pass"}, ["which nobody has written", "If it is a flag: clear it, then a barrier"]),
 ]
 

@@ -110,10 +110,13 @@ exercise = learn.Exercise(
         "RaceError": EARLY,
         "UninitializedReadError": EARLY,
         "PeerOutOfRangeError": "there are devices 0 to size - 1: count modulo size.",
+        "too slow": "What is the first shard that a device computes: its own, which is here, or one that is still on "
+        "its way? And does it wait for one shard at a time, or for all before it begins?",
         "wrong values": "Compare three places: where a shard's rows go in `gathered`, where you load them from, and "
         "where in C their product belongs. The first index is the shard in all of them.",
     },
     demand=learn.by_hand,
+    timed=2,
 )
 
 if __name__ == "__main__":

@@ -102,10 +102,13 @@ exercise = learn.Exercise(
         "of all devices, then signals. If it is what T.gemm or += adds to: clear it before each tile. If it is the "
         "inbox: wait for all parts of this tile.",
         "ShapeError": "a tile of C is TILE x TILE: c = a b with a of TILE x STEP and b of STEP x TILE.",
+        "too slow": "Does a tile leave for its owner as soon as it is computed, while the next one is? And which owner "
+        "comes last, so that nothing has to travel after the last product?",
         "wrong values": "A part of row block o, column block b, is A_dev[o] times columns b * TILE ... of B_dev. It "
         "belongs into the inbox of device o, at the place of the sender. And c is cleared before each tile.",
     },
     demand=demand,
+    timed=8,
 )
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ SOLVED, UNWRITTEN, WRONG = "solved", "not written yet", "not right yet"
 SEEDS = (None, 1)
 """The orders in which the units of a launch run: in turns, then a random one."""
 WIDTH = 110
+SLACK = 1.1
+"""How much longer than the solution a program may take."""
 
 ANOTHER_ORDER = "It was right when the units took turns, and is wrong when they run in another order:"
 PHASES = (
@@ -65,6 +67,9 @@ def judge(exercise: Exercise, program: Callable[[int], Any]) -> Verdict:
             if complaint:
                 units = exercise.unit.removesuffix("s") if size == 1 else exercise.unit
                 return Verdict(WRONG, f"With {size} {units} of {machine}:\n\n{complaint}")
+    complaint = _too_slow(exercise, program)
+    if complaint:
+        return Verdict(WRONG, complaint)
     ran = [f"{_and(sorted(sizes))} {exercise.unit} of {machine}" for machine, sizes in exercise.sizes.items()]
     return Verdict(SOLVED, f"Right on {', '.join(ran)}; in several orders of their units.")
 
@@ -88,6 +93,28 @@ def _launch(exercise: Exercise, program: Callable, traced: Any, case: Case, size
     report, complaint = _attempt(exercise, program, emulate)
     advice = exercise.advice.get("wrong values", "")
     return complaint or difference(case, args, advice) or exercise.demand(report, size)
+
+
+def _too_slow(exercise: Exercise, program: Callable[[int], Any]) -> str | None:
+    """A complaint if a right program takes far longer than the solution; both simulated, so the times are exact."""
+    if exercise.timed is None:
+        return None
+    size, machine = exercise.timed, next(iter(exercise.sizes))
+    case = exercise.case(size, torch.Generator().manual_seed(size))
+    with tilescale.use_machine(machine):
+        mine, enough = (_time(version(size), case) for version in (program, exercise.right))
+    if mine <= SLACK * enough:
+        return None
+    advice = exercise.advice.get("too slow", "")
+    return (
+        f"The results are right, but late. On {size} {exercise.unit} of {machine} a launch takes {mine:.1f} us in the "
+        f"simulation; {enough:.1f} us are enough.\n\n{fill(advice, WIDTH)}"
+    )
+
+
+def _time(traced: Any, case: Case) -> float:
+    args = [[tensor.clone() for tensor in tensors] for tensors in zip(*case.args.values(), strict=True)]
+    return tilescale.emulate(traced, args, check="none").time_us
 
 
 @contextlib.contextmanager

@@ -89,8 +89,9 @@ class Exercise:
         program: what the learner writes: from a size to a traced program for so many devices.
         case: a launch of that size, made from random numbers.
         advice: what an error means in this exercise, by its name ("RaceError") or by that and the tensor that its
-            message names first ("RaceError of inbox"); under "wrong values", what to look at.
+            message names first ("RaceError of inbox"); "wrong values" and "too slow" say what to look at.
         demand: what else a report has to show: from the report and the size to a complaint, or None.
+        timed: the size, on the first machine, at which it must not take much longer than the solution.
         sizes: which sizes run on which machine.
         unit: what a size counts.
     """
@@ -100,6 +101,7 @@ class Exercise:
     case: Callable[[int, torch.Generator], Case]
     advice: Mapping[str, str] = field(default_factory=dict)
     demand: Callable[[tilescale.Report, int], str | None] = lambda report, size: None
+    timed: int | None = None
     sizes: Mapping[str, Sequence[int]] = field(default_factory=lambda: DEVICES)
     unit: str = "devices"
 
@@ -118,9 +120,14 @@ class Exercise:
         """The file of the solution."""
         return Path(self.file).parent / "solutions" / Path(self.file).name
 
+    @property
+    def right(self) -> Callable[[int], Any]:
+        """The program of the solution."""
+        return load(self.solution).program
+
     def check(self, *, solution: bool = False) -> judge.Verdict:
         """Judge what the learner wrote, or the solution."""
-        return judge.judge(self, load(self.solution).program if solution else self.program)
+        return judge.judge(self, self.right if solution else self.program)
 
     def main(self, words: Sequence[str] | None = None) -> None:
         """The command of an exercise: exits with 0 if it is solved. `words`: other than those of the command line."""
