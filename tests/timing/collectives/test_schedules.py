@@ -77,6 +77,7 @@ def test_every_algorithm_computes_its_collective(operation: str, shape: tuple[in
         ("allreduce", "one_shot", 2, 7),
         ("allreduce", "two_shot", 4, 14 / 8),
         ("allreduce", "hierarchical", 2 * (3 + 1), 14 / 8),
+        ("allreduce", "hierarchical_doubling", 2 * (2 + 1), 14 / 8),
         ("reduce_scatter", "halving", 3, 7 / 8),
         ("all_gather", "doubling", 3, 7 / 8),
         ("all_to_all", "pairwise", 7, 7 / 8),

@@ -2,8 +2,8 @@
 """Collectives of groups within groups: inside the innermost ones first, so that little crosses their borders.
 
 For nodes of devices, and for meshes one dimension after the other (the bucket algorithms of Chan et al., 2007). All
-groups of a dimension work at the same time, by rings; an all-to-all goes along one dimension after the other with what
-is meant for all units behind it.
+groups of a dimension work at the same time, by rings or, in fewer steps, by recursive halving and doubling; an
+all-to-all goes along one dimension after the other with what is meant for all units behind it.
 """
 
 from __future__ import annotations
@@ -12,30 +12,45 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tilescale.timing.collectives import rings, trees
+from tilescale.timing.collectives import doubling, rings, trees
 from tilescale.timing.collectives.schedule import Numbers, Round, Schedule, lift
 
-NAME = "hierarchical"
+Steps = Callable[[int], Iterator[Round]]
 
 
-def reduce_scatter(shape: tuple[int, ...]) -> Schedule:
+def reduce_scatter(name: str, shape: tuple[int, ...]) -> Schedule:
     """Along the innermost dimension first: the outer ones see a part of the tensor only."""
-    units = int(np.prod(shape))
-    rounds = tuple(r for axis in reversed(range(len(shape))) for r in _along(shape, axis, rings.reduce_scatter))
-    return Schedule("reduce_scatter", NAME, units, units, rounds, _homes(shape))
+    units, steps = int(np.prod(shape)), _STEPS[name][0]
+    rounds = tuple(r for axis in reversed(range(len(shape))) for r in _along(shape, axis, steps))
+    return Schedule("reduce_scatter", name, units, units, rounds, _homes(shape))
 
 
-def all_gather(shape: tuple[int, ...]) -> Schedule:
+def all_gather(name: str, shape: tuple[int, ...]) -> Schedule:
     """Along the outermost dimension first, while tensors are small."""
-    units = int(np.prod(shape))
-    rounds = tuple(r for axis in range(len(shape)) for r in _along(shape, axis, rings.all_gather))
-    return Schedule("all_gather", NAME, units, units, rounds, _homes(shape))
+    units, steps = int(np.prod(shape)), _STEPS[name][1]
+    rounds = tuple(r for axis in range(len(shape)) for r in _along(shape, axis, steps))
+    return Schedule("all_gather", name, units, units, rounds, _homes(shape))
 
 
-def allreduce(shape: tuple[int, ...]) -> Schedule:
+def allreduce(name: str, shape: tuple[int, ...]) -> Schedule:
     """The reduce-scatter, then the all-gather."""
     units = int(np.prod(shape))
-    return Schedule("allreduce", NAME, units, units, (*reduce_scatter(shape).rounds, *all_gather(shape).rounds))
+    rounds = (*reduce_scatter(name, shape).rounds, *all_gather(name, shape).rounds)
+    return Schedule("allreduce", name, units, units, rounds)
+
+
+def _if_power_of_two(steps: Steps, otherwise: Steps) -> Steps:
+    return lambda units: otherwise(units) if units & (units - 1) else steps(units)
+
+
+_STEPS: dict[str, tuple[Steps, Steps]] = {
+    "hierarchical": (rings.reduce_scatter, rings.all_gather),
+    "hierarchical_doubling": (
+        _if_power_of_two(doubling.halving, rings.reduce_scatter),
+        _if_power_of_two(doubling.doubling, rings.all_gather),
+    ),
+}
+"""Name -> the reduce-scatter and the all-gather along one dimension."""
 
 
 def broadcast(shape: tuple[int, ...]) -> Schedule:
@@ -46,7 +61,7 @@ def broadcast(shape: tuple[int, ...]) -> Schedule:
         # Of the dimensions behind, the first members alone have the tensor.
         front = lines[(..., *[0] * (len(shape) - axis - 1))].reshape(-1, extent)
         rounds += lift(trees.broadcast((extent,)).rounds, front)
-    return Schedule("broadcast", NAME, units, 1, tuple(rounds))
+    return Schedule("broadcast", "hierarchical", units, 1, tuple(rounds))
 
 
 def all_to_all(shape: tuple[int, ...]) -> Schedule:
@@ -62,7 +77,7 @@ def all_to_all(shape: tuple[int, ...]) -> Schedule:
     group, place, other = (axis.ravel() for axis in np.meshgrid(*map(np.arange, (outer, inner, outer)), indexing="ij"))
     target = other * inner + place
     across = Round.of(group * inner + place, target, group * inner * units + target, inner, stride=units)
-    return Schedule("all_to_all", NAME, units, units, tuple(_without_self(r) for r in (inside, across)))
+    return Schedule("all_to_all", "hierarchical", units, units, tuple(_without_self(r) for r in (inside, across)))
 
 
 def _without_self(r: Round) -> Round:
@@ -70,8 +85,8 @@ def _without_self(r: Round) -> Round:
     return Round.of(r.source[away], r.target[away], r.first[away], r.count[away], r.combine[away], r.stride)
 
 
-def _along(shape: tuple[int, ...], axis: int, algorithm: Callable[[int], Iterator[Round]]) -> Iterator[Round]:
-    """Rings along one dimension in every line of units, each over the pieces that its units share.
+def _along(shape: tuple[int, ...], axis: int, steps: Steps) -> Iterator[Round]:
+    """Steps along one dimension in every line of units, each over the pieces that its units share.
 
     Pieces are numbered with the innermost dimension slowest, so that those left after the inner steps are contiguous.
     """
@@ -79,7 +94,7 @@ def _along(shape: tuple[int, ...], axis: int, algorithm: Callable[[int], Iterato
     units, place = np.arange(int(np.prod(shape))).reshape(shape), np.indices(shape)
     base = sum((place[dim] * weights[dim] for dim in range(axis + 1, len(shape))), np.zeros(shape, np.int64))
     lines, bases = (np.moveaxis(array, axis, -1).reshape(-1, shape[axis]) for array in (units, base))
-    yield from lift(algorithm(shape[axis]), lines, bases[:, 0], weights[axis])
+    yield from lift(steps(shape[axis]), lines, bases[:, 0], weights[axis])
 
 
 def _homes(shape: tuple[int, ...]) -> Numbers:
