@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""The programs whose simulated times `predictions.py` compares with measured ones. They are traced, never run."""
+
+import tilescale.language as T
+
+TILE = 32 << 10
+"""Bytes of a tile that blocks copy."""
+
+
+def product(m: int, n: int, k: int, tile: tuple[int, int, int], stages: int, threads: int):
+    """C = A B in bfloat16, one block for each tile of C."""
+    block_m, block_n, block_k = tile
+
+    @T.prim_func
+    def gemm(A: T.Tensor((m, k), "bfloat16"), B: T.Tensor((k, n), "bfloat16"), C: T.Tensor((m, n), "bfloat16")):
+        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=threads) as (bx, by):
+            a = T.alloc_shared((block_m, block_k), "bfloat16")
+            b = T.alloc_shared((block_k, block_n), "bfloat16")
+            c = T.alloc_fragment((block_m, block_n), "float32")
+            T.clear(c)
+            for i in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
+                T.copy(A[by * block_m, i * block_k], a)
+                T.copy(B[i * block_k, bx * block_n], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * block_m, bx * block_n])
+
+    return gemm
+
+
+def whole_copy(nbytes: int, devices: int):
+    """Every device copies a tensor to the next one by the copy engine."""
+
+    @T.prim_func
+    def copy(X: T.Tensor((nbytes,), "uint8"), Y: T.Tensor((nbytes,), "uint8")):
+        with T.Kernel(device=devices):
+            with T.Scale("device") as (rank, size):
+                T.copy(X, Y, dst=(rank + 1) % size, impl="copy_engine")
+
+    return copy
+
+
+def tile_puts(blocks: int, steps: int, impl: str, devices: int):
+    """Blocks send tiles of their device's tensor to the next device."""
+    n = TILE // 2
+
+    @T.prim_func
+    def put(X: T.Tensor((blocks, steps, n), "bfloat16"), Y: T.Tensor((blocks, steps, n), "bfloat16")):
+        with T.Kernel(device=devices, block=blocks, threads=512) as b:
+            with T.Scale("block"):
+                tile = T.alloc_shared((n,), "bfloat16")
+                for i in T.Pipelined(steps, num_stages=3):
+                    T.copy(X[b, i, 0], tile)
+                    with T.Scale("device") as (rank, size):
+                        T.copy(tile, Y[b, i, 0], dst=(rank + 1) % size, impl=impl)
+
+    return put
+
+
+def tile_gets(blocks: int, steps: int, impl: str, devices: int):
+    """Blocks fetch tiles of the next device's tensor."""
+    n = TILE // 2
+
+    @T.prim_func
+    def get(X: T.Tensor((blocks, steps, n), "bfloat16"), Y: T.Tensor((blocks, steps, n), "bfloat16")):
+        with T.Kernel(device=devices, block=blocks, threads=512) as b:
+            with T.Scale("block"):
+                tile = T.alloc_shared((n,), "bfloat16")
+                for i in T.Pipelined(steps, num_stages=3):
+                    with T.Scale("device") as (rank, size):
+                        T.copy(X[b, i, 0], tile, src=(rank + 1) % size, impl=impl)
+                    T.copy(tile, Y[b, i, 0])
+
+    return get
+
+
+def data_and_flag(nbytes: int):
+    """One block of each of two devices sends the other one data and a flag, and waits for its own."""
+    n = nbytes // 2
+
+    @T.prim_func
+    def program(X: T.Tensor((n,), "bfloat16"), Y: T.Tensor((n,), "bfloat16"), flag: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, block=1, threads=512):
+            with T.Scale("block"):
+                tile = T.alloc_fragment((n,), "bfloat16")
+                T.copy(X, tile)
+                with T.Scale("device") as (rank, size):
+                    T.copy(tile, Y, dst=(rank + 1) % size, signal=flag[0], impl="lsu")
+                T.wait(flag[0], ">=", 1)
+
+    return program
+
+
+def flag_alone():
+    """The same without data."""
+
+    @T.prim_func
+    def program(flag: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, block=1, threads=512):
+            with T.Scale("block"):
+                with T.Scale("device") as (rank, size):
+                    T.signal(flag[0], dst=(rank + 1) % size)
+                T.wait(flag[0], ">=", 1)
+
+    return program
+
+
+def allreduce(n: int, devices: int, impl: str):
+    """Of `n` elements on each device."""
+
+    @T.prim_func
+    def program(X: T.Tensor((n,), "bfloat16")):
+        with T.Kernel(device=devices):
+            with T.Scale("device"):
+                T.allreduce(X, impl=impl)
+
+    return program
+
+
+def all_gather(n: int, devices: int, impl: str):
+    """Of `n` elements in all."""
+
+    @T.prim_func
+    def program(X: T.Tensor((n // devices,), "bfloat16"), Y: T.Tensor((n,), "bfloat16")):
+        with T.Kernel(device=devices):
+            with T.Scale("device"):
+                T.all_gather(X, Y, impl=impl)
+
+    return program
+
+
+def reduce_scatter(n: int, devices: int, impl: str):
+    """Of `n` elements on each device."""
+
+    @T.prim_func
+    def program(X: T.Tensor((n,), "bfloat16"), Y: T.Tensor((n // devices,), "bfloat16")):
+        with T.Kernel(device=devices):
+            with T.Scale("device"):
+                T.reduce_scatter(X, Y, impl=impl)
+
+    return program
+
+
+def all_to_all(n: int, devices: int, impl: str):
+    """Of `n` elements on each device."""
+
+    @T.prim_func
+    def program(X: T.Tensor((n,), "bfloat16"), Y: T.Tensor((n,), "bfloat16")):
+        with T.Kernel(device=devices):
+            with T.Scale("device"):
+                T.all_to_all(X, Y, impl=impl)
+
+    return program
+
+
+COLLECTIVES = {
+    "allreduce": allreduce,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "all_to_all": all_to_all,
+}

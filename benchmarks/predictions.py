@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""Simulated times beside measured ones: `python benchmarks/predictions.py`.
+
+Reads what was measured from `benchmarks/reference/`, simulates the same work on the machine's description, writes both
+to `benchmarks/results/`, and the tables of docs/predictions.md. Fails where a time is off by more than a quarter and
+nothing below says why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import prediction_programs as programs  # noqa: E402 - beside this file
+
+import tilescale  # noqa: E402
+from tilescale.hda import Machine  # noqa: E402
+
+REFERENCE = ROOT / "benchmarks" / "reference" / "h200.json"
+RESULTS = ROOT / "benchmarks" / "results" / "predictions.json"
+PAGE = ROOT / "docs" / "predictions.md"
+CLOSE = 0.25
+
+US, GB, TERA = 1e-6, 1e9, 1e12
+
+TILINGS = [
+    ((128, 256, 64), 4, 256),
+    ((128, 128, 64), 4, 256),
+    ((128, 64, 128), 4, 128),
+    ((64, 64, 128), 4, 128),
+]
+"""Tile, stages and threads of matrix products; small ones take the fastest, as libraries do."""
+
+WAVES = 2
+"""A product of fewer tiles than this many for each place that runs them is small."""
+
+REASONS = {
+    "gemm_rate": "so small a product ends sooner than the host starts the next one, which the measurement waits for.",
+    "allreduce_one_shot": (
+        "torch's kernel meets at its beginning and at its end by compare-and-swap on the peer's memory, a round trip "
+        "each time, and reads from the peers, another one. The model has one meeting of one-way flags, and puts."
+    ),
+    "allreduce_two_shot": (
+        "as for one-shot: two meetings of round trips, and reads from the peers, where the model has one-way flags and "
+        "puts."
+    ),
+    "nccl_stream": (
+        "timed with the host in the way, which takes some 25 us to start a call of NCCL on all GPUs. Machine "
+        "descriptions hold what the machine does, not the host's software; inside a graph (above) the difference is gone."
+    ),
+    "sequence": "the host's start of NCCL, as above; it matters where the product is too short to hide it.",
+}
+"""Group -> why some of its rows are off by more than a quarter."""
+
+
+# -- simulations: the fields of a row -> seconds -------------------------------------------------------------------
+
+
+def simulated(program: Any) -> float:
+    """Seconds of a program."""
+    return tilescale.emulate(program, machine=machine(), data=False, progress=False).time_us * US
+
+
+@cache
+def machine() -> Machine:
+    """The machine of which there are measurements."""
+    return Machine.load(json.loads(REFERENCE.read_text())["machine"])
+
+
+@cache
+def gemm(m: int, n: int, k: int) -> float:
+    """A matrix product by the best of a few tilings."""
+    (block_m, block_n, _), *_ = TILINGS[0]
+    tiles = -(-m // block_m) * -(-n // block_n)
+    places = machine().count(machine().program_level.name, machine().tensor_level.name)
+    tilings = TILINGS if tiles < WAVES * places else TILINGS[:1]
+    return min(simulated(programs.product(m, n, k, *tiling)) for tiling in tilings)
+
+
+@cache
+def collective(operation: str, nbytes: int, impl: str) -> float:
+    devices = machine().count(machine().tensor_level.name)
+    return simulated(programs.COLLECTIVES[operation](nbytes // 2, devices, impl))
+
+
+def copy_engine(nbytes: int, devices: int = 2) -> float:
+    return simulated(programs.whole_copy(nbytes, devices))
+
+
+LARGE = 1 << 28
+"""Bytes of transfers of which only the rate is known."""
+
+
+def tiles(impl: str, way: str, blocks: int, devices: int = 2) -> float:
+    """Seconds a byte that blocks move to or from the next device."""
+    steps = LARGE // programs.TILE // blocks
+    make = programs.tile_puts if way == "put" else programs.tile_gets
+    return simulated(make(blocks, steps, impl, devices)) / (blocks * steps * programs.TILE)
+
+
+def ring(impl: str, way: str, devices: int) -> float:
+    """In the unit of the row: bytes/s to the next device, with a block on every place."""
+    network = machine().network(machine().tensor_level.name)
+    if network.mechanism(impl).started_by == "host":
+        return LARGE / copy_engine(LARGE, devices) / GB
+    blocks = machine().count(machine().program_level.name, machine().tensor_level.name)
+    return 1 / tiles(impl, way, blocks, devices) / GB
+
+
+def signal(nbytes: int) -> float:
+    """From the sender's store to the receiver's; the launch is not part of it."""
+    program = programs.data_and_flag(nbytes) if nbytes else programs.flag_alone()
+    return (simulated(program) - machine().tensor_level.launch) / US
+
+
+def sequence(operation: str, nbytes: int, shape: list[int]) -> float:
+    return (gemm(*shape) + collective(operation, nbytes, "nccl")) / US
+
+
+SIMULATIONS: dict[str, Callable[..., float]] = {
+    "gemm": lambda shape: gemm(*shape) / US,
+    "gemm_rate": lambda shape: 2 * shape[0] * shape[1] * shape[2] / gemm(*shape) / TERA,
+    "copy_engine": lambda nbytes: nbytes / copy_engine(nbytes) / GB,
+    "stores": lambda blocks, impl, way: 1 / tiles(impl, way, blocks) / GB,
+    "ring": ring,
+    "signal": signal,
+    **{
+        name: lambda operation, impl, nbytes: collective(operation, nbytes, impl) / US
+        for name in ("allreduce_nccl", "allreduce_one_shot", "allreduce_two_shot", "nccl_stream")
+    },
+    "sequence": sequence,
+}
+"""Group -> what a row of it is by simulation, in the unit of the group."""
+
+
+def compare(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a group with what was simulated, and by how much that is off."""
+    found = []
+    for row in group["rows"]:
+        fields = {name: value for name, value in row.items() if name not in ("what", "measured")}
+        value = SIMULATIONS[group["name"]](**fields)
+        found.append({**row, "simulated": float(f"{value:.4g}"), "off": round(value / row["measured"] - 1, 3)})
+    return found
+
+
+# -- the page --------------------------------------------------------------------------------------------------------------
+
+
+def is_close(row: dict[str, Any]) -> bool:
+    return abs(row["off"]) <= CLOSE
+
+
+def table(group: dict[str, Any]) -> str:
+    """A group as Markdown: its table, and the reason where rows are off."""
+    unit = group["unit"]
+    lines = [f"| | measured, {unit} | simulated, {unit} | off by |", "|---|---:|---:|---:|"]
+    for row in group["rows"]:
+        mark = "" if is_close(row) else " \\*"
+        lines.append(f"| {row['what']} | {row['measured']:g} | {row['simulated']:g} | {row['off']:+.0%}{mark} |")
+    if not all(map(is_close, group["rows"])):
+        lines += ["", f"\\* {REASONS.get(group['name'], '')}"]
+    return "\n".join(lines)
+
+
+def with_tables(page: str, results: dict[str, Any]) -> str:
+    """The page with what stands between the markers of each group written anew."""
+    for group in results["groups"]:
+        begin, end = f"<!-- measured: {group['name']} -->", "<!-- end -->"
+        text = f"{begin}\n\n{table(group)}\n\n{end}"
+        page = re.sub(f"{begin}.*?{end}", lambda _, text=text: text, page, flags=re.DOTALL)
+    rows = [row for group in results["groups"] for row in group["rows"]]
+    share = f"<!-- share -->{sum(map(is_close, rows))} of {len(rows)}<!-- end -->"
+    return re.sub("<!-- share -->.*?<!-- end -->", share, page, flags=re.DOTALL)
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@click.option("--only", metavar="TEXT", default="", help="Simulate groups whose name contains this, and write nothing.")
+def main(only: str) -> None:
+    """Simulate, show, and write the results and the page."""
+    reference = json.loads(REFERENCE.read_text())
+    console, groups, unexplained = Console(), [], []
+    for group in reference["groups"]:
+        if only not in group["name"]:
+            continue
+        done = {**group, "rows": compare(group)}
+        groups.append(done)
+        console.print(f"{group['title']} ({group['unit']})")
+        for row in done["rows"]:
+            console.print(f"  {row['what']:<46} {row['measured']:>9g} {row['simulated']:>9g} {row['off']:>+8.1%}")
+            if not is_close(row) and group["name"] not in REASONS:
+                unexplained.append(f"{group['title']}: {row['what']}")
+    if unexplained:
+        raise click.ClickException("off by more than a quarter, and nothing says why:\n" + "\n".join(unexplained))
+    if not only:
+        results = {"machine": reference["machine"], "source": reference["source"], "groups": groups}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        PAGE.write_text(with_tables(PAGE.read_text(), results))
+
+
+if __name__ == "__main__":
+    main()

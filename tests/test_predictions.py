@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""The committed predictions are those that the source makes now, close to what was measured, and on their page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
+
+
+def script(name: str) -> ModuleType:
+    """A script of the folder, loaded as a module: nobody imports them by name."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def predictions() -> ModuleType:
+    sys.path.insert(0, str(FOLDER))
+    yield script("predictions")
+    sys.path.remove(str(FOLDER))
+
+
+def results() -> dict[str, Any]:
+    return json.loads((FOLDER / "results" / "predictions.json").read_text())
+
+
+def rows(group: str) -> list[dict[str, Any]]:
+    return next(g["rows"] for g in results()["groups"] if g["name"] == group)
+
+
+def test_what_was_measured_is_what_was_committed(predictions: ModuleType):
+    reference = json.loads(predictions.REFERENCE.read_text())
+    committed = results()
+    assert [g["name"] for g in committed["groups"]] == [g["name"] for g in reference["groups"]]
+    for group, measured in zip(committed["groups"], reference["groups"], strict=True):
+        assert [row["measured"] for row in group["rows"]] == [row["measured"] for row in measured["rows"]]
+        assert [row["what"] for row in group["rows"]] == [row["what"] for row in measured["rows"]]
+
+
+def test_every_time_is_close_or_the_page_says_why_not(predictions: ModuleType):
+    far = {g["name"] for g in results()["groups"] for row in g["rows"] if not predictions.is_close(row)}
+    assert far == predictions.REASONS.keys(), "a reason for what is off, and none for what is not"
+    every = [row for g in results()["groups"] for row in g["rows"]]
+    assert sum(map(predictions.is_close, every)) > 0.75 * len(every)
+
+
+def test_the_page_has_the_tables(predictions: ModuleType):
+    page = predictions.PAGE.read_text()
+    assert predictions.with_tables(page, results()) == page, "run benchmarks/predictions.py"
+    assert all(f"<!-- measured: {group['name']} -->" in page for group in results()["groups"])
+
+
+@pytest.mark.parametrize("group", ["copy_engine", "signal", "ring", "allreduce_nccl", "allreduce_two_shot"])
+def test_simulated_times_are_those_of_this_source(predictions: ModuleType, group: str):
+    """The quick groups again; large products take too long for a test, small ones stand for them below."""
+    for row in rows(group):
+        (again,) = predictions.compare({"name": group, "rows": [row]})
+        assert again["simulated"] == pytest.approx(row["simulated"], rel=1e-3), row["what"]
+
+
+def test_products_are_those_of_this_source(predictions: ModuleType):
+    quick = [row for row in rows("gemm") if row["shape"][0] <= 1024]
+    assert len(quick) >= 4
+    for row in quick:
+        (again,) = predictions.compare({"name": "gemm", "rows": [row]})
+        assert again["simulated"] == pytest.approx(row["simulated"], rel=1e-3), row["what"]
+
+
+def test_scaling_curves_are_those_of_this_source():
+    scaling = script("scaling")
+    committed = json.loads(scaling.RESULTS.read_text())["rows"]
+    points = {(panel, machine.name, nbytes): machine for panel, machine, nbytes in scaling.cases()}
+    assert {(row["panel"], row["machine"], row["bytes"]) for row in committed} == points.keys()
+    assert max(row["simulated_in_s"] for row in committed) < 60
+    sample = [row for row in committed if row["algorithm"] in ("tree", "hierarchical_doubling")][::7]
+    assert any(row["units"] == 1024 for row in sample)
+    for row in sample:
+        machine = points[row["panel"], row["machine"], row["bytes"]]
+        found = scaling.estimate(machine, machine.tensor_level.name, "allreduce", row["algorithm"], row["bytes"])
+        assert found.seconds * 1e6 == pytest.approx(row["us"], rel=1e-3)
