@@ -158,3 +158,99 @@ COLLECTIVES = {
     "reduce_scatter": reduce_scatter,
     "all_to_all": all_to_all,
 }
+
+
+# -- fused kernels -----------------------------------------------------------------------------------------------------
+
+BLOCK_M, BLOCK_N, BLOCK_K, STAGES = 128, 256, 64, 4
+
+
+def gather_and_multiply(m: int, n: int, k: int, devices: int, places: int, senders: int = 8):
+    """All-gather + GEMM: `senders` blocks of each device send its rows of A, the others wait for the rows they need."""
+    rows, workers = m // devices, places - senders
+    tiles_m, tiles_n, tiles_k = rows // BLOCK_M, n // BLOCK_N, k // BLOCK_K
+    parts = tiles_m * tiles_k
+
+    @T.prim_func
+    def ag_gemm(
+        A: T.Tensor((rows, k), "bfloat16"),
+        B: T.Tensor((k, n), "bfloat16"),
+        C: T.Tensor((devices, rows, n), "bfloat16"),
+        gathered: T.Tensor((devices, rows, k), "bfloat16"),
+        arrived: T.Tensor((devices,), "int32"),
+    ):
+        with T.Kernel(device=devices, block=places, threads=256) as block:
+            with T.Scale("block"):
+                a = T.alloc((BLOCK_M, BLOCK_K), "bfloat16", level="l1")
+                b = T.alloc((BLOCK_K, BLOCK_N), "bfloat16", level="l1")
+                c = T.alloc((BLOCK_M, BLOCK_N), "float32", level="l0")
+                with T.Scale("device") as (rank, size):
+                    if block < senders:
+                        for step in T.serial(size):
+                            for turn in T.serial(T.ceildiv(parts - block, senders)):
+                                row = (block + turn * senders) // tiles_k * BLOCK_M
+                                col = (block + turn * senders) % tiles_k * BLOCK_K
+                                to = (rank + size - step) % size
+                                T.copy(A[row, col], a)
+                                T.copy(a, gathered[rank, row, col], dst=to, signal=arrived[rank])
+                    else:
+                        for turn in T.serial(T.ceildiv(devices * tiles_m * tiles_n - (block - senders), workers)):
+                            tile = block - senders + turn * workers
+                            shard = (rank + tile // (tiles_m * tiles_n)) % size
+                            row, col = tile // tiles_n % tiles_m * BLOCK_M, tile % tiles_n * BLOCK_N
+                            T.wait(arrived[shard], ">=", parts)
+                            T.clear(c)
+                            for i in T.Pipelined(tiles_k, num_stages=STAGES):
+                                T.copy(gathered[shard, row, i * BLOCK_K], a)
+                                T.copy(B[i * BLOCK_K, col], b)
+                                T.gemm(a, b, c)
+                            T.copy(c, C[shard, row, col])
+
+    return ag_gemm
+
+
+def multiply_and_scatter(m: int, n: int, k: int, devices: int):
+    """GEMM + reduce-scatter: finished tiles go to their owners, who add up their parts at the end."""
+    rows = m // devices
+    tiles_m, tiles_n, tiles_k = rows // BLOCK_M, n // BLOCK_N, k // BLOCK_K
+    half = BLOCK_N // 2
+
+    @T.prim_func
+    def gemm_rs(
+        A: T.Tensor((devices, rows, k), "bfloat16"),
+        B: T.Tensor((k, n), "bfloat16"),
+        C: T.Tensor((rows, n), "bfloat16"),
+        inbox: T.Tensor((devices, rows, n), "bfloat16"),
+        arrived: T.Tensor((tiles_m, tiles_n), "int32"),
+    ):
+        with T.Kernel(device=devices, block=(tiles_n, tiles_m, devices), threads=256) as (bx, by, bz):
+            with T.Scale("block"):
+                a = T.alloc((BLOCK_M, BLOCK_K), "bfloat16", level="l1")
+                b = T.alloc((BLOCK_K, BLOCK_N), "bfloat16", level="l1")
+                c = T.alloc((BLOCK_M, BLOCK_N), "float32", level="l0")
+                part = T.alloc((BLOCK_M, half), "bfloat16", level="l1")  # what fits beside four stages
+                with T.Scale("device") as (rank, size):
+                    owner = (rank + bz + 1) % size
+                    T.clear(c)
+                    for i in T.Pipelined(tiles_k, num_stages=STAGES):
+                        T.copy(A[owner, by * BLOCK_M, i * BLOCK_K], a)
+                        T.copy(B[i * BLOCK_K, bx * BLOCK_N], b)
+                        T.gemm(a, b, c)
+                    for h in T.serial(2):
+                        col = bx * BLOCK_N + h * half
+                        T.copy(c[0, h * half], part)
+                        T.copy(part, inbox[rank, by * BLOCK_M, col], dst=owner, signal=arrived[by, bx])
+            with T.Scale("device"):
+                with T.Scale("block"):
+                    total = T.alloc((BLOCK_M, BLOCK_N), "float32", level="l0")
+                    one = T.alloc((BLOCK_M, BLOCK_N), "bfloat16", level="l0")
+                    if bz == 0:
+                        T.wait(arrived[by, bx], ">=", 2 * devices)
+                        T.clear(total)
+                        for r in T.serial(devices):
+                            T.copy(inbox[r, by * BLOCK_M, bx * BLOCK_N], one)
+                            for i, j in T.Parallel(BLOCK_M, BLOCK_N):
+                                total[i, j] += one[i, j]
+                        T.copy(total, C[by * BLOCK_M, bx * BLOCK_N])
+
+    return gemm_rs

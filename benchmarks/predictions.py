@@ -56,8 +56,8 @@ REASONS = {
         "puts."
     ),
     "nccl_stream": (
-        "timed with the host in the way, which takes some 25 us to start a call of NCCL on all GPUs. Machine "
-        "descriptions hold what the machine does, not the host's software; inside a graph (above) the difference is gone."
+        "timed with the host in the way, which takes some 25 us to start a call of NCCL on all GPUs. Descriptions hold "
+        "what the machine does, not the host's software; inside a graph (above) the difference is gone."
     ),
     "sequence": "the host's start of NCCL, as above; it matters where the product is too short to hide it.",
 }
@@ -78,19 +78,22 @@ def machine() -> Machine:
     return Machine.load(json.loads(REFERENCE.read_text())["machine"])
 
 
+def places() -> int:
+    """How many blocks of a large kernel run at once on a device."""
+    return machine().count(machine().program_level.name, machine().tensor_level.name)
+
+
 @cache
 def gemm(m: int, n: int, k: int) -> float:
     """A matrix product by the best of a few tilings."""
     (block_m, block_n, _), *_ = TILINGS[0]
     tiles = -(-m // block_m) * -(-n // block_n)
-    places = machine().count(machine().program_level.name, machine().tensor_level.name)
-    tilings = TILINGS if tiles < WAVES * places else TILINGS[:1]
+    tilings = TILINGS if tiles < WAVES * places() else TILINGS[:1]
     return min(simulated(programs.product(m, n, k, *tiling)) for tiling in tilings)
 
 
 @cache
-def collective(operation: str, nbytes: int, impl: str) -> float:
-    devices = machine().count(machine().tensor_level.name)
+def collective(operation: str, nbytes: int, impl: str, devices: int = 8) -> float:
     return simulated(programs.COLLECTIVES[operation](nbytes // 2, devices, impl))
 
 
@@ -114,8 +117,7 @@ def ring(impl: str, way: str, devices: int) -> float:
     network = machine().network(machine().tensor_level.name)
     if network.mechanism(impl).started_by == "host":
         return LARGE / copy_engine(LARGE, devices) / GB
-    blocks = machine().count(machine().program_level.name, machine().tensor_level.name)
-    return 1 / tiles(impl, way, blocks, devices) / GB
+    return 1 / tiles(impl, way, places(), devices) / GB
 
 
 def signal(nbytes: int) -> float:
@@ -124,8 +126,14 @@ def signal(nbytes: int) -> float:
     return (simulated(program) - machine().tensor_level.launch) / US
 
 
-def sequence(operation: str, nbytes: int, shape: list[int]) -> float:
-    return (gemm(*shape) + collective(operation, nbytes, "nccl")) / US
+def sequence(operation: str, nbytes: int, shape: list[int], devices: int = 8) -> float:
+    return (gemm(*shape) + collective(operation, nbytes, "nccl", devices)) / US
+
+
+def fused(operation: str, shape: list[int], devices: int) -> float:
+    if operation == "all_gather":
+        return simulated(programs.gather_and_multiply(*shape, devices, places())) / US
+    return simulated(programs.multiply_and_scatter(*shape, devices)) / US
 
 
 SIMULATIONS: dict[str, Callable[..., float]] = {
@@ -140,6 +148,7 @@ SIMULATIONS: dict[str, Callable[..., float]] = {
         for name in ("allreduce_nccl", "allreduce_one_shot", "allreduce_two_shot", "nccl_stream")
     },
     "sequence": sequence,
+    "fused": fused,
 }
 """Group -> what a row of it is by simulation, in the unit of the group."""
 
@@ -154,7 +163,7 @@ def compare(group: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-# -- the page --------------------------------------------------------------------------------------------------------------
+# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 def is_close(row: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from tests.timing.draw.timelines import US, grid, ring
 from tilescale.errors import DependencyError, UsageError
 from tilescale.timing.draw import plot
-from tilescale.timing.draw.shares import family, peaks, shares
+from tilescale.timing.draw.shares import family, peaks, shares, together
 from tilescale.timing.timeline import KINDS, Timeline
 
 
@@ -21,13 +21,13 @@ def row(timeline: Timeline, unit: int) -> list:
 
 def share_at(timeline: Timeline, kind: str, time_us: float, unit: int = 0) -> float:
     rows = {span.row: row(timeline, span.row) for span in timeline.spans}
-    found = shares(rows[unit], peaks(rows.values()), timeline.end_s)
+    found = shares(rows[unit], together(peaks(rows.values())), timeline.end_s)
     return found.heights[KINDS.index(kind), np.searchsorted(found.edges, time_us * US, side="right") - 1]
 
 
 def test_families_are_engines_that_differ_by_number():
     assert {family(name) for name in ("block 0", "block 17.1")} == {"block"}
-    assert family("block 17 ahead transfer") == "block ahead transfer"
+    assert family("block 17 ahead transfer") == family("block 17.0/1 ahead transfer") == "block ahead transfer"
 
 
 def test_a_row_is_as_full_as_its_engines_are_busy():
@@ -47,6 +47,11 @@ def test_families_that_are_busy_together_share_the_row():
     timeline = ring()
     # Device 0 waits from 3 us on, while its signal is on the way.
     assert share_at(timeline, "wait", 3.5) == pytest.approx(0.5) == share_at(timeline, "sync", 3.5)
+
+
+def test_what_few_of_many_programs_do_counts_as_few():
+    most = {"device": 1, "block": 132, "block ahead": 264, "block signals": 8}
+    assert together(most) == {"device": 1, "block": 132, "block ahead": 264, "block signals": 132}
 
 
 def test_means_keep_what_there_is():

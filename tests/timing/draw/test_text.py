@@ -9,17 +9,17 @@ from tilescale.timing.timeline import Timeline
 def test_a_timeline_in_words():
     assert summary(ring(4, 2)) == (
         "simulated time  10 us\n"
-        "at least        6 us, by nvlink of device 0 (60%)\n"
+        "at least        6 us (60%), by nvlink of device 0\n"
         "busy\n"
         "  nvlink ############........  60.0%\n"
         "  vector ####................  20.0%\n"
         "critical path   9 steps over 3 units\n"
-        "        5 us  50.0%  copy (transfer) x2  program.py:7\n"
-        "        2 us  20.0%  signal (sync) x2    program.py:7\n"
-        "        2 us  20.0%  add x2              program.py:9\n"
-        "        1 us  10.0%  launch\n"
+        "        5 us  50.0%  transfer   copy x2    program.py:7\n"
+        "        2 us  20.0%  sync       signal x2  program.py:7\n"
+        "        2 us  20.0%  compute    add x2     program.py:9\n"
+        "        1 us  10.0%  launch     launch\n"
         "waited          8 us, 4 engines together\n"
-        "        8 us 100.0%  wait for flag[0] >= 1 x8  program.py:8"
+        "        8 us 100.0%  wait       wait for flag[0] >= 1 x8  program.py:8"
     )
 
 

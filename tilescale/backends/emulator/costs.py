@@ -8,7 +8,7 @@ memory, links. Numbers come from the machine description (`tilescale/timing/rate
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from tilelang_core import ir
@@ -233,9 +233,13 @@ def _way(
     if not offers:
         return clock.rates.over(path, nbytes, 1.0), 0.0, path.latency
     best = min(offers, key=lambda m: m.startup + nbytes / m.rate(operation))
-    share = min(best.rate(operation) / path.bandwidth, 1.0)
-    floor = best.startup + (nbytes / best.per_program if by_program and best.per_program else 0.0)
-    return clock.rates.over(path, nbytes, share), floor, path.latency
+    rate = min(best.rate(operation), path.bandwidth)
+    demands: dict[Hashable, float] = dict(clock.rates.over(path, nbytes, rate / path.bandwidth))
+    if by_program and best.per_program:
+        # All that a program has under way shares what it reaches alone.
+        demands[best.name] = nbytes / best.per_program
+        rate = min(rate, best.per_program)
+    return demands, best.startup + nbytes / rate, path.latency
 
 
 def _inside(clock: Any, nbytes: int, level: str) -> tuple[Demands, float, float]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +25,7 @@ from tilescale.passes.structure import structure
 from tilescale.program.model import Program
 from tilescale.settings import settings
 from tilescale.timing.collector import no_cyclic_collection
+from tilescale.timing.draw import plot, summary, trace
 from tilescale.timing.timeline import Timeline
 
 
@@ -64,7 +66,32 @@ class Report:
         """Resource -> share of the time that it worked, over all units that have one. Raises as `timeline`."""
         return self.timeline.utilization
 
+    def trace(self, path: str | PathLike[str]) -> None:
+        """Write the timeline for Perfetto (https://ui.perfetto.dev), compressed where the path ends in ".gz".
+
+        Units that own tensors are processes, their engines threads, and arrows lead from what was waited for. Raises as
+        `timeline`.
+        """
+        trace(self.timeline, path)
+
+    def plot(self, path: str | PathLike[str], *, engines: bool = False) -> None:
+        """Draw the timeline: a row for each unit that owns tensors, time in microseconds.
+
+        Args:
+            path: a .png, .svg or .pdf file.
+            engines: a row for each engine of a unit instead, or for each family of engines where there are many.
+
+        Raises:
+            UsageError: the run was not timed, or another ending.
+            DependencyError: matplotlib is missing.
+        """
+        plot(self.timeline, path, engines=engines)
+
     def __str__(self) -> str:
+        parts = [self._activity()] + ([summary(self.timeline)] if self.clock is not None else [])
+        return "\n".join(parts)
+
+    def _activity(self) -> str:
         level = self.machine.tensor_level.name
         heads = ("programs", "messages", "sent", "received", "signals", "combined")
         rows = [f"{level:>8}" + "".join(f" {head:>10}" for head in heads) + "  collectives"]

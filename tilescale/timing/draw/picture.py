@@ -17,7 +17,7 @@ import numpy as np
 
 from tilescale.errors import DependencyError, UsageError
 from tilescale.hda.units import format_time
-from tilescale.timing.draw.shares import family, peaks, shares
+from tilescale.timing.draw.shares import family, peaks, shares, together
 from tilescale.timing.draw.trace import natural
 from tilescale.timing.timeline import KINDS, Span, Timeline
 
@@ -73,6 +73,7 @@ def plot(timeline: Timeline, path: str | PathLike[str], *, engines: bool = False
     figure.set_size_inches(12, 1.25 + height * len(rows))
     axes = figure.add_subplot()
     most = peaks(row.spans for row in rows)
+    most = most if engines else together(most)
     for number, row in enumerate(rows):
         _draw_row(axes, number, row, most, timeline.end_s)
     _draw_critical_path(axes, rows, timeline)

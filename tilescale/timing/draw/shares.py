@@ -2,7 +2,7 @@
 """What many engines do at a time, as shares of a row's height.
 
 Engines that are alike (all programs of a device, all loads that run ahead of them) are a family. A family that is as
-busy as it ever gets counts as a whole, and where several families are busy they share the row.
+busy as it ever gets fills the row, and where several families are busy they share it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tilescale.timing.timeline import KINDS, Span
 
 
 def family(engine: str) -> str:
-    """An engine's name without its numbers."""
-    return re.sub(r"\s*\d+(\.\d+)*", "", engine).strip()
+    """An engine's name without its numbers: "block 17.0/1 ahead" is of the family "block ahead"."""
+    return re.sub(r"[\s/]*\d+(\.\d+)*", "", engine).strip()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +49,18 @@ def peaks(rows: Iterable[Sequence[Span]]) -> dict[str, int]:
     """Family -> how many spans of it there are at a time at most, over all rows."""
     found: dict[str, int] = {}
     for spans in rows:
-        for name in {family(span.engine) for span in spans}:
-            members = [span for span in spans if family(span.engine) == name]
-            _, counts = _counts(members, {name: 1})
+        members: dict[str, list[Span]] = {}
+        for span in spans:
+            members.setdefault(family(span.engine), []).append(span)
+        for name, mine in members.items():
+            _, counts = _counts(mine, {name: 1})
             found[name] = max(found.get(name, 1), round(float(counts.sum(0).max(initial=0.0))))
     return found
+
+
+def together(most: dict[str, int]) -> dict[str, int]:
+    """Peaks for rows of several families: what few of many programs do besides ("block signals") counts as few."""
+    return {name: max(count, most.get(name.split(" ")[0], 1)) for name, count in most.items()}
 
 
 def shares(spans: Sequence[Span], most: dict[str, int], end_s: float) -> Shares:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tilescale.errors import Location
 from tilescale.hda.units import format_time
-from tilescale.timing.timeline import Span, Timeline
+from tilescale.timing.timeline import Timeline
 
 MOST = 6
 """Lines of a list; what follows is added up in one more."""
@@ -26,8 +27,9 @@ def _duration(timeline: Timeline) -> Iterator[str]:
     yield f"simulated time  {format_time(timeline.end_s)}"
     bound = timeline.bound
     if bound is not None and timeline.end_s:
-        share = bound.seconds / timeline.end_s
-        yield f"at least        {format_time(bound.seconds)}, by {bound.use.resource} of {bound.use.unit} ({share:.0%})"
+        use = bound.use
+        owner = use.unit if f"({use.resource})" in use.unit else f"{use.resource} of {use.unit}"
+        yield f"at least        {format_time(bound.seconds)} ({bound.seconds / timeline.end_s:.0%}), by {owner}"
 
 
 def _utilization(timeline: Timeline) -> Iterator[str]:
@@ -43,51 +45,54 @@ def _critical_path(timeline: Timeline) -> Iterator[str]:
     path = timeline.critical_path
     if not path:
         return
-    total: dict[tuple[str, str, Location | None], list[float]] = {}
-    covered = 0.0
+    lines: dict[tuple[str, str, Location | None], list[float]] = {}
     at = path[0].begin_s
     for span in path:
         # Spans that overlap what led to them count for what they add.
         added = max(0.0, span.end_s - max(span.begin_s, at))
         at = max(at, span.end_s)
-        covered += added
-        total.setdefault((span.kind, span.name, span.where), []).append(added)
-    yield f"critical path   {_steps(path)}"
-    rows = sorted(((sum(times), len(times), *key) for key, times in total.items()), key=lambda row: -row[0])
-    rest = timeline.end_s - covered
-    entries = [(s, _named(kind, name, count), where) for s, count, kind, name, where in rows]
+        lines.setdefault((span.kind, span.name, span.where), []).append(added)
+    entries = [_Entry(sum(times), len(times), *key) for key, times in lines.items()]
+    rest = timeline.end_s - sum(entry.seconds for entry in entries)
     if rest > 0.005 * timeline.end_s:
-        entries.append((rest, "in between", None))
+        entries.append(_Entry(rest, 1, "", "in between", None))
+    units = len({span.row for span in path})
+    steps = f"{len(path)} step{'s' * (len(path) != 1)}" + (f" over {units} units" if units > 1 else "")
+    yield f"critical path   {steps}"
     yield from _list(entries, timeline.end_s)
 
 
-def _steps(path: tuple[Span, ...]) -> str:
-    rows = len({span.row for span in path})
-    return f"{len(path)} step{'s' * (len(path) != 1)}" + (f" over {rows} units" if rows > 1 else "")
-
-
 def _waits(timeline: Timeline) -> Iterator[str]:
-    waits = timeline.waits
-    if not waits:
+    entries = [_Entry(line.seconds, line.count, "wait", line.name, line.where) for line in timeline.waits]
+    if not entries:
         return
     engines = len({(span.row, span.engine) for span in timeline.spans if span.kind == "wait"})
-    total = sum(line.seconds for line in waits)
+    total = sum(entry.seconds for entry in entries)
     yield f"waited          {format_time(total)}, {engines} engine{'s together' if engines > 1 else ''}"
-    yield from _list([(line.seconds, _named("wait", line.name, line.count), line.where) for line in waits], total)
+    yield from _list(entries, total)
 
 
-def _named(kind: str, name: str, count: int) -> str:
-    what = name if kind in name or kind == "compute" else f"{name} ({kind})"
-    return what + (f" x{count}" if count > 1 else "")
+class _Entry(NamedTuple):
+    seconds: float
+    count: int
+    kind: str
+    name: str
+    where: Location | None
+
+    @property
+    def what(self) -> str:
+        """Its kind and name, and how often."""
+        return f"{self.kind:<10} {self.name}" + (f" x{self.count}" if self.count > 1 else "")
 
 
-def _list(entries: list[tuple[float, str, Location | None]], whole: float) -> Iterator[str]:
-    entries = [entry for entry in entries if entry[0] > 0]
+def _list(entries: list[_Entry], whole: float) -> Iterator[str]:
+    """The longest entries, one a line, and the sum of the others."""
+    entries = sorted((entry for entry in entries if entry.seconds > 0), key=lambda entry: -entry.seconds)
     shown, rest = entries[:MOST], entries[MOST:]
     if rest:
-        shown = [*shown, (sum(entry[0] for entry in rest), f"{len(rest)} more", None)]
-    width = max((len(name) for _, name, _ in shown), default=0)
-    for seconds, name, where in shown:
-        place = f"  {Path(where.file).name}:{where.line}" if where else ""
-        share = seconds / whole if whole else 0.0
-        yield f"  {format_time(seconds):>10} {share:6.1%}  {name:<{width}}{place}".rstrip()
+        shown.append(_Entry(sum(entry.seconds for entry in rest), 1, "", f"{len(rest)} more", None))
+    width = max((len(entry.what) for entry in shown), default=0)
+    for entry in shown:
+        place = f"  {Path(entry.where.file).name}:{entry.where.line}" if entry.where else ""
+        share = entry.seconds / whole if whole else 0.0
+        yield f"  {format_time(entry.seconds):>10} {share:6.1%}  {entry.what:<{width}}{place}".rstrip()
