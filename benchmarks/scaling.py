@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """All-reduces of up to 1024 devices by several algorithms, simulated: `python benchmarks/scaling.py`.
 
-Writes the times to `benchmarks/results/` and draws docs/images/allreduce-scaling.svg. The machines are built-in ones
+Writes the times to `benchmarks/results/` and draws docs/diagrams/allreduce-scaling.svg. The machines are built-in ones
 with more or fewer units.
 """
 
@@ -29,7 +29,7 @@ from tilescale.hda.units import format_bytes  # noqa: E402
 from tilescale.timing.collectives import estimate  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "scaling.json"
-PICTURE = ROOT / "docs" / "images" / "allreduce-scaling.svg"
+PICTURE = ROOT / "docs" / "diagrams" / "allreduce-scaling.svg"
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = [4**n * KIB for n in range(1, 11)]

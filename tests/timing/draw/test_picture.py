@@ -79,6 +79,12 @@ def test_one_row_a_device(tmp_path: Path):
     assert "waits" not in said and "simulated time in us" in said and "9 us" in said
 
 
+def test_the_same_timeline_makes_the_same_file(tmp_path: Path):
+    plot(ring(), tmp_path / "one.svg")
+    plot(ring(), tmp_path / "two.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
 def test_rows_of_engines(tmp_path: Path):
     plot(ring(2), tmp_path / "few.svg", engines=True)
     said = texts(tmp_path / "few.svg")

@@ -78,7 +78,16 @@ def plot(timeline: Timeline, path: str | PathLike[str], *, engines: bool = False
         _draw_row(axes, number, row, most, timeline.end_s)
     _draw_critical_path(axes, rows, timeline)
     _dress(axes, rows, timeline, engines)
-    figure.savefig(target, dpi=150)
+    _write(figure, target)
+
+
+def _write(figure: Any, target: Path) -> None:
+    """The same file for the same timeline: no date, and no random names inside."""
+    from matplotlib import rc_context
+
+    vector = {"metadata": {"Date": None}} if target.suffix == ".svg" else {}
+    with rc_context({"svg.hashsalt": "tilescale"}):
+        figure.savefig(target, dpi=150, **vector)
 
 
 def _figure() -> Any:
