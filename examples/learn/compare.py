@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from learn import Case, Tensors
+from cases import Case, Tensors
 
 WIDTH = 110
 

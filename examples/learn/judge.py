@@ -14,13 +14,14 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import torch
+from cases import Case
 from compare import difference
 
 import tilescale
 from tilescale.errors import TileScaleError
 
 if TYPE_CHECKING:
-    from learn import Case, Exercise
+    from learn import Exercise
 
 SOLVED, UNWRITTEN, WRONG = "solved", "not written yet", "not right yet"
 SEEDS = (None, 1)
@@ -57,62 +58,95 @@ class Verdict:
 
 def judge(exercise: Exercise, program: Callable[[int], Any]) -> Verdict:
     """Run `program` as an exercise asks, until something is wrong."""
-    for machine, sizes in exercise.sizes.items():
-        for size in sizes:
-            try:
-                with _silent(), tilescale.use_machine(machine):
-                    complaint = _run(exercise, program, size)
-            except NotWrittenError as error:
-                return Verdict(UNWRITTEN, f"{error}\n\nWith --help the exercise explains itself.")
-            if complaint:
-                units = exercise.unit.removesuffix("s") if size == 1 else exercise.unit
-                return Verdict(WRONG, f"With {size} {units} of {machine}:\n\n{complaint}")
-    complaint = _too_slow(exercise, program)
+    trial = _Trial(exercise, program)
+    try:
+        with _silent():
+            complaint = trial.results() or trial.time()
+    except NotWrittenError as error:
+        return Verdict(UNWRITTEN, f"{error}\n\nWith --help the exercise explains itself.")
     if complaint:
         return Verdict(WRONG, complaint)
     ran = [f"{_and(sorted(sizes))} {exercise.unit} of {machine}" for machine, sizes in exercise.sizes.items()]
     return Verdict(SOLVED, f"Right on {', '.join(ran)}; in several orders of their units.")
 
 
-def _run(exercise: Exercise, program: Callable[[int], Any], size: int) -> str | None:
-    """Launch in several orders of the units, with new inputs each time; a complaint, or None."""
-    traced, complaint = _attempt(exercise, program, lambda: program(size))
-    rng = torch.Generator().manual_seed(size)
-    for seed in SEEDS if complaint is None else ():
-        case = exercise.case(size, rng)
-        complaint = _launch(exercise, program, traced, case, size, seed)
-        if complaint:
-            return complaint if seed is None else f"{ANOTHER_ORDER}\n\n{complaint}"
-    return complaint
+class _Trial:
+    """A program that is run for an exercise. Its methods return the first complaint, or None."""
 
+    def __init__(self, exercise: Exercise, program: Callable[[int], Any]):
+        self.exercise, self.program = exercise, program
 
-def _launch(exercise: Exercise, program: Callable, traced: Any, case: Case, size: int, seed: int | None) -> str | None:
-    args = {name: [tensor.clone() for tensor in tensors] for name, tensors in case.args.items()}
-    per_device = list(zip(*args.values(), strict=True))
-    emulate = partial(tilescale.emulate, traced, per_device, check="all", time=False, schedule_seed=seed)
-    report, complaint = _attempt(exercise, program, emulate)
-    advice = exercise.advice.get("wrong values", "")
-    return complaint or difference(case, args, advice) or exercise.demand(report, size)
-
-
-def _too_slow(exercise: Exercise, program: Callable[[int], Any]) -> str | None:
-    """A complaint if a right program takes far longer than the solution; both simulated, so the times are exact."""
-    if exercise.timed is None:
+    def results(self) -> str | None:
+        """On all machines and sizes."""
+        for machine, sizes in self.exercise.sizes.items():
+            for size in sizes:
+                with tilescale.use_machine(machine):
+                    complaint = self._size(size)
+                if complaint:
+                    units = self.exercise.unit.removesuffix("s") if size == 1 else self.exercise.unit
+                    return f"With {size} {units} of {machine}:\n\n{complaint}"
         return None
-    size, machine = exercise.timed, next(iter(exercise.sizes))
-    case = exercise.case(size, torch.Generator().manual_seed(size))
-    with tilescale.use_machine(machine):
-        mine, enough = (_time(version(size), case) for version in (program, exercise.right))
-    if mine <= SLACK * enough:
-        return None
-    advice = exercise.advice.get("too slow", "")
-    return (
-        f"The results are right, but late. On {size} {exercise.unit} of {machine} a launch takes {mine:.1f} us in the "
-        f"simulation; {enough:.1f} us are enough.\n\n{fill(advice, WIDTH)}"
-    )
+
+    def _size(self, size: int) -> str | None:
+        """In several orders of the units, with new inputs each time."""
+        traced, complaint = self._attempt(partial(self.program, size))
+        rng = torch.Generator().manual_seed(size)
+        for seed in SEEDS if complaint is None else ():
+            complaint = self._launch(traced, self.exercise.case(size, rng), size, seed)
+            if complaint:
+                return complaint if seed is None else f"{ANOTHER_ORDER}\n\n{complaint}"
+        return complaint
+
+    def _launch(self, traced: Any, case: Case, size: int, seed: int | None) -> str | None:
+        args = {name: [tensor.clone() for tensor in tensors] for name, tensors in case.args.items()}
+        per_device = list(zip(*args.values(), strict=True))
+        emulate = partial(tilescale.emulate, traced, per_device, check="all", time=False, schedule_seed=seed)
+        report, complaint = self._attempt(emulate)
+        advice = self.exercise.advice.get("wrong values", "")
+        return complaint or difference(case, args, advice) or self.exercise.demand(report, size)
+
+    def time(self) -> str | None:
+        """Beside the solution; both simulated, so the times are exact."""
+        size, machine = self.exercise.timed, next(iter(self.exercise.sizes))
+        if size is None:
+            return None
+        case = self.exercise.case(size, torch.Generator().manual_seed(size))
+        with tilescale.use_machine(machine):
+            mine, enough = (_duration_us(version(size), case) for version in (self.program, self.exercise.right))
+        if mine <= SLACK * enough:
+            return None
+        return (
+            f"The results are right, but late. On {size} {self.exercise.unit} of {machine} a launch takes "
+            f"{mine:.1f} us in the simulation; {enough:.1f} us are enough.\n\n"
+            + fill(self.exercise.advice.get("too slow", ""), WIDTH)
+        )
+
+    def _attempt(self, action: Callable[[], Any]) -> tuple[Any, str | None]:
+        """What an action returns, or a complaint that explains its error."""
+        try:
+            return action(), None
+        except NotWrittenError:
+            raise
+        except TileScaleError as error:
+            return None, f"{error}\n\n{self._advice(error)}".rstrip()
+        except Exception as error:  # noqa: BLE001 - TileLang refuses what it does not understand with any class
+            return None, f"{type(error).__name__}: {error}{self._line_of(error)}"
+
+    def _advice(self, error: TileScaleError) -> str:
+        """What an error means in the exercise, if possible for the tensor that its message names first."""
+        kind, tensor = type(error).__name__, re.search(r"(\w+)\[|$", error.message)[1]
+        known = {**ADVICE, **self.exercise.advice}
+        text = known.get(f"{kind} of {tensor}") or known.get(kind)
+        return fill(f"What it means here: {text}", WIDTH) if text else ""
+
+    def _line_of(self, error: Exception) -> str:
+        """The last line of the learner's file that an error came through."""
+        file = self.program.__code__.co_filename
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        return f"\n    at {file}:{lines[-1].lineno}\n        {lines[-1].line}" if lines else ""
 
 
-def _time(traced: Any, case: Case) -> float:
+def _duration_us(traced: Any, case: Case) -> float:
     args = [[tensor.clone() for tensor in tensors] for tensors in zip(*case.args.values(), strict=True)]
     return tilescale.emulate(traced, args, check="none").time_us
 
@@ -126,36 +160,6 @@ def _silent() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-# -- words -------------------------------------------------------------------------------------------------------------
-
-
-def _attempt(exercise: Exercise, program: Callable, action: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What an action returns, or a complaint that explains its error."""
-    try:
-        return action(), None
-    except NotWrittenError:
-        raise
-    except TileScaleError as error:
-        return None, f"{error}\n\n{_advice(exercise, error)}".rstrip()
-    except Exception as error:  # noqa: BLE001 - TileLang refuses what it does not understand with errors of any class
-        return None, f"{type(error).__name__}: {error}{_line_of(program, error)}"
-
-
-def _advice(exercise: Exercise, error: TileScaleError) -> str:
-    """What an error means in an exercise; what it means for the tensor that its message names first comes first."""
-    kind, tensor = type(error).__name__, re.search(r"(\w+)\[|$", error.message)[1]
-    known = {**ADVICE, **exercise.advice}
-    text = known.get(f"{kind} of {tensor}") or known.get(kind)
-    return fill(f"What it means here: {text}", WIDTH) if text else ""
-
-
-def _line_of(program: Callable[[int], Any], error: Exception) -> str:
-    """The last line of the learner's file that an error came through."""
-    file = program.__code__.co_filename
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f"\n    at {file}:{lines[-1].lineno}\n        {lines[-1].line}" if lines else ""
 
 
 def _and(numbers: list[int]) -> str:

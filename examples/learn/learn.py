@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What the exercises share: the place to write, the tensors of a launch, and the command of every exercise."""
+"""What the exercises share: the place to write, and the command of every exercise.
+
+cases.py is what goes in and out, judge.py runs a program, compare.py puts wrong values into words.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,16 @@ from typing import Any
 import click
 import judge
 import torch
+from cases import Case, blank, integers, reals
 
 import tilescale
 from tilescale.errors import Location
 
+__all__ = ["Case", "Exercise", "blank", "by_hand", "integers", "ladder", "load", "reals", "todo"]
+
 FOLDER = Path(__file__).parent
 DEVICES = {"h200-sxm-8": (2, 3, 4, 8, 1), "gb200-nvl72": (16,)}
-
-Tensors = Mapping[str, Sequence[torch.Tensor]]
-"""By the name of a parameter, the tensor of every device."""
+"""Machine -> the numbers of devices to run on; two come first, as their errors are the shortest."""
 
 
 def todo(what: str) -> None:
@@ -37,21 +41,6 @@ def todo(what: str) -> None:
     raise judge.NotWrittenError(what, where=Location(place.f_code.co_filename, place.f_lineno))
 
 
-def blank(*shape: int) -> torch.Tensor:
-    """A float32 tensor for a result, full of NaN: what nobody writes is seen."""
-    return torch.full(shape, torch.nan)
-
-
-def integers(rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Small whole numbers: their sums and products are exact, in whatever order they are added up."""
-    return torch.randint(-4, 5, shape, generator=rng).to(dtype)
-
-
-def reals(rng: torch.Generator, *shape: int) -> torch.Tensor:
-    """Normally distributed numbers: their sums depend on the order in which they are added up."""
-    return torch.randn(shape, generator=rng)
-
-
 def by_hand(report: tilescale.Report, size: int) -> str | None:
     """A complaint if a collective between devices did the work."""
     used = {name for activity in report.activity if activity.contributed for name in activity.collectives}
@@ -61,23 +50,6 @@ def by_hand(report: tilescale.Report, size: int) -> str | None:
         f"The results are right, and {' and '.join(sorted(used))} made them. In a real program that is the way; this "
         "exercise is about what happens inside: copies, signals and waits."
     )
-
-
-@dataclass(frozen=True)
-class Case:
-    """One launch: what goes in and what has to come out.
-
-    Attributes:
-        args: the tensors of every device, by the names of the parameters and in their order.
-        want: what has to be there afterwards.
-        mistakes: what a well-known mistake leaves instead: advice, and tensors like those of `want`.
-        tolerance: how far an element may be off, relative to 1 + |what it should be|.
-    """
-
-    args: Tensors
-    want: Tensors
-    mistakes: Sequence[tuple[str, Tensors]] = ()
-    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)
