@@ -150,3 +150,20 @@ def test_a_handshake_between_launches_counts(number: int, line: str, tmp_path: P
     broken.write_text("pass\n".join(text.rsplit(f"{line}\n", 1)), encoding="utf-8")
     with pytest.raises((RaceError, DeadlockError)):
         in_several_orders(broken, RUNS.get(number, USUAL)[2].split(), monkeypatch)
+
+
+def test_a_sender_hides_the_network_behind_the_next_product():
+    devices, turns, steps = 4, 4, 8
+    program = load(NUMBERED[12]).worker_and_sender(devices, 1024, 1024, 64 * steps, blocks=8)
+    spans = tilescale.emulate(program, data=False).timeline.spans
+
+    def times(name: str, warpgroup: int) -> list[tuple[float, float]]:
+        unit = f"device 0, block 0, warpgroup {warpgroup}"
+        return sorted((span.begin_s, span.end_s) for span in spans if (span.name, span.unit) == (name, unit))
+
+    puts, products = times("put", 0), times("gemm", 1)
+    assert (len(puts), len(products)) == (devices * turns, steps * turns)
+    for turn in range(turns):
+        assert puts[devices * turn][0] >= products[steps * (turn + 1) - 1][1]
+        if turn + 1 < turns:
+            assert puts[devices * (turn + 1) - 1][1] < products[steps * (turn + 2) - 1][1]

@@ -54,7 +54,7 @@ class MBarrier:
             )
         )
         # The phase that is over; in the first one a wait for the phase before it passes at once.
-        for observer in frame.run.observers:
+        for observer in frame.run.listeners:
             observer.passes(self, self.phase - 1)
 
 
