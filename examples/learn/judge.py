@@ -23,7 +23,7 @@ from tilescale.errors import TileScaleError
 if TYPE_CHECKING:
     from learn import Exercise
 
-SOLVED, UNWRITTEN, WRONG = "solved", "not written yet", "not right yet"
+SOLVED, UNWRITTEN, WRONG, LATE = "solved", "not written yet", "not right yet", "right, but late"
 SEEDS = (None, 1)
 """The orders in which the units of a launch run: in turns, then a random one."""
 WIDTH = 110
@@ -48,7 +48,7 @@ class Verdict:
     """What became of an exercise.
 
     Attributes:
-        state: SOLVED, UNWRITTEN or WRONG.
+        state: SOLVED, UNWRITTEN, WRONG or LATE.
         text: where it ran, or what is missing or wrong.
     """
 
@@ -61,13 +61,24 @@ def judge(exercise: Exercise, program: Callable[[int], Any]) -> Verdict:
     trial = _Trial(exercise, program)
     try:
         with _silent():
-            complaint = trial.results() or trial.time()
+            if complaint := trial.results():
+                return Verdict(WRONG, complaint)
+            if complaint := trial.time():
+                return Verdict(LATE, complaint)
     except NotWrittenError as error:
         return Verdict(UNWRITTEN, f"{error}\n\nWith --help the exercise explains itself.")
-    if complaint:
-        return Verdict(WRONG, complaint)
     ran = [f"{_and(sorted(sizes))} {exercise.unit} of {machine}" for machine, sizes in exercise.sizes.items()]
     return Verdict(SOLVED, f"Right on {', '.join(ran)}; in several orders of their units.")
+
+
+def timed(exercise: Exercise, program: Callable[[int], Any]) -> tilescale.Report:
+    """A launch with its simulated time, of a program that is right: on the first machine, of the size for that."""
+    machine, (size, *_) = next(iter(exercise.sizes.items()))
+    size = exercise.timed or size
+    case = exercise.case(size, torch.Generator().manual_seed(size))
+    with tilescale.use_machine(machine):
+        args = [[tensor.clone() for tensor in tensors] for tensors in zip(*case.args.values(), strict=True)]
+        return tilescale.emulate(program(size), args, check="none")
 
 
 class _Trial:
@@ -107,18 +118,16 @@ class _Trial:
 
     def time(self) -> str | None:
         """Beside the solution; both simulated, so the times are exact."""
-        size, machine = self.exercise.timed, next(iter(self.exercise.sizes))
-        if size is None:
+        asked = self.exercise
+        if asked.timed is None:
             return None
-        case = self.exercise.case(size, torch.Generator().manual_seed(size))
-        with tilescale.use_machine(machine):
-            mine, enough = (_duration_us(version(size), case) for version in (self.program, self.exercise.right))
+        mine, enough = (timed(asked, version).time_us for version in (self.program, asked.right))
         if mine <= SLACK * enough:
             return None
+        where = f"{asked.timed} {asked.unit} of {next(iter(asked.sizes))}"
         return (
-            f"The results are right, but late. On {size} {self.exercise.unit} of {machine} a launch takes "
-            f"{mine:.1f} us in the simulation; {enough:.1f} us are enough.\n\n"
-            + fill(self.exercise.advice.get("too slow", ""), WIDTH)
+            f"On {where} a launch takes {mine:.1f} us in the simulation; {enough:.1f} us are enough.\n"
+            "--timeline FILE draws where the time goes.\n\n" + fill(asked.advice.get("too slow", ""), WIDTH)
         )
 
     def _attempt(self, action: Callable[[], Any]) -> tuple[Any, str | None]:
@@ -144,11 +153,6 @@ class _Trial:
         file = self.program.__code__.co_filename
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         return f"\n    at {file}:{lines[-1].lineno}\n        {lines[-1].line}" if lines else ""
-
-
-def _duration_us(traced: Any, case: Case) -> float:
-    args = [[tensor.clone() for tensor in tensors] for tensors in zip(*case.args.values(), strict=True)]
-    return tilescale.emulate(traced, args, check="none").time_us
 
 
 @contextlib.contextmanager

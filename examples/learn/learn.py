@@ -106,9 +106,12 @@ class Exercise:
 
         @click.command(help=_as_it_stands(self.statement))
         @click.option("--solution", is_flag=True, help="Check the solution instead of what you wrote.")
-        def command(solution: bool) -> None:
+        @click.option("--timeline", metavar="FILE", help="Draw a simulated launch of what is right (.png, .svg, .pdf).")
+        def command(solution: bool, timeline: str | None) -> None:
             verdict = self.check(solution=solution)
             click.echo(f"{self.name}: {verdict.state}\n\n{verdict.text}")
+            if timeline and verdict.state in (judge.SOLVED, judge.LATE):
+                judge.timed(self, self.right if solution else self.program).plot(timeline, engines=True)
             if verdict.state == judge.SOLVED and not solution:
                 click.echo(f"\nCompare it with solutions/{self.solution.name}.{_next(self.file)}")
             sys.exit(verdict.state != judge.SOLVED)

@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-COLOURS = {judge.SOLVED: "green", judge.UNWRITTEN: "dim", judge.WRONG: "red"}
+COLOURS = {judge.SOLVED: "green", judge.UNWRITTEN: "dim", judge.WRONG: "red", judge.LATE: "yellow"}
 
 
 @click.command(help="Check all exercises and show how far you are.")
