@@ -50,6 +50,21 @@ def test_traffic_and_signals_are_counted_for_each_device():
     assert untimed == rows[:4]
 
 
+def test_many_units_that_do_the_same_share_a_line():
+    with tilescale.use_machine("wafer-mesh"):
+
+        @T.prim_func
+        def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+            with T.Kernel(core=40, threads=1):
+                with T.Scale("core") as (rank, _):
+                    if rank == 20:
+                        T.copy(X, Y, dst=21)
+
+        report = tilescale.emulate(program, data=False)
+    first, sender, last = (line.split()[:4] for line in str(report).splitlines()[1:4])
+    assert (first, sender, last) == (["0-19", "1", "0", "0"], ["20", "1", "1", "32"], ["21-39", "1", "0", "0"])
+
+
 def test_programs_that_ended_keep_no_tiles():
     """1000 programs of 64 KiB each, two resident on a processor: what is alive at once stays far below their sum."""
     blocks, tile = 1000, 16384

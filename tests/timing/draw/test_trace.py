@@ -9,6 +9,7 @@ import pytest
 
 from tests.timing.draw.timelines import grid, ring
 from tilescale.timing.draw import trace
+from tilescale.timing.timeline import Span, Timeline
 
 
 def written(timeline, path: Path) -> list[dict]:
@@ -30,7 +31,8 @@ def test_every_span_is_a_slice_and_slices_of_a_thread_do_not_overlap(timeline, t
     for event, span in zip(slices, timeline.spans, strict=True):
         assert {"name", "cat", "pid", "tid", "ts", "dur", "args"} < set(event)
         assert (event["name"], event["pid"]) == (span.name, span.row)
-        assert event["ts"] == pytest.approx(span.begin_s * 1e6) and event["dur"] == pytest.approx(span.seconds * 1e6)
+        assert event["ts"] == pytest.approx(span.begin_s * 1e6, abs=1e-3)
+        assert event["dur"] == pytest.approx(span.seconds * 1e6, abs=1e-3)
     threads: dict[tuple[int, int], list[dict]] = {}
     for event in slices:
         threads.setdefault((event["pid"], event["tid"]), []).append(event)
@@ -56,7 +58,9 @@ def test_arrows_lead_from_what_was_waited_for(tmp_path: Path):
     timeline = ring(4, 3)
     events = written(timeline, tmp_path / "t.json")
     starts, ends = ({e["id"]: e for e in of(events, phase)} for phase in "sf")
-    assert len(starts) == 4 * 3 and starts.keys() == ends.keys()
+    # Device 1 is slow: twice it had not to wait for device 0, and waits of no length have no arrow.
+    waits = [span for span in timeline.spans if span.kind == "wait" and span.seconds > 0]
+    assert len(starts) == len(waits) >= 9 and starts.keys() == ends.keys()
     slices = of(events, "X")
     for number, start in starts.items():
         end = ends[number]
@@ -67,7 +71,7 @@ def test_arrows_lead_from_what_was_waited_for(tmp_path: Path):
                 s["name"]
                 for s in slices
                 if (s["pid"], s["tid"]) == (arrow["pid"], arrow["tid"])
-                and s["ts"] - 1e-9 <= arrow["ts"] <= s["ts"] + s["dur"] + 1e-9
+                and s["ts"] <= arrow["ts"] < s["ts"] + s["dur"]
             ]
             assert name in inside
 
@@ -78,3 +82,11 @@ def test_arguments_say_where_and_how_much(tmp_path: Path):
     assert copy["args"] == {"unit": "device 0, block 0", "source": "program.py:7", "bytes": 4000, "GB/s": 2.0}
     add = next(e for e in of(events, "X") if e["name"] == "add")
     assert add["args"]["operations"] == 1000 and add["args"]["Gop/s"] == 1.0
+
+
+def test_times_that_are_no_whole_nanoseconds_do_not_overlap(tmp_path: Path):
+    third = 1e-9 / 3
+    spans = [Span(0, "block 0", "u", f"{i}", "compute", 4 * i * third, 4 * (i + 1) * third) for i in range(100)]
+    slices = of(written(Timeline("device", tuple(spans), (), 1e-6), tmp_path / "t.json"), "X")
+    for one, next_ in zip(slices, slices[1:], strict=False):
+        assert round(1000 * (one["ts"] + one["dur"])) == round(1000 * next_["ts"])

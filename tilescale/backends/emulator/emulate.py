@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from tilescale.settings import settings
 from tilescale.timing.collector import no_cyclic_collection
 from tilescale.timing.draw import plot, summary, trace
 from tilescale.timing.timeline import Timeline
+
+MOST_LINES = 16
+"""Units that have a line each in a report."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,20 @@ class Report:
         level = self.machine.tensor_level.name
         heads = ("programs", "messages", "sent", "received", "signals", "combined")
         rows = [f"{level:>8}" + "".join(f" {head:>10}" for head in heads) + "  collectives"]
-        for number, a in enumerate(self.activity):
-            counts = (a.programs, a.messages, a.sent, a.received, a.signals, a.contributed)
-            names = ", ".join(f"{name} x{count}" for name, count in a.collectives.items()) or "-"
-            rows.append(f"{number:>8}" + "".join(f" {count:>10}" for count in counts) + f"  {names}")
+        # Of many units those that did the same share a line with their neighbours.
+        many = len(self.activity) > MOST_LINES
+        numbered = enumerate(self.activity)
+        for _, group in itertools.groupby(numbered, key=lambda item: _line(item[1]) if many else item[0]):
+            (first, activity), *others = group
+            label = f"{first}-{others[-1][0]}" if others else str(first)
+            rows.append(f"{label:>8}{_line(activity)}")
         return "\n".join(rows)
+
+
+def _line(a: Activity) -> str:
+    counts = (a.programs, a.messages, a.sent, a.received, a.signals, a.contributed)
+    names = ", ".join(f"{name} x{count}" for name, count in a.collectives.items()) or "-"
+    return "".join(f" {count:>10}" for count in counts) + f"  {names}"
 
 
 def emulate(

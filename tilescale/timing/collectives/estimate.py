@@ -23,7 +23,7 @@ from tilescale.timing.collectives.table import OTHER_NAMES, PIPELINED, names, sc
 from tilescale.timing.links import CollectivePlan, Link
 
 SEGMENTS = (1, 4, 16, 64, 256)
-"""How many segments pipelined algorithms are tried with; the fastest is taken."""
+"""How many segments pipelined algorithms are tried with, as long as more are faster."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,13 @@ def estimate(
     if algorithm not in names(operation) and network is not None and network.mechanism(algorithm) is not None:
         algorithm, mechanism = "direct", algorithm
     cuts = SEGMENTS if (operation, algorithm) in PIPELINED else SEGMENTS[:1]
-    found = [_evaluate(routes, schedule(operation, algorithm, extents, cut), nbytes, mechanism) for cut in cuts]
-    fastest = min(found, key=lambda each: each.seconds)
+    fastest: Estimate | None = None
+    for cut in cuts:
+        found = _evaluate(routes, schedule(operation, algorithm, extents, cut), nbytes, mechanism)
+        if fastest is not None and found.seconds >= fastest.seconds:
+            break  # more latencies from here on
+        fastest = found
+    assert fastest is not None
     return replace(fastest, seconds=setup + fastest.seconds)
 
 

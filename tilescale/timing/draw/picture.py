@@ -36,8 +36,8 @@ ORDER = ("compute", "transfer", "collective", "launch", "sync", "wait")
 
 FORMATS = (".png", ".svg", ".pdf")
 COLUMNS = 1500
-MOST_ROWS = 64
-"""Of many units, as many are shown, spread evenly."""
+MOST_UNITS, MOST_WITH_ENGINES = 32, 12
+"""Of many units, as many are shown, spread evenly; fewer where each has several rows."""
 
 MOST_LABELLED = 200
 """Spans of a row whose names are written; of more nothing could be read."""
@@ -109,7 +109,7 @@ def _by_row(timeline: Timeline) -> dict[int, list[Span]]:
 
 def _rows(timeline: Timeline, engines: bool) -> list[_Row]:
     units = _by_row(timeline)
-    step = max(1, -(-len(units) // MOST_ROWS))
+    step = max(1, -(-len(units) // (MOST_WITH_ENGINES if engines else MOST_UNITS)))
     shown = {unit: units[unit] for unit in list(units)[::step]}
     if not engines:
         return [_Row(f"{timeline.level} {unit}", spans, unit) for unit, spans in shown.items()]

@@ -3,7 +3,8 @@
 
 The trace event format: "Trace Event Format", Google, 2016. A unit that owns tensors is a process, an engine of it a
 thread, a span a complete event ("X"), and where a span of one unit had to be for one of another to begin, a flow ("s"
-to "f"). Slices of a thread must nest, so an engine that does several things at a time takes several threads.
+to "f"). Slices of a thread must nest, so an engine that does several things at a time takes several threads. Times are
+microseconds in whole nanoseconds, as viewers keep them, so that what follows each other does not overlap by rounding.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def events(timeline: Timeline) -> Iterator[Event]:
         yield _meta("thread_name", row, tid, name=engine)
         yield _meta("thread_sort_index", row, tid, sort_index=tid)
     for span, tid in zip(timeline.spans, threads, strict=True):
+        begin, end = _nanoseconds(span)
         yield {
             "ph": "X", "name": span.name, "cat": span.kind, "pid": span.row, "tid": tid,
-            "ts": span.begin_s * 1e6, "dur": span.seconds * 1e6, "args": _arguments(span),
+            "ts": begin / 1000, "dur": (end - begin) / 1000, "args": _arguments(span),
         }  # fmt: skip
     for number, (span, tid) in enumerate(zip(timeline.spans, threads, strict=True)):
         cause = timeline.spans[span.cause] if span.cause is not None else None
@@ -71,11 +73,18 @@ def _arguments(span: Span) -> Event:
 
 
 def _flow(number: int, cause: Span, cause_tid: int, span: Span, tid: int) -> Iterator[Event]:
-    """An arrow from what led to a span. It starts inside the one slice and ends inside the other."""
+    """An arrow from what led to a span; both its ends have to lie inside the slices, before they close."""
     common = {"name": cause.name, "cat": "cause", "id": number}
-    end = max(span.begin_s, min(cause.end_s, span.end_s))
-    yield {"ph": "s", **common, "pid": cause.row, "tid": cause_tid, "ts": min(cause.end_s, end) * 1e6}
-    yield {"ph": "f", "bp": "e", **common, "pid": span.row, "tid": tid, "ts": end * 1e6}
+    (cause_begin, cause_end), (begin, end) = _nanoseconds(cause), _nanoseconds(span)
+    start = cause_end - 1
+    finish = max(begin, min(start, end - 1))
+    if cause_begin <= start <= finish < end:
+        yield {"ph": "s", **common, "pid": cause.row, "tid": cause_tid, "ts": start / 1000}
+        yield {"ph": "f", "bp": "e", **common, "pid": span.row, "tid": tid, "ts": finish / 1000}
+
+
+def _nanoseconds(span: Span) -> tuple[int, int]:
+    return round(span.begin_s * 1e9), round(span.end_s * 1e9)
 
 
 def _threads(timeline: Timeline) -> list[int]:
