@@ -94,7 +94,7 @@ def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
 
 
 def show(report: tilescale.Report) -> None:
-    """A table of what each device did."""
+    """A table of what each device did, and how long the machine takes as the emulator simulates it."""
     columns = ("device", "programs", "sent", "received", "signals", "combined", "collectives")
     table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, did in enumerate(report.activity):
@@ -102,4 +102,4 @@ def show(report: tilescale.Report) -> None:
         moved = (format_bytes(size) for size in (did.sent, did.received))
         table.add_row(str(number), str(did.programs), *moved, str(did.signals), format_bytes(did.contributed), names)
     Console().print(table)
-    print(f"emulated {report.machine.name} in {report.wall_s:.2f} s")
+    print(f"emulated {report.machine.name} in {report.wall_s:.2f} s; there it takes {report.time_us:.1f} us")
