@@ -330,6 +330,61 @@ def test_a_put_and_its_signal_take_two_latencies_and_the_wait_says_so():
     assert kinds.count("sync") == 8 and kinds[0] == "launch"
 
 
+def test_a_flag_that_is_taken_back_must_come_again():
+    """The consumer sets its flag to 0 after each tile: the wait for the next one does not pass at once."""
+    steps = 4
+
+    @T.prim_func
+    def program(Y: T.Tensor((steps * 64, 64), "float32"), flag: T.Tensor((1,), "int32"), room: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, block=1, threads=128):
+            with T.Scale("block"):
+                tile = T.alloc((128, 128), "float16", level="l1")
+                c = T.alloc((128, 128), "float32", level="l0")
+                with T.Scale("device") as (rank, _):
+                    for step in T.serial(steps):
+                        if rank == 0:
+                            T.wait(room[0], ">=", step)
+                            for _ in T.serial(50):
+                                T.gemm(tile, tile, c)
+                            T.signal(flag[0], 1, op="set", dst=1)
+                        else:
+                            T.wait(flag[0], "==", 1)
+                            flag[0] = 0
+                            T.signal(room[0], dst=0)
+
+    found = tilescale.emulate(program, machine=H200, data=False).timeline
+    products = [span for span in found.spans if span.name == "gemm"]
+    multiply = sum(span.seconds for span in products)
+    waited = [line for line in found.waits if "flag" in line.name]
+    assert waited[0].count == steps and waited[0].seconds > multiply
+    assert found.end_s > multiply + 2 * steps * H200.network("device").latency - 1e-6
+
+
+def test_a_loop_that_looks_at_memory_goes_on_when_it_was_written():
+    @T.prim_func
+    def program(flag: T.Tensor((1,), "int32"), out: T.Tensor((128,), "float32")):
+        with T.Kernel(2, threads=128) as bx:
+            a = T.alloc_shared((128, 128), "float16")
+            c = T.alloc_fragment((128, 128), "float32")
+            seen = T.alloc_var("int32", init=0)
+            if bx == 0:
+                T.clear(a)
+                T.clear(c)
+                for _ in T.serial(50):
+                    T.gemm(a, a, c)
+                T.atomic_store(flag[0], 1, memory_order="release")
+            else:
+                while seen == 0:
+                    seen = T.atomic_load(flag[0], memory_order="acquire")
+                for i in T.Parallel(128):
+                    out[i] = 1
+
+    found = tilescale.emulate(program, [torch.zeros(1, dtype=torch.int32), torch.empty(128)], machine=H200).timeline
+    product, store = (next(s for s in found.spans if s.name == name) for name in ("gemm", "elementwise"))
+    assert product.seconds > 1e-5 and store.begin_s >= product.end_s
+    assert "while seen == 0" in str(found.waits[0].where)
+
+
 def test_a_late_device_is_what_the_others_wait_for():
     """Device 2 computes before it reaches the barrier: the path to the end goes through it."""
 

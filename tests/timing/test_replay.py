@@ -151,6 +151,13 @@ def test_signals_take_time_and_come_after_the_data():
     ]  # fmt: skip
 
 
+def test_what_runs_ahead_lands_before_it_is_published():
+    """A copy of 3 s runs ahead, then an arrival: others see it after 3 s, the task itself goes on at once."""
+    sender = device(work(3.0, MEMORY, "transfer", ahead=9), signal(), work(1.0, Owned(1, "memory")))
+    found = simulate(sender, device(wait(1)), flag=0)
+    assert {s.kind: s.end_s for s in found.spans} == {"transfer": 3.0, "compute": 1.0, "wait": 3.0}
+
+
 def test_waiting_for_what_never_comes_is_an_error():
     with pytest.raises(RuntimeError, match="stopped with 1 tasks that wait"):
         simulate(device(wait(1)), flag=0)

@@ -145,7 +145,7 @@ def together(works: list[Work], times: int, stages: int) -> Work:
 
 def in_turns(works: list[Work], times: int) -> list[Work]:
     """A loop whose operations wait for each other: a few turns, each of several iterations."""
-    turns = min(times, TURNS)
+    turns = min(times, TURNS) if len(works) > 1 else 1
     share = times / turns
     turn = [Work(_scaled(work.parts, share), work.floor_s * share, work.tail_s, work.ahead) for work in works]
     return turn * turns

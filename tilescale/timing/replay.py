@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilescale.timing.collector import no_cyclic_collection
@@ -32,15 +33,16 @@ class Live:
         visible_s: when all that it did is visible to others.
     """
 
-    __slots__ = ("ahead", "at", "ended", "engine", "last", "place", "since", "task", "visible_s", "waits")
+    __slots__ = ("ahead", "at", "ended", "engine", "held", "last", "place", "since", "task", "visible_s", "waits")
 
     def __init__(self, task: Task, place: Place | None, engine: str, ended: Action, last: int | None):
         self.task, self.place, self.engine, self.ended, self.last = task, place, engine, ended, last
         self.at = 0
         self.visible_s = 0.0
-        # Works that run ahead of it, and how many of them it waits to have left.
-        self.ahead = 0
+        # Works that run ahead of it, how many of them it waits to have left, and publications that wait for some.
+        self.ahead: set[Work] = set()
         self.waits: int | None = None
+        self.held: list[tuple[set[Work], Publish]] = []
         self.since = 0.0
 
 
@@ -140,11 +142,13 @@ class Replay:
 
             self._perform(live, step, done)
             return False
-        live.ahead += 1
+        work = replace(step)  # one of its own for each time that the step is taken
+        live.ahead.add(work)
 
         def landed(last: int) -> None:
-            live.ahead -= 1
-            if live.waits is not None and live.ahead <= live.waits:
+            live.ahead.discard(work)
+            self._release(live, work)
+            if live.waits is not None and len(live.ahead) <= live.waits:
                 live.waits, live.last = None, last
                 if self.events.now > live.since:
                     where = step.parts[0].where
@@ -155,7 +159,7 @@ class Replay:
         return self._settle(live, Settle(step.ahead))
 
     def _settle(self, live: Live, step: Settle) -> bool:
-        if live.ahead <= step.left:
+        if len(live.ahead) <= step.left:
             return True
         live.waits, live.since = step.left, self.events.now
         return False
@@ -221,6 +225,22 @@ class Replay:
         return board
 
     def _publish(self, live: Live, step: Publish) -> bool:
+        """What runs ahead is published too: it has to land first. The task goes on meanwhile."""
+        if live.ahead:
+            live.held.append((set(live.ahead), step))
+        else:
+            self._show(live, step)
+        return True
+
+    def _release(self, live: Live, landed: Work) -> None:
+        """Publish what waited for a work that has landed, and for no other."""
+        for works, step in live.held:
+            works.discard(landed)
+            if not works:
+                self._show(live, step)
+        live.held = [(works, step) for works, step in live.held if works]
+
+    def _show(self, live: Live, step: Publish) -> None:
         begin, due = self.events.now, max(self.events.now, live.visible_s) + step.delay_s
         board = self._board(step.place)
 
@@ -240,7 +260,6 @@ class Replay:
             self.events.at(due, shown)
         else:
             shown()
-        return True
 
     def _wake(self, board: Board) -> None:
         over = [(live, step) for live, step in board.waiting if board.open_to(step)]

@@ -41,7 +41,7 @@ class Part:
     flops: float = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Work:
     """Something that takes time: all demands of all parts are met side by side.
 

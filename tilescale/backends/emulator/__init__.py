@@ -10,7 +10,7 @@
     scales.py collectives.py                        ours
     frame.py units.py scheduler.py interleave.py    state, unit tree, coroutines and the orders they run in
     clock.py costs.py loops.py tally.py             what the simulation of the time is told
-    nodata.py       runs in which tiles have no values
+    flags.py nodata.py                              what is a flag; runs in which tiles have no values
     observe.py      what an emulation tells those who watch it
     checks/         observers that find mistakes
     numerics/       what operations compute, on numpy arrays

@@ -59,7 +59,11 @@ class Clock(Observer):
         self._places: dict[Hashable, int] = {}
         self._counts: dict[Hashable, int] = {}
         self._values: dict[Hashable, Any] = {}
+        # Flags by place, and what they hold as far as was told.
+        self._flags: dict[Hashable, np.ndarray] = {}
+        self._seen: dict[Hashable, Any] = {}
         self._meetings = 0
+        self._spins = 0
         self._caches: dict[int, Cache] = {}
         self._plans: dict[Hashable, CollectivePlan] = {}
         self._memory = self.rates.layers["global"]
@@ -126,7 +130,8 @@ class Clock(Observer):
         """The place that a flag is, of which the value is known from now on."""
         place = "flag", address(element)
         if place not in self._values:
-            self._values[place] = element.reshape(-1)[0].item()
+            self._flags[place] = flat = element.reshape(-1)
+            self._values[place] = self._seen[place] = flat[0].item()
         return place
 
     def signal(
@@ -134,15 +139,36 @@ class Clock(Observer):
     ) -> None:
         """The current task is about to update a flag."""
         place = self.flag(element)
+        self._seen[place] = value if op == "set" else self._seen[place] + value
+        self._changes(place, op, value, Publish(place, delay_s=delay_s, name=name, where=where))
+
+    def _changes(self, place: Hashable, op: str, value: Any, step: Publish) -> None:
         self._counts[place] = self._counts.get(place, 0) + 1
-        change = (lambda _: value) if op == "set" else (lambda old: old + value)
-        self.log.step(Publish(place, change, delay_s, name, where))
+        step.change = (lambda _: value) if op == "set" else (lambda old: old + value)
+        self.log.step(step)
+
+    def written(self, op: str) -> None:
+        """The current task may have changed flags by other means than signals: a store ("set"), an atomic ("add")."""
+        for place, element in self._flags.items():
+            now, before = element[0].item(), self._seen[place]
+            if now != before:
+                self._seen[place] = now
+                self._changes(place, op, now if op == "set" else now - before, Publish(place, name="store"))
 
     def waited(self, frame: Frame, home: Any, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
         place = self.flag(flag)
         count = self._counts.get(place, 0)
         if count:
             self.log.step(Acquire(place, count, f"wait for {home.name}", home.where, holds))
+
+    def spun(self, writer: Task | None, where: Location | None) -> None:
+        """The loop goes on after what the writer has done by now; which of its writes it was, nobody knows."""
+        if writer is None or writer is self.current() or writer not in self._logs:
+            return
+        self._spins += 1
+        place = "spin", self._spins
+        self._logs[writer].step(Publish(place, name="store"))
+        self.log.step(Acquire(place, 1, "wait in a loop", where))
 
     def settle(self, left: int) -> None:
         """The current task waits until at most so many of its asynchronous copies are under way."""

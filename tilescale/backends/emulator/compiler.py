@@ -16,6 +16,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator import expr as expressions
+from tilescale.backends.emulator import flags
 from tilescale.backends.emulator.access import Element, ElementWithoutData, Slices
 from tilescale.backends.emulator.barriers import MBarrier
 from tilescale.backends.emulator.expr import Closure
@@ -36,7 +37,7 @@ from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
 from tilescale.program.model import Launch, Program
-from tilescale.program.ops import COPY, RANK, SIGNAL, VIEW, WAIT
+from tilescale.program.ops import RANK, VIEW
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.clock import Clock
@@ -122,9 +123,7 @@ class Compiler:
             self._owners.update((self.slot(data), level) for data, level in launch.owners)
             self._barriers.update((self.slot(data), counts) for data, counts in launch.barriers)
         ir.walk(self.program.func.body, self._survey_node)
-        flags: list[Any] = []
-        ir.walk(self.program.func.body, lambda node: flags.extend(_flags_of(node)))
-        self.flags = {self.root(self.slot(ir.region_parts(flag)[0].data)) for flag in flags}
+        self.flags = {self.root(self.slot(data)) for data in flags.named(self.program.func.body)}
 
     def _survey_node(self, node: Any) -> None:
         if isinstance(node, ir.Bind) and ir.op_name(node.value) == VIEW.name:
@@ -353,6 +352,8 @@ class Compiler:
         outer, self.where = self.where, location(stmt) or self.where
         try:
             closure = rule(self, stmt)
+            if self.clock is not None and not self.axes:
+                closure = flags.watched(self, stmt, closure)
             if self._preempts and not self.axes and isinstance(stmt, ir.Evaluate | ir.BufferStore):
                 closure = _interruptible(closure)
             return located(closure, self.where)
@@ -397,14 +398,6 @@ class Compiler:
             return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in TOGETHER
 
         return ir.contains(stmt, together)
-
-
-def _flags_of(node: Any) -> list[Any]:
-    """The flag that an operation reads or updates."""
-    name = ir.op_name(node)
-    if name in (SIGNAL.name, WAIT.name):
-        return [node.args[0]]
-    return [node.args[3]] if name == COPY.name and len(node.args) > 3 else []
 
 
 def _interruptible(closure: Closure) -> Closure:

@@ -12,6 +12,7 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.backends.emulator.compiler import PRIVATE, Compiler
 from tilescale.backends.emulator.expr import Closure
+from tilescale.backends.emulator.flags import reaches
 from tilescale.backends.emulator.frame import Frame, is_vector
 from tilescale.backends.emulator.registry import has_cost, orders
 from tilescale.program.ops import COPY, SCALE
@@ -107,7 +108,7 @@ def _ahead(compiler: Compiler, plain: Closure, depth: int) -> Closure:
 
 def _orders(compiler: Compiler, node: Any) -> bool:
     """Whether a node orders tasks, or may leave the loop around it."""
-    if isinstance(node, ir.While):
+    if isinstance(node, ir.While) or reaches(compiler, node):
         return True
     if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
         return compiler.machine.level(str(node.value.value)).kind in ("program", "cluster")
