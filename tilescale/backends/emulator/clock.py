@@ -63,7 +63,6 @@ class Clock(Observer):
         self._flags: dict[Hashable, np.ndarray] = {}
         self._seen: dict[Hashable, Any] = {}
         self._meetings = 0
-        self._spins = 0
         self._caches: dict[int, Cache] = {}
         self._plans: dict[Hashable, CollectivePlan] = {}
         self._memory = self.rates.layers["global"]
@@ -161,14 +160,12 @@ class Clock(Observer):
         if count:
             self.log.step(Acquire(place, count, f"wait for {home.name}", home.where, holds))
 
-    def spun(self, writer: Task | None, where: Location | None) -> None:
-        """The loop goes on after what the writer has done by now; which of its writes it was, nobody knows."""
-        if writer is None or writer is self.current() or writer not in self._logs:
-            return
-        self._spins += 1
-        place = "spin", self._spins
-        self._logs[writer].step(Publish(place, name="store"))
-        self.log.step(Acquire(place, 1, "wait in a loop", where))
+    def looked(self, element: np.ndarray, where: Location | None) -> None:
+        """A loop of the current task has ended with what it saw in a flag."""
+        place = self.flag(element)
+        count, seen = self._counts.get(place, 0), self._seen[place]
+        if count:
+            self.log.step(Acquire(place, count, "wait in a loop", where, lambda value: value == seen))
 
     def settle(self, left: int) -> None:
         """The current task waits until at most so many of its asynchronous copies are under way."""

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Which tensors are flags, and statements that change some by other means than signals, for the clock."""
+"""Which tensors are flags, statements that change some by other means than signals, and loops that look at some."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tilelang_core import ir
 from tilescale.backends.emulator.expr import Closure
-from tilescale.backends.emulator.frame import Frame
+from tilescale.backends.emulator.frame import Frame, is_vector
+from tilescale.passes.structure import location
 from tilescale.program.ops import COPY, SIGNAL, WAIT
 
 if TYPE_CHECKING:
@@ -15,17 +18,37 @@ if TYPE_CHECKING:
 
 
 def named(body: ir.Stmt) -> list[ir.Var]:
-    """The data of all buffers that signals and waits of a program name."""
+    """The data of all flags: what signals and waits name, and numbers that loops look at and other statements write."""
     found: list[ir.Var] = []
+    polled: list[ir.Var] = []
+    written: set[ir.Var] = set()
 
     def visit(node: Any) -> None:
-        name = ir.op_name(node)
+        name = ir.op_name(node) or ""
         if name in (SIGNAL.name, WAIT.name):
             found.append(ir.region_parts(node.args[0])[0].data)
         elif name == COPY.name and len(node.args) > 3:
             found.append(ir.region_parts(node.args[3])[0].data)
+        elif isinstance(node, ir.While):
+            ir.walk(node, lambda inner: polled.append(inner.buffer.data) if _could_be_flag(inner) else None)
+        elif isinstance(node, ir.BufferStore):
+            written.add(node.buffer.data)
+        elif "atomic" in name and "load" not in name:
+            written.update(inner.buffer.data for inner in _loads(node.args[0]))
 
     ir.walk(body, visit)
+    return [*found, *(data for data in polled if data in written)]
+
+
+def _could_be_flag(node: Any) -> bool:
+    if not isinstance(node, ir.BufferLoad) or node.buffer.scope().startswith("local"):
+        return False
+    return "int" in str(node.buffer.dtype)
+
+
+def _loads(node: Any) -> list[ir.BufferLoad]:
+    found: list[ir.BufferLoad] = []
+    ir.walk(node, lambda inner: found.append(inner) if isinstance(inner, ir.BufferLoad) else None)
     return found
 
 
@@ -34,16 +57,53 @@ def reaches(compiler: Compiler, node: Any) -> bool:
     return hasattr(node, "buffer") and compiler.root(compiler.slot(node.buffer.data)) in compiler.flags
 
 
+class _Places:
+    """The flags that the accesses in a statement name, where that is one each."""
+
+    def __init__(self, compiler: Compiler, accesses: list[Any]):
+        self._elements = [compiler.element(a.buffer, a.indices) for a in accesses if reaches(compiler, a)]
+
+    def of(self, frame: Frame) -> list[np.ndarray]:
+        """Arrays of one element."""
+        found = []
+        for element in self._elements:
+            index = [i(frame) for i in element.indices]
+            array = element.home.array(frame)
+            if any(is_vector(i) for i in index):
+                continue
+            if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
+                found.append(array[tuple(slice(i, i + 1) for i in index)])
+        return found
+
+
 def watched(compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
     """`closure`, after which the clock looks at all flags if the statement may have changed some: a store sets them, an
-    atomic adds."""
-    calls = isinstance(stmt, ir.Evaluate)
-    stores = isinstance(stmt, ir.BufferStore) or (isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL)
-    if not (calls or stores) or not ir.contains(stmt, lambda node: reaches(compiler, node)):
+    atomic adds; or, if it is a loop that looked at some, hears of what it saw."""
+    if not ir.contains(stmt, lambda node: reaches(compiler, node)):
         return closure
-    clock, op = compiler.clock, "add" if calls and "atomic" in (ir.op_name(stmt.value) or "") else "set"
+    clock, where = compiler.clock, location(stmt)
+    if isinstance(stmt, ir.While):
+        looks = _Places(compiler, _loads(stmt))
+
+        def over(frame: Frame) -> Any:
+            left = closure(frame)
+            for element in looks.of(frame):
+                clock.looked(element, where)
+            return left
+
+        return over
+    if isinstance(stmt, ir.BufferStore):
+        targets, op = _Places(compiler, [stmt]), "set"
+    elif isinstance(stmt, ir.Evaluate):
+        targets, op = _Places(compiler, _loads(stmt)), "add" if "atomic" in (ir.op_name(stmt.value) or "") else "set"
+    elif isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
+        targets, op = _Places(compiler, []), "set"
+    else:
+        return closure
 
     def run(frame: Frame) -> Any:
+        for element in targets.of(frame):
+            clock.flag(element)
         left = closure(frame)
         clock.written(op)
         return left

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.frame import Frame, Lanes
     from tilescale.backends.emulator.run import Run
     from tilescale.backends.emulator.scheduler import Task
-    from tilescale.errors import Location
 
 READ, WRITE, ATOMIC, ATOMIC_STORE = "read", "write", "atomic", "atomic store"
 """Kinds of access. A tile that is updated in place is read and written; flags are accessed by atomics. An atomic store
@@ -68,9 +67,6 @@ class Observer:
         A wait tells phases of one parity not apart: what it must have seen may be the end of an earlier one.
         """
         self.acquires((barrier, phase))
-
-    def spun(self, writer: Task | None, where: Location | None) -> None:
-        """The current task looks at memory again, in the loop at `where`: others ran, `writer` wrote last."""
 
     def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str, before: int) -> None:
         """A unit has updated a flag, an array of one element, by "add" or "set"; what it did before is published.

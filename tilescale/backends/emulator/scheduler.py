@@ -87,8 +87,6 @@ class Scheduler:
         self.waiting: dict[Task, None] = {}
         self.progress = 0
         self.current: Task | None = None
-        # Who made progress last.
-        self.writer: Task | None = None
         self._spins = 0
         self._hub = getcurrent()
 
@@ -146,8 +144,6 @@ class Scheduler:
             self.block(wait)
         else:
             self.pause()
-        for observer in self.observers:
-            observer.spun(self.writer, where)
 
     def pause(self) -> None:
         """Let the others run first."""
@@ -170,10 +166,8 @@ class Scheduler:
             while self.tasks:
                 if not self.ready:
                     self._wake()
-                self.current, before = self._next(), self.progress
+                self.current = self._next()
                 self.current.greenlet.switch()
-                if self.progress != before:
-                    self.writer = self.current
         except BaseException:
             self._drop()
             raise
