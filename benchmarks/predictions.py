@@ -171,9 +171,10 @@ def is_close(row: dict[str, Any]) -> bool:
 
 
 def table(group: dict[str, Any]) -> str:
-    """A group as Markdown: its table, and the reason where rows are off."""
+    """A group as Markdown: what it is, its table, and the reason where rows are off."""
     unit = group["unit"]
-    lines = [f"| | measured, {unit} | simulated, {unit} | off by |", "|---|---:|---:|---:|"]
+    lines = [f"{group['title']}. Measured: {group['method']}.", ""]
+    lines += [f"| | measured, {unit} | simulated, {unit} | off by |", "|---|---:|---:|---:|"]
     for row in group["rows"]:
         mark = "" if is_close(row) else " \\*"
         lines.append(f"| {row['what']} | {row['measured']:g} | {row['simulated']:g} | {row['off']:+.0%}{mark} |")
