@@ -46,7 +46,9 @@ WAVES = 2
 """A product of fewer tiles than this many for each place that runs them is small."""
 
 REASONS = {
-    "gemm_rate": "so small a product ends sooner than the host starts the next one, which the measurement waits for.",
+    "gemm_rate": (
+        "launched from the host: so small a product is probably over before the host has started the next one."
+    ),
     "allreduce_one_shot": (
         "torch's kernel meets at its beginning and at its end by compare-and-swap on the peer's memory, a round trip "
         "each time, and reads from the peers, another one. The model has one meeting of one-way flags, and puts."
@@ -57,7 +59,8 @@ REASONS = {
     ),
     "nccl_stream": (
         "timed with the host in the way, which takes some 25 us to start a call of NCCL on all GPUs. Descriptions hold "
-        "what the machine does, not the host's software; inside a graph (above) the difference is gone."
+        "what the machine does, not the host's software; inside a graph (above) the difference is gone. The all-to-all "
+        "of NCCL also stays below what a link carries."
     ),
     "sequence": "the host's start of NCCL, as above; it matters where the product is too short to hide it.",
 }

@@ -45,7 +45,9 @@ def simulated_again(predictions: ModuleType, group: str, quick: Callable[[dict[s
     chosen = [(row, known) for row, known in zip(reference, committed, strict=True) if quick(row)]
     found = predictions.compare({"name": group, "rows": [row for row, _ in chosen]})
     for now, (_, known) in zip(found, chosen, strict=True):
-        assert now["simulated"] == pytest.approx(known["simulated"], rel=1e-3), now["what"]
+        assert now["simulated"] == pytest.approx(known["simulated"], rel=1e-3), (
+            f"{now['what']}: if this is meant, run benchmarks/predictions.py and read the difference"
+        )
     return len(found)
 
 
