@@ -15,6 +15,8 @@ import tilescale.language as T
 from tilescale.backends.emulator.checks.clocks import Clock, Place
 from tilescale.backends.emulator.checks.flags import Flag, Update
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
+from tilescale.backends.emulator.checks.states import Access, Conflict, Table
+from tilescale.backends.emulator.observe import ATOMIC, READ, WRITE
 from tilescale.errors import RaceError
 
 quick = settings(deadline=None, max_examples=150)
@@ -140,6 +142,47 @@ def necessary(values, before, known, wanted):
             total += values[u]
         result &= prefix
     return result
+
+
+# -- states: against all accesses that there were ----------------------------------------------------------------------
+
+
+one_access = st.tuples(st.integers(0, 3), st.sampled_from([READ, READ, WRITE, ATOMIC]), st.sets(st.integers(0, 3)))
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(one_access, max_size=12))
+def test_states_keep_what_can_still_race(accesses):
+    """Tasks access one element, each after having seen all that some others did until then."""
+    clocks, table, number, past = [Clock(str(i)) for i in range(4)], Table(), 0, []
+    for task, kind, seen in accesses:
+        clock = clocks[task]
+        for other in seen - {task}:
+            clock.learn({**clocks[other].known, clocks[other]: clocks[other].time})
+            clocks[other].tick()
+        access = Access(clock, clock.time, kind, None, None)
+        racing = [
+            a for a in past if {a.kind, kind} not in ({READ}, {ATOMIC}) and not clock.knows(a.clock, a.time)
+        ]  # fmt: skip
+        if racing:
+            with pytest.raises(Conflict) as caught:
+                table.after(number, access)
+            assert caught.value.other in racing and caught.value.number == number
+            return
+        number = table.after(number, access)
+        assert table.after(number, access) == number
+        past.append(access)
+
+
+def test_states_that_nothing_is_in_are_forgotten():
+    table, clock = Table(), Clock("0")
+    table.limit = 4
+    numbers = [table.after(0, Access(clock, 1, WRITE, None, None)) for _ in range(5)]
+    assert table.full
+    table.keep(iter([np.array([numbers[2]])]))
+    assert not table.full and table[numbers[2]].write is not None
+    again = [table.after(0, Access(clock, 1, WRITE, None, None)) for _ in range(4)]
+    assert sorted(again) == sorted(set(numbers) - {numbers[2]})
 
 
 # -- shadow memory: against a dictionary of bytes ----------------------------------------------------------------------
