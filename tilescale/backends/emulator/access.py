@@ -18,7 +18,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator.expr import Closure, python_int
 from tilescale.backends.emulator.frame import Frame, Lanes, is_vector, spread, uniform
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
-from tilescale.backends.emulator.observe import READ, WRITE
+from tilescale.backends.emulator.observe import READ, WRITE, Observer
 from tilescale.errors import Location, NoDataError, OutOfBoundsError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Home:
         self._shape = None if same else [compiler.expr(n) for n in buffer.shape]
         self.replicated = compiler.replicated_root(buffer)
         self.where = compiler.where
+        self._watched_by: list[Observer] | None = None
 
     def array(self, frame: Frame) -> Any:
         """The instance that the frame's unit sees: an array, or Lanes for a thread-private buffer."""
@@ -70,13 +71,21 @@ class Home:
 
     def touched(self, frame: Frame, kind: str, array: np.ndarray, index: Any = ()) -> None:
         """Tell the observers of an access to `array[index]`; of elements that are given one by one, the active ones."""
-        for observer in frame.run.observers:
+        for observer in self.watched_by(frame):
             observer.accesses(frame, self, kind, array, index)
 
     def touched_lanes(self, frame: Frame, kind: str, lanes: Lanes, index: tuple) -> None:
         """Tell the observers of an access by the active threads to their elements of a thread-private buffer."""
-        for observer in frame.run.observers:
+        for observer in self.watched_by(frame):
             observer.accesses_lanes(frame, self, kind, lanes, index)
+
+    def watched_by(self, frame: Frame) -> Sequence[Observer]:
+        """The observers of the frame's run that want to be told of these accesses."""
+        if not frame.run.observers:
+            return ()
+        if self._watched_by is None:
+            self._watched_by = [o for o in frame.run.observers if o.looks_at(self)]
+        return self._watched_by
 
     def written(self, frame: Frame, unit: Unit | None = None) -> None:
         """Note a write to the instance of `unit` (default: the frame's): for spinning readers and for replicas."""
@@ -114,7 +123,8 @@ class Element:
         if self.slices is not None and len(frame.space) == self.slices.rank:
             view = self.slices.view(array, frame)
             if view is not None:
-                self.home.touched(frame, READ, view, _active_part(view, frame))
+                if self.home.watched_by(frame):
+                    self.home.touched(frame, READ, view, _active_part(view, frame))
                 return view
         index = tuple(i(frame) for i in self.indices)
         if self.home.lanes:
@@ -188,7 +198,7 @@ class Element:
 
     def touched(self, frame: Frame, kind: str, array: np.ndarray, index: tuple, inside: Any = True) -> None:
         """Tell the observers of an access to the elements at `index` that are active and `inside`."""
-        if frame.run.observers:
+        if self.home.watched_by(frame):
             take = spread(True if frame.mask is None else frame.mask, frame) & inside
             self.home.touched(frame, kind, array, tuple(spread(i, frame)[take] for i in index))
 
@@ -236,7 +246,7 @@ class ElementWithoutData(Element):
 
 def _active_part(view: np.ndarray, frame: Frame) -> Any:
     """Which elements of a view over the space belong to an active element of it."""
-    if frame.mask is None or not frame.run.observers:
+    if frame.mask is None:
         return ()
     mask = np.broadcast_to(frame.mask, frame.space)
     alike = tuple(axis for axis, n in enumerate(view.shape) if n != mask.shape[axis])

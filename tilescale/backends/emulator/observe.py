@@ -30,6 +30,10 @@ class Observer:
     def starts(self, run: Run) -> None:
         """The run is ready to be launched; its program is compiled."""
 
+    def looks_at(self, home: Home) -> bool:
+        """Whether it wants to be told of accesses to a buffer. Asked once for each place in the program."""
+        return True
+
     def ends(self) -> None:
         """All tasks have ended as they should."""
 

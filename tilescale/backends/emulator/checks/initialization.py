@@ -43,8 +43,13 @@ class Initialization(Observer):
 
     def starts(self, run: Run) -> None:
         self._run = run
+        buffers = (p.buffer for p in run.program.parameters if p.buffer is not None)
+        self._given = {run.compiler.root(run.compiler.slot(buffer.data)) for buffer in buffers}
         self._memory: Memory[_Written] = Memory(_Written)
         self._lanes: weakref.WeakKeyDictionary[Lanes, Lanes] = weakref.WeakKeyDictionary()
+
+    def looks_at(self, home: Home) -> bool:
+        return home.root not in self._given
 
     def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
         shadow = self._memory.of(array)

@@ -58,6 +58,9 @@ class Races(Observer):
         }
         self._in_clusters = any(launch.cluster_size > 1 for launch in program.launches)
 
+    def looks_at(self, home: Home) -> bool:
+        return not home.lanes and home.root not in self._constant
+
     @property
     def _clock(self) -> Clock:
         return self._clocks[self._run.scheduler.current]
@@ -137,7 +140,7 @@ class Races(Observer):
 
     def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
         clock = self._clocks[self._run.scheduler.current]
-        if home.root in self._constant or not (home.guarded or self._is_shared(home, clock)) or array.size == 0:
+        if not (home.guarded or self._is_shared(home, clock)) or array.size == 0:
             return
         if self._table.full:
             self._table.keep(shadow.cells for shadow in self._memory)

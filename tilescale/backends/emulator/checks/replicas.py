@@ -36,9 +36,12 @@ class Replicas(Observer):
         # Tile and the unit that owns it -> the last line that wrote a replica of it.
         self._written: dict[tuple[int, Unit], Location | None] = {}
 
+    def looks_at(self, home: Home) -> bool:
+        return self._run.compiler.is_replicated(home.root)
+
     def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
         if home.replicated is None:
-            if kind != READ and home.root != home.slot and self._run.compiler.is_replicated(home.root):
+            if kind != READ:
                 self._written[home.root, frame.unit.owner(home.root)] = home.where
         elif kind == READ:
             self._check(frame, home, array, index)
