@@ -25,7 +25,8 @@ help:
 
 # One rank for each GPU where there are several, else all devices emulated in one process.
 demo: $(READY)
-	@if [ $(GPUS) -gt 1 ]; then $(BIN)/tilescale run -n $(GPUS) $(DEMO); else $(BIN)/python $(DEMO); fi
+	@if [ $(GPUS) -gt 1 ]; then $(BIN)/tilescale run -n $(GPUS) $(DEMO); else \
+		mkdir -p build && $(BIN)/python $(DEMO) --timeline build/demo.svg; fi
 
 test: lint
 	@$(BIN)/python -m pytest -q

@@ -108,6 +108,13 @@ def test_the_demo_shows_its_phases(capsys: pytest.CaptureFixture[str]):
     assert "each block" in shown and "gemm" in shown and "allreduce(C) between devices" in shown
 
 
+def test_a_timeline_is_drawn_for_each_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    verdicts(NUMBERED[7], capsys, "--size=64", f"--timeline={tmp_path / 'run.svg'}")
+    verdicts(NUMBERED[1], capsys, "--size=64", f"--timeline={tmp_path / 'run.json'}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-2.svg", "run.json", "run.svg"]
+    assert (tmp_path / "run.json").read_text(encoding="utf-8").startswith('{"traceEvents":')
+
+
 @pytest.mark.parametrize("wrong", [1.001, torch.nan])
 def test_a_wrong_result_is_found(wrong: float):
     common = load(FOLDER / "common.py")

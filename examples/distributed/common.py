@@ -9,6 +9,7 @@ passes its own tensors and looks at its own results.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,7 +23,7 @@ from tilescale.hda.units import format_bytes
 
 
 def options(*, size: int, devices: int = 4, machine: str | None = None) -> Callable[[Callable], click.Command]:
-    """A click command with --devices, --machine, --size and --seed that runs a function for that machine.
+    """A click command with --devices, --machine, --size, --seed and --timeline that runs a function for that machine.
 
     Args:
         machine: the machine whose levels the programs name, where that is not one of GPUs in one server.
@@ -30,7 +31,7 @@ def options(*, size: int, devices: int = 4, machine: str | None = None) -> Calla
     own = machine
 
     def decorate(function: Callable) -> click.Command:
-        def main(machine: str | None, **given: Any) -> None:
+        def main(machine: str | None, timeline: Path | None, **given: Any) -> None:
             ranks = tilescale.init().size
             given["devices"] = given["devices"] or (ranks if ranks > 1 else devices)
             with tilescale.use_machine(machine or own or tilescale.current_machine()):
@@ -38,7 +39,9 @@ def options(*, size: int, devices: int = 4, machine: str | None = None) -> Calla
 
         what = f"What to emulate: a name or a file.  [default: {own or 'h200-sxm-8'}]"
         text = f"Devices to launch on.  [default: the ranks of the job, {devices} without one]"
+        file, drawn = click.Path(dir_okay=False, path_type=Path), "Draw it: .svg, .png or .pdf; .json for Perfetto."
         command = click.command(help=function.__doc__)(main)
+        command = click.option("--timeline", type=file, help=drawn)(command)
         command = click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")(command)
         command = click.option("--size", default=size, show_default=True, help="Extent of the tensors.")(command)
         command = click.option("--machine", help=what)(command)
@@ -103,3 +106,19 @@ def show(report: tilescale.Report) -> None:
         table.add_row(str(number), str(did.programs), *moved, str(did.signals), format_bytes(did.contributed), names)
     Console().print(table)
     print(f"emulated {report.machine.name} in {report.wall_s:.2f} s; there it takes {report.time_us:.1f} us")
+    draw(report)
+
+
+def draw(report: tilescale.Report) -> None:
+    """Draw when everything happened where `--timeline` asks for it; programs after the first get a number."""
+    context = click.get_current_context(silent=True)
+    path = context.params.get("timeline") if context else None
+    if path is None:
+        return
+    number = context.meta["timelines"] = context.meta.get("timelines", 0) + 1
+    target = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+    if target.suffix == ".json":
+        report.trace(target)
+    else:
+        report.plot(target)
+    print(f"its timeline: {target}")
