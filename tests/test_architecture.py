@@ -22,7 +22,7 @@ from tilescale.hda import Machine
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("tilescale", "tilelang_core")
-ALL_CODE = (*PRODUCT, "examples", "launch", "benchmarks", "tests")
+ALL_CODE = (*PRODUCT, "examples", "launch", "benchmarks", "docs", "tests")
 
 _BASE = {"errors", "settings"}
 _MODEL = _BASE | {"hda", "program"}
