@@ -40,7 +40,7 @@ MOST_UNITS, MOST_WITH_ENGINES = 32, 12
 """Of many units, as many are shown, spread evenly; fewer where each has several rows."""
 
 MOST_LABELLED = 200
-"""Spans of a row whose names are written; of more nothing could be read."""
+"""Spans of a row whose names are written; of more only those of the unit itself, the others could not be read."""
 
 MOST_ENGINES = 12
 """Of a unit that has a row each; more of them are drawn family by family."""
@@ -48,9 +48,12 @@ MOST_ENGINES = 12
 
 @dataclass(frozen=True)
 class _Row:
+    """A row of the picture: spans of a unit, whose `own` engine makes phases and collectives."""
+
     name: str
     spans: Sequence[Span]
     unit: int
+    own: str
 
 
 def plot(timeline: Timeline, path: str | PathLike[str], *, engines: bool = False) -> None:
@@ -112,7 +115,7 @@ def _rows(timeline: Timeline, engines: bool) -> list[_Row]:
     step = max(1, -(-len(units) // (MOST_WITH_ENGINES if engines else MOST_UNITS)))
     shown = {unit: units[unit] for unit in list(units)[::step]}
     if not engines:
-        return [_Row(f"{timeline.level} {unit}", spans, unit) for unit, spans in shown.items()]
+        return [_Row(f"{timeline.level} {unit}", spans, unit, timeline.level) for unit, spans in shown.items()]
     rows = []
     first = lambda name: (name != timeline.level, natural(name))  # noqa: E731 - the unit's own engine leads
     for unit, spans in shown.items():
@@ -120,7 +123,7 @@ def _rows(timeline: Timeline, engines: bool) -> list[_Row]:
         groups: dict[str, list[Span]] = {}
         for span in spans:
             groups.setdefault(family(span.engine) if many else span.engine, []).append(span)
-        rows += [_Row(name, groups[name], unit) for name in sorted(groups, key=first)]
+        rows += [_Row(name, groups[name], unit, timeline.level) for name in sorted(groups, key=first)]
     return rows
 
 
@@ -149,9 +152,8 @@ def _closed(values: np.ndarray) -> np.ndarray:
 
 def _label(axes: Any, number: int, row: _Row, end_s: float) -> None:
     """Names of what fills its row for long enough."""
-    if len(row.spans) > MOST_LABELLED:
-        return
-    for run in _runs(row.spans, gap=0.005 * end_s):
+    named = row.spans if len(row.spans) <= MOST_LABELLED else [s for s in row.spans if s.engine == row.own]
+    for run in _runs(named[:MOST_LABELLED], gap=0.005 * end_s):
         name = run[0].name + (f" x{len(run)}" if len(run) > 1 else "")
         begin, end = run[0].begin_s, run[-1].end_s
         alone = not any(s.begin_s < end and s.end_s > begin for s in row.spans if s not in run)
