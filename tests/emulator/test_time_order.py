@@ -42,6 +42,67 @@ def test_roles_side_by_side_take_the_maximum():
     assert both == pytest.approx(max(send, multiply), rel=0.05)
 
 
+def waiting_product(stages: int, waits: bool, halves: bool):
+    """A pipelined product that looks at a flag in every step, and one that its warpgroups share and meet in."""
+    k = 1 << 12
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((11 * 128, k), "float16"), B: T.Tensor((k, 12 * 256), "float16"), flag: T.Tensor((1,), "int32")
+    ):
+        with T.Kernel(device=1, block=(12, 11), threads=256) as (bx, by):
+            with T.Scale("block"):
+                a = T.alloc((128, 64), "float16", level="l1")
+                b = T.alloc((64, 256), "float16", level="l1")
+                c = T.alloc((128, 256), "float32", level="l0")
+                for ko in T.Pipelined(k // 64, num_stages=stages):
+                    if waits:
+                        T.wait(flag[0], ">=", 0)
+                    T.copy(A[by * 128, ko * 64], a)
+                    T.copy(B[ko * 64, bx * 256], b)
+                    if halves:
+                        with T.Scale("warpgroup"):
+                            T.gemm(T.view(a, layout=T.FullRow), b, T.view(c, layout=T.FullRow))
+                            if waits:
+                                T.barrier()
+                    else:
+                        T.gemm(a, b, c)
+
+    return program
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_loads_run_ahead_in_a_pipelined_loop_that_waits_too(halves):
+    multiply = 2 * 128 * 256 * (1 << 12) / H200.rate("block", "tensor", "float16", sustained=True)
+    for waits in (False, True):
+        alternating, ahead = (seconds(waiting_product(s, waits, halves)) - LAUNCH for s in (1, 3))
+        assert ahead == pytest.approx(multiply, rel=0.1)
+        assert alternating > 1.5 * multiply
+
+
+def test_a_product_that_tells_a_barrier_is_written_down_step_by_step():
+    """A loop whose iterations arrive at a barrier must not be taken as one: the waits count on each arrival."""
+
+    @T.prim_func
+    def program(X: T.Tensor((128, 64), "float16"), C: T.Tensor((128, 128), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((128, 64), "float16")
+            b = T.alloc_shared((128, 64), "float16")
+            c = T.alloc_tmem((128, 128), "float32")
+            out = T.alloc_fragment((128, 128), "float32")
+            done = T.alloc_barrier(1)
+            T.copy(X, a)
+            T.copy(X, b)
+            for i in T.serial(6):
+                T.tcgen05_gemm(a, b, c, transpose_B=True, mbar=done, clear_accum=(i == 0))
+                T.mbarrier_wait_parity(done, i % 2)
+            T.copy(c, out)
+            T.copy(out, C)
+
+    found = tilescale.emulate(program, machine="b200-sxm-8", data=False).timeline
+    assert sum(span.name == "gemm" for span in found.spans) == 6
+
+
 def ring(steps: int):
     """Every device hands on what it got from its neighbour, step by step."""
 

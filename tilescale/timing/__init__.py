@@ -5,6 +5,7 @@
     record.py       writes them down, loops as wholes; rates.py has what operations demand of a machine
     replay.py       the simulation; sharing.py has its events and resources, collector.py keeps it fast
     timeline.py     the result: spans, utilisation, roofline, critical path, waits
+    plans.py        which collectives a launch makes, and what each takes
     links.py        links of a machine as shared resources, and what a collective demands of them
     collectives/    collectives as schedules of transfers, and what they take
     draw/           timelines as text, pictures and traces

@@ -16,6 +16,10 @@ WIDER = {"float64": (), "float32": ("float64",), "tfloat32": ("float32",), "int3
 """Where a data type is computed if no unit has it. All others are computed in float32."""
 
 
+Sizes = tuple[tuple[str, int | tuple[int, ...]], ...]
+"""Units of launched levels, as pairs: what `Machine.path` takes as a mapping, hashable."""
+
+
 class Rates:
     """A machine's numbers in the form in which steps need them."""
 
@@ -87,7 +91,7 @@ class Rates:
     # -- networks ------------------------------------------------------------------------------------------------------
 
     @lru_cache(maxsize=4096)  # noqa: B019
-    def path(self, a: int, b: int, sizes: tuple[tuple[str, int | tuple[int, ...]], ...]) -> Path:
+    def path(self, a: int, b: int, sizes: Sizes) -> Path:
         """The route between two units that own tensors."""
         return self.machine.path(self.machine.tensor_level.name, a, b, sizes=dict(sizes))
 

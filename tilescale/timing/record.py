@@ -184,8 +184,5 @@ def _sum(works: list[Work], times: int) -> list[Part]:
 
 def _scaled(parts: list[Part], factor: float) -> list[Part]:
     return [
-        Part(p.name, p.kind, p.where, merged([p.demands], factor), p.nbytes * factor, p.flops * factor)
-        for p in parts
+        Part(p.name, p.kind, p.where, merged([p.demands], factor), p.nbytes * factor, p.flops * factor) for p in parts
     ]
-
-

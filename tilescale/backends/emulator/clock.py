@@ -15,29 +15,15 @@ from tilescale.backends.emulator.collectives import Meeting, address
 from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.observe import Observer
 from tilescale.backends.emulator.scheduler import Task
-from tilescale.cost.choose import collective
-from tilescale.errors import Location, NoPathError
+from tilescale.errors import Location
 from tilescale.hda import Machine
-from tilescale.timing.collectives import estimate
-from tilescale.timing.links import CollectivePlan
-from tilescale.timing.rates import Cache, Rates, bandwidth, cache_name
+from tilescale.timing.plans import Plans
+from tilescale.timing.rates import Cache, Rates, Sizes, bandwidth, cache_name
 from tilescale.timing.record import Log
 from tilescale.timing.replay import Replay
 from tilescale.timing.steps import Acquire, Launch, Meet, Owned, Part, Publish, Settle, Work
 from tilescale.timing.steps import Task as Recorded
 from tilescale.timing.timeline import Timeline
-
-OF_TENSORS = {
-    "allreduce": ("one_shot", "two_shot", "ring", "tree", "nccl"),
-    "reduce_scatter": ("direct", "ring", "nccl"),
-    "all_gather": ("direct", "ring", "nccl"),
-    "all_to_all": ("direct", "nccl"),
-    "broadcast": ("direct", "tree", "nccl"),
-    "barrier": ("direct",),
-}
-OF_TILES = {"allreduce": ("one_shot", "two_shot"), "broadcast": ("direct",)}
-"""Algorithms among which the cost model chooses: for whole tensors, and where programs combine tiles and for which this
-differs."""
 
 
 class Clock(Observer):
@@ -53,7 +39,8 @@ class Clock(Observer):
         self.extents = dict(extents)
         # Units of the coarsest level are numbered over the whole machine, whatever holds them.
         sizes = {**dict(extents[1:]), **({machine.program_level.name: grid} if grid else {})}
-        self.sizes: tuple[tuple[str, int | tuple[int, ...]], ...] = tuple(sizes.items())
+        self.sizes: Sizes = tuple(sizes.items())
+        self.plans = Plans(machine, self.sizes)
         self._roots: list[Log] = []
         self._logs: dict[Task, Log] = {}
         self._places: dict[Hashable, int] = {}
@@ -64,7 +51,6 @@ class Clock(Observer):
         self._seen: dict[Hashable, Any] = {}
         self._meetings = 0
         self._caches: dict[int, Cache] = {}
-        self._plans: dict[Hashable, CollectivePlan] = {}
         self._memory = self.rates.layers["global"]
 
     def watches(self, current: Callable[[], Task], row_of: Callable[[Any], int]) -> None:
@@ -182,56 +168,11 @@ class Clock(Observer):
         where = meeting.where
 
         def work(rows: tuple[int, ...]) -> Work:
-            plan = self._plan(name, level, rows, nbytes, impl, on_tiles)
+            plan = self.plans.plan(name, level, rows, nbytes, impl, on_tiles)
             kind = "sync" if name == "barrier" else "collective"
             return Work([Part(f"{name} ({plan.algorithm})", kind, where, plan.links, plan.nbytes)], plan.seconds)
 
         self.log.step(Meet(("meeting", meeting.number), meeting.size, rank, f"wait for {name}", where, work))
-
-    def _plan(
-        self, name: str, level: str, rows: tuple[int, ...], nbytes: int, impl: str | None, on_tiles: bool
-    ) -> CollectivePlan:
-        inside = len(set(rows)) < len(rows)
-        units = tuple(range(len(rows))) if inside else rows
-        key = name, level, units, nbytes, impl, on_tiles
-        if key not in self._plans:
-            machine = self.machine
-            at = level if inside else machine.tensor_level.name
-            try:
-                sizes = {} if inside else dict(self.sizes)
-                able = (impl,) if impl else self._able(name, at, len(rows), nbytes, on_tiles)
-                plans = [estimate(machine, at, name, each, nbytes, units=units, sizes=sizes) for each in able]
-                found: CollectivePlan = min(plans, key=lambda plan: plan.seconds)
-            except NoPathError:
-                found = self._through_memory(len(rows), nbytes)
-            launch = 0.0 if on_tiles else machine.tensor_level.launch
-            links = {} if inside else found.links
-            seconds = max(found.seconds, self._alone(at, found.nbytes) if on_tiles else 0.0)
-            self._plans[key] = CollectivePlan(found.algorithm, seconds + launch, found.nbytes, links)
-        return self._plans[key]
-
-    def _through_memory(self, count: int, nbytes: int) -> CollectivePlan:
-        """Units that no network links meet in the memory that all of them reach: each writes, and reads from all."""
-        layer = self._memory
-        rate = bandwidth(layer)
-        traffic = count * (count + 1) * nbytes / rate if rate else 0.0
-        return CollectivePlan("memory", 2 * layer.latency + traffic, count * nbytes, {})
-
-    def _alone(self, level: str, nbytes: int) -> float:
-        """Seconds that one program needs to send so much, however idle the links are."""
-        network = self.machine.network(level)
-        rates = [m.per_program for m in network.mechanisms if m.per_program and not m.on_request] if network else []
-        return network.latency + nbytes / max(rates) if network and rates else 0.0
-
-    def _able(self, name: str, level: str, count: int, nbytes: int, on_tiles: bool) -> tuple[str, ...]:
-        """What comes into question: inside one network the choice of the cost model, across several all."""
-        able = OF_TENSORS[name]
-        if on_tiles:
-            able = OF_TILES.get(name, able[:1])
-        network = self.machine.network(level)
-        if network is None or count > self.machine.count(level, network.within) or len(able) == 1:
-            return able
-        return (collective(network, name, count, nbytes, able).name,)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

@@ -214,9 +214,8 @@ def _mechanism(compiler: Compiler, call: ir.Call, whole: bool) -> str | None:
     """The mechanism that the cost model takes; None where no rule of it fits, and the fastest one is meant."""
     clock = compiler.clock
     try:
-        programs = None if whole else clock.machine.count(clock.machine.program_level.name)
-        return copy_choice(call, clock.machine, clock.extents, programs).name
-    except (UnsupportedError, ValueError, KeyError):
+        return copy_choice(call, clock.machine, clock.extents, None if whole else clock.rates.places).name
+    except UnsupportedError:
         return None
 
 

@@ -115,7 +115,13 @@ def _orders(compiler: Compiler, node: Any) -> bool:
     name = ir.op_name(node)
     if name == COPY.name:
         return len(node.args) > 3
-    return orders(name)
+    return orders(name) or (has_cost(name) and _arrives(node))
+
+
+def _arrives(call: ir.Call) -> bool:
+    """Whether an operation on tiles tells a barrier when it is done."""
+    notes = call.annotations or {}
+    return "barrier" in notes or "gemm" in call.op.name and ir.constant(call.args[10]) is None
 
 
 def _is_uniform(stmt: ir.For) -> bool:
