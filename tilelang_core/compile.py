@@ -26,11 +26,37 @@ class Generated:
     dynamic_shared: int
 
 
-def generate(func: tirx.PrimFunc, target: Any, pass_configs: dict[str, Any] | None = None) -> Generated:
-    """Lower a function without compiling it; needs no GPU and no nvcc."""
+_TEXT_HOOK = "tilelang_callback_cuda_postproc"
+"""TileLang's extension point: what it passes the text of every CUDA kernel to."""
+
+
+@contextlib.contextmanager
+def _text_through(rewrite: Callable[[str], str] | None) -> Iterator[None]:
+    """CUDA text that is generated meanwhile passes through `rewrite`, after what was registered before."""
+    before = tvm_ffi.get_global_func(_TEXT_HOOK, allow_missing=True)
+    if rewrite is not None:
+        own = lambda text, target: rewrite(str(before(text, target) if before else text))  # noqa: E731
+        tvm_ffi.register_global_func(_TEXT_HOOK, f=own, override=True)
+    try:
+        yield
+    finally:
+        if rewrite is not None:
+            tvm_ffi.remove_global_func(_TEXT_HOOK)
+            if before is not None:
+                tvm_ffi.register_global_func(_TEXT_HOOK, f=before, override=True)
+
+
+def generate(
+    func: tirx.PrimFunc,
+    target: Any,
+    pass_configs: dict[str, Any] | None = None,
+    rewrite: Callable[[str], str] | None = None,
+) -> Generated:
+    """Lower a function without compiling it; needs no GPU and no nvcc. `rewrite` has the last word on the text."""
     target = determine_target(target, return_object=True)
     own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
-    with tvm.transform.PassContext(opt_level=3, config={**dict(own), **(pass_configs or {})}), target:
+    config = {**dict(own), **(pass_configs or {})}
+    with tvm.transform.PassContext(opt_level=3, config=config), target, _text_through(rewrite):
         lowered = tilelang.lower(func, target=target)
     kernels = [kernel.attrs for kernel in lowered.device_mod.functions.values() if kernel.attrs]
     dynamic = [int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs]
@@ -48,9 +74,10 @@ def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = No
     return bytes(compile_text(text, determine_target(target, return_object=True), pass_configs or {}))
 
 
-def compile_kernel(func: tirx.PrimFunc, **options: Any) -> Any:
-    """`tilelang.compile`: a kernel for the GPU at hand."""
-    return tilelang.compile(func, **options)
+def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = None, **options: Any) -> Any:
+    """`tilelang.compile`: a kernel for the GPU at hand. `rewrite` has the last word on its text."""
+    with _text_through(rewrite):
+        return tilelang.compile(func, **options)
 
 
 class JIT(JITImpl):

@@ -11,6 +11,7 @@ from tilelang_core import ir
 from tilescale.backends.cuda.lowering import exchange, peers  # noqa: F401 - they register their rules
 from tilescale.backends.cuda.lowering.check import check_shared, check_text, static_shared_bytes
 from tilescale.backends.cuda.lowering.clusters import collectives  # noqa: F401 - likewise
+from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
 from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
 from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.backends.cuda.lowering.signature import Target
@@ -101,7 +102,7 @@ def checked(
         GeneratedTextError: a text that must not run.
         AllocationTooLargeError: more shared memory than the machine has.
     """
-    generated = stock.generate(kernel.func, target, pass_configs)
+    generated = stock.generate(kernel.func, target, pass_configs, one_array_each)
     check_text(generated.text, remote_tensors(program))
     asked = generated.dynamic_shared + static_shared_bytes(generated.text)
     check_shared(program.name, asked, machine, kernel.where)

@@ -16,6 +16,7 @@ from tilelang_core import ir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.check import kernels
+from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
 from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
 from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.backends.cuda.lowering.signature import Site, Target
@@ -184,7 +185,7 @@ class DeviceProgram:
             return
 
         def check() -> None:
-            made = stock.generate(func, kernel.target, self.options.get("pass_configs"))
+            made = stock.generate(func, kernel.target, self.options.get("pass_configs"), one_array_each)
             text = next(kernels(made.text))
             code = stock.device_code(made.text, kernel.target, self.options.get("pass_configs"))
             image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster_size)
@@ -204,7 +205,7 @@ class DeviceProgram:
         def make() -> Any:
             if first and check is not None:
                 check()
-            return stock.compile_kernel(func, **self.options)
+            return stock.compile_kernel(func, one_array_each, **self.options)
 
         return once_per_node(self._group, first, make)
 

@@ -5,5 +5,6 @@ lanes.py                 runs of statements become branches; owns tiles and barr
 clones.py                one unit's text
 holdings.py sharing.py   tiles that units hold copies or parts of, and a unit's part of a statement
 meetings.py              what units do together, through shared memory
+registers.py             one array for what sibling units hold of a tile
 ranges.py                one range of threads for each fragment, enough hardware barriers
 """

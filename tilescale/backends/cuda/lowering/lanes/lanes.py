@@ -20,6 +20,7 @@ from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.lowering.lanes.clones import Clone
 from tilescale.backends.cuda.lowering.lanes.holdings import Holdings, accesses, parallel_loops
 from tilescale.backends.cuda.lowering.lanes.ranges import HARDWARE_BARRIERS, ThreadNames
+from tilescale.backends.cuda.lowering.lanes.registers import marks
 from tilescale.backends.cuda.lowering.lanes.sharing import Share
 from tilescale.hda import Level
 from tilescale.passes.structure import location
@@ -269,12 +270,22 @@ class LaneLowering:
         return len(self._barriers) + groups
 
     def prelude(self) -> str:
-        """What a kernel needs where several units reduce across their warps at once."""
+        """What the text of a kernel says of its units, and needs where several reduce across their warps at once."""
+        arrays = marks(self._exclusive())
         if not self._reducing:
-            return ""
+            return arrays
         second = HARDWARE_BARRIERS - 1 - len(self._barriers)
         sizes = f"#define TILESCALE_UNIT_THREADS {self._reducing}\n#define TILESCALE_UNIT_BARRIER {second}\n"
-        return f"{sizes}{header('units.cuh')}\n"
+        return f"{arrays}{sizes}{header('units.cuh')}\n"
+
+    def _exclusive(self) -> list[list[str]]:
+        """What units hold of the same tile in registers, by name; a name that the user has given too may be another."""
+        given = {buffer.name for buffer in self._buffers.values()}
+        groups: dict[tuple, list[str]] = {}
+        for (*tile, unit), buffer in self._made.items():
+            if isinstance(unit, str) and buffer.scope().startswith("local"):
+                groups.setdefault(tuple(tile), []).append(buffer.name)
+        return [names for names in groups.values() if len(names) > 1 and given.isdisjoint(names)]
 
 
 def _meetings(stmts: Sequence[ir.Stmt]) -> set[int]:
