@@ -162,3 +162,19 @@ def test_warpgroups_exchange_through_shared_memory():
 def test_an_unknown_algorithm_is_an_error():
     with pytest.raises(UsageError, match="no algorithm 'star' for allreduce"):
         estimate(H200, "device", "allreduce", "star", MIB)
+
+
+@pytest.mark.parametrize("machine", ["h200-sxm-8x4", "mi300x-8", "stacked-3d"])
+@pytest.mark.parametrize("operation", ["allreduce", "all_to_all", "broadcast"])
+def test_no_link_carries_more_than_it_can(machine: str, operation: str):
+    """And bytes arrive: what a unit is sent crosses its links."""
+    found = Machine.load(machine)
+    level, nbytes = found.networks[-1].level, 1 << 24
+    count = found.count(level)
+    for name in names(operation):
+        each = estimate(found, level, operation, name, nbytes)
+        assert each.seconds >= max(each.links.values()) * (1 - 1e-9), name
+        least = {"allreduce": 2 * (count - 1), "all_to_all": count - 1, "broadcast": count - 1}[operation]
+        assert sum(each.link_bytes.values()) >= least * nbytes * (1 - 1e-9), name
+        bandwidth = {link: each.link_bytes[link] / each.links[link] for link in each.links}
+        assert all(bandwidth[link] <= found.network(level).bandwidth * (1 + 1e-9) for link in bandwidth), name

@@ -81,7 +81,7 @@ def test_every_algorithm_computes_its_collective(operation: str, shape: tuple[in
         ("reduce_scatter", "halving", 3, 7 / 8),
         ("all_gather", "doubling", 3, 7 / 8),
         ("all_to_all", "pairwise", 7, 7 / 8),
-        ("all_to_all", "hierarchical", 2, 1 / 2 + 3 / 4),
+        ("all_to_all", "hierarchical", 4, 1 / 2 + 3 / 4),
         ("broadcast", "tree", 3, 3),
         ("barrier", "dissemination", 3, 0),
     ],

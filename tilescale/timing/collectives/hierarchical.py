@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tilescale.timing.collectives import doubling, rings, trees
-from tilescale.timing.collectives.schedule import Numbers, Round, Schedule, lift
+from tilescale.timing.collectives.schedule import MEETING, Numbers, Round, Schedule, lift
 
 Steps = Callable[[int], Iterator[Round]]
 
@@ -77,12 +77,16 @@ def all_to_all(shape: tuple[int, ...]) -> Schedule:
     group, place, other = (axis.ravel() for axis in np.meshgrid(*map(np.arange, (outer, inner, outer)), indexing="ij"))
     target = other * inner + place
     across = Round.of(group * inner + place, target, group * inner * units + target, inner, stride=units)
-    return Schedule("all_to_all", "hierarchical", units, units, tuple(_without_self(r) for r in (inside, across)))
+    rounds = tuple(r for step in (inside, across) for r in _after_meeting(step))
+    return Schedule("all_to_all", "hierarchical", units, units, rounds)
 
 
-def _without_self(r: Round) -> Round:
+def _after_meeting(r: Round) -> Iterator[Round]:
+    """Those who will send to each other meet first, as in `direct.py`; nobody sends to itself."""
     away = r.source != r.target
-    return Round.of(r.source[away], r.target[away], r.first[away], r.count[away], r.combine[away], r.stride)
+    source, target = r.source[away], r.target[away]
+    yield Round.of(target, source, count=MEETING)
+    yield Round.of(source, target, r.first[away], r.count[away], r.combine[away], r.stride)
 
 
 def _along(shape: tuple[int, ...], axis: int, steps: Steps) -> Iterator[Round]:
