@@ -8,6 +8,7 @@ simulated time, programs start when others have ended in simulated time.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -378,8 +379,10 @@ class _Grid:
 
     def __init__(self, replay: Replay, live: Live, step: Launch):
         self.replay, self.live, self.step = replay, live, step
-        # The emptiest place first, as a scheduler of thread blocks does.
-        self.free = [(turn, place) for turn in range(step.each) for place in range(step.places)]
+        # The emptiest place first, as a scheduler of thread blocks does. More places than programs stay empty.
+        places = min(step.places, len(step.tasks))
+        turns = min(step.each, math.ceil(len(step.tasks) / max(places, 1)))
+        self.free = [(turn, place) for turn in range(turns) for place in range(places)]
         self.next = 0
         self.running = 0
         self.over = False
