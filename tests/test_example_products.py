@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import click
@@ -156,6 +157,43 @@ def test_vaults_pass_on_rows_and_sums(P: int, Q: int, m: int, cols: int, inner: 
     assert_product(sums[-Q:], a, b, 1, Q)
     for vault, passed in enumerate(entering):
         assert torch.equal(passed, parts(a, 1, P)[vault // Q])
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def waited_us(report: tilescale.Report, name: str) -> float:
+    return sum(span.end_s - span.begin_s for span in report.timeline.spans if span.name == name) * 1e6
+
+
+def test_one_turn_behind_the_parts_have_arrived(tmp_path: Path):
+    """Reduced in the turn in which it is multiplied, a tile is waited for; one turn later it is there."""
+    text = NUMBERED[15].read_text(encoding="utf-8")
+    for behind, at_once in (
+        ("turn > 0 and (block + turn - 1) % size == rank", "turn < turns and (block + turn) % size == rank"),
+        ("t = block + (turn - 1) * blocks", "t = block + turn * blocks"),
+    ):
+        assert text.count(behind) == 1
+        text = text.replace(behind, at_once)
+    changed = tmp_path / NUMBERED[15].name
+    changed.write_text(text, encoding="utf-8")
+    later, now = (
+        tilescale.emulate(load(path).tile_by_tile(2, 256, 256, 1024, blocks=4), data=False)
+        for path in (NUMBERED[15], changed)
+    )
+    assert waited_us(later, "wait for arrived") < 0.5 * waited_us(now, "wait for arrived")
+    assert later.time_us < now.time_us
+
+
+def test_shifts_round_a_folded_ring_take_less_time():
+    """With small blocks the way back of a plain ring, seven hops of eight cores, is longer than a multiplication."""
+    module, times = example(20), []
+    with tilescale.use_machine("wafer-mesh"):
+        for stepped in (module.stepped, lambda position, by, side: (position + by // 2 + side) % side):
+            module.stepped = stepped
+            times.append(tilescale.emulate(module.mesh_gemm(8, 16, 16, 16), data=False).time_us)
+    folded, plain = times
+    assert folded < 0.9 * plain
 
 
 # -- use ---------------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ A core has 48 KiB of its own memory and wires to four neighbours; there is nothi
 C, multiplies, passes A along its row and B along its column, and multiplies what came in.
 
 Cannon's shifts go round (16), but a mesh has no wires from its last column to its first: one block of each row would
-cross the whole of it in every step, and all would wait for that one. So the ring is folded, even positions on the way
-out and odd ones on the way back, as in MeshGEMM (WaferLLM; He and others, 2025):
+cross the whole of it in every step, and with many cores all would wait for that one. So the ring is folded, even
+positions on the way out and odd ones on the way back, as in MeshGEMM (WaferLLM; He and others, 2025):
 
     position       0     1     2     3     4     5
                    o-----------o-----------o           out: 0, 2, 4
@@ -20,8 +20,8 @@ the mesh; all that changes in Cannon's algorithm are the four neighbours.
 
 The memory of a core is the layer l0 of this machine, for tensors and for tiles; the flags are a tensor of it, too.
 
-Things to try: the plain ring (`position - 1`, `% side`) and what the shifts then cost; bfloat16; blocks that no longer
-fit into a core, and what the error says.
+Things to try: the plain ring (`(position + by // 2 + side) % side`) and its `report.time_us`, with small blocks on many
+cores; bfloat16; blocks that no longer fit into a core, and what the error says.
 """
 
 import click
