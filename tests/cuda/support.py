@@ -54,5 +54,5 @@ def _programs(path: Path) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example.common, "run", lambda func, args: found.append(func))
         patch.setattr(example.common, "compare", lambda *_: None)
-        example.main.callback(devices=4, machine=None, size=256, seed=0)
+        example.main(["--devices=4", "--size=256"], standalone_mode=False)
     return found
