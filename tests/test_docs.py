@@ -82,7 +82,7 @@ def type_in(commands: str) -> str:
     programs = {"python": [sys.executable], "tilescale": command_line}
     output = ""
     for name, *words in map(shlex.split, lines):
-        done = run_words([*programs[name], *words], COLUMNS="110")
+        done = run_words([*programs[name], *words], COLUMNS="110", TILESCALE_EMULATE="1")
         assert done.code == 0, done.output
         output += "".join(f"{line.rstrip()}\n" for line in done.output.splitlines())
     return output.replace(f"{Path.cwd()}/", "")
