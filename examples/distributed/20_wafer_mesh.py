@@ -9,9 +9,8 @@ cross the whole of it in every step, and with many cores all would wait for that
 positions on the way out and odd ones on the way back, as in MeshGEMM (WaferLLM; He and others, 2025):
 
     position       0     1     2     3     4     5
-                   o-----------o-----------o           out: 0, 2, 4
-                   |     .-----------.-----------.     back: 5, 3, 1
-                   '-----o-----------o-----------o
+    out            o-----------o-----------o-----.
+    back           '-----o-----------o-----------o
 
 Neighbours of the ring are two positions apart, at both ends one; a step takes the same time on any number of cores.
 

@@ -31,7 +31,7 @@ def options(*, size: int, devices: int = 4, machine: str | None = None) -> Calla
     own = machine
 
     def decorate(function: Callable) -> click.Command:
-        def main(machine: str | None, timeline: Path | None, **given: Any) -> None:
+        def main(machine: str | None, timeline: Path | None = None, **given: Any) -> None:
             ranks = tilescale.init().size
             given["devices"] = given["devices"] or (ranks if ranks > 1 else devices)
             with tilescale.use_machine(machine or own or tilescale.current_machine()):
