@@ -15,8 +15,8 @@ empties. Without roles a block would stand still while its tile is on the way.
 Between devices there are two barriers, one before anybody writes and one after everybody has: a sender writes only
 places of C that are its own, so nothing else has to be ordered.
 
-Things to try: one place in place of two; send to the peers in the order 0, 1, 2, ... on all devices; let the receivers
-know of each tile (`signal=`) and use it there, as in 06.
+Things to try: `--timeline sender.svg`, then with as many blocks as tiles; send to the peers in the order 0, 1, 2, ...
+on all devices; let the receivers know of each tile (`signal=`) and use it there, as in 06.
 """
 
 import common
@@ -73,7 +73,7 @@ def worker_and_sender(devices: int, M: int, N: int, K: int, blocks: int = 8):
     return gemm_and_send
 
 
-@common.options(size=512)
+@common.options(size=1024)
 def main(devices: int, size: int, seed: int) -> None:
     """Multiply (size, size) matrices, A split by rows, and give every device the whole product."""
     rng = torch.Generator().manual_seed(seed)
