@@ -9,7 +9,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.checks.support import line_of
-from tilescale.errors import UninitializedReadError, UsageError
+from tilescale.errors import UninitializedReadError
 
 
 def unwritten(program, args, read, declared=None):
@@ -216,16 +216,3 @@ def test_a_peer_that_has_not_written_yet():
 
     with pytest.raises(UninitializedReadError, match=r"device 0, block 0 reads box\[0:4\]"):
         tilescale.emulate(program, [[torch.zeros(4)] for _ in range(2)], check="uninitialized")
-
-
-def test_names_of_checks():
-    @T.prim_func
-    def program(Y: T.Tensor((4,), "float32")):
-        with T.Kernel(1, threads=32):
-            T.clear(Y)
-
-    for check in ("all", "none", "races", ["races"], {"uninitialized", "races"}, ()):
-        tilescale.emulate(program, [torch.zeros(4)], check=check)
-    for check in ("race", ["races", "none"], {"all", "races"}):
-        with pytest.raises(UsageError, match="the checks are 'races', 'uninitialized'"):
-            tilescale.emulate(program, [torch.zeros(4)], check=check)

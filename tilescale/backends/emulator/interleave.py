@@ -37,9 +37,8 @@ class Interleaved(Scheduler):
 
     def order(self, items: list[Item]) -> list[Item]:
         """Units of a launch in the order in which they start."""
-        if self._last_first:
-            return items[::-1]
-        self._random.shuffle(items)
+        if not self._last_first:
+            self._random.shuffle(items)
         return items
 
     def preempt(self) -> None:

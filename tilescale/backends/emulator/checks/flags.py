@@ -60,35 +60,33 @@ class Flag:
 
     def wait(self, clock: Clock, holds: Callable[[Any], bool]) -> None:
         """A task has seen that `holds` is true of the value: it learns what it must have seen."""
-        last = self._sees(clock, holds)
+        first = self._known_until(clock)
+        last = self._looked_at(clock, first, holds)
         if last is None:
             return
-        begin = self._sequence(last)
         stays = all(holds(u.value) and not u.stores for u in self.updates[last + 1 :])
-        for i in range(max(begin, self._seen.get(clock, 0)), last + 1):
+        for i in range(self._sequence(first, last), last + 1):
             update = self.updates[i]
-            known = clock.knows(update.past.clock, update.past.time)
-            if not known and (update.stores or not stays or not holds(self.value - self._resting_on(i))):
-                self._learn(clock, update)
+            needed = update.stores or not stays or not holds(self.value - self._resting_on(i))
+            if needed and not self._knows(clock, i):
+                _learn(clock, update)
 
     def load(self, clock: Clock) -> None:
         """A task has loaded the value, to acquire what was published with it."""
-        if self.updates:
-            last = len(self.updates) - 1
-            for update in self.updates[self._sequence(last) :]:
-                self._learn(clock, update)
+        last = len(self.updates) - 1
+        for update in self.updates[self._sequence(self._known_until(clock), last) :]:
+            _learn(clock, update)
 
-    def _learn(self, clock: Clock, update: Update) -> None:
-        if update.releases:
-            clock.learn(update.past.known)
-            clock.learn({update.past.clock: update.past.time})
-
-    def _sees(self, clock: Clock, holds: Callable[[Any], bool]) -> int | None:
-        """The earliest update that the task may have looked at; None for the value before all of them."""
+    def _known_until(self, clock: Clock) -> int:
+        """How many of the first updates a task knows, without a gap."""
         first = self._seen.get(clock, 0)
         while first < len(self.updates) and self._knows(clock, first):
             first += 1
         self._seen[clock] = first
+        return first
+
+    def _looked_at(self, clock: Clock, first: int, holds: Callable[[Any], bool]) -> int | None:
+        """The earliest update that the task may have looked at; None for the value before all of them."""
         newest = next((i for i in range(len(self.updates) - 1, first - 1, -1) if self._knows(clock, i)), first - 1)
         if newest < 0 and self.updates and holds(self.updates[0].before):
             return None
@@ -98,14 +96,19 @@ class Flag:
         past = self.updates[i].past
         return clock.knows(past.clock, past.time)
 
-    def _sequence(self, last: int) -> int:
-        """Where the updates begin that `last` builds on."""
-        while last > 0 and not self.updates[last].stores:
+    def _sequence(self, first: int, last: int) -> int:
+        """Where the updates begin, from `first` on, that `last` builds on."""
+        while last > first and not self.updates[last].stores:
             last -= 1
         return last
 
     def _resting_on(self, first: int) -> int:
         """What the flag's value would lack without an update and those that come after it for sure."""
         past = self.updates[first].past
-        later = self.updates[first:]
-        return sum(u.added for u in later if u.past.knows(past.clock, past.time))
+        return sum(u.added for u in self.updates[first:] if u.past.knows(past.clock, past.time))
+
+
+def _learn(clock: Clock, update: Update) -> None:
+    if update.releases:
+        clock.learn(update.past.known)
+        clock.learn({update.past.clock: update.past.time})

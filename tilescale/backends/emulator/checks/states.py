@@ -41,6 +41,9 @@ class Access:
     waited: Any = None
 
 
+MOST = 1 << 16
+"""States that are kept before those that no element is in are forgotten."""
+
 Chain = tuple[Access, Any] | None
 """Accesses, the last one first: (access, those before it)."""
 
@@ -97,7 +100,7 @@ class Table:
         self._states: list[State | None] = [State()]
         self._free: list[int] = []
         self._next: dict[tuple[int, Access], int] = {}
-        self.limit = 1 << 16
+        self.limit = MOST
 
     def __getitem__(self, number: int) -> State:
         return self._states[number]
