@@ -249,6 +249,23 @@ def test_what_depends_on_data_is_an_error_with_its_line():
     assert "if n > 3:" in str(caught.value) and "data=False" in str(caught.value)
 
 
+def test_a_ticket_is_data():
+    """What an atomic returns is not known either."""
+
+    @T.prim_func
+    def program(counter: T.Tensor((1,), "int32"), Y: T.Tensor((4, 64), "float32")):
+        with T.Kernel(4, threads=64):
+            tx = T.get_thread_binding()
+            if tx == 0:
+                ticket = T.atomic_add(counter[0], 1, return_prev=True)
+                if ticket == 3:
+                    Y[ticket, 0] = 1.0
+
+    with pytest.raises(NoDataError, match="depends on the values of 'counter'") as caught:
+        tilescale.emulate(program, machine=H200, data=False)
+    assert "if ticket == 3:" in str(caught.value)
+
+
 def test_a_run_without_time_says_so():
     report = tilescale.emulate(copied(2), [values(1, 2, 4096), values(2, 2, 4096)], time=False)
     with pytest.raises(UsageError, match="not timed"):

@@ -214,6 +214,9 @@ class Element:
             self._check_guarded(inside, index, shape, frame)
         return inside
 
+    def need(self, array: np.ndarray | Lanes) -> None:
+        """The values of the elements are needed: an error in runs without data."""
+
     # -- bounds -------------------------------------------------------------------------------------------------------
 
     def _check_guarded(self, inside: np.ndarray, index: tuple, shape: Sequence[int], frame: Frame) -> None:
@@ -227,14 +230,14 @@ class ElementWithoutData(Element):
     """The same in a run without data: tiles and tensors have shapes and no values."""
 
     def load(self, frame: Frame) -> Any:
-        self._need(self.home.array(frame))
+        self.need(self.home.array(frame))
         return super().load(frame)
 
     def at(self, array: np.ndarray | Lanes, index: tuple, frame: Frame) -> Any:
-        self._need(array)
+        self.need(array)
         return super().at(array, index, frame)
 
-    def _need(self, array: np.ndarray | Lanes) -> None:
+    def need(self, array: np.ndarray | Lanes) -> None:
         known = array.known if isinstance(array, Lanes) else array.flags.writeable
         if not known:
             raise NoDataError(

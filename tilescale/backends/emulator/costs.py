@@ -20,6 +20,7 @@ from tilescale.backends.emulator.frame import Frame, uniform
 from tilescale.backends.emulator.registry import cost
 from tilescale.backends.emulator.scales import instance
 from tilescale.backends.emulator.tally import Tally, points
+from tilescale.backends.emulator.threads import pointed
 from tilescale.cost.operations import copy_choice
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Mechanism
@@ -154,6 +155,35 @@ for _name in ("reduce", "cumsum", "cummax", "atomicadd", "atomicmax", "atomicmin
     cost(f"tl.tileop.{_name}")(_elements(_name))
 cost("tl.tileop.finalize_reducer_v2")(_elements("finalize_reducer"))
 cost("tl.reducer_update")(lambda compiler, call: lambda frame: None)
+
+
+def _atomic(lanes: int = 1, returns: bool = False) -> Callable[[Compiler, ir.Call], Closure]:
+    """An update of one element, or of `lanes` neighbouring ones, by each active thread: read, and written."""
+
+    def rule(compiler: Compiler, call: ir.Call) -> Closure:
+        clock, where = compiler.clock, compiler.where
+        home = pointed(compiler, call.args[0]).home
+        scope, root = ir.scope_kind(home.buffer), compiler.root(home.slot)
+        far = scope == "global"
+        latency = clock.rates.latency(scope) if returns else 0.0
+
+        def record(frame: Frame) -> None:
+            nbytes = 2 * lanes * home.dtype.itemsize * frame.active()
+            moved = clock.touches((root, where), nbytes, True) if far else clock.rates.on_chip(scope, nbytes)
+            clock.work(frame, Part("atomic", "transfer" if far else "compute", where, moved, nbytes), latency)
+
+        return record
+
+    return rule
+
+
+for _name in ("add", "max", "min"):
+    cost(f"tl.atomic_{_name}_elem_op", runs=True)(_atomic())
+    cost(f"tl.atomic_{_name}_ret_elem_op", runs=True)(_atomic(returns=True))
+cost("tl.atomic_or_elem_op", "tl.atomic_store_elem_op", runs=True)(_atomic())
+cost("tl.atomic_load_elem_op", runs=True)(_atomic(returns=True))
+cost("tl.atomic_addx2_elem_op", runs=True)(_atomic(lanes=2))
+cost("tl.atomic_addx4_elem_op", runs=True)(_atomic(lanes=4))
 
 
 def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, tuple[int, ...]], None]:

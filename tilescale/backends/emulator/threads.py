@@ -185,6 +185,7 @@ def _quantifier(combine: Callable[..., Any]) -> Callable[[Compiler, ir.Call], Cl
 
         def run(frame: Frame) -> Any:
             array = first.home.array(frame)
+            first.need(array)
             begin = np.ravel_multi_index([uniform(i(frame), frame, "an index") for i in first.indices], array.shape)
             lead, data = (array.lead, array.data) if first.home.lanes else ((), array)
             values = data.reshape(*lead, -1)[..., begin : begin + uniform(count(frame), frame, "a count")]
@@ -217,7 +218,7 @@ def pointed(compiler: Compiler, pointer: Any) -> Element:
         pointer = pointer.args[0]
     if not isinstance(pointer, ir.BufferLoad):
         raise UnsupportedError(f"the emulator does not follow the pointer {pointer}")
-    return Element(compiler, pointer.buffer, pointer.indices)
+    return compiler.element(pointer.buffer, pointer.indices)
 
 
 def _atomic(op: str, returns: bool, lanes: int = 1) -> Callable[[Compiler, ir.Call], Closure]:

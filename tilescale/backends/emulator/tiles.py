@@ -14,7 +14,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator import numerics
-from tilescale.backends.emulator.access import Element, Region
+from tilescale.backends.emulator.access import Region
 from tilescale.backends.emulator.barriers import BarrierReference
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
@@ -59,12 +59,23 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     if "gather4_rows" in notes or "scatter4_rows" in notes:
         raise UnsupportedError("the emulator does not run TMA gather and scatter copies")
     if source.home.lanes or target.home.lanes:
-        return _private_copy(compiler, call)
+        return _private_copy(compiler, call) if compiler.data else _forgotten(target)
     if "dst_block" in notes:
         return _cluster_copy(compiler, source, target, notes)
     if not compiler.data:
         return lambda frame: None
     return lambda frame: copy_tile(source, target, frame)
+
+
+def _forgotten(target: Region) -> Closure:
+    """In a run without data: what a thread-private buffer holds after a copy is unknown."""
+
+    def run(frame: Frame) -> None:
+        array = target.home.array(frame)
+        if isinstance(array, Lanes):
+            array.known = False
+
+    return run
 
 
 def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Any) -> Closure:
@@ -92,7 +103,7 @@ def _private_copy(compiler: Compiler, call: ir.Call) -> Closure:
         buffer, begins, sizes = ir.region_parts(region)
         step = [ir.Var(f"step{i}", "int32") for i in range(len(begins))]
         steps.append([compiler.slot(v) for v in step])
-        elements.append(Element(compiler, buffer, [b + v for b, v in zip(begins, step, strict=True)]))
+        elements.append(compiler.element(buffer, [b + v for b, v in zip(begins, step, strict=True)]))
         extents.append([compiler.expr(n) for n in sizes])
 
     def run(frame: Frame) -> None:
@@ -324,7 +335,7 @@ def _reducer_init(compiler: Compiler, call: ir.Call) -> Closure:
 @operation("tl.reducer_update")
 def _reducer_update(compiler: Compiler, call: ir.Call) -> Closure:
     load = call.args[0]
-    target, value = Element(compiler, load.buffer, load.indices), compiler.expr(call.args[1])
+    target, value = compiler.element(load.buffer, load.indices), compiler.expr(call.args[1])
     op = _REDUCER_OPS[compiler.reducer_op(load.buffer)]
 
     def run(frame: Frame) -> None:
