@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,10 +77,18 @@ class _Places:
         return found
 
 
+def _without_own_flags(stmt: ir.Stmt) -> Sequence[Any]:
+    """A statement without the flag that a signal or a wait names, of which the clock hears anyway."""
+    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    if ir.op_name(call) in (SIGNAL.name, WAIT.name):
+        return call.args[1:]
+    return call.args[:3] if ir.op_name(call) == COPY.name else [stmt]
+
+
 def watched(compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
     """`closure`, after which the clock looks at all flags if the statement may have changed some: a store sets them, an
     atomic adds; or, if it is a loop that looked at some, hears of what it saw."""
-    if not ir.contains(stmt, lambda node: reaches(compiler, node)):
+    if not any(ir.contains(part, lambda node: reaches(compiler, node)) for part in _without_own_flags(stmt)):
         return closure
     clock, where = compiler.clock, location(stmt)
     if isinstance(stmt, ir.While):
