@@ -2,6 +2,7 @@
 """Races between devices: every fault is found at its two lines, and its correct twin stays silent, in every order."""
 
 import pytest
+import torch
 
 import tilescale
 import tilescale.language as T
@@ -257,6 +258,20 @@ def test_a_flag_that_is_cleared_while_others_signal():
     assert caught.value.hint.endswith("or make both atomic")
     in_every_order(counter(plain=True, barrier=True), lambda: tensors(4, (1,)))
     in_every_order(counter(plain=False), lambda: tensors(4, (1,)))
+
+
+def test_devices_that_were_given_the_same_tensor():
+    @T.prim_func
+    def program(X: T.Tensor((8, 8), "float32")):
+        with T.Kernel(device=3, block=1, threads=32):
+            T.clear(X)  # its own, it believes
+
+    x = torch.zeros(8, 8)
+    error = race(program, [[x], [torch.zeros(8, 8)], [x]], "its own, it believes")
+    assert error.message.splitlines()[1] == "  device 0; device 2 were given the same tensor"
+    assert error.hint == "pass a tensor of its own for each of them"
+    tilescale.emulate(program, [[t] for t in torch.zeros(3, 8, 8)])
+    tilescale.emulate(program, [[t] for t in torch.zeros(8, 24).chunk(3, 1)])
 
 
 # -- ranks that do not do the same -------------------------------------------------------------------------------------

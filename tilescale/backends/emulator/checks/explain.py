@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilescale.backends.emulator.checks.states import Access
-from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text
+from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text, same_memory
 from tilescale.backends.emulator.observe import READ, WRITE
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import RaceError
@@ -54,9 +54,12 @@ def race_error(run: Run, first: Access, second: Access, box: Box, owner: np.ndar
     acts = f"{who(first)} {verb(first)} it and {who(second)} {verb(second)} it"
     lines = [f"{region}{place}: {acts}, and nothing orders the two"]
     lines += [f"  {line}" for line in _flags(first, second)]
+    shared = same_memory(holder, first.home.root) if holder is not None else []
+    if len(shared) > 1:
+        lines.append(f"  {'; '.join(map(str, shared))} were given the same tensor")
     error = RaceError(
         "\n".join(lines),
-        hint=_remedy(run, first, second),
+        hint="pass a tensor of its own for each of them" if len(shared) > 1 else _remedy(run, first, second),
         where=[replace(a.home.where, what=f"{verb(a)} here") for a in (first, second) if a.home.where],
     )
     error.located = True

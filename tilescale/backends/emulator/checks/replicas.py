@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from tilescale.backends.emulator.checks.text import Box, acting, declared_name, region_text
+from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owners, region_text
 from tilescale.backends.emulator.numerics import is_float
 from tilescale.backends.emulator.observe import READ, Observer
 from tilescale.backends.emulator.units import Unit
@@ -130,16 +130,9 @@ def _values(name: str, box: Box, held: dict[Unit, np.ndarray]) -> str:
 def _groups(root: Unit, level: str, slot: int) -> Iterator[list[Unit]]:
     """Units that own an instance of a buffer and are told apart by their rank at a level alone."""
     groups: dict[Any, list[Unit]] = {}
-    for unit in _owners(root, slot):
+    for unit in owners(root, slot):
         groups.setdefault(tuple(step for step in unit.path() if step[0] != level), []).append(unit)
     yield from groups.values()
-
-
-def _owners(unit: Unit, slot: int) -> Iterator[Unit]:
-    if slot in unit.storage:
-        yield unit
-    for child in unit.children.values():
-        yield from _owners(child, slot)
 
 
 def _check_group(name: str, slot: int, view: View, group: Sequence[Unit]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,27 @@ def _owner_in(unit: Unit, slot: int, memory: np.ndarray) -> Unit | None:
         return unit
     found = (_owner_in(child, slot, memory) for child in unit.children.values())
     return next((u for u in found if u is not None), None)
+
+
+def same_memory(unit: Unit, slot: int) -> list[Unit]:
+    """Units that were given the same tensor as `unit`, itself included."""
+    root = unit
+    while root.parent is not None:
+        root = root.parent
+    mine = _extent(unit.storage[slot])
+    return [other for other in owners(root, slot) if _extent(other.storage[slot]) == mine]
+
+
+def _extent(array: np.ndarray) -> tuple:
+    return array.__array_interface__["data"][0], array.shape, array.strides
+
+
+def owners(unit: Unit, slot: int) -> Iterator[Unit]:
+    """The units, `unit` and those inside it, that have an instance of a buffer."""
+    if slot in unit.storage:
+        yield unit
+    for child in unit.children.values():
+        yield from owners(child, slot)
 
 
 def declared_name(run: Run, home: Home) -> str:
