@@ -31,10 +31,22 @@ class _OnGpu:
         pytest.skip(f"the results are right; report.{name} is the emulator's")
 
 
-def _run(func: Any, args: Sequence[Any], *, machine: Any = None, progress: Any = None) -> Any:
+def _run(
+    func: Any,
+    args: Sequence[Any] | None = None,
+    *,
+    machine: Any = None,
+    data: bool = True,
+    schedule_seed: int | None = None,
+    **_options: Any,
+) -> Any:
     world = tilescale.init()
     if machine is not None:
         pytest.skip("the launch is for another machine")
+    if not data or args is None:
+        pytest.skip("the launch is for its time only")
+    if schedule_seed is not None:
+        pytest.skip("the order of blocks is the emulator's")
     per_unit = [list(a) for a in args] if all(isinstance(a, list | tuple) for a in args) else [list(args)]
     if len(per_unit) != world.size:
         pytest.skip(f"the launch is on {len(per_unit)} devices, the job has {world.size}")
