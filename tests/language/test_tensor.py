@@ -125,15 +125,32 @@ ROWS, COLUMNS = torch.meshgrid(torch.arange(4), torch.arange(8), indexing="ij")
         (T.Shard(1), COLUMNS // 2),
         (T.Shard(-1), COLUMNS // 2),
         (T.Shard(1, block=1), COLUMNS % 4),
-        (T.Replica, ROWS * 0),
         (lambda i, j: i, ROWS),
         (lambda i, j: j // 2, COLUMNS // 2),
         (lambda i, j: j % 4, COLUMNS % 4),
     ],
-    ids="FullRow FullCol Shard0 Shard1 Shard-1 cyclic Replica rows blocks function-cyclic".split(),
+    ids="FullRow FullCol Shard0 Shard1 Shard-1 cyclic rows blocks function-cyclic".split(),
 )
 def test_views_of_a_tile(layout, wanted: torch.Tensor):
     assert shares(layout).tolist() == wanted.tolist()
+
+
+def test_a_replica_is_the_whole_tile_of_every_warp():
+    @T.prim_func
+    def f(A: T.Tensor((4, 8), "int32"), S: T.Tensor((4, 2), "int32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc((4, 8), "int32")
+            with T.Scale("warp") as rank, size:
+                mine = T.view(a, layout=T.Replica)
+                T.fill(mine, 10 * rank)
+                T.allreduce(mine, op="max")  # read as a whole, a replica has to be the same on all
+                S[rank, 0] = mine.shape[0]
+                S[rank, 1] = mine.shape[1]
+            T.copy(a, A)
+
+    a, shapes = torch.full((4, 8), -1, dtype=torch.int32), torch.zeros(4, 2, dtype=torch.int32)
+    tilescale.emulate(f, [a, shapes])
+    assert (a == 30).all() and shapes.tolist() == [[4, 8]] * 4
 
 
 def test_view_of_a_slice_and_of_a_view():
@@ -174,12 +191,12 @@ def test_views_of_a_parameter_say_what_each_device_passes(layout, shard: tuple[i
                 S[0] = mine.shape[0]
                 S[1] = mine.shape[1]
                 for i, j in T.grid(mine.shape[0], mine.shape[1]):
-                    mine[i, j] = rank
+                    mine[i, j] += 1  # what a replica ends with is the same on every device
 
     args = [[torch.zeros(shard, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)] for _ in range(4)]
     tilescale.emulate(f, args)
-    for rank, (mine, shape) in enumerate(args):
-        assert shape.tolist() == list(shard) and (mine == rank).all()
+    for mine, shape in args:
+        assert shape.tolist() == list(shard) and (mine == 1).all()
 
 
 def test_symbolic_shards():
