@@ -140,7 +140,7 @@ def test_a_replica_is_the_whole_tile_of_every_warp():
     def f(A: T.Tensor((4, 8), "int32"), S: T.Tensor((4, 2), "int32")):
         with T.Kernel(1, threads=128):
             a = T.alloc((4, 8), "int32")
-            with T.Scale("warp") as rank, size:
+            with T.Scale("warp") as (rank, _):
                 mine = T.view(a, layout=T.Replica)
                 T.fill(mine, 10 * rank)
                 T.allreduce(mine, op="max")  # read as a whole, a replica has to be the same on all
@@ -186,7 +186,7 @@ def test_views_of_a_parameter_say_what_each_device_passes(layout, shard: tuple[i
     @T.prim_func
     def f(A: T.Tensor((8, 8), "int32"), S: T.Tensor((2,), "int32")):
         with T.Kernel(device=4, block=1, threads=32):
-            with T.Scale("device") as rank, size:
+            with T.Scale("device"):
                 mine = T.view(A, layout=layout)
                 S[0] = mine.shape[0]
                 S[1] = mine.shape[1]
