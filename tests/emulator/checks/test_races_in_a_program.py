@@ -240,6 +240,35 @@ def test_branches_that_follow_one_another_are_in_step():
     in_every_order(program, lambda: tensors(1, (2, 32), (2, 32))[0])
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("between", [None, "sync"])
+def test_a_branch_that_waits_orders_nothing_for_the_next(between, seed):
+    """Whether or not the signal has come before it looks."""
+
+    @T.prim_func
+    def program(X: T.Tensor((32, 8), "float32"), Y: T.Tensor((32, 8), "float32"), F: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, block=1, threads=256):
+            with T.Scale("block"):
+                tile = T.alloc_shared((32, 8), "float32")
+                T.copy(X, tile)
+                with T.Scale("device") as (rank, _):
+                    T.copy(tile, Y, dst=1 - rank, signal=F[0])  # sent by the other one
+                tx = T.get_thread_binding()
+                if tx < 128:
+                    T.wait(F[0], ">=", 1)
+                if between == "sync":
+                    T.sync_threads()
+                if tx >= 128:
+                    T.copy(Y, tile)  # read by other threads
+
+    args = tensors(2, (32, 8), (32, 8), (1,))
+    if between == "sync":
+        tilescale.emulate(program, args, schedule_seed=seed)
+    else:
+        error = race(program, args, "sent by the other one", "read by other threads", seed=seed)
+        assert ", threads 128..255 reads it" in error.message
+
+
 def test_what_only_one_task_reaches_costs_nothing():
     """A program's own tiles are looked at only where parts of it run side by side."""
     seen = []

@@ -103,7 +103,8 @@ def _roles(frame: Frame, sides: list[tuple[np.ndarray, Closure]], where: Any, in
     """Threads part ways: each side becomes a coroutine of its own; they meet again after the branch.
 
     Branches that follow one another begin `in_turn`: one that ends without waiting has ended before the next begins, as
-    TileLang synchronises threads between them; one that waits may wait for the next.
+    TileLang synchronises threads between them; one that waits may wait for the next, and orders nothing before it, not
+    even if what it waits for is there already.
     """
     run, task, members, begun = frame.run, frame.run.scheduler.current, [], set()
     family = Family(run.scheduler, "its threads", where)
@@ -121,7 +122,7 @@ def _roles(frame: Frame, sides: list[tuple[np.ndarray, Closure]], where: Any, in
             turn()
         side.leave(branch(side), mask)
         frame.join(side)
-        if in_turn:
+        if in_turn and not run.scheduler.current.waited:
             run.publishes(family)
 
     for mask, branch in sides:

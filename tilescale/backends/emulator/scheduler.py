@@ -55,6 +55,7 @@ class Task:
         name: which unit it is, e.g. "device 2, block (0, 1)".
         parent: who waits for its end.
         wait: what it waits for now.
+        waited: whether it, or a task that it made, has come to a wait, be it for what was there already.
         paused: whether it has let others run first.
         ended: whether it has ended.
     """
@@ -64,6 +65,7 @@ class Task:
     done: Callable[[], None] | None = None
     parent: Task | None = None
     wait: Wait | None = None
+    waited: bool = False
     paused: bool = False
     ended: bool = False
     greenlet: greenlet = field(init=False)
@@ -111,6 +113,8 @@ class Scheduler:
     def _run(self, task: Task) -> None:
         task.body()
         task.ended = True
+        if task.parent is not None:
+            task.parent.waited |= task.waited
         self.tasks.discard(task)
         self._spins = 0
         if task.done is not None:
@@ -118,6 +122,7 @@ class Scheduler:
 
     def block(self, wait: Wait) -> None:
         """The current task waits. Returns when `wait.ready()` holds."""
+        self.current.waited |= not wait.quiet
         if wait.ready():
             return
         task = self.current
