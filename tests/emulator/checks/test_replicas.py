@@ -129,6 +129,32 @@ def test_devices_that_end_with_different_replicas(devices):
     tilescale.emulate(whole(devices, False), given(), check=("races", "uninitialized"))
 
 
+@pytest.mark.parametrize("devices", [2, 5])
+def test_devices_that_were_given_different_replicas(devices):
+    @T.prim_func
+    def program(X: T.Tensor((8, 8), "float32"), Y: T.Tensor((8, 8), "float32")):
+        with T.Kernel(device=devices, block=1, threads=64):
+            with T.Scale("device"):
+                X_dev = T.view(X, layout=T.Replica)  # the input's view
+            T.copy(X_dev, Y)
+
+    def given(last):
+        x = torch.arange(64.0).reshape(8, 8)
+        args = [[x.clone(), torch.zeros(8, 8)] for _ in range(devices)]
+        args[-1][0][2, 3:5] = last
+        return args
+
+    with pytest.raises(DivergedReplicaError) as caught:
+        tilescale.emulate(program, given(-1.0))
+    assert caught.value.message == (
+        "the devices were given different values of X[2, 3:5], of which each should hold the same: "
+        f"X[2, 3] is 19.0 on device 0, -1.0 on device {devices - 1}"
+    )
+    assert "pass the same values on every device" in caught.value.hint
+    assert [w.line for w in caught.value.where] == [line_of("the input's view")]
+    tilescale.emulate(program, given(torch.tensor([19.0, 20.0])))
+
+
 def test_sums_in_another_order_are_the_same():
     """Each device adds up the same numbers, starting with its own: the results differ by rounding."""
 

@@ -75,12 +75,13 @@ class Replicas(Observer):
 
     def ends(self) -> None:
         program, compiler = self._run.program, self._run.compiler
-        for i in sorted(written_parameters(program)):
-            slot = compiler.slot(program.parameters[i].buffer.data)
-            for view in program.parameters[i].views:
+        written = written_parameters(program)
+        for i, parameter in enumerate(program.parameters):
+            for view in parameter.views:
                 if view.layout.is_replica:
+                    slot = compiler.slot(parameter.buffer.data)
                     for group in _groups(self._run.root, view.level, slot):
-                        _check_group(program.parameters[i].name, slot, view, group)
+                        _check_group(parameter.name, slot, view, group, i in written)
 
 
 def _holders(unit: Unit, slot: int, version: int) -> Iterator[Unit]:
@@ -135,17 +136,27 @@ def _groups(root: Unit, level: str, slot: int) -> Iterator[list[Unit]]:
     yield from groups.values()
 
 
-def _check_group(name: str, slot: int, view: View, group: Sequence[Unit]) -> None:
-    """Raise DivergedReplicaError if units end with different values of a parameter that each holds the whole of."""
+def _check_group(name: str, slot: int, view: View, group: Sequence[Unit], written: bool) -> None:
+    """Raise DivergedReplicaError if units hold different values of a parameter that each holds the whole of.
+
+    Args:
+        written: whether the program writes it; if not, they were given different values.
+    """
     first = group[0].storage[slot]
+    if written:
+        did = "end with"
+        hint = f'make it one at the end: T.allreduce({name}) in T.Scale("{view.level}"), or view it with the layout '
+        hint += "that it has"
+    else:
+        did = "were given"
+        hint = f"pass the same values on every {view.level}; a tensor that each has for itself needs no view"
     for unit in group[1:]:
         box = _box(different(first, unit.storage[slot]))
         if box:
             held = {group[0]: first, unit: unit.storage[slot]}
             raise DivergedReplicaError(
-                f"the {view.level}s end with different values of {region_text(name, box)}, of which each should hold "
+                f"the {view.level}s {did} different values of {region_text(name, box)}, of which each should hold "
                 f"the same: {_values(name, box, held)}",
-                hint=f'make it one at the end: T.allreduce({name}) in T.Scale("{view.level}"), or view it with the '
-                "layout that it has",
+                hint=hint,
                 where=view.where and Location(view.where.file, view.where.line, "viewed with T.Replica here"),
             )
