@@ -18,9 +18,11 @@ from tilescale.hda import Machine
 from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
 
 
-def steps(func: Any, sizes: dict[str, int] | None = None, machine: str = "h200-sxm-8") -> list[str]:
+def steps(
+    func: Any, sizes: dict[str, int] | None = None, machine: str = "h200-sxm-8", nccl: bool = True
+) -> list[str]:
     """The plan in words: host steps by operation and implementation, grids by programs x threads."""
-    target = Target(Machine.load(machine), tuple((sizes or {"device": 4}).items()), 1 << 36)
+    target = Target(Machine.load(machine), tuple((sizes or {"device": 4}).items()), 1 << 36, nccl)
     return list(_words(plan(program(func, machine), target)[0], None))
 
 
@@ -163,6 +165,32 @@ def test_parallel_loops_of_any_extent_are_spread():
     source(scale)
 
 
+def test_ranks_that_share_gpus_do_without_nccl():
+    @T.macro
+    def statements(X, Y, L, flags, rank, size):
+        T.allreduce(X)
+        T.broadcast(Y, root=1)
+        T.reduce_scatter(X, Y[0:16, :])
+
+    assert steps(on_devices(statements), nccl=False) == ["grid 1 x 256"] * 3
+
+
+def test_the_host_decides_on_values_in_device_memory():
+    @T.macro
+    def until(X, Y, L, flags, rank, size):
+        while flags[0] < 3:
+            T.allreduce(X, impl="nccl")
+            if L[0] > 0.5 and size > 2:
+                T.barrier()
+            for _ in T.serial(flags[1]):
+                T.clear(Y)
+            flags[0] += 1
+
+    assert steps(on_devices(until)) == [
+        "While", "  allreduce nccl", "  IfThenElse", "    barrier", "  For", "    fill", "  grid 1 x 1"
+    ]  # fmt: skip
+
+
 def test_the_choice_is_in_the_schedule():
     text = tilescale.compile(programs.put_with_signal()).schedule
     assert "T.copy(tile, Y, dst=): lsu (estimated" in text and "tma" in text
@@ -186,15 +214,24 @@ def by_bulk_copies(X, Y, L, flags, rank, size):
 
 
 @T.macro
-def until_a_value(X, Y, L, flags, rank, size):
-    if L[0] > 0:  # <-
+def until_a_function(X, Y, L, flags, rank, size):
+    if T.abs(L[0]) > 0:  # <-
         T.allreduce(X)
 
 
 @T.macro
-def while_a_flag(X, Y, L, flags, rank, size):
-    while flags[0] < 3:  # <-
-        T.barrier()
+def until_a_value(X, Y, L, flags, rank, size):
+    first = L[0]
+    if first > 0:  # <-
+        T.allreduce(X)
+
+
+@T.macro
+def until_a_variable(X, Y, L, flags, rank, size):
+    total = T.alloc_var("float32")
+    total = L[0]
+    if total > 0:  # <-
+        T.allreduce(X)
 
 
 @T.macro
@@ -219,8 +256,9 @@ def kept_across(X, Y, L, flags, rank, size):
         (kept_across, "'total', which lives across"),
         (by_ring, "impl='ring' of T.allreduce: here there is one_shot, nccl"),
         (by_bulk_copies, "impl='tma': moves shared memory, the tile lies in global memory"),
-        (until_a_value, "control flow on values in device memory"),
-        (while_a_flag, "control flow on values in device memory"),
+        (until_a_function, "'fabs' in what decides what to launch"),
+        (until_a_value, "'first', read from memory before"),
+        (until_a_variable, "'total', which lives on the chip and decides what to launch"),
     ],
 )
 def test_what_has_no_lowering_names_its_line(statements: Any, found: str, mistake):

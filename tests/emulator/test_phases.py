@@ -12,7 +12,7 @@ from tests.emulator.support import OPS, WORLDS, assert_rounded, assert_same, bla
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_products_with_shifting_operands(size):
     """A ring of devices, each with a row of A and of C: B's shards travel round, one product a step (1-D Cannon)."""
-    m, n, k = 16, 24, 8
+    m, n, k = 32, 24, 8
 
     @T.prim_func
     def program(
@@ -20,21 +20,21 @@ def test_products_with_shifting_operands(size):
         B: T.Tensor((k, n), "float32"),
         C: T.Tensor((m, n), "float32"),
     ):
-        with T.Kernel(device=size, block=(T.ceildiv(n, 16), T.ceildiv(m, 8)), threads=128) as (bx, by):
+        with T.Kernel(device=size, block=(T.ceildiv(n, 16), T.ceildiv(m, 16)), threads=32) as (bx, by):
             with T.Scale("device") as (rank, _):
                 here = T.alloc((k, n), "float32", level="l2")
                 there = T.alloc((k, n), "float32", level="l2")
                 T.copy(B, here)
                 for step in T.serial(size):
                     with T.Scale("block"):
-                        a = T.alloc((8, k), "float32")
+                        a = T.alloc((16, k), "float32")
                         b = T.alloc((k, 16), "float32")
-                        c = T.alloc((8, 16), "float32", level="l0")
-                        T.copy(A[by * 8, (rank + step) % size * k], a)
+                        c = T.alloc((16, 16), "float32", level="l0")
+                        T.copy(A[by * 16, (rank + step) % size * k], a)
                         T.copy(here[0, bx * 16], b)
-                        T.copy(C[by * 8, bx * 16], c)
+                        T.copy(C[by * 16, bx * 16], c)
                         T.gemm(a, b, c)
-                        T.copy(c, C[by * 8, bx * 16])
+                        T.copy(c, C[by * 16, bx * 16])
                     T.copy(here, there, dst=(rank + size - 1) % size)
                     T.barrier()
                     T.copy(there, here)

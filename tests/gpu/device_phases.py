@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tilescale.settings import settings  # noqa: E402
 
 LIMIT_S = 240.0
 ROWS, COLUMNS = 96, 64
@@ -167,6 +168,50 @@ def tiles(side: str, impl: str | None, dtype: str) -> Any:
     return moved
 
 
+def until_small() -> Any:
+    """A loop whose number of rounds the devices find out: all halve until the largest element is small enough."""
+    devices = tilescale.init().size
+
+    @T.prim_func
+    def halved(X: T.Tensor((ROWS, COLUMNS), "float32"), rounds: T.Tensor((1,), "int32")):
+        with T.Kernel(device=devices, block=6, threads=64) as bx:
+            with T.Scale("device"):
+                top = T.alloc((1,), "float32", level="l2")
+                rounds[0] = 0
+                top[0] = 1e9
+                while top[0] > 0.5:
+                    with T.Scale("block"):
+                        for i, j in T.Parallel(16, COLUMNS):
+                            X[bx * 16 + i, j] = X[bx * 16 + i, j] / 2
+                    top[0] = 0
+                    for i, j in T.grid(ROWS, COLUMNS):
+                        top[0] = T.max(top[0], T.abs(X[i, j]))
+                    T.allreduce(top, op="max")
+                    rounds[0] += 1
+
+    return halved
+
+
+def refuses_capture() -> None:
+    """What the host reads in the middle of a call a graph would not read again."""
+    world = tilescale.init()
+    func = until_small()
+    kernel = tilescale.compile(func)
+    mine = [x.cuda() for x in inputs(func, 0)[world.rank]]
+    kernel(*mine)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            kernel(*mine)
+    except tilescale.errors.UnsupportedError as error:
+        assert "decides on values in device memory" in str(error), error
+    else:
+        raise AssertionError("the capture was not refused")
+    kernel(*mine)
+    torch.cuda.synchronize()
+
+
 def levels() -> Any:
     """Collectives over one level of two; on one server, as if it were two. Needs an even number of ranks."""
     size = tilescale.init().size
@@ -271,9 +316,13 @@ def checks() -> dict[str, Callable[[], None]]:
             for dim in (0, 1) if name != "broadcast" else (0,):
                 found[f"{name} {impl} dim {dim}"] = lambda n=name, i=impl, d=dim: check(collective(n, i, d))
     found["mixed"] = lambda: check(mixed())
+    found["until small"] = lambda: check(until_small(), graph=False)
+    found["until small, captured"] = refuses_capture
     for side in ("dst", "src"):
         for impl, dtype in (("tma", "float32"), ("tma", "bfloat16"), ("lsu", "bfloat16")):
             found[f"tiles {side} {impl} {dtype}"] = lambda s=side, i=impl, d=dtype: check(tiles(s, i, d))
+    if settings().share_gpus:
+        return {name: run for name, run in found.items() if "nccl" not in name}
     if size % 2 == 0:
         found["levels"] = lambda: check(_traced_for("h200-sxm-8x4", levels), "h200-sxm-8x4")
     return found
@@ -287,7 +336,7 @@ def _traced_for(machine: str, make: Callable[[], Any]) -> Any:
 def main() -> int:
     """Run the checks whose names contain one of the arguments."""
     world = tilescale.init()
-    torch.cuda.set_device(world.local_rank)
+    torch.cuda.set_device(world.device)
     threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
     failed, wanted = 0, sys.argv[1:] or [""]
     for name, run in checks().items():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tilelang_core import ir
 
@@ -28,13 +29,13 @@ class Workspace:
 
     Attributes:
         name: unique within the program; kernels that name the same workspace share it.
-        shape, dtype: of one device's instance.
+        shape, dtype: of one device's instance; extents may be expressions of what the call knows.
         symmetric: whether peers write it.
         peers: whether the kernel gets all devices' instances, like `Peers`.
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: str
     symmetric: bool = True
     peers: bool = False

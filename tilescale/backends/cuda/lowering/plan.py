@@ -5,8 +5,8 @@ Why: a device phase is what a device does once, but a GPU runs kernels and what 
 arbitrary statements. After: `HostStep`s, one operation on whole tensors each (copy engine, NCCL, fills, meetings), in
 control flow of the host; and launches for the rest: one program of one thread for statements that have an order, such
 as signals and waits, and a grid over the elements or tiles of tensors for parallel loops, copies and collectives that
-programs make best. The machine model says which (tilescale/cost). Declines control flow of the host that depends on
-values in device memory.
+programs make best. The machine model says which (tilescale/cost). Control flow around them is the host's, which reads
+in device memory what it depends on.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ BY_COPIES = (ops.ALL_GATHER.name, ops.ALL_TO_ALL.name)
 """Collectives that copies by the host can make."""
 
 NCCL_TYPES = frozenset(("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"))
+
+_HOST_CALLS = ("tirx.if_then_else", "tirx.shift_left", "tirx.shift_right")
+"""Calls of TIR that fold to a number when their operands are numbers."""
 
 _TILE_OPS = ("tl.tileop.fill", "tl.tileop.copy")
 
@@ -88,7 +91,9 @@ class _Planner(Grids):
         if isinstance(part, model.Sequence):
             return model.Sequence(tuple(self.part(p) for p in part.parts))
         if isinstance(part, Control):
-            return Control(self._sized(part.stmt), tuple(self.part(p) for p in part.parts))
+            self.where = location(part.stmt) or self.where
+            stmt = self._on_host(self._sized(part.stmt))
+            return Control(stmt, tuple(self.part(p) for p in part.parts))
         if isinstance(part, GridPhase):
             return GridPhase(self.with_bindings([part.stmt]))
         return model.Sequence(tuple(self._device(self._sized(part.stmt))))
@@ -120,8 +125,8 @@ class _Planner(Grids):
         if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
             return [self.elementwise(stmt)]
         if isinstance(stmt, ir.For | ir.IfThenElse | ir.While) and ir.contains(stmt, _is_whole):
-            self._check_host(stmt)
-            return [Control(stmt, tuple(model.Sequence(tuple(self._device(s))) for s in ir.children(stmt)))]
+            checked = self._on_host(stmt)
+            return [Control(checked, tuple(model.Sequence(tuple(self._device(s))) for s in ir.children(stmt)))]
         return [stmt]
 
     def _bind(self, bind: ir.Bind) -> list[Part | ir.Stmt]:
@@ -145,12 +150,26 @@ class _Planner(Grids):
         self.check_known(ir.uses(stmt))
         return HostStep(stmt, impl, self.where or self.launch.where)
 
-    def _check_host(self, stmt: ir.Stmt) -> None:
-        """Control flow around operations on whole tensors is the host's, which does not read device memory."""
-        exprs = [stmt.min, stmt.extent] if isinstance(stmt, ir.For) else [stmt.condition]
-        if isinstance(stmt, ir.While) or not all(ir.is_pure(e) for e in exprs):
+    def _on_host(self, stmt: ir.Stmt) -> ir.Stmt:
+        """Control flow around launches is the host's: it knows ranks and numbers, and reads device memory."""
+        for expr in [stmt.min, stmt.extent] if isinstance(stmt, ir.For) else [stmt.condition]:
+            self.check_known(sorted(ir.variables(expr), key=str))
+            nodes: list[Any] = []
+            ir.walk(expr, nodes.append)
+            for node in nodes:
+                self._check_host(node)
+        return stmt
+
+    def _check_host(self, node: Any) -> None:
+        if isinstance(node, ir.BufferLoad) and node.buffer.scope() != "global":
             raise self.unsupported(
-                "control flow on values in device memory around operations on whole tensors has no CUDA lowering"
+                f"{node.buffer.name!r}, which lives on the chip and decides what to launch, has no CUDA lowering: "
+                'keep it in device memory, T.alloc(..., level="l2")'
+            )
+        if isinstance(node, ir.Call) and ir.op_name(node) not in _HOST_CALLS:
+            raise self.unsupported(
+                f"{node.op.name.rpartition('.')[2]!r} in what decides what to launch has no CUDA lowering: compute it "
+                "into device memory first, and compare that"
             )
 
     # -- copies ------------------------------------------------------------------------------------------------------
@@ -212,9 +231,10 @@ class _Planner(Grids):
         # Programs meet their counterparts on all devices, so there is one level of them. Tiles of what is split along
         # a dimension would be slices of rows: only on demand.
         asked = ir.attribute(call, "impl") in ON_TILES[name]
-        if constant and len(self.target.sizes) == 1 and (asked or name == ops.ALLREDUCE.name):
+        on_tiles = asked or name == ops.ALLREDUCE.name or not self.target.nccl
+        if constant and len(self.target.sizes) == 1 and on_tiles:
             able += ON_TILES[name]
-        if all(str(buffer.dtype) in NCCL_TYPES for buffer, _, _ in regions):
+        if self.target.nccl and all(str(buffer.dtype) in NCCL_TYPES for buffer, _, _ in regions):
             able.append("nccl")
         if name in BY_COPIES and constant and self._copied_by_host(call):
             able.append("copy_engine")

@@ -47,11 +47,13 @@ class Target:
     Attributes:
         sizes: units of each launched level above the program, coarsest first.
         stride: bytes between two devices' instances in the heap's address range.
+        nccl: whether NCCL can join the devices; it refuses two ranks on one.
     """
 
     machine: Machine
     sizes: tuple[tuple[str, int], ...]
     stride: int
+    nccl: bool = True
 
     @property
     def devices(self) -> int:
@@ -182,13 +184,13 @@ class Signature:
 
     def local(self, data: ir.Var) -> ir.Buffer:
         """This device's instance of a tensor."""
-        position, _, shape, dtype, name = self._global(data)
-        argument = self._declared(name, shape, dtype) if position is None else Given(position)
+        position, buffer, shape, dtype, name = self._global(data)
+        argument = self._declared(buffer) if position is None else Given(position)
         return self.tensor(argument, name, shape, dtype)
 
-    def _declared(self, name: str, shape: Any, dtype: str, *, peers: bool = False) -> Workspace:
+    def _declared(self, buffer: ir.Buffer, *, peers: bool = False) -> Workspace:
         """A workspace that the program allocates; all its phases share it."""
-        return Workspace(name, tuple(ir.constant(n) for n in shape), dtype, peers=peers)
+        return Workspace(buffer.name, tuple(buffer.shape), str(buffer.dtype), peers=peers)
 
     def symmetric(self, data: ir.Var) -> ir.Buffer:
         """This device's instance of a tensor that stands for those of peers, which lie at the same place there."""
@@ -199,7 +201,7 @@ class Signature:
 
     def peers(self, data: ir.Var) -> ir.Buffer:
         """All devices' instances of a tensor."""
-        position, _, shape, dtype, name = self._global(data)
-        argument = self._declared(name, shape, dtype, peers=True) if position is None else Peers(position)
+        position, buffer, shape, dtype, name = self._global(data)
+        argument = self._declared(buffer, peers=True) if position is None else Peers(position)
         strides = self._peer_strides(shape, dtype)
         return self.tensor(argument, f"{name}_peers", (self.target.devices, *shape), dtype, strides)

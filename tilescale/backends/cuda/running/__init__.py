@@ -3,6 +3,7 @@
 
 execute.py                        a program: arguments, compilation once for a node, launches
 phases.py nccl.py                 operations of the host: copy engine, NCCL
+control.py                        loops and branches around phases
 guard.py                          what keeps a program from hanging, with:
 timeouts.py diagnosis.py          waits that failed, and what is said of them
 barrier_kernel.py streams.py      all ranks meet; order on streams, waiting for the device

@@ -20,7 +20,7 @@ from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
 from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
 from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.backends.cuda.lowering.signature import Site, Target
-from tilescale.backends.cuda.running import nccl, occupancy
+from tilescale.backends.cuda.running import control, nccl, occupancy
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
 from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.phases import host_step
@@ -29,9 +29,9 @@ from tilescale.backends.cuda.support import STRIDE, checked
 from tilescale.comm import World, init
 from tilescale.comm.heap import SymmetricHeap, default_heap
 from tilescale.comm.heap.group import Group
-from tilescale.errors import LaunchError
+from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
-from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
+from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence, location
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
@@ -46,12 +46,17 @@ class Call:
     """One call of a program: what the caller passed, and the values of host-level variables."""
 
     values: list[Any]
-    variables: dict[ir.Var, int] = field(default_factory=dict)
+    variables: dict[ir.Var, int | float] = field(default_factory=dict)
 
     def evaluate(self, expr: Any) -> int:
         """An expression of host-level variables as a number."""
-        mapping = {var: ir.IntImm(str(var.dtype), value) for var, value in self.variables.items()}
-        return ir.constant(ir.substitute(expr, mapping) if isinstance(expr, ir.PrimExpr) else expr)
+        if isinstance(expr, int | ir.IntImm):
+            return int(expr)
+        return ir.constant(ir.substitute(expr, {v: _immediate(str(v.dtype), x) for v, x in self.variables.items()}))
+
+
+def _immediate(dtype: str, value: float) -> ir.PrimExpr:
+    return ir.FloatImm(dtype, value) if "float" in dtype else ir.IntImm(dtype, int(value))
 
 
 class DeviceProgram:
@@ -67,7 +72,7 @@ class DeviceProgram:
         self.program = program
         self.options = {k: v for k, v in options.items() if v is not None and k not in OWN_OPTIONS}
         self.world: World = init()
-        self.device = torch.device("cuda", self.world.local_rank)
+        self.device = self.world.device
         torch.cuda.set_device(self.device)
         self.is_alone = not program.extents
         if self.is_alone:
@@ -75,7 +80,8 @@ class DeviceProgram:
         self._group = Group(self.world)
         agree(self._group, _facts(program, machine, self.options))
         self.sizes = self._sizes()
-        self.target = Target(machine, self.sizes, STRIDE if self.is_alone else self.heap.addresses.stride)
+        stride = STRIDE if self.is_alone else self.heap.addresses.stride
+        self.target = Target(machine, self.sizes, stride, nccl=not settings().share_gpus)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self.workspaces: dict[str, torch.Tensor] = {}
@@ -97,6 +103,7 @@ class DeviceProgram:
     def _build(self) -> None:
         self.sites.clear()
         self.kernels = 0
+        self.reads_at: Location | None = None
         self.reached: set[int] = set()
         self._variables: list[ir.Var] = []
         self._generation = nccl.generation()
@@ -137,27 +144,16 @@ class DeviceProgram:
         return host_step(self, part)
 
     def _control(self, part: Control, launch: Launch | None) -> Callable[[Call], None]:
-        stmt = part.stmt
-        if isinstance(stmt, ir.For):
-            self._variables.append(stmt.loop_var)
-            body = self._part(part.parts[0], launch)
-            self._variables.pop()
-
-            def loop(call: Call) -> None:
-                begin = call.evaluate(stmt.min)
-                for value in range(begin, begin + call.evaluate(stmt.extent)):
-                    call.variables[stmt.loop_var] = value
-                    body(call)
-
-            return loop
-        bodies = [self._part(p, launch) for p in part.parts]
-
-        def branch(call: Call) -> None:
-            taken = call.evaluate(stmt.condition)
-            if taken or len(bodies) > 1:
-                bodies[0 if taken else 1](call)
-
-        return branch
+        stmt, where = part.stmt, location(part.stmt) or self.program.launches[0].where
+        if not isinstance(stmt, ir.For):
+            bodies = [self._part(p, launch) for p in part.parts]
+            if isinstance(stmt, ir.While):
+                return control.loop_while(self, stmt, bodies[0], where)
+            return control.branch(self, stmt, bodies, where)
+        self._variables.append(stmt.loop_var)
+        body = self._part(part.parts[0], launch)
+        self._variables.pop()
+        return control.loop(self, stmt, body, where)
 
     def _kernel(self, phase: GridPhase, launch: Launch) -> Callable[[Call], None]:
         around = tuple(self._variables)
@@ -211,18 +207,20 @@ class DeviceProgram:
 
     # -- arguments ---------------------------------------------------------------------------------------------------
 
-    def tensor(self, workspace: arg.Workspace) -> torch.Tensor:
-        """A workspace's instance on this device, zero when it is made."""
+    def tensor(self, workspace: arg.Workspace, call: Call) -> torch.Tensor:
+        """A workspace's instance on this device, zero when it is made: again where a call needs another shape."""
         import torch
 
-        if workspace.name not in self.workspaces:
+        shape = tuple(call.evaluate(n) for n in workspace.shape)
+        known = self.workspaces.get(workspace.name)
+        if known is None or known.shape != shape:
             dtype = getattr(torch, workspace.dtype)
             if workspace.symmetric and not self.is_alone:
-                made = self.heap.zeros(workspace.shape, dtype)
+                known = self.heap.zeros(shape, dtype)
             else:
-                made = torch.zeros(workspace.shape, dtype=dtype, device=self.device)
-            self.workspaces[workspace.name] = made
-        return self.workspaces[workspace.name]
+                known = torch.zeros(shape, dtype=dtype, device=self.device)
+            self.workspaces[workspace.name] = known
+        return known
 
     def rank(self, level: str) -> int:
         """This rank's rank at a level: devices are numbered row-major, the coarsest level slowest."""
@@ -251,6 +249,7 @@ class DeviceProgram:
 
     def _call(self, values: list[Any]) -> None:
         known = self._variables_of(values)
+        self._check_capture()
         if not self._waits:
             return self.run(Call(list(values), known))
         self.guard.check()
@@ -271,6 +270,17 @@ class DeviceProgram:
                 raise
             for i, copy in staged.items():
                 values[i].copy_(copy)
+
+    def _check_capture(self) -> None:
+        """Refuse what a CUDA graph would not repeat. Raises UnsupportedError."""
+        import torch
+
+        if self.reads_at is not None and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(
+                f"{self.program.name!r} decides on values in device memory what to launch, which a CUDA graph cannot",
+                hint="capture a program whose loops have a number of steps that is known before the call",
+                where=self.reads_at,
+            )
 
     def _variables_of(self, values: list[Any]) -> dict[ir.Var, int]:
         """What the arguments say of the program's variables: scalars, and extents that were left open."""
@@ -339,14 +349,10 @@ def _in_order(steps: list[Callable[[Call], None]]) -> Callable[[Call], None]:
 _VALUES: dict[type, Callable[[DeviceProgram, Any, Call], Any]] = {
     arg.Given: lambda own, a, call: call.values[a.position],
     arg.Peers: lambda own, a, call: own.heap.peers(call.values[a.position]),
-    arg.Workspace: lambda own, a, call: own.heap.peers(own.tensor(_instance(a))) if a.peers else own.tensor(a),
+    arg.Workspace: lambda own, a, call: own.heap.peers(own.tensor(a, call)) if a.peers else own.tensor(a, call),
     arg.Rank: lambda own, a, call: own.rank(a.level),
     arg.SlotShift: lambda own, a, call: own.heap.addresses.slot(0),
     arg.Limit: lambda own, a, call: own.guard.limit_ns,
     arg.WaitRecord: lambda own, a, call: own.guard.records.device,
     arg.HostVariable: lambda own, a, call: call.variables[a.var],
 }
-
-
-def _instance(workspace: arg.Workspace) -> arg.Workspace:
-    return arg.Workspace(workspace.name, workspace.shape, workspace.dtype, workspace.symmetric)

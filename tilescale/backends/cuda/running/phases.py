@@ -58,12 +58,11 @@ class Part:
             if any(buffer.data.same_as(d) for d in datas):
                 self.position = position
         if self.position is None:
-            shape = tuple(ir.constant(n) for n in buffer.shape)
-            self.workspace = arg.Workspace(buffer.name, shape, str(buffer.dtype))
+            self.workspace = arg.Workspace(buffer.name, tuple(buffer.shape), str(buffer.dtype))
 
     def tensor(self, call: Call) -> torch.Tensor:
         """The whole tensor on this device."""
-        return call.values[self.position] if self.position is not None else self.own.tensor(self.workspace)
+        return call.values[self.position] if self.position is not None else self.own.tensor(self.workspace, call)
 
     def _index(self, call: Call) -> tuple[slice, ...]:
         begins = [call.evaluate(b) for b in self.begins]
