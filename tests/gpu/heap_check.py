@@ -141,7 +141,8 @@ def check_fills(heap: SymmetricHeap) -> None:
     """zeros and from_tensor are complete on all ranks when they return, for every kind of tensor."""
     view = heap.addresses
     for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool):
-        marked = heap.from_tensor(torch.ones(7, 5).t().to(dtype))
+        beside = torch.device("cuda", (heap.device.index + 1) % torch.cuda.device_count())
+        marked = heap.from_tensor(torch.ones(7, 5).t().to("cpu" if dtype == torch.bool else beside, dtype))
         zero = heap.zeros((5, 7), dtype)
         for peer in range(view.ranks):
             assert heap.peers(marked)[view.slot(peer)].float().eq(1).all() and marked.shape == (5, 7)
@@ -218,7 +219,7 @@ def main(provider: str) -> None:
     """All checks with one provider, and the memory that is left before and after."""
     watch()
     world = tilescale.init(timeout_s=25)
-    device = torch.device("cuda", world.local_rank)
+    device = world.device
     torch.cuda.set_device(device)
     torch.cuda.synchronize()
     with SymmetricHeap(world, device, provider="cuda_vmm") as warm:  # what CUDA itself takes once and keeps

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Warpgroups and warps on real GPUs: `torchrun --nproc-per-node N tests/gpu/lanes_check.py [names]`.
+"""Warpgroups and warps on real GPUs: `torchrun --nproc-per-node N tests/gpu/lanes_check.py [names | PART/PARTS]`.
 
 Runs the single-device programs (with one rank only), those of one warpgroup that talks to peers, and the two reference
 programs on all ranks, several launches each with fresh inputs and poisoned outputs, and compares with the emulator or
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -147,17 +148,23 @@ def checks(world: Any) -> dict[str, Callable[[], None]]:
     return found
 
 
+def wanted(found: dict[str, Callable[[], None]], words: list[str]) -> dict[str, Callable[[], None]]:
+    """The checks that the command line names."""
+    part = re.fullmatch(r"(\d+)/(\d+)", words[0]) if words else None
+    if part is not None:
+        return dict(list(found.items())[int(part[1]) - 1 :: int(part[2])])
+    return {name: check for name, check in found.items() if not words or any(word in name for word in words)}
+
+
 def main() -> None:
-    """Run all checks whose names contain one of the arguments."""
+    """Run all checks whose names contain one of the arguments; or, given 2/3, every third from the second on."""
     world = tilescale.init()
-    torch.cuda.set_device(world.local_rank)
+    torch.cuda.set_device(world.device)
     watch = threading.Timer(LIMIT_S, lambda: (print(f"rank {world.rank}: out of time", flush=True), os._exit(2)))
     watch.daemon = True
     watch.start()
     failed = 0
-    for name, check in checks(world).items():
-        if sys.argv[1:] and not any(wanted in name for wanted in sys.argv[1:]):
-            continue
+    for name, check in wanted(checks(world), sys.argv[1:]).items():
         begin = time.time()
         try:
             check()
