@@ -167,7 +167,7 @@ def main(size: int, batch: int, heads: int, keys: int) -> None:
     world = tilescale.init()
     if not torch.cuda.is_available():
         raise click.UsageError("times need GPUs; without them the examples themselves show that they are right")
-    device = torch.device("cuda", world.local_rank)
+    device = world.device
     torch.cuda.set_device(device)
     lines = [measure(product(size, device)), measure(decode(batch, heads, keys, device))]
     if world.rank == 0:

@@ -32,6 +32,7 @@ class Settings:
         heap: name of the provider of symmetric memory, None for the first that works (TILESCALE_HEAP).
         heap_bytes: bytes to which the symmetric heap of a rank may grow, None for as much as makes sense on its device
             (TILESCALE_HEAP_BYTES).
+        share_gpus: let ranks of a node share its GPUs in turn where there are more ranks (TILESCALE_SHARE_GPUS).
         wait_s: longest time in seconds that a kernel waits for another device (TILESCALE_WAIT_S).
         progress: progress bars, "on", "off", or "auto" for "when a person watches" (TILESCALE_PROGRESS).
         check: what the emulator checks where the caller does not say: "all", "none", or names of checks with commas
@@ -43,6 +44,7 @@ class Settings:
     timeout_s: float = 600.0
     machine: str | None = None
     emulate: bool = False
+    share_gpus: bool = False
     wait_s: float = 30.0
     heap: str | None = None
     heap_bytes: int | None = None
@@ -114,6 +116,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "timeout_s": ("TILESCALE_TIMEOUT_S", _seconds, "a number of seconds above 0, e.g. 600"),
     "machine": ("TILESCALE_MACHINE", str, "a machine name or the path of a description"),
     "emulate": ("TILESCALE_EMULATE", _switch, f"one of {', '.join(_TRUE + _FALSE)}"),
+    "share_gpus": ("TILESCALE_SHARE_GPUS", _switch, f"one of {', '.join(_TRUE + _FALSE)}"),
     "heap": ("TILESCALE_HEAP", str, "the name of a heap provider, e.g. cuda_vmm"),
     "heap_bytes": ("TILESCALE_HEAP_BYTES", _bytes, "a number of bytes, or one with KiB, MiB, GiB or TiB, e.g. 16GiB"),
     "wait_s": ("TILESCALE_WAIT_S", _seconds, "a number of seconds above 0, e.g. 30"),

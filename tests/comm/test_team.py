@@ -6,11 +6,13 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 
 from tilescale.comm import Team, World
 from tilescale.comm.session import Session
 from tilescale.comm.transport import Transport
 from tilescale.errors import RankFailedError, RankMismatchError, UsageError
+from tilescale.settings import Settings
 
 
 class Unpicklable(Exception):
@@ -137,6 +139,23 @@ def test_world_facts_and_teams() -> None:
     assert world.team().ranks == world.ranks
     team = world.team([3, 2])
     assert (team.ranks, team.rank, team.size) == ((3, 2), 1, 2)
+
+
+def test_the_device_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(ranks=(0, 1, 2, 3, 4, 5), rank=5, launcher="test", node_of=(0, 0, 0, 1, 1, 1))
+    assert world.device == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for gpus in (8, 3):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert world.device == torch.device("cuda", 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="number 2 on its node, which shows 2 GPUs") as caught:
+        _ = world.device
+    assert "TILESCALE_SHARE_GPUS=1" in caught.value.hint
+    monkeypatch.setattr("tilescale.comm.world.settings", lambda: Settings(share_gpus=True))
+    assert world.device == torch.device("cuda", 0)
+    monkeypatch.setattr("tilescale.comm.world.settings", lambda: Settings(emulate=True))
+    assert world.device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("which", ["nod", [2, 2], [2, 4], [-1, 2], [0, 1]])

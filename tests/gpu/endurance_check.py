@@ -134,7 +134,7 @@ def streams() -> None:
 def main() -> None:
     """Run the checks whose names contain one of the arguments."""
     world = tilescale.init()
-    torch.cuda.set_device(world.local_rank)
+    torch.cuda.set_device(world.device)
     threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
     failed = 0
     for check in (replays, streams):

@@ -121,7 +121,7 @@ class Rank:
         self.world = tilescale.init(timeout_s=30)
         self.rank, self.size = self.world.rank, self.world.size
         self.last = (self.rank - 1) % self.size
-        torch.cuda.set_device(self.world.local_rank)
+        torch.cuda.set_device(self.world.device)
         self.generator = random.Random(self.rank)
         shape = (BLOCKS * ROWS, COLUMNS)
         self.a, self.b, self.other = (tilescale.zeros(shape, torch.float32) for _ in range(3))

@@ -51,7 +51,7 @@ class Job:
     def __init__(self) -> None:
         self.world = tilescale.init(timeout_s=40)
         self.rank, self.size = self.world.rank, self.world.size
-        self.device = torch.device("cuda", self.world.local_rank)
+        self.device = self.world.device
         torch.cuda.set_device(self.device)
         self.skew = random.Random(self.rank)
         self.kernels = {name: tilescale.compile(func) for name, func in PROGRAMS.items()}

@@ -19,6 +19,7 @@ import torch
 
 import tilescale
 from tilescale.backends.cuda.support import reason_against
+from tilescale.errors import LaunchError
 from tilescale.passes.structure import structure
 
 _emulate = tilescale.emulate
@@ -55,9 +56,12 @@ def _run(
     if reason is not None:
         pytest.skip(f"no CUDA lowering: {reason}")
     for _ in range(2):
-        mine = [a.to("cuda") if isinstance(a, torch.Tensor) else a for a in per_unit[world.rank]]
+        mine = [a.to(world.device) if isinstance(a, torch.Tensor) else a for a in per_unit[world.rank]]
         time.sleep(random.random() * 0.01)
-        kernel(*mine)
+        try:
+            kernel(*mine)
+        except LaunchError as error:
+            pytest.skip(f"the device has no room: {error.message}")
         torch.cuda.synchronize()
     results = world.all_gather([a.cpu() if isinstance(a, torch.Tensor) else a for a in mine])
     for unit, values in zip(per_unit, results, strict=True):
@@ -70,7 +74,7 @@ def _run(
 def pytest_configure(config: pytest.Config) -> None:
     """Put the GPUs in the emulator's place."""
     world = tilescale.init()
-    torch.cuda.set_device(world.local_rank)
+    torch.cuda.set_device(world.device)
     tilescale.emulate = _run
     if world.rank:
         config.option.verbose = -2

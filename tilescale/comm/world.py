@@ -21,6 +21,7 @@ from tilescale.errors import LaunchError, UsageError
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store
 
 __all__ = ["World", "current_world", "init"]
@@ -57,6 +58,28 @@ class World(Team):
     def local_size(self) -> int:
         """Number of ranks on this node."""
         return len(self._on_this_node())
+
+    @property
+    def device(self) -> torch.device:
+        """What this rank computes on: the GPU with its number on its node, the CPU without GPUs or in emulation.
+
+        With TILESCALE_SHARE_GPUS ranks take turns on GPUs: slow, but right, to try a program on more ranks than there
+        are GPUs. NCCL refuses such jobs, so collectives are TileScale's own then.
+
+        Raises UsageError if the node has more ranks than GPUs and they do not share.
+        """
+        import torch
+
+        if settings().emulate or not torch.cuda.is_available():
+            return torch.device("cpu")
+        count = torch.cuda.device_count()
+        if self.local_rank >= count and not settings().share_gpus:
+            raise UsageError(
+                f"rank {self.rank} is number {self.local_rank} on its node, which shows {count} GPUs",
+                hint="start as many ranks on a node as it has GPUs (CUDA_VISIBLE_DEVICES limits what a rank sees), or "
+                "set TILESCALE_SHARE_GPUS=1 to let several ranks use one GPU in turn",
+            )
+        return torch.device("cuda", self.local_rank % count)
 
     @property
     def store(self) -> Store:

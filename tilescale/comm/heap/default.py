@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilescale.comm.heap.heap import SymmetricHeap
-from tilescale.comm.world import World, init
-from tilescale.errors import UsageError
-from tilescale.settings import settings
+from tilescale.comm.world import init
 
 if TYPE_CHECKING:
     import torch
@@ -22,10 +20,10 @@ _heap: SymmetricHeap | None = None
 def default_heap() -> SymmetricHeap:
     """The heap of the world, opened collectively at the first call, which also joins the job if nobody has.
 
-    Its device is the GPU with this rank's number on its node; the CPU if there is no GPU or TILESCALE_EMULATE is set.
+    It lies on `World.device`.
 
     Raises:
-        UsageError: a node has more ranks than GPUs, or TILESCALE_HEAP names no provider.
+        UsageError: a node has more ranks than GPUs that they do not share, or TILESCALE_HEAP names no provider.
         RankMismatchError: ranks with different kinds of device or provider.
         DependencyError: a package of the wanted provider is missing.
         DeviceError: the GPU, its driver or the operating system refuses what the wanted provider needs.
@@ -35,7 +33,7 @@ def default_heap() -> SymmetricHeap:
     global _heap
     if _heap is None or not _heap.is_open:
         world = init()
-        _heap = SymmetricHeap(world, _device(world))
+        _heap = SymmetricHeap(world, world.device)
     return _heap
 
 
@@ -61,17 +59,3 @@ def from_tensor(tensor: torch.Tensor) -> torch.Tensor:
     Raises HeapExhaustedError, RankMismatchError or UsageError, and what `default_heap` raises.
     """
     return default_heap().from_tensor(tensor)
-
-
-def _device(world: World) -> torch.device:
-    import torch
-
-    if settings().emulate or not torch.cuda.is_available():
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if world.local_rank >= count:
-        raise UsageError(
-            f"rank {world.rank} is number {world.local_rank} on its node, which shows {count} GPUs",
-            hint="start as many ranks on a node as it has GPUs; CUDA_VISIBLE_DEVICES limits what a rank sees",
-        )
-    return torch.device("cuda", world.local_rank)
