@@ -62,6 +62,17 @@ def test_a_tile_slice_outside_shared_memory():
 
     text = failure(OutOfBoundsError, program, [values(1, 64, 8), 3], "third step", "32 rows")
     assert "tile[32:48, 0:8] is outside the buffer, whose shape is (32, 8)" in text
+    assert "only accesses to device memory are cut off" in text
+
+
+def test_a_flag_outside_its_tensor():
+    @T.prim_func
+    def program(F: T.Tensor((2,), "int32")):  # two flags
+        with T.Kernel(device=1, block=3, threads=32) as b:
+            T.signal(F[b])  # third block
+
+    text = failure(OutOfBoundsError, program, [flags(2)], "third block", "two flags")
+    assert "F[2] is outside" in text and "as many elements as there are units that use one" in text
 
 
 @pytest.mark.parametrize("scope", ["alloc_shared", "alloc_fragment", "alloc_local"])

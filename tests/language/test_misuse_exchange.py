@@ -124,6 +124,16 @@ def test_tiles_of_different_extents(mistake):
         on_devices(wrong)
 
 
+@pytest.mark.parametrize("far", [{}, {"dst": 1}])
+def test_whole_buffers_of_different_shapes(mistake, far: dict[str, int]):
+    @T.macro
+    def wrong(X, tile, flags, reals, bx):
+        T.copy(X, T.alloc((32, 64), "float32", level="l2"), **far)  # <-
+
+    with mistake(ShapeError, "whole of 'X' (64, 64)", "(32, 64)", "T.copy(X[row, column], tile)"):
+        on_devices(wrong)
+
+
 def test_an_implementation_that_the_path_lacks(mistake):
     @T.macro
     def wrong(X, tile, flags, reals, bx):

@@ -76,7 +76,21 @@ def test_a_tile_used_across_phases(mistake):
                 T.barrier()
             T.copy(tile, A[bx])  # <-
 
-    with mistake(PhaseError, "tile 'tile' is used in two phases", "(first used)", "keep it in device memory"):
+    hints = "keep it in device memory", "`with T.Scale('block'):`"
+    with mistake(PhaseError, "tile 'tile' is used in two phases", "(first used)", *hints):
+        structure(f, H200)
+
+
+def test_a_tile_of_blocks_in_a_device_phase(mistake):
+    @T.prim_func
+    def f(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(device=2, block=1, threads=32):
+            tile = T.alloc((8,), "float32")
+            T.copy(A, tile)
+            with T.Scale("device") as (rank, _):
+                T.copy(tile, B, dst=1 - rank)  # <-
+
+    with mistake(PhaseError, "tile 'tile' is one of a block", "once per device", "`with T.Scale('block'):`"):
         structure(f, H200)
 
 

@@ -360,6 +360,18 @@ def test_threads_that_are_no_whole_warpgroups(mistake):
                     A[bx] = 1
 
 
+@pytest.mark.parametrize("use", [lambda rank: rank == 0, lambda rank: rank + 1, lambda rank: rank < 1])
+def test_a_rank_and_a_size_under_one_name(mistake, use):
+    with mistake(UsageError, "a rank and a size, here under one name", "as (rank, size):"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            with T.Kernel(device=2, block=2, threads=128) as bx:
+                with T.Scale("block"), T.Scale("device") as rank:
+                    if use(rank):  # <-
+                        A[bx] = 1
+
+
 def test_outside_a_launch(mistake):
     with mistake(UsageError, "T.Scale needs a launch around it", "with T.Kernel(...)"):
 

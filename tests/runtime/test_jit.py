@@ -112,7 +112,7 @@ def test_wrong_options(options: dict[str, object], message: str):
 def test_wrong_things_to_compile():
     with pytest.raises(UnknownMachineError):
         tilescale.compile(programs.double(8), machine="abacus")
-    with pytest.raises(UsageError, match="takes a traced function, got function"):
+    with pytest.raises(UsageError, match="not a traced function, but a function"):
         tilescale.compile(lambda: None)
     with pytest.raises(TypeError):
         tilescale.compile(programs.double(8), colour="red")

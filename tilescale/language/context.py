@@ -101,8 +101,11 @@ class Context:
             UsageError: no scale is open.
         """
         if not self.scales:
+            launched = ", ".join(repr(x.name) for x in reversed(self.machine.levels) if self._launched(x))
             raise UsageError(
-                f"{self.name} needs a level to speak of", hint='write it inside `with T.Scale("..."):`', where=here()
+                f"{self.name} needs a level to speak of",
+                hint=f"write it inside `with T.Scale(level):`, for one of {launched}",
+                where=here(),
             )
         return self.scales[-1].level
 

@@ -8,7 +8,7 @@ from typing import Any
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
 from tilescale.language.checks import check_impl, check_path, check_peer
-from tilescale.language.context import Context, here, plain
+from tilescale.language.context import Context, here, plain, shape_of
 from tilescale.language.signal import check_signal_op, flag_region
 from tilescale.program.ops import COPY
 
@@ -32,9 +32,11 @@ def copy(*args: Any, **kwargs: Any) -> Any:
     Raises:
         PeerOutOfRangeError: a constant peer that the launch does not have.
         NoPathError: no network of the machine connects the units, or not the layer where the tile lies.
-        ShapeError: tiles of different extents.
+        ShapeError: tiles of different extents; two whole buffers of different shapes.
         UsageError: both `dst` and `src`, or an `impl` that the path does not offer.
     """
+    if len(args) == 2:
+        _check_whole(*args)
     if len(args) != 2 or not kwargs.keys() & set(_OURS):
         return stock.copy(*args, **kwargs)
     context = Context("T.copy")
@@ -92,6 +94,19 @@ def _remote(
     check_signal_op(op)
     flag = flag_region(signal), ir.int_node(1 if value is None else value)
     return trace.call(COPY, *regions, peer, *flag, level=level.name, far=far, impl=impl, op=op)
+
+
+def _check_whole(source: Any, target: Any) -> None:
+    """Two whole buffers have the same shape; TileLang says so too, but not where."""
+    if not (isinstance(source, ir.Buffer) and isinstance(target, ir.Buffer)):
+        return
+    a, b = shape_of(source), shape_of(target)
+    if all(isinstance(n, int) for n in a + b) and a != b:
+        raise ShapeError(
+            f"T.copy of the whole of {source.name!r} {tuple(a)} to the whole of {target.name!r} {tuple(b)}",
+            hint="say where the smaller one lies in the larger one: T.copy(X[row, column], tile)",
+            where=here(),
+        )
 
 
 def _check_extents(source: ir.Call, target: ir.Call) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang_core import ir, stock, trace
-from tilescale.errors import PhaseError
+from tilescale.errors import PhaseError, UsageError
 from tilescale.hda import Level
 from tilescale.language.context import Context, OpenScale, here
 from tilescale.program.ops import RANK, SCALE
@@ -34,7 +34,7 @@ def Scale(level: str) -> Iterator[tuple[Any, Any]]:  # noqa: N802 - a name of th
         LevelNotLaunchedError: the launch does not include it.
         PhaseError: a level of threads directly inside a scale of clusters, each of which is many programs.
         ShapeError: the program's threads do not divide into units of the level.
-        UsageError: outside a launch.
+        UsageError: outside a launch; both values under one name, used as a number.
     """
     context = Context("T.Scale")
     found = context.level(level)
@@ -46,7 +46,7 @@ def Scale(level: str) -> Iterator[tuple[Any, Any]]:  # noqa: N802 - a name of th
     context.scales.append(OpenScale(found, executing))
     with trace.scoped(SCALE, level, ends_names=ends_names):
         try:
-            yield _rank(context, found), _size(context, found)
+            yield _Both((_rank(context, found), _size(context, found)))
         finally:
             context.scales.pop()
 
@@ -72,6 +72,22 @@ def size(level: str) -> Any:
     """
     context = Context("T.size")
     return _size(context, context.level(level))
+
+
+class _Both(tuple):
+    """A rank and a size. Under one name they are no number, and must not pass for one: `rank == 0` would be false."""
+
+    __hash__ = tuple.__hash__
+
+    def _refused(self, other: Any) -> Any:
+        raise UsageError(
+            "T.Scale gives a rank and a size, here under one name",
+            hint="write `with T.Scale(level) as (rank, size):`, or `as (rank, _):`",
+            where=here(),
+        )
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = _refused
 
 
 def _size(context: Context, level: Level) -> Any:

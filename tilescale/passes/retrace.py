@@ -18,8 +18,10 @@ def for_machine(func: ir.PrimFunc, machine: Machine) -> ir.PrimFunc:
     """`func` as traced for `machine`.
 
     Raises:
-        UsageError: it was traced for another machine and its Python function is not known.
+        UsageError: it was not traced; or for another machine, and its Python function is not known.
     """
+    if not isinstance(func, ir.PrimFunc):
+        raise UsageError(f"not a traced function, but a {type(func).__name__}", hint="decorate it with @T.prim_func")
     traced_for = trace.note_of(func, MACHINE)
     if traced_for in (None, machine.digest):
         return func

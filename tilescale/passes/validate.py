@@ -19,8 +19,8 @@ def validate(program: Program, machine: Machine) -> None:
     """Check a whole program.
 
     Raises:
-        PhaseError: a program index in a device phase, an on-chip tile that lives across phases, launches that differ in
-            their units.
+        PhaseError: a program index or an on-chip tile in a device phase, an on-chip tile that lives across phases,
+            launches that differ in their units.
         UsageError: a sharded parameter used whole; no launch at all.
     """
     if not program.launches:
@@ -28,7 +28,7 @@ def validate(program: Program, machine: Machine) -> None:
     _check_launches(program)
     _check_whole_uses(program)
     for launch in program.launches:
-        _check_indices(launch, machine)
+        _check_device_phases(launch, machine)
         _check_tiles(launch, machine)
 
 
@@ -67,16 +67,30 @@ def _check_whole_uses(program: Program) -> None:
 # -- the phases of a launch --------------------------------------------------------------------------------------------
 
 
-def _check_indices(launch: Launch, machine: Machine) -> None:
-    """A device phase, and control flow around phases, has no program index and no thread index."""
+def _tiles(launch: Launch, machine: Machine) -> dict[ir.Var, ir.Buffer]:
+    """What programs hold on chip."""
+    owned_above = {var for var, level in launch.owners if machine.level(level).kind == "unit"}
+    return {b.data: b for b in launch.buffers if b.scope() != "global" and b.data not in owned_above}
+
+
+def _check_device_phases(launch: Launch, machine: Machine) -> None:
+    """A device phase, and control flow around phases, has no program index, no thread index and no program's tiles."""
+    program, device = machine.program_level.name, machine.tensor_level.name
     indices = {*launch.programs, *(var for var, _ in launch.thread_vars)}
+    tiles = {data: b for data, b in _tiles(launch, machine).items() if b.scope() != "local.var"}
     for stmt in _device_statements(launch.body):
-        used = next((var for var in ir.uses(stmt) if var in indices), None)
+        used = next((var for var in ir.uses(stmt) if var in indices or var in tiles), None)
+        if used in indices:
+            raise PhaseError(
+                f"{used.name!r} is an index of a {program}, but this runs once per {device}",
+                hint=f"write it inside T.Scale({program!r}); ranks of coarser levels are there too",
+                where=location(stmt),
+            )
         if used is not None:
             raise PhaseError(
-                f"{used.name!r} is an index of a {machine.program_level.name}, but this runs once per "
-                f"{machine.tensor_level.name}",
-                hint=f"write it inside T.Scale({machine.program_level.name!r}); ranks of coarser levels are there too",
+                f"tile {tiles[used].name!r} is one of a {program}, but this runs once per {device}",
+                hint=f"write all that a {program} does inside `with T.Scale({program!r}):`; there T.Scale({device!r}) only "
+                "says whose ranks are meant",
                 where=location(stmt),
             )
 
@@ -93,18 +107,19 @@ def _device_statements(part: Part) -> Iterator[ir.Stmt]:
 
 def _check_tiles(launch: Launch, machine: Machine) -> None:
     """What a program holds on chip ends with its grid phase."""
-    owned_above = {var for var, level in launch.owners if machine.level(level).kind == "unit"}
-    on_chip = {b.data: b for b in launch.buffers if b.scope() != "global" and b.data not in owned_above}
+    tiles = _tiles(launch, machine)
     seen: dict[ir.Var, tuple[int, Location | None]] = {}
     for number, phase in enumerate(_grid_phases(launch.body)):
         for stmt in ir.statements(phase.stmt):
-            for data in on_chip.keys() & set(ir.uses(stmt)):
+            for data in tiles.keys() & set(ir.uses(stmt)):
                 first, where = seen.setdefault(data, (number, location(stmt, "first used")))
                 if first != number:
                     raise PhaseError(
-                        f"tile {on_chip[data].name!r} is used in two phases; what a program holds on chip ends with "
+                        f"tile {tiles[data].name!r} is used in two phases; what a program holds on chip ends with "
                         "its phase",
-                        hint="keep it in device memory between phases: T.alloc(..., level=...) of a global layer",
+                        hint="keep it in device memory between phases, T.alloc(..., level=...) of a global layer; or "
+                        f"write all of it inside one `with T.Scale({machine.program_level.name!r}):`, where scales of "
+                        "coarser levels end no phase",
                         where=[w for w in (location(stmt, "used again"), where) if w],
                     )
 

@@ -52,11 +52,6 @@ def compile(  # noqa: A001 - TileLang's name
         UsageError: not a traced function, an unknown schedule, a `wait_s` that is not positive, or a function
             traced for another machine that cannot be traced again.
     """
-    if not isinstance(func, ir.PrimFunc):
-        raise UsageError(
-            f"tilescale.compile takes a traced function, got {type(func).__name__}",
-            hint="decorate it with @T.prim_func",
-        )
     if schedule not in SCHEDULES:
         raise UsageError(f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}", hint="leave schedule out")
     if wait_s is not None and not (math.isfinite(wait_s) and wait_s > 0):

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.units import Unit
 
 
+_NOT_CUT_OFF = (
+    "copies are cut off at the end of a tensor, this is not: declare as many elements as there are units that use one, "
+    "or put the statement under a condition"
+)
+_ON_CHIP = "only accesses to device memory are cut off: slice the tile, or put the statement under a condition"
+
+
 class Home:
     """How a buffer is found in a frame, whatever shape or type it is viewed with."""
 
@@ -101,7 +108,7 @@ class Home:
         text = ", ".join(str(i) for i in index)
         return OutOfBoundsError(
             f"{self.name}[{text}] is outside the buffer, whose shape is {tuple(shape)}",
-            hint="only accesses to device memory are guarded; slice the tile or guard the access",
+            hint=_NOT_CUT_OFF if self.guarded else _ON_CHIP,
             where=Location(*found, "declared") if found else None,
         )
 
