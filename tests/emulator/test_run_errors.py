@@ -351,6 +351,10 @@ def test_arguments_that_do_not_fit(change, found, hint):
     assert "arguments of unit 1" in text and found in text and hint in text
 
 
+def test_a_tensor_where_lists_of_them_are_expected():
+    assert "given as one Tensor" in failure(ArgumentError, two_devices(), values(0, 4, 6))
+
+
 def test_a_shard_of_the_wrong_size():
     @T.prim_func
     def program(X: T.Tensor((8, 6), "float32")):

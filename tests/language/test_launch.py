@@ -225,7 +225,7 @@ def test_more_programs_than_a_machine_that_runs_each_at_once(mistake):
 @pytest.mark.parametrize("extent", [0, -1, 2.5, "two", None])
 @pytest.mark.parametrize("level", ["device", "warpgroup", "block", "cta_cluster"])
 def test_an_extent_that_is_no_number(mistake, level: str, extent):
-    with mistake(LaunchError, f"{level}={extent}", "positive number"):
+    with mistake(LaunchError, f"{level}={extent!r}", "positive number"):
 
         @T.prim_func
         def f(A: T.Tensor((8,), "float32")):

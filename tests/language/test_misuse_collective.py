@@ -65,10 +65,11 @@ def test_tiles_and_functions_that_do_not_fit(mistake, call):
         on_devices(wrong)
 
 
-def test_a_function_that_returns_too_little(mistake):
+@pytest.mark.parametrize("fn", [lambda a, b: (a[0],), lambda a, b: a[0] + b[0]])
+def test_a_function_that_returns_too_little(mistake, fn):
     @T.macro
     def wrong(X, tile, flags, reals, bx):
-        T.allreduce(tile, X, fn=lambda a, b: (a[0],))  # <-
+        T.allreduce(tile, X, fn=fn)  # <-
 
     with mistake(UsageError, "returned 1 values for 2 tiles"):
         on_devices(wrong)

@@ -90,7 +90,7 @@ def test_a_tile_of_blocks_in_a_device_phase(mistake):
             with T.Scale("device") as (rank, _):
                 T.copy(tile, B, dst=1 - rank)  # <-
 
-    with mistake(PhaseError, "tile 'tile' is one of a block", "once per device", "`with T.Scale('block'):`"):
+    with mistake(PhaseError, "tile 'tile' is one of a block", "once per device", "inside T.Scale('block')"):
         structure(f, H200)
 
 

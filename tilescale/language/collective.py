@@ -233,11 +233,11 @@ def _combine(fn: Callable, regions: list[ir.Call]) -> ir.Call:
     types = [ir.region_parts(r)[0].dtype for r in regions]
     left, right = ([ir.Var(f"{side}{i}", t) for i, t in enumerate(types)] for side in "ab")
     result = fn(left[0], right[0]) if len(types) == 1 else fn(tuple(left), tuple(right))
-    result = (result,) if len(types) == 1 else tuple(result)
-    if len(result) != len(types):
+    results = tuple(result) if isinstance(result, tuple | list) else (result,)
+    if len(results) != len(types):
         raise UsageError(
-            f"T.allreduce(fn=): the function returned {len(result)} values for {len(types)} tiles",
+            f"T.allreduce(fn=): the function returned {len(results)} values for {len(types)} tiles",
             hint="return one value for each tile",
             where=here(),
         )
-    return trace.call(COMBINE, *left, *right, *result)
+    return trace.call(COMBINE, *left, *right, *results)

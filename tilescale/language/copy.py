@@ -35,7 +35,7 @@ def copy(*args: Any, **kwargs: Any) -> Any:
         ShapeError: tiles of different extents; two whole buffers of different shapes.
         UsageError: both `dst` and `src`, or an `impl` that the path does not offer.
     """
-    if len(args) == 2:
+    if len(args) == 2 and kwargs.keys() <= set(_OURS):
         _check_whole(*args)
     if len(args) != 2 or not kwargs.keys() & set(_OURS):
         return stock.copy(*args, **kwargs)

@@ -147,7 +147,7 @@ def _dims(level: Level, extent: Any) -> tuple[Any, ...]:
     dims = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
     if not 1 <= len(dims) <= 3 or not all(isinstance(plain(n), ir.PrimExpr) or _is_count(plain(n)) for n in dims):
         raise LaunchError(
-            f"{level.name}={extent}: the extent of this level is a positive number, or a tuple of up to three",
+            f"{level.name}={extent!r}: the extent of this level is a positive number, or a tuple of up to three",
             hint=f"write {level.name}=n or {level.name}=(nx, ny)",
             where=here(),
         )
@@ -158,7 +158,7 @@ def _count(level: Level, extent: Any, otherwise: str = "") -> int:
     count = plain(extent)
     if not _is_count(count):
         raise LaunchError(
-            f"{level.name}={extent}: the extent of this level is a positive number {otherwise}".rstrip(),
+            f"{level.name}={extent!r}: the extent of this level is a positive number {otherwise}".rstrip(),
             hint=f"write {level.name}=n with n at least 1",
             where=here(),
         )

@@ -89,7 +89,7 @@ def _check_device_phases(launch: Launch, machine: Machine) -> None:
         if used is not None:
             raise PhaseError(
                 f"tile {tiles[used].name!r} is one of a {program}, but this runs once per {device}",
-                hint=f"write all that a {program} does inside `with T.Scale({program!r}):`; there T.Scale({device!r}) only "
+                hint=f"write all that a {program} does inside T.Scale({program!r}); T.Scale({device!r}) in there only "
                 "says whose ranks are meant",
                 where=location(stmt),
             )

@@ -200,6 +200,11 @@ def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
 def _per_unit(program: Program, args: Sequence[Any]) -> list[list[Any]]:
     if not program.parameters and not args:
         return [[]]
+    if not isinstance(args, list | tuple):
+        raise ArgumentError(
+            f"the arguments of {program.name} are given as one {type(args).__name__}",
+            hint="pass a list of them for each unit, in one list",
+        )
     return [list(a) for a in args] if all(isinstance(a, list | tuple) for a in args) else [list(args)]
 
 
