@@ -6,7 +6,7 @@ import torch
 
 import tilescale
 import tilescale.language as T
-from tests.emulator.checks.support import SEEDS, in_every_order, race, tensors
+from tests.emulator.checks.support import SEEDS, in_every_order, line_of, race, tensors
 from tilescale.errors import DeadlockError
 
 # -- global memory -----------------------------------------------------------------------------------------------------
@@ -74,6 +74,7 @@ def test_blocks_that_write_the_same_place(blocks):
 
     error = race(program(9), tensors(1, (64, 32))[0], "clears")
     assert error.message.startswith("Y[8, 0:32] of device 0: device 0, block 0 writes it and device 0, block 1 writes")
+    assert error.hint.startswith(f"say who comes first at line {line_of('clears')}: T.signal(flag[i]) after the one")
     assert error.hint.endswith("or T.atomic_add, if they are to add up")
     in_every_order(program(8), lambda: tensors(1, (64, 32))[0])
 
@@ -303,3 +304,18 @@ def test_a_program_that_is_right_in_one_order_only():
         assert found[0] == found[1]  # a seed is one interleaving
         wrong += found[0] < 8
     assert wrong >= 4
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_the_adversary_starts_the_last_programs_first(cluster):
+    """Programs that wait for those before them, of which the machine does not hold all at once."""
+
+    @T.prim_func
+    def program(F: T.Tensor((1,), "int32")):
+        with T.Kernel(cta_cluster=cluster, block=266, threads=1024) as b:
+            T.wait(F[0], ">=", b)
+            T.signal(F[0])
+
+    tilescale.emulate(program, [torch.zeros(1, dtype=torch.int32)])
+    with pytest.raises(DeadlockError, match="device 0 holds 264 blocks at once; 2 of 266 have not started"):
+        tilescale.emulate(program, [torch.zeros(1, dtype=torch.int32)], schedule_seed=0)

@@ -165,7 +165,8 @@ class Grid:
         self.barrier = CountingBarrier()
         self.number = device.unit.counters["grids"] = device.unit.counters.get("grids", 0) + 1
         self.clusters = self._clusters()
-        self.waiting = iter(device.run.scheduler.order(list(enumerate(self.clusters))))
+        self.room = max(plan.resident // plan.launch.cluster_size, 1)
+        self.waiting = iter(device.run.scheduler.order(list(enumerate(self.clusters)), self.room))
 
     def _clusters(self) -> list[list[tuple[int, ...]]]:
         """Program indices, grouped by cluster, in launch order: the first axis fastest."""
@@ -196,7 +197,7 @@ class Grid:
             self.device.run.clock.launches(self.count, self.plan.resident, size, self.plan.launch.where)
         self.family = Family(self.device.run.scheduler, "its programs", self.plan.launch.where)
         self.device.run.grids.append(self)
-        for _ in range(max(self.plan.resident // size, 1)):
+        for _ in range(self.room):
             if not self._start():
                 break
         self.family.join()

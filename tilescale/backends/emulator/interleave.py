@@ -3,7 +3,8 @@
 
 Random priorities with points where they change, as in Burckhardt et al., "A Randomized Scheduler with Probabilistic
 Guarantees of Finding Bugs" (PCT), ASPLOS 2010: the ready task of highest priority runs, and now and then, between two
-statements, the running one falls behind all others. Seed 0 is adversarial: who became ready last runs first.
+statements, the running one falls behind all others. Seed 0 is adversarial: who became ready last runs first, and the
+last programs of a grid are the first on the machine.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ class Interleaved(Scheduler):
         self._priorities: dict[Task, float] = {}
         self._lowest = 0.0
 
-    def order(self, items: list[Item]) -> list[Item]:
-        """Units of a launch in the order in which they start."""
-        if not self._last_first:
-            self._random.shuffle(items)
+    def order(self, items: list[Item], room: int) -> list[Item]:
+        """Units of a launch in the order in which they start, `room` of them at once."""
+        if self._last_first:
+            return [item for end in range(len(items), 0, -room) for item in items[max(end - room, 0) : end]]
+        self._random.shuffle(items)
         return items
 
     def preempt(self) -> None:

@@ -98,7 +98,7 @@ class Run:
             for number, unit in enumerate(units):
                 self._numbers[unit] = number
                 self.activity.append(Activity())
-            for unit, mine in self.scheduler.order(list(zip(units, values, strict=True))):
+            for unit, mine in self.scheduler.order(list(zip(units, values, strict=True)), len(units)):
                 self._spawn(unit, mine)
             try:
                 self.scheduler.run()

@@ -156,8 +156,8 @@ class Scheduler:
         self.ready.append(self.current)
         self._hub.switch()
 
-    def order(self, items: list[Item]) -> list[Item]:
-        """Units of a launch in the order in which they start."""
+    def order(self, items: list[Item], room: int) -> list[Item]:
+        """Units of a launch in the order in which they start, `room` of them at once."""
         return items
 
     def run(self) -> None:

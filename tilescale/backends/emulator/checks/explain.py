@@ -96,13 +96,16 @@ def _remedy(run: Run, first: Access, second: Access) -> str:
     level = _apart(first.unit, second.unit)
     order = _primitives(run, level)
     one, other = (f"line {a.home.where.line}" if a.home.where else verb(a) for a in (first, second))
-    if {first.kind, second.kind} == {READ, WRITE} and first.kind == WRITE:
+    if one == other:
+        text = f"say who comes first at {one}: {order}"
+    elif {first.kind, second.kind} == {READ, WRITE} and first.kind == WRITE:
         text = f"between {one} and {other}: {order}"
     else:
         text = f"say which of {one} and {other} comes first: {order}"
     if len(atomic) == 1:
         return f"{text}; or make both atomic"
-    return f"{text}; or T.atomic_add, if they are to add up" if first.kind == second.kind == WRITE else text
+    adds = one == other or first.kind == second.kind == WRITE
+    return f"{text}; or T.atomic_add, if they are to add up" if adds else text
 
 
 def _apart(one: Unit, other: Unit) -> str | None:
