@@ -35,6 +35,11 @@ def meet(heap: SymmetricHeap) -> None:
     heap.team.barrier()
 
 
+def beside(heap: SymmetricHeap) -> torch.device:
+    """The GPU of another rank, if there is one."""
+    return torch.device("cuda", (heap.device.index + 1) % torch.cuda.device_count())
+
+
 def data(heap: SymmetricHeap, rank: int, round_: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Random numbers that every rank can make for every other."""
     generator = torch.Generator(device=heap.device).manual_seed(1000 * round_ + rank)
@@ -141,8 +146,7 @@ def check_fills(heap: SymmetricHeap) -> None:
     """zeros and from_tensor are complete on all ranks when they return, for every kind of tensor."""
     view = heap.addresses
     for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool):
-        beside = torch.device("cuda", (heap.device.index + 1) % torch.cuda.device_count())
-        marked = heap.from_tensor(torch.ones(7, 5).t().to("cpu" if dtype == torch.bool else beside, dtype))
+        marked = heap.from_tensor(torch.ones(7, 5).t().to("cpu" if dtype == torch.bool else beside(heap), dtype))
         zero = heap.zeros((5, 7), dtype)
         for peer in range(view.ranks):
             assert heap.peers(marked)[view.slot(peer)].float().eq(1).all() and marked.shape == (5, 7)
@@ -223,7 +227,7 @@ def main(provider: str) -> None:
     torch.cuda.set_device(device)
     torch.cuda.synchronize()
     with SymmetricHeap(world, device, provider="cuda_vmm") as warm:  # what CUDA itself takes once and keeps
-        warm.zeros(1)
+        warm.zeros(1).to(beside(warm))
     torch.cuda.empty_cache()
     world.barrier()
     before = torch.cuda.mem_get_info(device)[0]

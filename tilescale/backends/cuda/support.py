@@ -21,6 +21,7 @@ from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.program import ops
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
+from tilescale.settings import settings
 
 STRIDE = 1 << 36
 """Bytes between devices in the address range that a text is generated for where there is no heap."""
@@ -54,7 +55,7 @@ def _lowered(
     program: Program, machine: Machine, devices: int
 ) -> tuple[list[tuple[Launch, LoweredKernel]], tuple[str, ...]]:
     sizes = tuple((name, ir.constant(extent) or devices) for name, extent in program.extents)
-    target = Target(machine, sizes, STRIDE)
+    target = Target(machine, sizes, STRIDE, nccl=not settings().share_gpus)
     body, planned = plan(program, target)
     result: list[tuple[Launch, LoweredKernel]] = []
     for launch, phase, around in _grid_phases(body, None, ()):

@@ -85,6 +85,7 @@ class DeviceProgram:
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self.workspaces: dict[str, torch.Tensor] = {}
+        self._declared: dict[str, arg.Workspace] = {}
         self._staged: dict[int, torch.Tensor] = {}
         self._build()
         if self._waits:
@@ -102,6 +103,7 @@ class DeviceProgram:
 
     def _build(self) -> None:
         self.sites.clear()
+        self._declared.clear()
         self.kernels = 0
         self.reads_at: Location | None = None
         self.reached: set[int] = set()
@@ -171,6 +173,9 @@ class DeviceProgram:
             kernel = nvshmem_link.started(kernel, launch.where)
         self.sites += lowered.sites
         self.reached |= lowered.reached
+        for argument in lowered.arguments:
+            if isinstance(argument, arg.Workspace):
+                self.declare(argument)
         return lambda call: kernel(*[_VALUES[type(a)](self, a, call) for a in lowered.arguments])
 
     def _check_room(self, phase: GridPhase, launch: Launch, func: ir.PrimFunc, kernel: Any) -> None:
@@ -206,6 +211,10 @@ class DeviceProgram:
         return once_per_node(self._group, first, make)
 
     # -- arguments ---------------------------------------------------------------------------------------------------
+
+    def declare(self, workspace: arg.Workspace) -> None:
+        """A workspace that a call needs."""
+        self._declared.setdefault(workspace.name, workspace)
 
     def tensor(self, workspace: arg.Workspace, call: Call) -> torch.Tensor:
         """A workspace's instance on this device, zero when it is made: again where a call needs another shape."""
@@ -259,6 +268,8 @@ class DeviceProgram:
         staged = {i: self._staging(i, x) for i, x in reached.items() if not self.heap.is_symmetric(x)}
         call = Call([staged.get(i, value) for i, value in enumerate(values)], known)
         with turns(self.device).turn():
+            for workspace in self._declared.values():
+                self.tensor(workspace, call)  # now: later this device may wait for a peer, which waits for the memory
             try:
                 for i, copy in staged.items():
                     copy.copy_(values[i])

@@ -59,6 +59,7 @@ class Part:
                 self.position = position
         if self.position is None:
             self.workspace = arg.Workspace(buffer.name, tuple(buffer.shape), str(buffer.dtype))
+            own.declare(self.workspace)
 
     def tensor(self, call: Call) -> torch.Tensor:
         """The whole tensor on this device."""
