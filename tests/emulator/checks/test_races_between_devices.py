@@ -15,8 +15,8 @@ WORLDS = (2, 3, 4, 8)
 # -- a put and its signal ----------------------------------------------------------------------------------------------
 
 
-def put(fault, devices):
-    """Each device puts a tile to its right neighbour, which reads it."""
+def put(fault, devices, result=False):
+    """Each device puts a tile to its right neighbour, which reads it, and keeps it in X if there is to be a `result`."""
 
     @T.prim_func
     def program(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((16, 16), "float32"), F: T.Tensor((2,), "int32")):
@@ -39,6 +39,8 @@ def put(fault, devices):
                 elif fault not in ("read without wait", "missing signal"):
                     T.wait(F[0], ">=", 1)
                 T.copy(Y, tile)  # get
+                if result:
+                    T.copy(tile, X)
 
     return program
 
@@ -60,6 +62,20 @@ PUT_FAULTS = [
 @pytest.mark.parametrize("fault", PUT_FAULTS)
 def test_faults_of_a_put_in_every_order(fault, seed):
     race(put(fault, 3), put_args(3), "put", "get", seed=seed)
+
+
+def test_a_signal_before_the_data_shows_without_checks():
+    """In turns all have put when the first one looks. Whoever is overtaken after the signal has not put yet."""
+    got = {}
+    for fault in ("signal before the data", None):
+        for seed in (None, 0, *range(1, 9)):
+            args = put_args(2)
+            args[0][1][:] = args[1][1][:] = -1.0
+            tilescale.emulate(put(fault, 2, result=True), args, check="none", schedule_seed=seed)
+            got[fault, seed] = [tensors[0][0, 0].item() for tensors in args]
+    assert all(values == [1.0, 0.0] for (fault, seed), values in got.items() if fault is None or seed is None)
+    assert -1.0 in got["signal before the data", 0]
+    assert any(-1.0 in got["signal before the data", seed] for seed in range(1, 9))
 
 
 @pytest.mark.parametrize("devices", WORLDS)

@@ -354,8 +354,8 @@ class Compiler:
             closure = rule(self, stmt)
             if self.clock is not None and not self.axes:
                 closure = flags.watched(self, stmt, closure)
-            if self._preempts and not self.axes and isinstance(stmt, ir.Evaluate | ir.BufferStore):
-                closure = _interruptible(closure)
+            if self._preempts and not self.axes and _is_step(stmt):
+                closure = _interruptible(closure, flags.signals(stmt))
             return located(closure, self.where)
         except TileScaleError as error:
             raise error.at(self.where) if self.where and not error.where else error from None
@@ -400,12 +400,19 @@ class Compiler:
         return ir.contains(stmt, together)
 
 
-def _interruptible(closure: Closure) -> Closure:
+def _is_step(stmt: ir.Stmt) -> bool:
+    """Whether a statement is one step of its unit."""
+    return isinstance(stmt, ir.Evaluate | ir.BufferStore) or (
+        isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL
+    )
+
+
+def _interruptible(closure: Closure, signals: bool) -> Closure:
     """`closure`, after which the scheduler may let others run first."""
 
     def run(frame: Any) -> Any:
         left = closure(frame)
-        frame.run.scheduler.preempt()
+        frame.run.scheduler.preempt(signals)
         return left
 
     return run

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.compiler import Compiler
 
 
+def signals(stmt: ir.Stmt) -> bool:
+    """Whether a statement is a signal, or a copy with one."""
+    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    name = ir.op_name(call)
+    return name == SIGNAL.name or (name == COPY.name and len(call.args) > 3)
+
+
 def named(body: ir.Stmt) -> list[ir.Var]:
     """The data of all flags: what signals and waits name, and numbers that loops look at and other statements write."""
     found: list[ir.Var] = []

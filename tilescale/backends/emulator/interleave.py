@@ -3,8 +3,9 @@
 
 Random priorities with points where they change, as in Burckhardt et al., "A Randomized Scheduler with Probabilistic
 Guarantees of Finding Bugs" (PCT), ASPLOS 2010: the ready task of highest priority runs, and now and then, between two
-statements, the running one falls behind all others. Seed 0 is adversarial: who became ready last runs first, and the
-last programs of a grid are the first on the machine.
+statements, the running one falls behind all others, more often when it has just signalled. Seed 0 is adversarial: who
+became ready last runs first, the last programs of a grid are the first on the machine, and who signals falls behind
+those who wait for it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ Item = TypeVar("Item")
 
 _RATES = (0.05, 0.2, 0.5)
 """Chances that a running task falls behind after a statement; a seed takes one."""
+
+_RATE_OF_SIGNALS = 0.5
+"""The same after a signal: what is wrong with a program often shows just then."""
 
 _LOOKS = 0.25
 """Chance that waits are looked at again although others can run."""
@@ -43,9 +47,12 @@ class Interleaved(Scheduler):
         self._random.shuffle(items)
         return items
 
-    def preempt(self) -> None:
-        """A statement has ended: others may run first."""
-        if self._random.random() < self._rate:
+    def preempt(self, signals: bool) -> None:
+        """A statement has ended: others may run first, those first of all whom it `signals`."""
+        if signals and self._last_first:
+            self._look()
+            self.pause()
+        elif self._random.random() < (max(self._rate, _RATE_OF_SIGNALS) if signals else self._rate):
             self.pause()
 
     def pause(self) -> None:
