@@ -16,7 +16,7 @@ WORLDS = (2, 3, 4, 8)
 
 
 def put(fault, devices, result=False):
-    """Each device puts a tile to its right neighbour, which reads it, and keeps it in X if there is to be a `result`."""
+    """Each device puts a tile to its right neighbour, which reads it; and keeps it in X, if there is a `result`."""
 
     @T.prim_func
     def program(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((16, 16), "float32"), F: T.Tensor((2,), "int32")):
