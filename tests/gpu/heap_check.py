@@ -227,7 +227,7 @@ def main(provider: str) -> None:
     torch.cuda.set_device(device)
     torch.cuda.synchronize()
     with SymmetricHeap(world, device, provider="cuda_vmm") as warm:  # what CUDA itself takes once and keeps
-        warm.zeros(1).to(beside(warm))
+        check_fills(warm)
     torch.cuda.empty_cache()
     world.barrier()
     before = torch.cuda.mem_get_info(device)[0]
