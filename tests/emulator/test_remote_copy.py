@@ -7,6 +7,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import DTYPES, WORLDS, assert_same, blank, values
+from tilescale.errors import OutOfBoundsError
 
 
 def flags(n=1):
@@ -328,3 +329,32 @@ def test_a_bounded_polling_loop_lets_others_run():
     args = [flags(), flags()]
     tilescale.emulate(program, args, check="none")  # plain accesses: they do race
     assert 1 <= args[1].item() < 1000
+
+
+# -- beyond the end ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", [8, -4, 40])
+def test_a_copy_wholly_outside_the_peers_tensor(begin):
+    @T.prim_func
+    def program(X: T.Tensor((8,), "float32"), n: T.int32):
+        with T.Kernel(device=2, block=1, threads=32):
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                tile = T.alloc((4,), "float32")
+                T.fill(tile, 1)
+                T.copy(tile, X[n], dst=1 - rank)
+
+    with pytest.raises(OutOfBoundsError) as error:
+        tilescale.emulate(program, [[values(r, 8), begin] for r in range(2)])
+    assert f"X[{begin}] is outside" in error.value.message and "nothing of this one lies inside" in error.value.hint
+
+
+def test_a_flag_outside_its_tensor():
+    @T.prim_func
+    def program(F: T.Tensor((2,), "int32")):
+        with T.Kernel(device=1, block=3, threads=32) as b:
+            T.signal(F[b])
+
+    with pytest.raises(OutOfBoundsError) as error:
+        tilescale.emulate(program, [flags(2)])
+    assert "F[2] is outside" in error.value.message and "as there are units that use one" in error.value.hint

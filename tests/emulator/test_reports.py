@@ -23,6 +23,23 @@ def copy_program(blocks, tile):
     return program
 
 
+def test_a_tile_wholly_outside_of_its_tensor_is_told():
+    """What reaches over the end is cut off, as on GPUs; what begins behind it is allowed too, and seldom meant."""
+
+    @T.prim_func
+    def program(X: T.Tensor((40,), "float32"), Y: T.Tensor((40,), "float32")):
+        with T.Kernel(4, threads=32) as b:
+            tile = T.alloc_shared((16,), "float32")
+            T.copy(X[b * 16], tile)
+            T.copy(tile, Y[b * 16])
+
+    x, y = values(0, 40), blank(40)
+    text = str(tilescale.emulate(program, [x, y]))
+    assert torch.equal(x, y)
+    (load, store) = [line for line in text.splitlines() if "wholly outside" in line]
+    assert "of X x1  test_reports.py:" in load and "of Y x1  test_reports.py:" in store
+
+
 def test_traffic_and_signals_are_counted_for_each_device():
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32"), F: T.Tensor((1,), "int32")):

@@ -65,16 +65,6 @@ def test_a_tile_slice_outside_shared_memory():
     assert "only accesses to device memory are cut off" in text
 
 
-def test_a_flag_outside_its_tensor():
-    @T.prim_func
-    def program(F: T.Tensor((2,), "int32")):  # two flags
-        with T.Kernel(device=1, block=3, threads=32) as b:
-            T.signal(F[b])  # third block
-
-    text = failure(OutOfBoundsError, program, [flags(2)], "third block", "two flags")
-    assert "F[2] is outside" in text and "as many elements as there are units that use one" in text
-
-
 @pytest.mark.parametrize("scope", ["alloc_shared", "alloc_fragment", "alloc_local"])
 @pytest.mark.parametrize("access", ["load", "store"])
 def test_an_element_outside_a_tile(scope, access):

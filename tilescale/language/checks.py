@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from tilelang_core import ir, trace
@@ -14,7 +15,13 @@ from tilescale.program.ops import ALGORITHMS, RANK, REDUCTIONS
 
 
 def check_peer(context: Context, level: Level, peer: Any) -> None:
-    """Raise PeerOutOfRangeError for a constant peer that the launch does not have."""
+    """Raise UsageError for a peer that is no rank, PeerOutOfRangeError for a constant that the launch does not have."""
+    if not isinstance(peer, Integral | ir.PrimExpr):
+        raise UsageError(
+            f"peer {peer!r} of level {level.name!r}: a peer is named by its rank",
+            hint="an integer or an expression of integers: dst=(rank + 1) % size",
+            where=here(),
+        )
     value, extent = ir.constant(peer), context.extent(level)
     if value is not None and (value < 0 or isinstance(extent, int) and value >= extent):
         there = f"units 0 to {extent - 1}" if isinstance(extent, int) else "units from 0"

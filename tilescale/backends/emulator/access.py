@@ -102,13 +102,13 @@ class Home:
             versions = (unit or frame.unit).owner(self.replicated).versions
             versions[self.replicated] = versions.get(self.replicated, 0) + 1
 
-    def out_of_bounds(self, index: Sequence[Any], shape: Sequence[int]) -> OutOfBoundsError:
+    def out_of_bounds(self, index: Sequence[Any], shape: Sequence[int], hint: str | None = None) -> OutOfBoundsError:
         """The error for an access at `index`; the statement adds the line of the access."""
         found = ir.buffer_location(self.buffer)
         text = ", ".join(str(i) for i in index)
         return OutOfBoundsError(
             f"{self.name}[{text}] is outside the buffer, whose shape is {tuple(shape)}",
-            hint=_NOT_CUT_OFF if self.guarded else _ON_CHIP,
+            hint=hint or (_NOT_CUT_OFF if self.guarded else _ON_CHIP),
             where=Location(*found, "declared") if found else None,
         )
 
@@ -334,6 +334,11 @@ class Block:
         return self.array[tuple([slice(max(b, 0), max(b + e, 0)) for b, e in ranges])]
 
     @property
+    def outside(self) -> bool:
+        """Whether nothing of it lies inside."""
+        return not self.within and not self.view().size
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the part that lies inside."""
         elements = math.prod(self.extents) if self.within else self.view().size
@@ -386,6 +391,7 @@ class Region:
         self.home.touched(frame, READ, view)
         if block.within:
             return view
+        self._missed(frame, block)
         tile = np.full(block.extents, self.home.safe, self.home.dtype)
         tile[block.clip()] = view
         return tile
@@ -402,8 +408,14 @@ class Region:
         self.home.written(frame, unit)
         target = block.view()
         self.home.touched(frame, WRITE, target)
+        self._missed(frame, block)
         value = convert(value, target.dtype)
         target[...] = value if block.within else value[block.clip()]
+
+    def _missed(self, frame: Frame, block: Block) -> None:
+        """Note an access to nothing at all: allowed, and seldom meant."""
+        if block.outside:
+            frame.run.missed[self.home.name, self.home.where] += 1
 
     def target(self, frame: Frame, reads: bool = False) -> np.ndarray:
         """The region as a view to compute on in place; `reads` says whether the result depends on what it held.

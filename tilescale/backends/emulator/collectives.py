@@ -37,6 +37,8 @@ _COMPARE = {
     "<": operator.lt,
 }
 
+_NOTHING_INSIDE = "a copy is cut off at the end of a tensor, but nothing of this one lies inside: look where it begins"
+
 
 # -- to and from a peer ------------------------------------------------------------------------------------------------
 
@@ -75,7 +77,11 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
 
     def run(frame: Frame) -> None:
         unit = peer.unit(frame)
-        far = instance(compiler, (target if to_peer else source).home.slot, frame, unit)
+        region = target if to_peer else source
+        far = instance(compiler, region.home.slot, frame, unit)
+        there = region.block(frame, far)
+        if there.outside:
+            raise region.home.out_of_bounds(there.begins, there.array.shape, _NOTHING_INSIDE)
         if compiler.data:
             tile = source.read(frame, None if to_peer else far)
             into, holder = (far, unit) if to_peer else (None, None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +19,7 @@ from tilescale.backends.emulator.checks import observers
 from tilescale.backends.emulator.clock import Clock
 from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.run import Activity, Run
-from tilescale.errors import ArgumentError, LaunchError, UsageError
+from tilescale.errors import ArgumentError, LaunchError, Location, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.passes.retrace import for_machine
@@ -42,12 +43,15 @@ class Report:
         activity: for each unit that owns tensors, in the order of the arguments, what it did.
         wall_s: seconds that the emulation took on this computer; says nothing of the machine.
         clock: the record of which `timeline` is the simulation; None if the run was not timed.
+        missed: tile operations of which no element lay inside of its tensor, so that loads gave zero and stores
+            nothing: the tensor's name and the line -> how many.
     """
 
     machine: Machine
     activity: tuple[Activity, ...]
     wall_s: float
     clock: Clock | None = field(default=None, repr=False, compare=False)
+    missed: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -93,7 +97,7 @@ class Report:
 
     def __str__(self) -> str:
         parts = [self._activity()] + ([summary(self.timeline)] if self.clock is not None else [])
-        return "\n".join(parts)
+        return "\n".join(parts + [_missed(*key, count) for key, count in self.missed.items()])
 
     def _activity(self) -> str:
         level = self.machine.tensor_level.name
@@ -107,6 +111,11 @@ class Report:
             label = f"{first}-{others[-1][0]}" if others else str(first)
             rows.append(f"{label:>8}{_line(activity)}")
         return "\n".join(rows)
+
+
+def _missed(name: str, where: Location | None, count: int) -> str:
+    place = f"  {Path(where.file).name}:{where.line}" if where else ""
+    return f"nothing read or written: wholly outside of {name} x{count}{place}"
 
 
 def _line(a: Activity) -> str:
@@ -173,7 +182,7 @@ def emulate(
         values = bind_arguments(run.compiler, program, extents, per_unit)
         with no_cyclic_collection(not data):
             run.launch(extents, values)
-    return Report(target, tuple(run.activity), perf_counter() - begin, clock)
+    return Report(target, tuple(run.activity), perf_counter() - begin, clock, run.missed)
 
 
 def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:

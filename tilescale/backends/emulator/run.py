@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,8 @@ class Run:
             clock.watches(lambda: self.scheduler.current, self.number)
         self.meetings: dict[Any, Any] = {}
         self.activity: list[Activity] = []
+        # By tensor and line, the tile operations of which no element lay inside of the tensor.
+        self.missed: Counter[tuple[str, Location | None]] = Counter()
         self.grids: list[Any] = []
         self.root = Unit("", 0)
         self._numbers: dict[Unit, int] = {}
