@@ -148,7 +148,7 @@ def show(outcome: Outcome) -> None:
 @click.option("--only", default="", help="Run only steps whose name contains this.")
 @click.option("--out", type=Path, default=ROOT / "benchmarks/results", show_default=True, help="Folder of the JSON.")
 @click.option("--budget", default=420, show_default=True, help="Seconds after which no further step starts.")
-@click.option("--jobs", default=4, show_default=True, help="Steps that run at a time.")
+@click.option("--jobs", default=8, show_default=True, help="Steps that run at a time.")
 def main(devices: int | None, only: str, out: Path, budget: float, jobs: int) -> None:
     """Run every GPU check and write the outcome as JSON."""
     gpus = torch.cuda.device_count()

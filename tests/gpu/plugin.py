@@ -21,8 +21,9 @@ import tilescale
 from tilescale.backends.cuda.support import reason_against
 from tilescale.errors import LaunchError
 from tilescale.passes.structure import structure
+from tilescale.settings import settings
 
-_emulate = tilescale.emulate
+settings()  # read now: tests/conftest.py takes the variables away
 
 
 class _OnGpu:
@@ -56,7 +57,7 @@ def _run(
     if reason is not None:
         pytest.skip(f"no CUDA lowering: {reason}")
     for _ in range(2):
-        mine = [a.to(world.device) if isinstance(a, torch.Tensor) else a for a in per_unit[world.rank]]
+        mine = [a.to(world.device, copy=True) if isinstance(a, torch.Tensor) else a for a in per_unit[world.rank]]
         time.sleep(random.random() * 0.01)
         try:
             kernel(*mine)
