@@ -63,7 +63,7 @@ def test_a_statement_teaches(path: Path, capsys: pytest.CaptureFixture[str]):
 @every_exercise
 def test_advice_is_about_errors_that_exist(path: Path):
     about = {key.partition(" of ")[0] for key in exercise(path).advice}
-    assert about <= {*tilescale.errors.__all__, "wrong values", "too slow"}
+    assert about <= {*tilescale.errors.__all__, "ValueError", "TypeError", "wrong values", "too slow"}
 
 
 def outline(path: Path) -> list[str]:
@@ -147,6 +147,14 @@ SEND_LATER = {
     "            arrived =": """            kept = T.alloc((devices, ROWS, COLUMNS), "float32", level="l2")
             arrived =""",
 }
+TO_ALL = {
+    'T.wait(free[b], ">=", step - 1)': "T.copy(tile, Y[rank, b, 0, 0], dst=(rank + step + 1) % size)",
+    "T.copy(tile, inbox[step % 2, b, 0, 0], dst=right, signal=arrived[b])": "pass",
+    'T.wait(arrived[b], ">=", step + 1)': "pass",
+    "T.copy(inbox[step % 2, b, 0, 0], tile)": "pass",
+    "T.signal(free[b], dst=left)": "pass",
+    "T.copy(tile, Y[(rank + size - step - 1) % size, b, 0, 0])": "pass",
+}
 EARLY = {
     "T.copy(tile, inbox": "T.signal(arrived[b], dst=(rank + 1) % size)\n                    T.copy(tile, inbox",
     ", signal=arrived[b])": ")",
@@ -158,6 +166,11 @@ WRONG = [
     (1, {"(rank + 1) % size": "(rank + size - 1) % size"}, ["With 3 devices", "went the other way round"]),
     (1, {"T.copy(tile, B, dst": "T.copy(A, tile, dst"}, ["'tile' lies in layer 'l1'", "The tile is the near side"]),
     (1, {"T.copy(tile, B": "T.copy(tilly, B"}, ["NameError: name 'tilly' is not defined", "T.copy(tilly, B, dst"]),
+    (1, {"dst=(rank + 1) % size": 'dst="device 1"'}, ["a peer is named by its rank"]),
+    (1, {"T.copy(tile, B, dst=(rank + 1)": "for r in range(2): T.copy(tile, B, dst=(r + 1)"}, ["to the same B"]),
+    (1, {"T.copy(tile, B, dst=(rank + 1) % size)": "raise SystemExit(0)"}, ["SystemExit: 0 at", "raise SystemExit(0)"]),
+    (2, {", signal=arrived[b])": ")", 'T.wait(arrived[b], ">=", 1)': "T.barrier()"}, ["its own tile alone"]),
+    (2, {'T.wait(arrived[b], ">=", 1)': "while arrived[b] < 1: T.evaluate(0)"}, ["flags are looked at by T.wait"]),
     (2, {", signal=arrived[b])": ")"}, ["no statement of the program signals it", "whose is it, which block's"]),
     (2, {"signal=arrived[b]": "signal=arrived[0]"}, ["inbox[0, 0:16, 0:16]", "or of another block's?"]),
     (
@@ -199,6 +212,8 @@ WRONG = [
     (4, {'free[b], ">=", step - 1': 'free[b], ">=", step + 1'}, ["wait for free[0] >= 1", "walk through the steps"]),
     (4, {'">=", step + 1': '"==", step + 1'}, ["arrived[0] = 2", "not for that very number"]),
     (4, {"rank + size - step - 1": "rank + step + 1"}, ["With 3 devices", "in the wrong places of Y"]),
+    (4, {"step % 2": "step"}, ["With 4 devices", "inbox[2, 0, 0, 0] is outside", "used in turns: step % 2"]),
+    (4, TO_ALL, ["has 2 tiles to pass on", "Only neighbours talk on a ring"]),
     (5, {"inbox[r, b": "inbox[(rank + r) % size, b"}, ["With 3 devices", "right but for their rounding"]),
     (5, {"dst=(rank + step) % size": "dst=rank + step"}, ["names peer 2", "count modulo size"]),
     (5, {"T.clear(total)": "pass"}, ["reads total[0:16, 0:16]", "adds to what is there: clear it first"]),
@@ -207,6 +222,7 @@ WRONG = [
     (5, {"inbox[rank, b": "inbox[0, b"}, ["device 1, block 0 writes it and device 0, block 0 writes it", "own rank"]),
     (6, {"layout=T.FullCol": "layout=T.FullRow"}, ["'A' has shape (64, 96)", "columns of A that are its share"]),
     (6, {"k * STEP], a": 'T.rank("device") * share + k * STEP], a'}, ["Only the share of device 0"]),
+    (6, {"A_dev[b * ROWS, k * STEP]": "A_dev[k * STEP, b * ROWS]"}, ["Block b multiplies rows b * ROWS"]),
     (6, {"T.allreduce(y)": "pass"}, ["what is missing is the sum over the devices"]),
     (7, {"T.barrier()  #": "pass  #"}, ["inbox[1, 0:16, 0:16] of device 0", "put a handshake at the entry"]),
     (7, {"(launch + 1) * size": "size"}, ["(reads here)", "a flag that is never cleared counts on"]),
@@ -224,6 +240,8 @@ WRONG = [
     (8, {"gathered[shard, m": "gathered[rank, m"}, ["the product of the device's own shard"]),
     (8, {"C_dev[shard, m": "C_dev[step, m"}, ["wrong on device 1 and right on device 0", "Compare three places"]),
     (9, {"top = T.max(lse_a, lse_b)": "top = 0"}, ["it is nan", "an exponential was too large"]),
+    (9, {"T.max(": "max("}, ["ValueError", "What it gets are no numbers yet but expressions"]),
+    (9, {", top + T.log(total)": ""}, ["returned 1 values for 2 tiles", "as many values as it combines"]),
     (9, {"(Out, Lse, fn=merge)": "(Out)"}, ["did you pass fn=merge?"]),
     (9, {"(Out, Lse, fn=merge)": "(Lse, Out, fn=merge)"}, ["do not belong together", "more dimensions comes first"]),
     (9, {"top + T.log(total)": "top"}, ["Lse is the largest of the parts"]),
@@ -240,6 +258,7 @@ WRONG = [
         ["reads arrived[0] of device 0", "If it is a flag: clear it"],
     ),
     (10, SEND_LATER, ["On 8 devices", "leave for its owner as soon as it is computed"]),
+    (10, {'"int32", level="l2"': '"int32", level="l1"'}, ["'arrived' is a tile on chip"]),
     (10, {"T.clear(arrived)": "pass"}, ["which nobody has written", "If it is a flag: clear it, then a barrier"]),
 ]
 
@@ -299,6 +318,16 @@ def test_the_page_shows_what_is_said(tmp_path: Path):
     block = re.compile(r"^```text\n.*?^```", re.DOTALL | re.MULTILINE)
     write_or_compare(page, block.sub(lambda _: f"```text\n{next(texts)}\n```", page.read_text(encoding="utf-8")))
     assert next(texts, None) is None
+
+
+def test_a_loop_without_an_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import judge
+
+    monkeypatch.setattr(judge, "LIMIT_S", 3.0)
+    turns = "while A[0, 0] != 99: T.clear(tile)"
+    verdict = answer(1, {"T.copy(tile, B, dst=(rank + 1) % size)": turns}, tmp_path)
+    assert verdict.state == "not right yet"
+    assert "still running after 3 s" in verdict.text and turns in verdict.text
 
 
 def test_every_exercise_has_wrong_answers():

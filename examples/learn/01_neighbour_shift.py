@@ -69,6 +69,9 @@ exercise = learn.Exercise(
         "NoPathError": "peers reach each other's device memory, where A and B are, not a block's own tile. The tile is "
         "the near side of the copy, B the far one.",
         "PeerOutOfRangeError": "the ring is open. After the last device comes device 0: count modulo size.",
+        "RaceError": "two devices send to the same B. Each sends to one other device, the next one, however many there "
+        "are: (rank + 1) % size.",
+        "wrong values": "The tile that comes into the B of device r is the A of device r - 1.",
     },
 )
 

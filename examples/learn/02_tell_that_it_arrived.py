@@ -72,6 +72,16 @@ def case(devices, rng):
     )
 
 
+def demand(report, devices):
+    """Flags, not a barrier."""
+    if min(activity.signals for activity in report.activity) >= BLOCKS:
+        return learn.by_hand(report, devices)
+    return (
+        "The results are right, but not every block has raised a flag of its neighbour. With a barrier all wait for "
+        "all; here a block shall wait for its own tile alone."
+    )
+
+
 exercise = learn.Exercise(
     __file__,
     program,
@@ -79,11 +89,14 @@ exercise = learn.Exercise(
     advice={
         "DeadlockError": "a wait needs a signal of the peer that fills this inbox. Compare the flag that is waited for "
         "with the one that is signalled: whose is it, which block's, and how often is it raised? It is raised once.",
+        "RaceError of arrived": "flags are looked at by T.wait: a plain read may see anything, and orders nothing.",
         "RaceError": "the inbox is read although nothing says that this tile is there. The order is: data, signal; "
         "wait, data. If that is yours: does the flag that is waited for speak of this tile, or of another block's?",
         "UninitializedReadError": "the inbox was read before the tile was in it. The order is: data, signal; wait, "
-        "data.",
+        "data. And whose inbox and whose flag are meant? Without dst= it is the own one.",
+        "wrong values": "Block b of device r doubles what block b of device r - 1 has put into inbox[b] of device r.",
     },
+    demand=demand,
 )
 
 if __name__ == "__main__":

@@ -90,6 +90,8 @@ exercise = learn.Exercise(
         "UninitializedReadError": "a place of the inbox is read that nobody has written yet: wait until the flag has "
         "counted every sender.",
         "OutOfBoundsError": "the inbox has one place for each device, 0 to size - 1.",
+        "wrong values": "Which tiles are missing in the sum, or are in it twice? The tile of each goes into the inbox "
+        "of each, at the place of its sender.",
         "PeerOutOfRangeError": "there are devices 0 to size - 1: count modulo size.",
     },
     demand=learn.by_hand,

@@ -83,9 +83,9 @@ exercise = learn.Exercise(
         "read before all parts of this launch are in it: a flag that is never cleared counts on, to (n + 1) * size in "
         "launch n.",
         "UninitializedReadError": "a place of the inbox is read that nobody has written yet: wait for all parts.",
-        "wrong values": "Does every launch wait for its own parts? A flag that is never cleared counts on: in launch "
-        "n it has to reach (n + 1) * size. And can a part of the next launch come before this one has been read? Then "
-        "the entry lacks its handshake.",
+        "wrong values": "Device o gets X[launch, o] of all, the sum goes to Y[launch]. Does every launch wait for its "
+        "own parts? A flag that is never cleared counts on: in launch n it has to reach (n + 1) * size. And can a part "
+        "of the next launch come before this one has been read? Then the entry lacks its handshake.",
     },
     demand=learn.by_hand,
 )

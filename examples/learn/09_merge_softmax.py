@@ -74,12 +74,21 @@ def case(devices, rng):
     )
 
 
+TRACED = (
+    "merge is called while the program is traced. What it gets are no numbers yet but expressions: two pairs of them, "
+    "if the all-reduce is of two tensors. They take T.max, T.exp and T.log; Python's max and if, math and torch want "
+    "numbers."
+)
+
 exercise = learn.Exercise(
     __file__,
     program,
     case,
     advice={
-        "UsageError": "tensors that belong together go into one all-reduce: T.allreduce(Out, Lse, fn=merge).",
+        "UsageError": "tensors that belong together go into one all-reduce, T.allreduce(Out, Lse, fn=merge), and merge "
+        "returns as many values as it combines: an out and an lse.",
+        "ValueError": TRACED,
+        "TypeError": TRACED,
         "ShapeError": "the tensor with more dimensions comes first, then the one with a number for each row.",
         "wrong values": "If there is inf or nan, an exponential was too large or all were zero: subtract the larger "
         "Lse from both before you take exponentials, and add it again after the logarithm. Otherwise: do the two "

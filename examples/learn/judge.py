@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ SEEDS = (None, 1)
 WIDTH = 110
 SLACK = 1.06
 """How much longer than the solution a program may take."""
+LIMIT_S = 60.0
+"""How long tracing or a launch may take; those of the solutions take seconds."""
 
 ANOTHER_ORDER = "It was right when the units took turns, and is wrong when they run in another order:"
 PHASES = (
@@ -41,6 +45,10 @@ ADVICE = {"PhaseError": PHASES, "UnsupportedError": PHASES}
 
 class NotWrittenError(TileScaleError):
     """The program has reached a place that is still to be written."""
+
+
+class EndlessError(TileScaleError):
+    """The program runs for so long that it may never end."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ class _Trial:
         emulate = partial(tilescale.emulate, traced, per_device, check="all", time=False, schedule_seed=seed)
         report, complaint = self._attempt(emulate)
         advice = self.exercise.advice.get("wrong values", "")
-        return complaint or difference(case, args, advice) or self.exercise.demand(report, size)
+        return complaint or difference(case, args, advice) or fill(self.exercise.demand(report, size) or "", WIDTH)
 
     def time(self) -> str | None:
         """Beside the solution; both simulated, so the times are exact."""
@@ -133,26 +141,45 @@ class _Trial:
     def _attempt(self, action: Callable[[], Any]) -> tuple[Any, str | None]:
         """What an action returns, or a complaint that explains its error."""
         try:
-            return action(), None
+            with _at_most(LIMIT_S):
+                return action(), None
         except NotWrittenError:
             raise
-        except TileScaleError as error:
-            return None, f"{error}\n\n{self._advice(error)}".rstrip()
-        except Exception as error:  # noqa: BLE001 - TileLang refuses what it does not understand with any class
-            return None, f"{type(error).__name__}: {error}{self._line_of(error)}"
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - TileLang refuses with any class
+            place = "" if isinstance(error, TileScaleError) else self._line_of(error)
+            return None, f"{type(error).__name__}: {error}{place}\n\n{self._advice(error)}".rstrip()
 
-    def _advice(self, error: TileScaleError) -> str:
+    def _advice(self, error: BaseException) -> str:
         """What an error means in the exercise, if possible for the tensor that its message names first."""
-        kind, tensor = type(error).__name__, re.search(r"(\w+)\[|$", error.message)[1]
+        kind, tensor = type(error).__name__, re.search(r"(\w+)\[|$", str(error))[1]
         known = {**ADVICE, **self.exercise.advice}
         text = known.get(f"{kind} of {tensor}") or known.get(kind)
         return fill(f"What it means here: {text}", WIDTH) if text else ""
 
-    def _line_of(self, error: Exception) -> str:
+    def _line_of(self, error: BaseException) -> str:
         """The last line of the learner's file that an error came through."""
         file = self.program.__code__.co_filename
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         return f"\n    at {file}:{lines[-1].lineno}\n        {lines[-1].line}" if lines else ""
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise an EndlessError after so long, where the operating system can interrupt the main thread."""
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise EndlessError(f"still running after {seconds:g} s", hint="which loop does not end, or is far too long?")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager

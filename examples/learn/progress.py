@@ -37,7 +37,7 @@ def main(solutions: bool) -> None:
 def _state(path: Path, solution: bool) -> str:
     try:
         return learn.load(path).exercise.check(solution=solution).state
-    except SyntaxError:
+    except (Exception, SystemExit):  # noqa: BLE001 - a file that cannot even be loaded
         return judge.WRONG
 
 

@@ -20,10 +20,16 @@ def flag_region(flag: Any) -> ir.Call:
     Raises:
         UsageError: it is not one element of an integer tensor.
     """
-    if not isinstance(flag, ir.BufferLoad) or scope_kind(flag.buffer) != "global":
+    if not isinstance(flag, ir.BufferLoad):
         raise UsageError(
             f"a flag is one element of a tensor in device memory, got {flag}",
             hint="declare flags: T.Tensor((n,), 'int32') and write flags[i]",
+            where=here(),
+        )
+    if scope_kind(flag.buffer) != "global":
+        raise UsageError(
+            f"a flag is one element of a tensor in device memory, {flag.buffer.name!r} is a tile on chip",
+            hint="make flags a parameter, T.Tensor((n,), 'int32'), or T.alloc them in the layer of device memory",
             where=here(),
         )
     if not str(flag.dtype).startswith(("int", "uint")):
