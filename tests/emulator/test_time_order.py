@@ -43,14 +43,17 @@ def test_roles_side_by_side_take_the_maximum():
 
 
 def waiting_product(stages: int, waits: bool, halves: bool):
-    """A pipelined product that looks at a flag in every step, and one that its warpgroups share and meet in."""
+    """A pipelined product that looks at a flag in every step, and one that its warpgroups share and meet in.
+
+    On two of the device's blocks: each has the rate of its own, whatever the others do.
+    """
     k = 1 << 12
 
     @T.prim_func
     def program(
-        A: T.Tensor((11 * 128, k), "float16"), B: T.Tensor((k, 12 * 256), "float16"), flag: T.Tensor((1,), "int32")
+        A: T.Tensor((128, k), "float16"), B: T.Tensor((k, 2 * 256), "float16"), flag: T.Tensor((1,), "int32")
     ):
-        with T.Kernel(device=1, block=(12, 11), threads=256) as (bx, by):
+        with T.Kernel(device=1, block=(2, 1), threads=256) as (bx, by):
             with T.Scale("block"):
                 a = T.alloc((128, 64), "float16", level="l1")
                 b = T.alloc((64, 256), "float16", level="l1")

@@ -27,7 +27,7 @@ def device(*steps) -> Task:
 
 def grid(*programs: list, places: int = 2, each: int = 1, group: int = 1, seconds: float = 0.0) -> Launch:
     tasks = [Task(f"block {i}", 0, list(steps)) for i, steps in enumerate(programs)]
-    return Launch(places, each, group, seconds, "grid", None, tasks)
+    return Launch(places, each, group, seconds, "grid", None, tasks=tasks)
 
 
 # -- sharing -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 
     steps.py        what a program did, task by task: the input
     record.py       writes them down, loops as wholes; rates.py has what operations demand of a machine
-    replay.py       the simulation; sharing.py has its events and resources, collector.py keeps it fast
+    replay.py       the simulation; sharing.py has its events and resources, grids.py the programs of a launch
+    lockstep.py     units that do the same are simulated once; collector.py keeps the others fast too
     timeline.py     the result: spans, utilisation, roofline, critical path, waits
     plans.py        which collectives a launch makes, and what each takes
     links.py        links of a machine as shared resources, and what a collective demands of them

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
+from copy import copy
 from functools import lru_cache
 
 from tilescale.errors import TileScaleError
@@ -127,6 +128,9 @@ class Cache:
 
     Programs that run at the same time read the same tile at about the same time, whatever the order in which they were
     recorded; so what a program has touched stays while `together` more of them start.
+
+    Attributes:
+        history: the same for caches with the same past.
     """
 
     def __init__(self, capacity: int, together: int):
@@ -134,13 +138,22 @@ class Cache:
         self._tiles: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
         self._bytes = 0
         self._programs = 0
+        self.history = 0
 
-    def starts(self) -> None:
-        """One more program starts."""
-        self._programs += 1
+    def starts(self, count: int) -> None:
+        """So many more programs start."""
+        self._programs += count
+        self.history = hash((self.history, count, self.together))
+
+    def copy(self) -> Cache:
+        """Another one that holds the same."""
+        other = copy(self)
+        other._tiles = self._tiles.copy()
+        return other
 
     def holds(self, tile: Hashable, nbytes: int) -> bool:
         """Whether a tile was there; it is from now on."""
+        self.history = hash((self.history, tile, nbytes))
         known = self._tiles.pop(tile, None)
         self._tiles[tile] = (nbytes, self._programs)
         self._bytes += nbytes - (known[0] if known else 0)

@@ -8,7 +8,9 @@ their sum is one step. In a software-pipelined loop loads and products overlap, 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Part, Publish, Settle, Task, Work, merged
 
@@ -19,6 +21,23 @@ UNBOUNDED = 1 << 30
 """Asynchronous copies that may run at once."""
 
 
+@dataclass(frozen=True)
+class Look:
+    """A tile that a task touches.
+
+    Attributes:
+        frame: the state in which it does.
+        tile: says of a frame what tells the tile from others, and its bytes.
+        times: how often it does.
+        found: whether the cache had it, and how many bytes there are.
+    """
+
+    frame: Any
+    tile: Callable[[Any], tuple[Hashable, int]]
+    times: int
+    found: tuple[bool, int]
+
+
 class Log:
     """What one task does.
 
@@ -27,6 +46,8 @@ class Log:
         family: the step whose tasks are being made now.
         muted: whether nothing is written: iterations of a loop that do what the first one did.
         ahead: copies run ahead of the task, so many at most; None: they do not.
+        looks: where it touches tiles in the memory that holds tensors; None where nobody asks.
+        answers: whether the cache has each of these tiles, where that was found before.
     """
 
     def __init__(self, task: Task, parent: Log | None = None):
@@ -35,6 +56,8 @@ class Log:
         self.sides: list[Log] = []
         self.muted = parent.muted if parent is not None else False
         self.ahead: int | None = None
+        self.looks: list[Look] | None = parent.looks if parent is not None else None
+        self.answers: Iterator[bool] | None = parent.answers if parent is not None else None
         # Works of the loops around, the innermost last.
         self.loops: list[list[Work]] = []
         self._times: list[int] = list(parent._times) if parent is not None else []

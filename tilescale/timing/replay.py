@@ -7,17 +7,17 @@ simulated time, programs start when others have ended in simulated time.
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tilescale.timing.collector import no_cyclic_collection
+from tilescale.timing.grids import Grid
 from tilescale.timing.links import Link
+from tilescale.timing.lockstep import in_lockstep
 from tilescale.timing.sharing import Action, Events, Server
 from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Owned, Publish, Settle, Task, Work
-from tilescale.timing.timeline import Span, Timeline, Use
+from tilescale.timing.timeline import Copies, Span, Timeline, Use
 
 Place = tuple[int, int]
 """A program unit: row and number."""
@@ -27,17 +27,26 @@ class Live:
     """A running task.
 
     Attributes:
+        row, unit: number of the tensor-owning unit that it belongs to, and who it is, for a person.
         place: the program unit on which it runs, None for phases of a tensor-owning unit.
+        scope: whose the places are that its steps name, None for everybody's.
         engine: what its spans are shown on.
         ended: called at its end.
         last: the span that it could not go on without, as a position.
         visible_s: when all that it did is visible to others.
     """
 
-    __slots__ = ("ahead", "at", "ended", "engine", "held", "last", "place", "since", "task", "visible_s", "waits")
+    __slots__ = (
+        "ahead", "at", "ended", "engine", "held", "last", "place", "row", "scope", "since", "task", "unit", "visible_s",
+        "waits",
+    )  # fmt: skip
 
-    def __init__(self, task: Task, place: Place | None, engine: str, ended: Action, last: int | None):
-        self.task, self.place, self.engine, self.ended, self.last = task, place, engine, ended, last
+    def __init__(self, task: Task, parent: Live | None, place: Place | None, engine: str, ended: Action):
+        self.task, self.place, self.engine, self.ended = task, place, engine, ended
+        self.row, self.unit, self.scope, self.last = task.row, task.unit, None, None
+        if parent is not None:
+            self.row, self.scope, self.last = parent.row, parent.scope, parent.last
+            self.unit = f"{parent.unit}, {task.unit}" if task.unit else parent.unit
         self.at = 0
         self.visible_s = 0.0
         # Works that run ahead of it, how many of them it waits to have left, and publications that wait for some.
@@ -80,9 +89,12 @@ class Replay:
         self.spans: list[Span] = []
         self._servers: dict[Hashable, Server] = {}
         self._boards: dict[Hashable, Board] = {}
-        self._meetings: dict[Hashable, list[tuple[int, Live, float]]] = {}
+        self._meetings: dict[Hashable, list[tuple[int, Live]]] = {}
         self._running = 0
         self._end_s = 0.0
+        # How many units one is simulated for, and the rows of meetings of all of them.
+        self._units = 1
+        self._all: Mapping[int, tuple[int, ...]] = {}
 
     def run(self, tasks: Sequence[Task]) -> Timeline:
         """Simulate tasks that start together, and all that they start.
@@ -90,23 +102,27 @@ class Replay:
         Raises:
             RuntimeError: tasks wait for what no recorded task does.
         """
+        together = in_lockstep(tasks)
+        if together is not None:
+            self._units, self._all = len(tasks), together
         with no_cyclic_collection():
-            for task in tasks:
-                self._begin(Live(task, None, self.level, lambda: None, None))
+            for task in tasks[:1] if together is not None else tasks:
+                self._begin(Live(task, None, None, self.level, lambda: None))
             self.events.run()
         if self._running:
             raise RuntimeError(f"the simulation stopped with {self._running} tasks that wait")
-        ends = [span.end_s for span in self.spans]
-        return Timeline(self.level, tuple(self.spans), tuple(self._uses()), max([self._end_s, *ends]))
+        end = max([self._end_s, *(span.end_s for span in self.spans)])
+        spans = tuple(self.spans) if together is None else Copies(tuple(self.spans), [task.unit for task in tasks])
+        return Timeline(self.level, spans, tuple(self._uses()), end)
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def _begin(self, live: Live) -> None:
         self._running += 1
         live.visible_s = self.events.now
-        self._go_on(live)
+        self.go_on(live)
 
-    def _go_on(self, live: Live) -> None:
+    def go_on(self, live: Live) -> None:
         """Take steps until one takes time."""
         steps = live.task.steps
         while live.at < len(steps):
@@ -126,11 +142,10 @@ class Replay:
         return self._noted(live, name, kind, begin, self.events.now, **more)
 
     def _noted(self, live: Live, name: str, kind: str, begin: float, end: float, **more: Any) -> int:
-        task = live.task
         engine = live.engine + more.pop("suffix", "")
         cause = more.pop("cause", live.last)
-        self.spans.append(Span(task.row, engine, task.unit, name, kind, begin, end, cause=cause, **more))
-        return len(self.spans) - 1
+        self.spans.append(Span(live.row, engine, live.unit, name, kind, begin, end, cause=cause, **more))
+        return (len(self.spans) - 1) * self._units
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
@@ -139,7 +154,7 @@ class Replay:
 
             def done(last: int) -> None:
                 live.last = last
-                self._go_on(live)
+                self.go_on(live)
 
             self._perform(live, step, done)
             return False
@@ -154,7 +169,7 @@ class Replay:
                 if self.events.now > live.since:
                     where = step.parts[0].where
                     self._span(live, f"wait for {step.parts[0].name}", "wait", live.since, where=where, cause=last)
-                self._go_on(live)
+                self.go_on(live)
 
         self._perform(live, step, landed, " ahead")
         return self._settle(live, Settle(step.ahead))
@@ -211,7 +226,11 @@ class Replay:
         return last
 
     def _server(self, live: Live, resource: Hashable) -> Server:
-        key = (live.place, resource) if isinstance(resource, str) else resource
+        key = resource
+        if isinstance(resource, str):
+            key = live.place, resource
+        elif resource[0] is None:
+            key = Owned(live.row, resource.name)
         server = self._servers.get(key)
         if server is None:
             server = self._servers[key] = Server(self.events)
@@ -219,10 +238,11 @@ class Replay:
 
     # -- flags and barriers --------------------------------------------------------------------------------------------
 
-    def _board(self, place: Hashable) -> Board:
-        board = self._boards.get(place)
+    def _board(self, live: Live, place: Hashable) -> Board:
+        key = place if live.scope is None else (live.scope, place)
+        board = self._boards.get(key)
         if board is None:
-            board = self._boards[place] = Board(self.values.get(place))
+            board = self._boards[key] = Board(self.values.get(place))
         return board
 
     def _publish(self, live: Live, step: Publish) -> bool:
@@ -243,7 +263,7 @@ class Replay:
 
     def _show(self, live: Live, step: Publish) -> None:
         begin, due = self.events.now, max(self.events.now, live.visible_s) + step.delay_s
-        board = self._board(step.place)
+        board = self._board(live, step.place)
 
         def shown() -> None:
             board.count += 1
@@ -273,7 +293,7 @@ class Replay:
             self._acquired(live, step)
 
     def _acquire(self, live: Live, step: Acquire) -> bool:
-        board = self._board(step.place)
+        board = self._board(live, step.place)
         if not board.open_to(step):
             live.since = self.events.now
             board.waiting.append((live, step))
@@ -286,13 +306,13 @@ class Replay:
     def _acquired(self, live: Live, step: Acquire) -> None:
         if not step.delay_s:
             # Not at once: those who came with this task are woken first.
-            self.events.at(self.events.now, lambda: self._go_on(live))
+            self.events.at(self.events.now, lambda: self.go_on(live))
             return
         begin = self.events.now
 
         def left() -> None:
             live.last = self._span(live, step.name, "sync", begin, where=step.where)
-            self._go_on(live)
+            self.go_on(live)
 
         self.events.at(begin + step.delay_s, left)
 
@@ -304,26 +324,27 @@ class Replay:
         return False
 
     def _arrive(self, live: Live, step: Meet) -> None:
-        members = self._meetings.setdefault(step.place, [])
-        members.append((step.rank, live, self.events.now))
-        if len(members) < step.size:
+        rows = self._all.get(id(step))
+        members = self._meetings.setdefault((live.scope, step.place), [])
+        members.append((step.rank, live))
+        if len(members) < step.size and rows is None:
             return
-        del self._meetings[step.place]
+        del self._meetings[live.scope, step.place]
         begin, cause = self.events.now, live.last
         members.sort(key=lambda member: member[0])
-        work = step.work(tuple(member.task.row for _, member, _ in members))
+        work = step.work(rows or tuple(member.row for _, member in members))
         part = work.parts[0]
 
         def over(_: list[float]) -> None:
-            for _, member, _ in members:
+            for _, member in members:
                 if begin > member.since:
                     self._noted(member, step.name, "wait", member.since, begin, where=step.where, cause=cause)
                 member.last = self._noted(
                     member, part.name, part.kind, begin, self.events.now,
                     nbytes=round(part.nbytes), flops=round(part.flops), where=step.where, cause=cause,
                 )  # fmt: skip
-            for _, member, _ in members:
-                self._go_on(member)
+            for _, member in members:
+                self.go_on(member)
 
         self._meet_demands(live, work, over)
 
@@ -341,13 +362,22 @@ class Replay:
             live.visible_s = max(live.visible_s, child.visible_s)
             if not left:
                 live.last = child.last if self.events.now > begin else live.last
-                self._go_on(live)
+                self.go_on(live)
 
         for number, task in enumerate(step.tasks):
-            child = Live(task, live.place, f"{live.engine}/{number}", lambda: None, live.last)
+            child = Live(task, live, live.place, f"{live.engine}/{number}", lambda: None)
             child.ended = lambda c=child: ended(c)
             self._begin(child)
         return False
+
+    def start(
+        self, task: Task, parent: Live, place: int, engine: str, ended: Callable[[Live], None], alone: bool
+    ) -> None:
+        """Start a program that a task launched; it is `alone` if all places that it names are its own."""
+        child = Live(task, parent, (parent.row, place), engine, lambda: ended(child))
+        if alone:
+            child.scope = child
+        self._begin(child)
 
     def _launch(self, live: Live, step: Launch) -> bool:
         begin = self.events.now
@@ -355,7 +385,7 @@ class Replay:
         def start() -> None:
             if step.seconds:
                 live.last = self._span(live, step.name, "launch", begin, where=step.where)
-            _Grid(self, live, step).fill()
+            Grid(self, live, step).fill()
 
         self.events.at(max(begin, live.visible_s) + step.seconds, start)
         return False
@@ -368,67 +398,11 @@ class Replay:
             if isinstance(key, Link):
                 total[str(key), key.network, "network"] = server.busy_s
                 continue
-            row, name, share = (key.row, key.name, 1) if isinstance(key, Owned) else (key[0][0], key[1], self.places)
-            label = f"{self.level} {row}", name, self.kinds.get(name, "network")
-            total[label] = total.get(label, 0.0) + server.busy_s / share
+            first, name, share = (key.row, key.name, 1) if isinstance(key, Owned) else (key[0][0], key[1], self.places)
+            for row in range(first, first + self._units):
+                label = f"{self.level} {row}", name, self.kinds.get(name, "network")
+                total[label] = total.get(label, 0.0) + server.busy_s / share
         return [Use(unit, name, busy, kind) for (unit, name, kind), busy in total.items()]
-
-
-class _Grid:
-    """The programs of one launch on one tensor-owning unit."""
-
-    def __init__(self, replay: Replay, live: Live, step: Launch):
-        self.replay, self.live, self.step = replay, live, step
-        # The emptiest place first, as a scheduler of thread blocks does. More places than programs stay empty.
-        places = min(step.places, len(step.tasks))
-        turns = min(step.each, math.ceil(len(step.tasks) / max(places, 1)))
-        self.free = [(turn, place) for turn in range(turns) for place in range(places)]
-        self.next = 0
-        self.running = 0
-        self.over = False
-
-    def fill(self) -> None:
-        """Start what fits; the task that launched goes on when nothing is left."""
-        tasks, group = self.step.tasks, self.step.group
-        while self.next < len(tasks) and len(self.free) >= group:
-            members = tasks[self.next : self.next + group]
-            self.next += group
-            slots = [heapq.heappop(self.free) for _ in members]
-            cluster = _Group(self, slots)
-            self.running += 1
-            for task, slot in zip(members, slots, strict=True):
-                cluster.start(task, slot)
-        if not self.running and self.next >= len(tasks) and not self.over:
-            self.over = True
-            at = max(self.replay.events.now, self.live.visible_s)
-            self.replay.events.at(at, lambda: self.replay._go_on(self.live))
-
-
-class _Group:
-    """Programs that started together; their places are free when all have ended."""
-
-    def __init__(self, grid: _Grid, slots: list[tuple[int, int]]):
-        self.grid, self.slots, self.left = grid, slots, len(slots)
-        self.cause = grid.live.last
-
-    def start(self, task: Task, slot: tuple[int, int]) -> None:
-        grid = self.grid
-        turn, place = slot
-        name = f"{grid.replay.program} {place}" + (f".{turn}" if grid.step.each > 1 else "")
-        child = Live(task, (task.row, place), name, lambda: None, self.cause)
-        child.ended = lambda: self.ended(child)
-        grid.replay._begin(child)
-
-    def ended(self, child: Live) -> None:
-        live = self.grid.live
-        live.visible_s, live.last = max(live.visible_s, child.visible_s), child.last
-        self.left -= 1
-        if not self.left:
-            self.grid.running -= 1
-            for slot in self.slots:
-                heapq.heappush(self.grid.free, slot)
-            events = self.grid.replay.events
-            events.at(events.now, self.grid.fill)
 
 
 _STEPS: dict[type, Callable[[Replay, Live, Any], bool]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilescale.errors import Location
 
@@ -18,15 +18,12 @@ Demands = Mapping[Hashable, float]
 `Owned` one of a tensor-owning unit, such as its memory; a `Link` is a link."""
 
 
-@dataclass(frozen=True)
-class Owned:
-    """A resource that a tensor-owning unit has one of: memory, a cache, a copy engine."""
+class Owned(NamedTuple):
+    """A resource that a tensor-owning unit has one of: memory, a cache, a copy engine. No row: the one that the task
+    belongs to."""
 
-    row: int
+    row: int | None
     name: str
-
-    def __hash__(self) -> int:
-        return hash((self.row, self.name))
 
 
 @dataclass(slots=True)
@@ -122,8 +119,9 @@ class Task:
     """One thread of control.
 
     Attributes:
-        unit: who, for a person.
-        row: number of the tensor-owning unit that it belongs to.
+        unit: who, for a person: its name inside the task that started it, "" if it acts for the same unit.
+        row: number of the tensor-owning unit that it belongs to. A program may be recorded for several: then it counts
+            where it was launched.
         steps: in order.
     """
 
@@ -148,6 +146,7 @@ class Launch:
         each: programs that each of them holds.
         group: programs that start together.
         seconds: until the first starts.
+        alike: whether programs may share their steps: the places that these name are each program's own.
         tasks: all programs, in launch order.
     """
 
@@ -157,6 +156,7 @@ class Launch:
     seconds: float
     name: str
     where: Location | None
+    alike: bool = False
     tasks: list[Task] = field(default_factory=list)
 
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilescale.errors import Location
@@ -46,6 +46,36 @@ class Span:
     def seconds(self) -> float:
         """How long it took."""
         return self.end_s - self.begin_s
+
+
+@dataclass(frozen=True)
+class Copies(Sequence):
+    """The spans of all units, of which those of the first were simulated: span i of unit u is number i * units + u.
+
+    Attributes:
+        first: the spans of the first unit; their causes are numbers among all.
+        units: names of the units, in the order of their rows.
+    """
+
+    first: Sequence[Span]
+    units: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.first) * len(self.units)
+
+    def __getitem__(self, number: int) -> Span:
+        at, row = divmod(range(len(self))[number], len(self.units))
+        return self._of(self.first[at], row)
+
+    def __iter__(self) -> Iterator[Span]:
+        return (self._of(span, row) for span in self.first for row in range(len(self.units)))
+
+    def _of(self, span: Span, row: int) -> Span:
+        if row == 0:
+            return span
+        unit = self.units[row] + span.unit.removeprefix(self.units[0])
+        cause = None if span.cause is None else span.cause + row
+        return replace(span, row=row, unit=unit, cause=cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +135,14 @@ class Timeline:
     @cached_property
     def rows(self) -> int:
         """How many units own tensors."""
-        return 1 + max((span.row for span in self.spans), default=0)
+        spans, units = self._simulated
+        return units if units > 1 else 1 + max((span.row for span in spans), default=0)
+
+    @property
+    def _simulated(self) -> tuple[Sequence[Span], int]:
+        """Spans that stand for all, and for how many units each."""
+        copied = isinstance(self.spans, Copies)
+        return (self.spans.first, len(self.spans.units)) if copied else (self.spans, 1)
 
     @cached_property
     def utilization(self) -> dict[str, float]:
@@ -125,9 +162,10 @@ class Timeline:
     @cached_property
     def critical_path(self) -> tuple[Span, ...]:
         """The chain of spans that led to the end, first one first: each began when the one before it ended."""
-        if not self.spans:
+        spans, units = self._simulated
+        if not spans:
             return ()
-        at: int | None = max(range(len(self.spans)), key=lambda i: self.spans[i].end_s)
+        at: int | None = units * max(range(len(spans)), key=lambda i: spans[i].end_s)
         chain = []
         while at is not None:
             chain.append(self.spans[at])
@@ -138,8 +176,11 @@ class Timeline:
     def waits(self) -> tuple[WaitLine, ...]:
         """Where the program waited, the longest first."""
         totals: dict[tuple[Location | None, str], list[float]] = {}
-        for span in self.spans:
+        spans, units = self._simulated
+        for span in spans:
             if span.kind == "wait":
                 totals.setdefault((span.where, span.name), []).append(span.seconds)
-        lines = [WaitLine(where, name, sum(times), len(times)) for (where, name), times in totals.items()]
+        lines = [
+            WaitLine(where, name, units * sum(times), units * len(times)) for (where, name), times in totals.items()
+        ]
         return tuple(sorted(lines, key=lambda line: -line.seconds))

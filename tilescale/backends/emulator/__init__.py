@@ -11,6 +11,7 @@
     frame.py units.py scheduler.py interleave.py    state, unit tree, coroutines and the orders they run in
     clock.py costs.py loops.py tally.py             what the simulation of the time is told
     flags.py nodata.py                              what is a flag; runs in which tiles have no values
+    alike.py takeover.py                            programs that do the same in such runs: one stands for all
     observe.py      what an emulation tells those who watch it
     checks/         observers that find mistakes
     numerics/       what operations compute, on numpy arrays

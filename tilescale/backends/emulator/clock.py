@@ -19,11 +19,14 @@ from tilescale.errors import Location
 from tilescale.hda import Machine
 from tilescale.timing.plans import Plans
 from tilescale.timing.rates import Cache, Rates, Sizes, bandwidth, cache_name
-from tilescale.timing.record import Log
+from tilescale.timing.record import Log, Look
 from tilescale.timing.replay import Replay
 from tilescale.timing.steps import Acquire, Launch, Meet, Owned, Part, Publish, Settle, Work
 from tilescale.timing.steps import Task as Recorded
 from tilescale.timing.timeline import Timeline
+
+Tile = Callable[[Frame], tuple[Hashable, int]]
+"""What tells the tile that an operation touches from others, and its bytes."""
 
 
 class Clock(Observer):
@@ -77,9 +80,9 @@ class Clock(Observer):
             self._roots.append(log)
         else:
             parent = self._logs[task.parent]
-            log = parent.begins(task.name)
-            if isinstance(parent.family, Launch) and log.task.row in self._caches:
-                self._caches[log.task.row].starts()
+            log = parent.begins(task.name.removeprefix(task.parent.name).removeprefix(", "))
+            if isinstance(parent.family, Launch) and not parent.family.alike:
+                self._starts(log.task.row, 1)
         self._logs[task] = log
 
     def joins(self, ended: Sequence[Task]) -> None:
@@ -87,14 +90,53 @@ class Clock(Observer):
         for task in ended:
             del self._logs[task]
 
-    def launches(self, count: int, resident: int, group: int, where: Location | None) -> None:
-        """The current task starts a grid of programs, of which the machine holds so many at once."""
+    def launches(self, count: int, resident: int, group: int, where: Location | None, alike: bool) -> None:
+        """The current task starts a grid of programs, of which the machine holds so many at once. Where they are
+        `alike`, those that are not run are told by `repeats` or `takes_over`, and all starts by `starts`."""
         places, log = self.rates.places, self.log
         if self._memory.cache_capacity:
             self._caches[log.task.row] = self._caches.get(log.task.row) or Cache(self._memory.cache_capacity, resident)
             self._caches[log.task.row].together = resident
         seconds = self.machine.tensor_level.launch
-        log.launch(Launch(places, max(resident // places, 1), group, seconds, f"launch of {count}", where))
+        log.launch(Launch(places, max(resident // places, 1), group, seconds, f"launch of {count}", where, alike))
+
+    # -- programs that do the same -------------------------------------------------------------------------------------
+
+    @property
+    def launched(self) -> Launch:
+        """The grid that the current task has started."""
+        return self.log.family
+
+    def log_of(self, task: Task) -> Log:
+        """What a task does that has not been joined."""
+        return self._logs[task]
+
+    def repeats(self, name: str, task: Recorded) -> None:
+        """A program of the current task's grid does what another one does."""
+        self.launched.tasks.append(Recorded(name, task.row, task.steps))
+
+    def takes_over(self, tasks: list[Recorded], cache: Cache | None) -> None:
+        """The current task's grid does what another one does, after which the cache there was as given."""
+        self.launched.tasks = tasks
+        if cache is not None:
+            self._caches[self.log.task.row] = cache.copy()
+
+    def cache_of_now(self) -> Cache | None:
+        """What the cache of the current task's tensor-owning unit holds."""
+        return self._caches.get(self.log.task.row)
+
+    def starts(self, count: int) -> None:
+        """So many programs of the current task's grid start."""
+        self._starts(self.log.task.row, count)
+
+    def _starts(self, row: int, count: int) -> None:
+        if row in self._caches:
+            self._caches[row].starts(count)
+
+    def in_cache(self, tile: Hashable, nbytes: int) -> bool:
+        """Whether the cache has a tile that the current task, or a program of it, touches now."""
+        cache = self.cache_of_now()
+        return cache is not None and cache.holds(tile, nbytes)
 
     # -- order ---------------------------------------------------------------------------------------------------------
 
@@ -176,26 +218,30 @@ class Clock(Observer):
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def touches(self, tile: Hashable, nbytes: int, writes: bool) -> dict[Hashable, float]:
-        """Demands for moving a tile between the memory that holds tensors and the current task.
+    def touches(self, frame: Frame, tile: Tile, writes: bool) -> tuple[dict[Hashable, float], int]:
+        """Demands for moving a tile between the memory that holds tensors and the current task, and its bytes.
 
         Args:
-            tile: what tells it from others: reads of the same one come from the cache while it is there.
-            nbytes: how much.
+            tile: says of a frame what tells the tile from others, and how many bytes of it there are. Reads of the same
+                one come from the cache while it is there.
         """
         log, layer = self.log, self._memory
-        row = log.task.row
+        name, nbytes = tile(frame)
         if layer.level == self.machine.program_level.name:
-            return self.rates.on_chip("global", nbytes)
+            return self.rates.on_chip("global", nbytes), nbytes
         demands: dict[Hashable, float] = {}
-        cache = self._caches.get(row)
-        if cache is not None and layer.cache_bandwidth:
-            demands[Owned(row, cache_name(layer))] = nbytes / layer.cache_bandwidth
-        held = cache.holds(tile, nbytes * log.repeats) if cache is not None and not log.muted else False
+        if self.cache_of_now() is not None and layer.cache_bandwidth:
+            demands[Owned(None, cache_name(layer))] = nbytes / layer.cache_bandwidth
+        if log.answers is not None:
+            held = next(log.answers)
+        else:
+            held = not log.muted and self.in_cache(name, nbytes * log.repeats)
+        if log.looks is not None:
+            log.looks.append(Look(frame.fork(frame.unit, frame.own), tile, log.repeats, (held, nbytes)))
         rate = bandwidth(layer)
         if rate and (writes or not held):
-            demands[Owned(row, layer.name)] = nbytes / rate
-        return demands
+            demands[Owned(None, layer.name)] = nbytes / rate
+        return demands, nbytes
 
     def far_memory(self, row: int, nbytes: int) -> dict[Hashable, float]:
         """Demand on the memory of another unit."""
@@ -206,9 +252,9 @@ class Clock(Observer):
         """Demands on what each program unit has: in a phase of tensor-owning units all of their program units help."""
         if frame.program is not None:
             return demands
-        row, places = self.log.task.row, self.rates.places
+        places = self.rates.places
         return {
-            Owned(row, key) if isinstance(key, str) else key: seconds / places if isinstance(key, str) else seconds
+            Owned(None, key) if isinstance(key, str) else key: seconds / places if isinstance(key, str) else seconds
             for key, seconds in demands.items()
         }
 

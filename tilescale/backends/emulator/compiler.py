@@ -81,7 +81,7 @@ class Compiler:
         self.clock = clock
         self.data = data
         # Whether a task may be interrupted after a statement.
-        self._preempts = preempts
+        self.preempts = preempts
         self.launch: Launch | None = None
         self.axes: dict[ir.Var, int] = {}
         self.sliceable = True
@@ -102,6 +102,8 @@ class Compiler:
         self.scales: list[Level] = []
         # Bindings that stand outside the loop whose variable they use (T.Persistent emits such): read where used.
         self.deferred: dict[ir.Var, ir.PrimExpr] = {}
+        # How the other ones get their values.
+        self.bindings: dict[ir.Var, Closure] = {}
         self.open_loops: list[ir.Var] = []
         self.loop_variables: set[ir.Var] = set()
         self.vector_level: str | None = None
@@ -354,7 +356,7 @@ class Compiler:
             closure = rule(self, stmt)
             if self.clock is not None and not self.axes:
                 closure = flags.watched(self, stmt, closure)
-            if self._preempts and not self.axes and _is_step(stmt):
+            if self.preempts and not self.axes and _is_step(stmt):
                 closure = _interruptible(closure, flags.signals(stmt))
             return located(closure, self.where)
         except TileScaleError as error:

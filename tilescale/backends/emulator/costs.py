@@ -47,13 +47,16 @@ class Traffic:
         """What it demands, how long it takes at least, and how many bytes it is."""
         if self.region.home.lanes:
             return {}, 0.0, 0
-        block = self.region.block(frame)
-        nbytes = block.nbytes
         if self.kind != "global":
+            nbytes = self.region.block(frame).nbytes
             return self.clock.rates.on_chip(self.kind, nbytes), self.latency, nbytes
-        tile = (self.root, block.begins, block.extents)
+        demands, nbytes = self.clock.touches(frame, self._tile, self.writes)
         floor = nbytes / self.per_program if self.per_program and frame.program is not None else 0.0
-        return self.clock.touches(tile, nbytes, self.writes), floor + self.latency, nbytes
+        return demands, floor + self.latency, nbytes
+
+    def _tile(self, frame: Frame) -> tuple[Hashable, int]:
+        block = self.region.block(frame)
+        return (self.root, block.begins, block.extents), block.nbytes
 
 
 def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bool = False) -> Closure:
@@ -169,7 +172,9 @@ def _atomic(lanes: int = 1, returns: bool = False) -> Callable[[Compiler, ir.Cal
 
         def record(frame: Frame) -> None:
             nbytes = 2 * lanes * home.dtype.itemsize * frame.active()
-            moved = clock.touches((root, where), nbytes, True) if far else clock.rates.on_chip(scope, nbytes)
+            moved = clock.rates.on_chip(scope, nbytes)
+            if far:
+                moved, _ = clock.touches(frame, lambda _: ((root, where), nbytes), True)
             clock.work(frame, Part("atomic", "transfer" if far else "compute", where, moved, nbytes), latency)
 
         return record
@@ -202,13 +207,18 @@ def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, t
         for slot, access in slots:
             nbytes = access.nbytes * access.times * points(space, access.axes)
             total += nbytes
-            parts.append(clock.touches((slot, where, tuple(frame.slots[s] for s in programs)), nbytes, access.writes))
+            moved, _ = clock.touches(frame, _mine(slot, nbytes), access.writes)
+            parts.append(moved)
         floor = layer.latency if any(not access.writes for _, access in slots) else 0.0
         if layer.per_program and frame.program is not None:
             floor += total / layer.per_program
         clock.work(frame, Part(name, kind, where, merged(parts), total, flops * every), floor)
 
     programs = [compiler.slot(var) for var in compiler.launch.programs] if compiler.launch is not None else []
+
+    def _mine(slot: int, nbytes: int) -> Callable[[Frame], tuple[Hashable, int]]:
+        return lambda frame: ((slot, where, tuple(frame.slots[s] for s in programs)), nbytes)
+
     return record
 
 

@@ -8,17 +8,21 @@ one ends. So a program that needs more resident programs than fit deadlocks here
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tilelang_core import ir
+from tilescale.backends.emulator.alike import alike
 from tilescale.backends.emulator.barriers import CountingBarrier, Crew
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, uniform
 from tilescale.backends.emulator.scales import run_together
-from tilescale.backends.emulator.scheduler import Family, Wait
+from tilescale.backends.emulator.scheduler import Family, Task, Wait
+from tilescale.backends.emulator.takeover import Takeover
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import LaunchError, PeerOutOfRangeError
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
@@ -99,6 +103,8 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
     threads = [(compiler.slot(var), axis) for var, axis in launch.thread_vars]
     body = compiler.stmt(phase.stmt)
     plan = Plan(compiler, launch, slots, threads)
+    found = alike(compiler, launch, phase.stmt)
+    plan.takeover = Takeover(found) if found is not None else None
 
     def run(frame: Frame) -> None:
         shape = tuple(uniform(n(frame), frame, "the grid's extent") for n in extents)
@@ -112,6 +118,7 @@ class Plan:
 
     def __init__(self, compiler: Compiler, launch: Launch, slots: list[int], threads: list[tuple[int, int]]):
         self.compiler, self.launch, self.slots = compiler, launch, slots
+        self.takeover: Takeover | None = None
         self.thread_indices = {slot: _thread_index(launch, axis) for slot, axis in threads}
         machine = compiler.machine
         self.program_level, self.tensor_level = machine.program_level, machine.tensor_level
@@ -164,11 +171,11 @@ class Grid:
         self.count = math.prod(shape)
         self.barrier = CountingBarrier()
         self.number = device.unit.counters["grids"] = device.unit.counters.get("grids", 0) + 1
-        self.clusters = self._clusters()
         self.room = max(plan.resident // plan.launch.cluster_size, 1)
-        self.waiting = iter(device.run.scheduler.order(list(enumerate(self.clusters)), self.room))
+        self.waiting: Iterator[tuple[int, list[tuple[int, ...]]]] = iter(())
 
-    def _clusters(self) -> list[list[tuple[int, ...]]]:
+    @cached_property
+    def clusters(self) -> list[list[tuple[int, ...]]]:
         """Program indices, grouped by cluster, in launch order: the first axis fastest."""
         dims = (self.plan.launch.cluster + (1,) * len(self.shape))[: len(self.shape)]
         if any(n % c for n, c in zip(self.shape, dims, strict=True)):
@@ -193,13 +200,18 @@ class Grid:
         """Run all programs; returns when the last has ended."""
         self.body = body
         size = self.plan.launch.cluster_size
+        takeover = self.plan.takeover
         if self.device.run.clock is not None:
-            self.device.run.clock.launches(self.count, self.plan.resident, size, self.plan.launch.where)
+            alike = takeover is not None
+            self.device.run.clock.launches(self.count, self.plan.resident, size, self.plan.launch.where, alike)
         self.family = Family(self.device.run.scheduler, "its programs", self.plan.launch.where)
         self.device.run.grids.append(self)
-        for _ in range(self.room):
-            if not self._start():
-                break
+        if takeover is not None:
+            takeover.run(self)
+        else:
+            self.waiting = iter(self.device.run.scheduler.order(list(enumerate(self.clusters)), self.room))
+            for _ in range(self.room):
+                self._start()
         self.family.join()
         self.device.run.grids.remove(self)
 
@@ -208,11 +220,18 @@ class Grid:
         """Programs that wait for room."""
         return len(list(self.waiting)) * self.plan.launch.cluster_size
 
-    def _start(self) -> bool:
+    def label(self, index: tuple[int, ...]) -> str:
+        """What a person calls a program of that index."""
+        return str(Unit(self.plan.program_level.name, 0, index=index))
+
+    def _start(self) -> None:
         following = next(self.waiting, None)
-        if following is None:
-            return False
-        cluster = Cluster(self, *following)
+        if following is not None:
+            self.start(*following, self._start)
+
+    def start(self, number: int, indices: list[tuple[int, ...]], then: Callable[[], None]) -> list[Task]:
+        """Start the programs of a cluster; `then` is called when all have ended."""
+        cluster = Cluster(self, number, indices)
         left = len(cluster.programs)
 
         def ended() -> None:
@@ -221,11 +240,12 @@ class Grid:
             self.device.run.program_ended(self.device.unit)
             if left == 0:
                 cluster.release()
-                self._start()
+                then()
 
-        for program in cluster.programs:
+        return [
             self.family.spawn(str(program.unit), lambda p=program: self.body(p.frame), ended)
-        return True
+            for program in cluster.programs
+        ]
 
 
 class Cluster:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tilescale.backends.emulator import branches, collectives, costs, statements, threads, tiles  # noqa: F401
+from tilescale.backends.emulator import branches, costs, statements, threads, tiles  # noqa: F401
 from tilescale.backends.emulator.clock import Clock
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.frame import Frame
@@ -177,8 +177,15 @@ class Run:
 
     def program_ended(self, unit: Unit) -> None:
         """A tile program has ended."""
-        self._of(unit).programs += 1
-        self._progress(1)
+        self.programs_ended(unit, 1, {})
+
+    def programs_ended(self, unit: Unit, count: int, collectives: Mapping[str, int]) -> None:
+        """So many tile programs have ended, which took part in collectives that were not told yet."""
+        account = self._of(unit)
+        account.programs += count
+        for label, times in collectives.items():
+            account.collectives[label] = account.collectives.get(label, 0) + times
+        self._progress(count)
 
     def signallers(self, flag: int, lines: list[Location | None]) -> str:
         """Who signalled the flag at an address so far, who of their siblings did not, and which lines would."""

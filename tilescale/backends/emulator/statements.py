@@ -61,6 +61,7 @@ def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
     slot, value = compiler.slot(stmt.var), compiler.expr(stmt.value)
     if not compiler.data:
         value = nodata.known_or_not(value)
+    compiler.bindings[stmt.var] = value
 
     def run(frame: Frame) -> None:
         bound = value(frame)
