@@ -29,7 +29,7 @@ demo: $(READY)
 		mkdir -p build && $(BIN)/python $(DEMO) --timeline build/demo.svg; fi
 
 test: lint
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 8
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check --quiet .

@@ -334,6 +334,7 @@ def test_a_bounded_polling_loop_lets_others_run():
 # -- beyond the end ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.emulator_only
 @pytest.mark.parametrize("begin", [8, -4, 40])
 def test_a_copy_wholly_outside_the_peers_tensor(begin):
     @T.prim_func
