@@ -3,6 +3,7 @@
 
 import functools
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +21,28 @@ from tilescale.program.model import Program, Sequence
 
 REFUSED: dict[str, tuple[int, Callable[[ModuleType], Any], str]] = {
     "shared dimension": (8, lambda m: m.tp_gemm(3, 128, 128, 128), "dimension 1 of (128, 128) has 128 elements"),
-    "keys": (9, lambda m: m.cp_mla(3, 1, 64, 128, 512, 64), "dimension 1 of (1, 128, 1, 512) has 128 elements"),
     "rows of clusters": (10, lambda m: m.cluster_gemm(3, 128, 96, 96), "dimension 0 of (128, 96) has 128 elements"),
     "rows of roles": (11, lambda m: m.loader_and_workers(3, 128, 96, 192), "dimension 0 of (128, 192) has 128"),
     "rows of senders": (12, lambda m: m.worker_and_sender(3, 128, 96, 96), "dimension 0 of (128, 96) has 128 elements"),
-    "tokens on a ring": (13, lambda m: m.ring_attention(3, 2, 256, 64), "dimension 1 of (2, 256, 64) has 256 elements"),
-    "tokens": (14, lambda m: m.ulysses(3, 6, 256, 64), "dimension 2 of (6, 3, 256, 64) has 256 elements"),
     "heads": (14, lambda m: m.ulysses(3, 8, 192, 64), "T.all_to_all over 3 units from (8, 3, 64, 64)"),
 }
+
+PARTS: dict[str, tuple[int, Callable[[ModuleType], Any], str]] = {
+    "keys": (9, lambda m: m.cp_mla(2, 1, 64, 250, 512, 64), "seq=250 is not made of whole parts of 128; 256 would be"),
+    "heads": (9, lambda m: m.cp_mla(2, 1, 96, 256, 512, 64), "heads=96 is not made of whole parts of 64; 128 would be"),
+    "roles": (11, lambda m: m.loader_and_workers(2, 64, 64, 64), "K=64 is not made of whole parts of 128; 128 would"),
+    "a ring": (13, lambda m: m.ring_attention(3, 2, 256, 64), "tokens=256 is not made of whole parts of 192; 384"),
+    "tokens": (14, lambda m: m.ulysses(2, 8, 200, 64), "tokens=200 is not made of whole parts of 128; 256 would be"),
+    "panels": (17, lambda m: m.by_panels(2, 2, 64, 64, 100), "K=100 is not made of whole parts of"),
+    "reads": (17, lambda m: m.by_reads(2, 2, 64, 64, 100), "K=100 is not made of whole parts of"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_extents_that_are_no_whole_parts_are_refused(name: str):
+    number, make, message = PARTS[name]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(load(NUMBERED[number]))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -128,6 +128,26 @@ def test_a_wrong_result_is_found(wrong: float):
 
 
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--machine=h200-sxm8", "did you mean 'h200-sxm-8'?"),
+        ("--devices=16", "launch at most 8"),
+        ("--size=0", "0 is not in the range x>=1"),
+        ("--size=2", "2 elements do not make 4 shares: give --size 4 or more"),
+        ("--timeline=nowhere/run.svg", "'nowhere/run.svg' cannot be written: No such file or directory"),
+        ("--timeline=nowhere/run.json", "'nowhere/run.json' cannot be written: No such file or directory"),
+        ("--timeline=run.txt", "end it in .png, .svg, .pdf"),
+    ],
+)
+def test_odd_options_get_an_answer(words: str, says: str, capsys: pytest.CaptureFixture[str]):
+    """An error and what to do, not the way to it."""
+    with pytest.raises(SystemExit) as end:
+        load(NUMBERED[3]).main([words])
+    text = f"{end.value.code} {capsys.readouterr().err}"
+    assert end.value.code != 0 and says in text and "Traceback" not in text
+
+
+@pytest.mark.parametrize(
     ("number", "line"),
     [
         (1, "T.copy(tile, B[by * TILE, bx * TILE], dst=(rank + 1) % size)"),

@@ -63,7 +63,7 @@ def by_hand(devices: int, rows: int, cols: int):
 def main(devices: int, size: int, seed: int) -> None:
     """Gather a (size, size) tensor whose rows are split over the devices."""
     rng = torch.Generator().manual_seed(seed)
-    size -= size % devices
+    size = common.divided(size, devices)
     whole = torch.randn(size, size, generator=rng).bfloat16()
     for program, shape in (collective, (size, size)), (by_hand, (devices, size // devices, size)):
         shares = whole.reshape(shape).chunk(devices)

@@ -109,7 +109,7 @@ def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int = 8):
 def main(devices: int, size: int, seed: int) -> None:
     """Multiply (size, size) matrices, A split by rows and B by columns."""
     rng = torch.Generator().manual_seed(seed)
-    size -= size % devices
+    size = common.divided(size, devices)
     for program, rows in (phases, (size,)), (tile_by_tile, (devices, size // devices)):
         a, b = (torch.randn(size, size, generator=rng).bfloat16() for _ in range(2))
         a_shards = a.reshape(*rows, size).chunk(devices)

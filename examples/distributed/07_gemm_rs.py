@@ -107,7 +107,7 @@ def tile_by_tile(devices: int, M: int, N: int, K: int):
 def main(devices: int, size: int, seed: int) -> None:
     """Multiply (size, size) matrices, the inner dimension split over the devices, rows of C left on their owners."""
     rng = torch.Generator().manual_seed(seed)
-    size -= size % devices
+    size = common.divided(size, devices)
     for program, rows in (phases, (size,)), (tile_by_tile, (devices, size // devices)):
         a, b = (torch.randn(size, size, generator=rng).bfloat16() for _ in range(2))
         a_shards = [part.contiguous() for part in a.reshape(*rows, size).chunk(devices, -1)]

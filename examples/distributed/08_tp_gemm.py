@@ -62,7 +62,7 @@ def tp_gemm(devices: int, M: int, N: int, K: int):
 def main(devices: int, size: int, seed: int) -> None:
     """Multiply (size, size) matrices on all devices together."""
     rng = torch.Generator().manual_seed(seed)
-    size -= size % devices
+    size = common.divided(size, devices)
     a, b = (torch.randn(size, size, generator=rng).bfloat16() for _ in range(2))
     a_shards = [part.contiguous() for part in a.chunk(devices, 1)]
     results = [torch.full((size, size), torch.nan) for _ in range(devices)]

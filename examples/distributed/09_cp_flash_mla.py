@@ -73,6 +73,8 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N
 
     `seq` is a multiple of devices * tile_n, `heads` of tile_h.
     """
+    common.whole("seq", seq, devices * tile_n)
+    common.whole("heads", heads, tile_h)
     scale = math.log2(math.e) / math.sqrt(dim + pe_dim)
 
     @T.prim_func

@@ -59,7 +59,7 @@ def cluster_gemm(devices: int, M: int, N: int, K: int, blocks: int = 2):
 def main(devices: int, size: int, seed: int) -> None:
     """Multiply (size, size) matrices, A and C split by rows."""
     rng = torch.Generator().manual_seed(seed)
-    size -= size % devices
+    size = common.divided(size, devices)
     a, b = (torch.randn(size, size, generator=rng).bfloat16() for _ in range(2))
     results = [torch.full((size // devices, size), torch.nan) for _ in range(devices)]
     args = list(zip(a.chunk(devices), [b] * devices, results, strict=True))

@@ -30,6 +30,7 @@ TILE_M, TILE_N, TILE_K, STAGES = 128, 128, 64, 3
 
 def loader_and_workers(devices: int, M: int, N: int, K: int):
     """Warpgroup 0 loads, warpgroups 1 and 2 multiply, half of the rows each. K is a multiple of devices * TILE_K."""
+    common.whole("K", K, devices * TILE_K)
     rows, keys = M // devices, K // devices
     half, steps = TILE_M // 2, K // TILE_K
 

@@ -77,7 +77,7 @@ def worker_and_sender(devices: int, M: int, N: int, K: int, blocks: int = 8):
 def main(devices: int, size: int, seed: int) -> None:
     """Multiply (size, size) matrices, A split by rows, and give every device the whole product."""
     rng = torch.Generator().manual_seed(seed)
-    size -= size % devices
+    size = common.divided(size, devices)
     a, b = (torch.randn(size, size, generator=rng).bfloat16() for _ in range(2))
     shape = (devices, size // devices, size)
     results = [torch.full(shape, torch.nan) for _ in range(devices)]

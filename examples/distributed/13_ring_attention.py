@@ -41,8 +41,8 @@ def ring_attention(devices: int, heads: int, tokens: int, dim: int):
 
     `tokens` is a multiple of devices * TILE.
     """
-    rows = tokens // devices
-    tiles = rows // TILE
+    common.whole("tokens", tokens, devices * TILE)
+    rows, tiles = tokens // devices, tokens // devices // TILE
     readers = tiles + 1
     scale = math.log2(math.e) / math.sqrt(dim)
 

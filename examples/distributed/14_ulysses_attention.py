@@ -37,6 +37,7 @@ def ulysses(devices: int, heads: int, tokens: int, dim: int):
 
     `tokens` is a multiple of devices * TILE, `heads` of devices.
     """
+    common.whole("tokens", tokens, devices * TILE)
     rows, group = tokens // devices, heads // devices
     tiles = rows // TILE
     scale = math.log2(math.e) / math.sqrt(dim)

@@ -119,7 +119,7 @@ def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int = 4):
 def main(devices: int, size: int, seed: int) -> None:
     """Multiply (size, size) matrices, the inner dimension split over the devices, all of C left on every device."""
     rng = torch.Generator().manual_seed(seed)
-    size -= size % devices
+    size = common.divided(size, devices)
     for program in phases, tile_by_tile:
         a, b = (torch.randn(size, size, generator=rng).bfloat16() for _ in range(2))
         a_shards = [part.contiguous() for part in a.chunk(devices, 1)]

@@ -115,7 +115,7 @@ def main(devices: int, size: int, seed: int) -> None:
             f"Cannon's algorithm takes a square of devices; {devices} are none: --devices={side * side}, or 17_summa.py"
         )
     rng = torch.Generator().manual_seed(seed)
-    size -= size % side
+    size = common.divided(size, side)
     a, b = (torch.randn(size, size, generator=rng).bfloat16() for _ in range(2))
     results = [torch.full((size // side, size // side), torch.nan) for _ in range(devices)]
     common.run(cannon(side, size, size, size), list(zip(blocks(a, side), blocks(b, side), results, strict=True)))

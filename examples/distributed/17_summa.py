@@ -38,6 +38,7 @@ TILE_K = 32
 def by_panels(P: int, Q: int, M: int, N: int, K: int):
     """Owners send panels ahead. There are as many panels as P and Q both divide."""
     rows, cols, panels = M // P, N // Q, math.lcm(P, Q)
+    common.whole("K", K, panels * TILE_K)
     width = K // panels
     tiles_m, tiles_n, tiles_k = -(-rows // TILE), -(-cols // TILE), width // TILE_K
 
@@ -91,6 +92,7 @@ def by_panels(P: int, Q: int, M: int, N: int, K: int):
 
 def by_reads(P: int, Q: int, M: int, N: int, K: int):
     """Blocks read tiles of A from their row of devices and tiles of B from their column."""
+    common.whole("K", K, math.lcm(P, Q) * TILE_K)
     rows, cols, steps = M // P, N // Q, K // TILE_K
 
     @T.prim_func
@@ -135,7 +137,8 @@ def main(devices: int, size: int, seed: int, rows: int | None = None) -> None:
     Q = devices // P
     rng = torch.Generator().manual_seed(seed)
     unit = math.lcm(P, Q) * TILE_K
-    M, N, K = size - size % P, size - size % Q, -(-size // unit) * unit  # a panel is made of whole tiles
+    M, N = common.divided(size, P), common.divided(size, Q)
+    K = -(-size // unit) * unit  # a panel is made of whole tiles
     for program in by_panels, by_reads:
         a, b = torch.randn(M, K, generator=rng).bfloat16(), torch.randn(K, N, generator=rng).bfloat16()
         results = [torch.full((M // P, N // Q), torch.nan) for _ in range(devices)]

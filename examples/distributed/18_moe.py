@@ -29,6 +29,7 @@ import torch
 import tilescale.language as T
 
 TILE, TILE_N, TILE_K = 32, 64, 32
+COUNT, PART = click.IntRange(min=1), click.FloatRange(min=0)
 
 
 def moe(devices: int, tokens: int, width: int, hidden: int, experts: int, top_k: int, capacity: int):
@@ -119,9 +120,9 @@ def reference(tokens, chosen, share, weights, capacity: int):
     return want, torch.einsum("tj,tk,tjkn->tn", kept, x.abs(), w.abs()), int((slot >= capacity).sum())
 
 
-@click.option("--experts", default=2, show_default=True, help="Experts on each device.")
-@click.option("--top-k", default=2, show_default=True, help="Experts that a token chooses.")
-@click.option("--capacity", default=1.5, show_default=True, help="Slots, in terms of an even share of the choices.")
+@click.option("--experts", type=COUNT, default=2, show_default=True, help="Experts on each device.")
+@click.option("--top-k", type=COUNT, default=2, show_default=True, help="Experts that a token chooses.")
+@click.option("--capacity", type=PART, default=1.5, show_default=True, help="Slots; 1 is an even share of all choices.")
 @common.options(size=128)
 def main(devices: int, size: int, seed: int, experts: int = 2, top_k: int = 2, capacity: float = 1.5) -> None:
     """Run a layer of experts over `size` tokens of `size` features on each device."""

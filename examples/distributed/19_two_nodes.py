@@ -109,7 +109,7 @@ def main(devices: int, size: int, seed: int, nodes: int = 2) -> None:
     if devices % nodes:
         raise click.UsageError(f"{devices} devices do not divide among {nodes} nodes: give a multiple of {nodes}")
     rng = torch.Generator().manual_seed(seed)
-    size -= size % (devices // nodes)
+    size = common.divided(size, devices // nodes)
     for program in phases, by_hand:
         tensors = [torch.randn(size, size, generator=rng) for _ in range(devices)]
         stacked = torch.stack(tensors).double()

@@ -106,7 +106,7 @@ def main(devices: int, size: int, seed: int) -> None:
     if side * side != devices:
         raise click.UsageError(f"{devices} cores are no square: give --devices {side * side}")
     rng = torch.Generator().manual_seed(seed)
-    size -= size % side
+    size = common.divided(size, side)
     a, b = (torch.randn(size, size, generator=rng).half() for _ in range(2))
     results = [torch.full((size // side, size // side), torch.nan) for _ in range(devices)]
     flags = [[torch.zeros(2, dtype=torch.int32) for _ in range(2)] for _ in range(devices)]

@@ -83,7 +83,7 @@ def main(devices: int, size: int, seed: int) -> None:
     P = max(n for n in range(1, math.isqrt(devices) + 1) if devices % n == 0)
     Q = devices // P
     rng = torch.Generator().manual_seed(seed)
-    M, N, K = size, size - size % Q, size - size % P
+    M, N, K = size, common.divided(size, Q), common.divided(size, P)
     a, b = torch.randn(M, K, generator=rng).bfloat16(), torch.randn(K, N, generator=rng).bfloat16()
     args, wanted, bound = [], [], []
     for row, (left, below) in enumerate(zip(a.chunk(P, 1), b.chunk(P), strict=True)):

@@ -8,6 +8,7 @@ passes its own tensors and looks at its own results.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tilescale
+from tilescale.errors import TileScaleError
 from tilescale.hda.units import format_bytes
 
 
@@ -39,15 +41,46 @@ def options(*, size: int, devices: int = 4, machine: str | None = None) -> Calla
 
         what = f"What to emulate: a name or a file.  [default: {own or 'h200-sxm-8'}]"
         text = f"Devices to launch on.  [default: the ranks of the job, {devices} without one]"
+        count, extent = click.IntRange(min=1), "Extent of the tensors."
         file, drawn = click.Path(dir_okay=False, path_type=Path), "Draw it: .svg, .png or .pdf; .json for Perfetto."
-        command = click.command(help=function.__doc__)(main)
+        command = click.command(cls=_Command, help=function.__doc__)(main)
         command = click.option("--timeline", type=file, help=drawn)(command)
         command = click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")(command)
-        command = click.option("--size", default=size, show_default=True, help="Extent of the tensors.")(command)
+        command = click.option("--size", type=count, default=size, show_default=True, help=extent)(command)
         command = click.option("--machine", help=what)(command)
-        return click.option("--devices", type=click.IntRange(min=1), help=text)(command)
+        return click.option("--devices", type=count, help=text)(command)
 
     return decorate
+
+
+class _Command(click.Command):
+    """A command that shows a mistake, not the way to it. In a job it is raised, so that the other ranks hear of it."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        try:
+            return super().main(*args, standalone_mode=standalone_mode, **extra)
+        except TileScaleError as error:
+            if not standalone_mode or tilescale.init().size > 1:
+                raise
+            sys.exit(f"Error: {error}")
+
+
+def divided(size: int, parts: int) -> int:
+    """The largest multiple of `parts` up to `size`."""
+    if size < parts:
+        raise click.UsageError(f"{size} elements do not make {parts} shares: give --size {parts} or more")
+    return size - size % parts
+
+
+def whole(what: str, extent: int, part: int) -> None:
+    """Check an extent that a program takes in whole parts only, for want of code for a part that is cut off.
+
+    Raises:
+        ValueError: it is not a multiple of `part`.
+    """
+    if extent % part:
+        above = -(-extent // part) * part
+        raise ValueError(f"{what}={extent} is not made of whole parts of {part}; {above} would be")
 
 
 def run(program: Any, args: Sequence[Sequence[Any]]) -> None:

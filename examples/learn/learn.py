@@ -22,7 +22,7 @@ import torch
 from cases import Case, blank, integers, reals
 
 import tilescale
-from tilescale.errors import Location
+from tilescale.errors import Location, TileScaleError
 
 __all__ = ["Case", "Exercise", "blank", "by_hand", "integers", "ladder", "load", "reals", "todo"]
 
@@ -111,7 +111,7 @@ class Exercise:
             verdict = self.check(solution=solution)
             click.echo(f"{self.name}: {verdict.state}\n\n{verdict.text}")
             if timeline and verdict.state in (judge.SOLVED, judge.LATE):
-                judge.timed(self, self.right if solution else self.program).plot(timeline, engines=True)
+                _draw(judge.timed(self, self.right if solution else self.program), timeline)
             if verdict.state == judge.SOLVED and not solution:
                 click.echo(f"\nCompare it with solutions/{self.solution.name}.{_next(self.file)}")
             sys.exit(verdict.state != judge.SOLVED)
@@ -130,6 +130,13 @@ def load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _draw(report: tilescale.Report, file: str) -> None:
+    try:
+        report.plot(file, engines=True)
+    except TileScaleError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _as_it_stands(text: str) -> str:

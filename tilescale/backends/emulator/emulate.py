@@ -78,7 +78,7 @@ class Report:
         """Write the timeline for Perfetto (https://ui.perfetto.dev), compressed where the path ends in ".gz".
 
         Units that own tensors are processes, their engines threads, and arrows lead from what was waited for. Raises as
-        `timeline`.
+        `timeline`, and a UsageError where no file can be made.
         """
         trace(self.timeline, path)
 
@@ -90,7 +90,7 @@ class Report:
             engines: a row for each engine of a unit instead, or for each family of engines where there are many.
 
         Raises:
-            UsageError: the run was not timed, or another ending.
+            UsageError: the run was not timed, another ending, or no file can be made there.
             DependencyError: matplotlib is missing.
         """
         plot(self.timeline, path, engines=engines)

@@ -5,6 +5,7 @@
     trace.py     the trace event format that Perfetto and Chrome open
     shares.py    what many engines do at a time, as shares
     picture.py   rows of units over time, by matplotlib
+    files.py     what goes wrong when a file is written
 """
 
 from tilescale.timing.draw.picture import plot

@@ -17,6 +17,7 @@ import numpy as np
 
 from tilescale.errors import DependencyError, UsageError
 from tilescale.hda.units import format_time
+from tilescale.timing.draw.files import writing
 from tilescale.timing.draw.shares import family, peaks, shares, together
 from tilescale.timing.draw.trace import natural
 from tilescale.timing.timeline import KINDS, Span, Timeline
@@ -64,7 +65,7 @@ def plot(timeline: Timeline, path: str | PathLike[str], *, engines: bool = False
         engines: a row for each engine of a unit, or for each family of engines where there are many.
 
     Raises:
-        UsageError: another ending.
+        UsageError: another ending, or no file can be made there.
         DependencyError: matplotlib is missing.
     """
     target = Path(fspath(path))
@@ -89,7 +90,7 @@ def _write(figure: Any, target: Path) -> None:
     from matplotlib import rc_context
 
     vector = {"metadata": {"Date": None}} if target.suffix == ".svg" else {}
-    with rc_context({"svg.hashsalt": "tilescale"}):
+    with rc_context({"svg.hashsalt": "tilescale"}), writing(target):
         figure.savefig(target, dpi=150, **vector)
 
 

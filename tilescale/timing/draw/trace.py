@@ -17,17 +17,22 @@ from collections.abc import Iterator
 from os import PathLike, fspath
 from typing import Any
 
+from tilescale.timing.draw.files import writing
 from tilescale.timing.timeline import Span, Timeline
 
 Event = dict[str, Any]
 
 
 def trace(timeline: Timeline, path: str | PathLike[str]) -> None:
-    """Write a timeline as a trace file, compressed where the path ends in ".gz"."""
+    """Write a timeline as a trace file, compressed where the path ends in ".gz".
+
+    Raises:
+        UsageError: no file can be made there.
+    """
     document = {"traceEvents": list(events(timeline)), "displayTimeUnit": "ns"}
     name = fspath(path)
-    opened = gzip.open(name, "wt", encoding="utf-8") if name.endswith(".gz") else open(name, "w", encoding="utf-8")
-    with opened as file:
+    make = gzip.open if name.endswith(".gz") else open
+    with writing(path), make(name, "wt", encoding="utf-8") as file:
         json.dump(document, file, separators=(",", ":"))
 
 
