@@ -198,3 +198,15 @@ def test_uses_bound_and_utilization():
     assert (uses["tensor"].kind, uses["memory"].kind, uses["wire"].kind) == ("compute", "memory", "network")
     assert (found.bound.seconds, found.bound.use.resource) == (2.0, "memory")
     assert found.utilization["memory"] == pytest.approx(2.0 / 3.5)
+
+
+def test_the_critical_path_goes_without_gaps_to_the_end():
+    """What a put needs to become visible is on it: before a meeting, before a launch, and at the end."""
+    put = work(1.0, WIRE, "transfer", tail_s=0.5)
+    meet = Meet("meeting", 1, 0, "wait for barrier", None, lambda _: work(0.25, Owned(0, "links")))
+    for steps in [put, meet], [put, grid([work(1.0)])], [grid([put])], [grid([put]), grid([put], seconds=0.5)]:
+        found = simulate(device(*steps))
+        path = found.critical_path
+        assert "writes land" in [span.name for span in path]
+        assert [span.begin_s for span in path] == [0.0, *(span.end_s for span in path[:-1])]
+        assert path[-1].end_s == found.end_s

@@ -39,8 +39,7 @@ class Grid:
                 cluster.start(task, slot)
         if not self.running and self.next >= len(tasks) and not self.over:
             self.over = True
-            at = max(self.replay.events.now, self.live.visible_s)
-            self.replay.events.at(at, lambda: self.replay.go_on(self.live))
+            self.replay.land(self.live, lambda: self.replay.go_on(self.live))
 
 
 class _Group:

@@ -107,7 +107,9 @@ class Replay:
             self._units, self._all = len(tasks), together
         with no_cyclic_collection():
             for task in tasks[:1] if together is not None else tasks:
-                self._begin(Live(task, None, None, self.level, lambda: None))
+                live = Live(task, None, None, self.level, lambda: None)
+                live.ended = lambda live=live: self.land(live, lambda: None)
+                self._begin(live)
             self.events.run()
         if self._running:
             raise RuntimeError(f"the simulation stopped with {self._running} tasks that wait")
@@ -236,6 +238,17 @@ class Replay:
             server = self._servers[key] = Server(self.events)
         return server
 
+    def land(self, live: Live, then: Action) -> None:
+        """Go on when all that a task wrote is visible to others."""
+        begin = self.events.now
+
+        def landed() -> None:
+            if self.events.now > begin:
+                live.last = self._span(live, "writes land", "sync", begin)
+            then()
+
+        self.events.at(max(begin, live.visible_s), landed)
+
     # -- flags and barriers --------------------------------------------------------------------------------------------
 
     def _board(self, live: Live, place: Hashable) -> Board:
@@ -319,11 +332,11 @@ class Replay:
     # -- meetings ------------------------------------------------------------------------------------------------------
 
     def _meet(self, live: Live, step: Meet) -> bool:
-        live.since = self.events.now
-        self.events.at(max(live.since, live.visible_s), lambda: self._arrive(live, step))
+        self.land(live, lambda: self._arrive(live, step))
         return False
 
     def _arrive(self, live: Live, step: Meet) -> None:
+        live.since = self.events.now
         rows = self._all.get(id(step))
         members = self._meetings.setdefault((live.scope, step.place), [])
         members.append((step.rank, live))
@@ -380,14 +393,16 @@ class Replay:
         self._begin(child)
 
     def _launch(self, live: Live, step: Launch) -> bool:
-        begin = self.events.now
-
-        def start() -> None:
+        def start(begin: float) -> None:
             if step.seconds:
                 live.last = self._span(live, step.name, "launch", begin, where=step.where)
             Grid(self, live, step).fill()
 
-        self.events.at(max(begin, live.visible_s) + step.seconds, start)
+        def landed() -> None:
+            begin = self.events.now
+            self.events.at(begin + step.seconds, lambda: start(begin))
+
+        self.land(live, landed)
         return False
 
     # -- the result ----------------------------------------------------------------------------------------------------
