@@ -12,7 +12,7 @@ from tests.timing.draw.timelines import US, grid, ring
 from tilescale.errors import DependencyError, UsageError
 from tilescale.timing.draw import plot
 from tilescale.timing.draw.shares import family, peaks, shares, together
-from tilescale.timing.timeline import KINDS, Timeline
+from tilescale.timing.timeline import KINDS, Span, Timeline
 
 
 def row(timeline: Timeline, unit: int) -> list:
@@ -47,6 +47,14 @@ def test_families_that_are_busy_together_share_the_row():
     timeline = ring()
     # Device 0 waits from 3 us on, while its signal is on the way.
     assert share_at(timeline, "wait", 3.5) == pytest.approx(0.5) == share_at(timeline, "sync", 3.5)
+
+
+def test_sides_of_a_program_are_parts_of_it():
+    """Two blocks compute, then one of them forks in two: the row is full, then as full as blocks are busy."""
+    alone = [Span(0, f"block {b}", "u", "gemm", "compute", 0.0, 2 * US) for b in range(2)]
+    forked = [Span(0, f"block 0/{side}", "u", "gemm", "compute", 2 * US, (4 + side) * US) for side in range(2)]
+    timeline = Timeline("device", (*alone, *forked), (), 5 * US)
+    assert [share_at(timeline, "compute", at) for at in (1.0, 3.0, 4.5)] == [1.0, 0.5, 0.25]
 
 
 def test_what_few_of_many_programs_do_counts_as_few():

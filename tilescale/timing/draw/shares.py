@@ -2,20 +2,24 @@
 """What many engines do at a time, as shares of a row's height.
 
 Engines that are alike (all programs of a device, all loads that run ahead of them) are a family. A family that is as
-busy as it ever gets fills the row, and where several families are busy they share it.
+busy as it ever gets fills the row, and where several families are busy they share it. The sides of a program that forks
+are parts of it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from tilescale.timing.timeline import KINDS, Span
 
 
+@cache
 def family(engine: str) -> str:
     """An engine's name without its numbers: "block 17.0/1 ahead" is of the family "block ahead"."""
     return re.sub(r"[\s/]*\d+(\.\d+)*", "", engine).strip()
@@ -71,9 +75,23 @@ def shares(spans: Sequence[Span], most: dict[str, int], end_s: float) -> Shares:
     return Shares(edges, heights / np.maximum(1.0, heights.sum(0)))
 
 
+@cache
+def _fork(engine: str) -> tuple[str, str] | None:
+    """Of a side of a program, such as "block 17.0/1 ahead", the program and what the side is busy with."""
+    found = re.fullmatch(r"(.*?)((?:/\d+)+)(.*)", engine)
+    return (found[1], found[3]) if found else None
+
+
+def _sides(spans: Sequence[Span]) -> dict[tuple[str, str] | None, int]:
+    """How many sides programs have that are forked: together they are as much as a program."""
+    forked = {(_fork(engine), engine) for engine in {span.engine for span in spans} if _fork(engine)}
+    return Counter(fork for fork, _ in forked)
+
+
 def _counts(spans: Sequence[Span], most: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
     """Times at which something changes, and for each kind what is going on from there on."""
-    weights = np.array([1.0 / most[family(span.engine)] for span in spans])
+    sides = _sides(spans)
+    weights = np.array([1.0 / most[family(span.engine)] / sides.get(_fork(span.engine), 1) for span in spans])
     kinds = np.array([KINDS.index(span.kind) for span in spans], np.int64)
     times = np.array([[span.begin_s, span.end_s] for span in spans]).reshape(-1, 2)
     edges, place = np.unique(times, return_inverse=True)
