@@ -168,22 +168,14 @@ class Races(Observer):
         before = cells[index]
         if before.size == 0:
             return
-        low, high = int(before.min()), int(before.max())
-        if low == high:
+        low = int(before.min())
+        if low == before.max():
             after = self._table.after(low, access)
             if after != low:
                 cells[index] = after
             return
-        span = high - low + 1
-        if span > 4 * before.size:
-            numbers, where = np.unique(before, return_inverse=True)
-            after = np.array([self._table.after(int(n), access) for n in numbers], np.int32)
-            cells[index] = after[where].reshape(before.shape)
-            return
-        places = before - low
-        present = np.zeros(span, bool)
-        present[places] = True
-        after = np.zeros(span, np.int32)
-        for number in np.flatnonzero(present).tolist():
-            after[number] = self._table.after(number + low, access)
-        cells[index] = after[places]
+        flat = before.reshape(-1)
+        begins = np.append(0, np.flatnonzero(flat[1:] != flat[:-1]) + 1)  # States come in runs: rows of tiles.
+        numbers, where = np.unique(flat[begins], return_inverse=True)
+        after = np.array([self._table.after(int(n), access) for n in numbers], np.int32)
+        cells[index] = np.repeat(after[where], np.diff(begins, append=flat.size)).reshape(before.shape)
