@@ -349,6 +349,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     **{name: {"check": name, "time": False} for name in CHECKS},
     "all checks": {"check": "all", "time": False},
     "time": {"check": "none", "time": True},
+    "all of it": {"check": "all", "time": True},
 }
 """What is measured -> options of `tilescale.emulate`."""
 
@@ -396,7 +397,7 @@ def table_of_extras(results: list[Measurement]) -> Table:
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """What the numbers depend on. The load counts what others do beside: call it before measuring."""
     return {
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
@@ -404,6 +405,7 @@ def environment() -> dict[str, Any]:
         "numpy": numpy.__version__,
         "cores": len(os.sched_getaffinity(0)),
         "architecture": platform.machine(),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -416,8 +418,7 @@ def main(only: str, repeat: int, out: Path) -> None:
     chosen = [name for name in CASES if only.lower() in name.lower()]
     if not chosen:
         raise click.BadParameter(f"no case contains {only!r}; cases are: {'; '.join(CASES)}", param_hint="--only")
-    console = Console(stderr=True)
-    results = []
+    console, about, results = Console(stderr=True), environment(), []
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("", total=len(chosen) * repeat)
         for name in chosen:
@@ -426,7 +427,7 @@ def main(only: str, repeat: int, out: Path) -> None:
     Console().print(table(results))
     Console().print(table_of_extras(results))
     out.parent.mkdir(parents=True, exist_ok=True)
-    record = {**environment(), "repeat": repeat, "results": [asdict(m) for m in results]}
+    record = {**about, "repeat": repeat, "results": [asdict(m) for m in results]}
     out.write_text(json.dumps(record, indent=2) + "\n")
     console.print(f"wrote {out}")
 
