@@ -224,7 +224,7 @@ WRONG = [
     (6, {"k * STEP], a": 'T.rank("device") * share + k * STEP], a'}, ["Only the share of device 0"]),
     (6, {"A_dev[b * ROWS, k * STEP]": "A_dev[k * STEP, b * ROWS]"}, ["Block b multiplies rows b * ROWS"]),
     (6, {"T.allreduce(y)": "pass"}, ["what is missing is the sum over the devices"]),
-    (7, {"T.barrier()  #": "pass  #"}, ["inbox[1, 0:16, 0:16] of device 0", "put a handshake at the entry"]),
+    (7, {"T.barrier()  #": "pass  #"}, ["inbox[0, 0:16, 0:16] of device 1", "put a handshake at the entry"]),
     (7, {"(launch + 1) * size": "size"}, ["(reads here)", "a flag that is never cleared counts on"]),
     (
         7,

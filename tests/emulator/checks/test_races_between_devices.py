@@ -108,10 +108,10 @@ def test_the_report_of_a_missing_wait():
 def test_the_report_names_the_flags_around_the_accesses():
     error = race(put("wait on the wrong flag", 3), put_args(3), "put", "get")
     assert error.message == (
-        "Y[0:16, 0:16] of device 2: device 1, block 0 writes it and device 2, block 0 reads it, "
+        "Y[0:16, 0:16] of device 0: device 2, block 0 writes it and device 0, block 0 reads it, "
         "and nothing orders the two\n"
-        f"  device 1, block 0 signals F[0] after that (line {line_of('put') + 2})\n"
-        f"  device 2, block 0 waited last for F[1] (line {line_of('put') + 4})"
+        f"  device 2, block 0 signals F[0] after that (line {line_of('put') + 2})\n"
+        f"  device 0, block 0 waited last for F[1] (line {line_of('put') + 4})"
     )
     assert error.hint.startswith(
         f"between line {line_of('put')} and line {line_of('get')}: T.signal(flag[i], dst=peer)"
@@ -155,30 +155,39 @@ def test_a_count_of_all_is_silent(devices):
     in_every_order(gather(devices, devices), lambda: gather_args(devices))
 
 
-def test_a_wait_for_any_of_two_signals_orders_neither():
-    """The reader waits for one signal and reads what the first device sent: in another run the second comes first."""
+@pytest.mark.parametrize("reader", [0, 1, 2])
+def test_a_wait_for_any_of_two_signals_orders_neither(reader):
+    """A device waits for one signal and reads what another one sent: in another run that of the third comes first.
 
-    def program(count):
+    It waits as long as others can go on, so it sees that there are two. A wait for both on another flag orders them,
+    whatever the first wait is for.
+    """
+
+    def program(count, both):
         @T.prim_func
-        def program(Y: T.Tensor((2, 8), "float32"), F: T.Tensor((1,), "int32"), G: T.Tensor((1,), "int32")):
+        def program(Y: T.Tensor((3, 8), "float32"), F: T.Tensor((1,), "int32"), G: T.Tensor((1,), "int32")):
             with T.Kernel(device=3, block=1, threads=32):
                 with T.Scale("block"):
                     tile = T.alloc((8,), "float32")
                     T.clear(tile)
-                    with T.Scale("device") as (rank, _):
-                        if rank < 2:
-                            T.copy(tile, Y[rank, 0], dst=2, signal=F[0])  # either
-                            T.signal(G[0], dst=2)
+                    with T.Scale("device") as (rank, size):
+                        if rank != reader:
+                            T.copy(tile, Y[rank, 0], dst=reader, signal=F[0])  # either
+                            T.signal(G[0], dst=reader)
                         else:
-                            T.wait(G[0], ">", 1)
+                            if both:
+                                T.wait(G[0], ">", 1)
                             T.wait(F[0], ">=", count)
-                            T.copy(Y[0, 0], tile)
+                            T.copy(Y[(reader + 1) % 3, 0], tile)  # the next one's
 
         return program
 
-    args = tensors(3, (2, 8), (1,), (1,))
-    tilescale.emulate(program(2), args)
-    tilescale.emulate(program(1), tensors(3, (2, 8), (1,), (1,)))  # the wait for G counts both
+    def args():
+        return tensors(3, (3, 8), (1,), (1,))
+
+    race(program(1, False), args(), "either", "the next one's")
+    for count, both in ((2, False), (2, True), (1, True)):
+        in_every_order(program(count, both), args)
 
 
 # -- buffers that are used again ---------------------------------------------------------------------------------------

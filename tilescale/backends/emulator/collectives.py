@@ -151,6 +151,7 @@ def _wait(compiler: Compiler, call: ir.Call) -> Closure:
                 lambda: f"{flag.home.name}[{index}] = {element[0]}",
                 where,
                 lambda: frame.run.signallers(address(element), compiler.signals.get(root, [])),
+                patient=True,
             )
         )
         flag.home.touched(frame, ATOMIC, element)

@@ -23,7 +23,7 @@ _RATES = (0.05, 0.2, 0.5)
 """Chances that a running task falls behind after a statement; a seed takes one."""
 
 _RATE_OF_SIGNALS = 0.5
-"""The same after a signal: what is wrong with a program often shows just then."""
+"""The same after a signal and at a wait: what is wrong with a program often shows just then."""
 
 _LOOKS = 0.25
 """Chance that waits are looked at again although others can run."""
@@ -46,6 +46,10 @@ class Interleaved(Scheduler):
             return [item for end in range(len(items), 0, -room) for item in items[max(end - room, 0) : end]]
         self._random.shuffle(items)
         return items
+
+    def is_patient(self) -> bool:
+        """Whether a patient wait that may go on lets others go first this time."""
+        return not self._last_first and self._random.random() < _RATE_OF_SIGNALS
 
     def preempt(self, signals: bool) -> None:
         """A statement has ended: others may run first, those first of all whom it `signals`."""

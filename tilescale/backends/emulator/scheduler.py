@@ -36,6 +36,7 @@ class Wait:
         missing: who would have to act, evaluated for a report.
         quiet: waits of the emulator itself (a launch waiting for its programs), left out of reports.
         spins: whether it is a loop that looks again after every write of others.
+        patient: whether others go first, as far as they can, even if it may go on: so it sees all that may have come.
     """
 
     ready: Callable[[], bool]
@@ -45,6 +46,7 @@ class Wait:
     missing: Callable[[], str] = str
     quiet: bool = False
     spins: bool = False
+    patient: bool = False
 
 
 @dataclass(eq=False)
@@ -123,7 +125,7 @@ class Scheduler:
     def block(self, wait: Wait) -> None:
         """The current task waits. Returns when `wait.ready()` holds."""
         self.current.waited |= not wait.quiet
-        if wait.ready():
+        if wait.ready() and not (wait.patient and self.is_patient()):
             return
         task = self.current
         task.wait = wait
@@ -155,6 +157,10 @@ class Scheduler:
         self.current.paused = True
         self.ready.append(self.current)
         self._hub.switch()
+
+    def is_patient(self) -> bool:
+        """Whether a patient wait that may go on lets others go first this time."""
+        return True
 
     def order(self, items: list[Item], room: int) -> list[Item]:
         """Units of a launch in the order in which they start, `room` of them at once."""
