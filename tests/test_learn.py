@@ -234,7 +234,7 @@ WRONG = [
     (7, {"T.barrier()  #": "T.clear(arrived); T.barrier()  #"}, ["arrived[0] >= 4", "you clear it and yet"]),
     (7, {'with T.Scale("block"):': "if True:"}, ["tile 'tile' is one of a block", "without tiles on chip"]),
     (8, {"BLOCKS * (K // STEP)": "BLOCKS * (K // STEP) + 1"}, ["arrived[1] = 4", "2 blocks send 2 pieces each"]),
-    (8, {"BLOCKS * (K // STEP)": "K // STEP"}, ["reads gathered[1, 32:64, 0:32]", "for all of its pieces"]),
+    (8, {"BLOCKS * (K // STEP)": "K // STEP"}, ["gathered[1, 32:64, 0:32] of device 1", "for all of its pieces"]),
     (8, ALL_FIRST, ["On 2 devices of h200-sxm-8 a launch takes", "us are enough", "or for all before it begins?"]),
     (8, {"shard = (rank + step) % size": "shard = step"}, ["--timeline FILE", "its own, which is here"]),
     (8, {"gathered[shard, m": "gathered[rank, m"}, ["the product of the device's own shard"]),
