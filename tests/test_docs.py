@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import json
 import os
 import re
 import shlex
@@ -204,6 +205,18 @@ def test_the_language_page_shows_all_that_is_added():
 def test_the_page_of_bugs_shows_every_check():
     shown = (DOCS / "bugs.md").read_text(encoding="utf-8")
     assert not [name for name in CHECKS if f"| `{name}` |" not in shown]
+
+
+def test_the_times_of_gpus_are_those_that_were_measured():
+    found = [json.loads((ROOT / "benchmarks" / "results" / f"white_paper_{n}.json").read_text()) for n in (1, 2)]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for one, two in zip(*(results["measurements"] for results in found), strict=True):
+        assert one["name"] == two["name"] and one["us"] == two["alone_us"]
+        row = rf"^\| {one['name'].partition(',')[0]}.* \| {one['us']:.0f} us \| {two['us']:.0f} us \|$"
+        assert re.search(row, text, re.MULTILINE), row
+    groups = json.loads((ROOT / "benchmarks" / "reference" / "h200.json").read_text())["groups"]
+    (rate,) = [row["measured"] for g in groups for row in g["rows"] if row["what"] == "8192 cubed, cuBLAS"]  # TFLOP/s
+    assert f"cuBLAS takes {2 * 8192**3 / rate / 1e6:.0f} us" in text
 
 
 def test_the_tested_range_of_tilelang_is_one():
