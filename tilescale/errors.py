@@ -186,7 +186,10 @@ class OutOfBoundsError(TileScaleError):
 
 
 class RaceError(TileScaleError):
-    """Two accesses to one place, one a write, that nothing orders: who, which elements, both lines, and the remedy."""
+    """Two accesses to one place, one a write, that nothing orders: who, which elements, both lines, and the remedy.
+
+    Or a wait for a phase of an mbarrier and the end of the next phase, which the wait could mistake for it.
+    """
 
 
 class UninitializedReadError(TileScaleError):

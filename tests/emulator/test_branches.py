@@ -154,6 +154,7 @@ def test_a_side_that_waits_for_the_other_can_break_its_loop():
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
             ready = T.alloc_barrier(32)
+            taken = T.alloc_barrier(32)
             count = T.alloc_var("int32")
             count = 0
             for k in T.serial(6):
@@ -161,9 +162,11 @@ def test_a_side_that_waits_for_the_other_can_break_its_loop():
                     T.barrier_arrive(ready)
                     if k == 2:
                         break
+                    T.barrier_wait(taken, k & 1)
                 else:
                     if k < 3:
                         T.barrier_wait(ready, k & 1)
+                        T.barrier_arrive(taken)
                 count = count + 1
             Y[tx] = count
 

@@ -31,7 +31,7 @@ class MBarrier:
     pending: int
     phase: int = 0
 
-    def arrive(self, threads: int, frame: Frame) -> None:
+    def arrive(self, threads: int, frame: Frame, where: Location | None) -> None:
         """`threads` threads arrive."""
         frame.run.scheduler.progress += 1
         while threads:
@@ -40,10 +40,12 @@ class MBarrier:
             self.pending -= taken
             threads -= taken
             if self.pending == 0:
+                for observer in frame.run.listeners:
+                    observer.completes(self, self.phase, where)
                 self.phase += 1
                 self.pending = self.count
 
-    def wait(self, parity: int, frame: Frame, where: Any) -> None:
+    def wait(self, parity: int, frame: Frame, where: Location | None) -> None:
         """Block until the phase of that parity has completed."""
         frame.run.scheduler.block(
             Wait(
@@ -55,7 +57,7 @@ class MBarrier:
         )
         # The phase that is over; in the first one a wait for the phase before it passes at once.
         for observer in frame.run.listeners:
-            observer.passes(self, self.phase - 1)
+            observer.passes(frame, self, self.phase - 1, where)
 
 
 @dataclass(eq=False)
@@ -109,6 +111,7 @@ class BarrierReference:
         self.buffer = node.buffer
         self.slot = compiler.slot(node.buffer.data)
         self.index = compiler.expr(node.indices[0])
+        self.where = compiler.where
 
     def of(self, frame: Frame, program: ProgramInstance | None = None) -> MBarrier:
         """The barrier of the frame's program, or of another one of its cluster."""

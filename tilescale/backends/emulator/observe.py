@@ -15,9 +15,11 @@ import numpy as np
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.access import Home
+    from tilescale.backends.emulator.barriers import MBarrier
     from tilescale.backends.emulator.frame import Frame, Lanes
     from tilescale.backends.emulator.run import Run
     from tilescale.backends.emulator.scheduler import Task
+    from tilescale.errors import Location
 
 READ, WRITE, ATOMIC, ATOMIC_STORE = "read", "write", "atomic", "atomic store"
 """Kinds of access. A tile that is updated in place is read and written; flags are accessed by atomics. An atomic store
@@ -65,12 +67,15 @@ class Observer:
     def acquires(self, place: Hashable) -> None:
         """The current task leaves a place, and sees all that was published there until now."""
 
-    def passes(self, barrier: object, phase: int) -> None:
-        """The current task goes on after a wait for a parity, at which `(barrier, phase)` was open to it.
+    def passes(self, frame: Frame, barrier: MBarrier, phase: int, where: Location | None) -> None:
+        """A unit goes on after a wait for a parity, at which `(barrier, phase)` was open to it.
 
         A wait tells phases of one parity not apart: what it must have seen may be the end of an earlier one.
         """
         self.acquires((barrier, phase))
+
+    def completes(self, barrier: MBarrier, phase: int, where: Location | None) -> None:
+        """The last arrival at a phase of a barrier."""
 
     def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str, before: int) -> None:
         """A unit has updated a flag, an array of one element, by "add" or "set"; what it did before is published.

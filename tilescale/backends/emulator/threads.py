@@ -308,8 +308,8 @@ value_operation("tl.atomic_addx4_elem_op")(_atomic("add", False, lanes=4))
 
 @operation("tl.mbarrier_wait_parity", "tirx.ptx_wait_barrier")
 def _barrier_wait(compiler: Compiler, call: ir.Call) -> Closure:
-    barrier, parity, where = BarrierReference(compiler, call.args[0]), compiler.expr(call.args[1]), compiler.where
-    return lambda frame: barrier.of(frame).wait(uniform(parity(frame), frame, "a parity"), frame, where)
+    barrier, parity = BarrierReference(compiler, call.args[0]), compiler.expr(call.args[1])
+    return lambda frame: barrier.of(frame).wait(uniform(parity(frame), frame, "a parity"), frame, barrier.where)
 
 
 @operation(
@@ -317,13 +317,13 @@ def _barrier_wait(compiler: Compiler, call: ir.Call) -> Closure:
 )
 def _barrier_arrive(compiler: Compiler, call: ir.Call) -> Closure:
     barrier = BarrierReference(compiler, call.args[0])
-    return lambda frame: barrier.of(frame).arrive(frame.active(), frame)
+    return lambda frame: barrier.of(frame).arrive(frame.active(), frame, barrier.where)
 
 
 @operation("tl.tcgen05_mma_arrive", collective=False)
 def _mma_arrive(compiler: Compiler, call: ir.Call) -> Closure:
     barrier = BarrierReference(compiler, call.args[0])
-    return lambda frame: barrier.of(frame).arrive(1, frame)
+    return lambda frame: barrier.of(frame).arrive(1, frame, barrier.where)
 
 
 @operation("tl.ptx_arrive_cluster_barrier", collective=False)
@@ -332,7 +332,7 @@ def _remote_arrive(compiler: Compiler, call: ir.Call) -> Closure:
 
     def run(frame: Frame) -> None:
         program = frame.program.in_cluster(uniform(rank(frame), frame, "a rank in the cluster"))
-        barrier.of(frame, program).arrive(frame.active(), frame)
+        barrier.of(frame, program).arrive(frame.active(), frame, barrier.where)
 
     return run
 

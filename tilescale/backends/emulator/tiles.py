@@ -91,7 +91,7 @@ def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Any
             into = program.unit.owner(target.home.slot).storage[target.home.slot]
             copy_tile(source, target, frame, into, program.unit)
         if barrier is not None:
-            barrier.of(frame, program).arrive(1, frame)
+            barrier.of(frame, program).arrive(1, frame, barrier.where)
 
     return run
 
@@ -200,7 +200,7 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
         if compiler.data:
             multiply(frame)
         if barrier is not None:
-            barrier.of(frame).arrive(1, frame)
+            barrier.of(frame).arrive(1, frame, barrier.where)
 
     return run
 

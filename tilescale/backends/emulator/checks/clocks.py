@@ -132,3 +132,12 @@ class Place:
         """A task leaves."""
         self.known = merge(self.known, self.arrived)
         clock.learn(self.known)
+
+    def knows(self, other: Clock, time: int) -> bool:
+        """Whether one who has arrived knows all that `other` did until `time`."""
+        self.known = merge(self.known, self.arrived)
+        while self.known.get(other, 0) < time:
+            if other.joined is None:
+                return False
+            other, time = other.joined
+        return True

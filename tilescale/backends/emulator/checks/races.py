@@ -16,6 +16,7 @@ import numpy as np
 from tilescale.backends.emulator.checks.clocks import Clock, Place
 from tilescale.backends.emulator.checks.explain import Mark, race_error
 from tilescale.backends.emulator.checks.flags import Flag, Update
+from tilescale.backends.emulator.checks.phases import Phases
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.states import Access, Conflict, Table
 from tilescale.backends.emulator.observe import Observer
@@ -23,9 +24,11 @@ from tilescale.passes.written import written_parameters
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.access import Home
+    from tilescale.backends.emulator.barriers import MBarrier
     from tilescale.backends.emulator.frame import Frame
     from tilescale.backends.emulator.run import Run
     from tilescale.backends.emulator.scheduler import Task
+    from tilescale.errors import Location
 
 _PROGRAM = 1
 """How deep programs lie among the tasks: below their device's."""
@@ -46,6 +49,7 @@ class Races(Observer):
         self._run = run
         self._memory: Memory[_Cells] = Memory(_Cells)
         self._table = Table()
+        self._phases = Phases()
         self._clocks: dict[Task, Clock] = {}
         # Barrier or meeting -> which time it is that tasks meet there -> what they published.
         self._places: weakref.WeakKeyDictionary[Any, dict[Any, Place]] = weakref.WeakKeyDictionary()
@@ -84,12 +88,16 @@ class Races(Observer):
     def acquires(self, place: Hashable) -> None:
         self._place(place).acquire(self._clock)
 
-    def passes(self, barrier: object, phase: int) -> None:
+    def passes(self, frame: Frame, barrier: MBarrier, phase: int, where: Location | None) -> None:
         clock, last = self._clock, phase
+        self._phases.passes(barrier, clock, frame.unit, where)
         while phase > 0 and not any(self._has_begun(clock, barrier, later) for later in range(phase, last + 1)):
             phase -= 2
         if phase >= 0:
             self.acquires((barrier, phase))
+
+    def completes(self, barrier: MBarrier, phase: int, where: Location | None) -> None:
+        self._phases.ends(barrier, phase, self._place((barrier, phase)), where)
 
     def _has_begun(self, clock: Clock, barrier: object, phase: int) -> bool:
         """Whether a task knows that a barrier is in a phase, or past it."""

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""Phases of mbarriers that end too early: before somebody has waited for the phase before.
+
+A wait names the parity of a phase (PTX ISA, mbarrier.test_wait). If the next phase ends first, the wait is for the one
+after that, which may never come. So somebody who arrives at the next phase must know that the wait is over.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilescale.backends.emulator.checks.clocks import Clock, Place
+from tilescale.backends.emulator.checks.text import acting
+from tilescale.backends.emulator.units import Unit
+from tilescale.errors import Location, RaceError
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A wait that is over: who, when and where."""
+
+    clock: Clock
+    time: int
+    unit: Unit
+    where: Location | None
+
+
+class Phases:
+    """Who has waited for the last phase of each barrier."""
+
+    def __init__(self) -> None:
+        self._waits: weakref.WeakKeyDictionary[Any, list[_Wait]] = weakref.WeakKeyDictionary()
+
+    def passes(self, barrier: Any, clock: Clock, unit: Unit, where: Location | None) -> None:
+        """A task goes on after a wait."""
+        self._waits.setdefault(barrier, []).append(_Wait(clock, clock.time, unit, where))
+
+    def ends(self, barrier: Any, phase: int, arrivals: Place, where: Location | None) -> None:
+        """All have arrived at a phase. Raises RaceError if nobody of them knows of a wait for the phase before."""
+        for wait in self._waits.pop(barrier, ()):
+            if not arrivals.knows(wait.clock, wait.time):
+                raise _error(barrier.name, phase, wait, where)
+
+
+def _error(barrier: str, phase: int, wait: _Wait, where: Location | None) -> RaceError:
+    before = f"phase {phase - 1}" if phase else "the phase before the first"
+    places = (wait.where, "waits here"), (where, f"phase {phase} ends here")
+    who = acting(wait.unit, wait.clock.name)
+    error = RaceError(
+        f"{barrier}: {who} waits for {before}, and phase {phase} may end before it looks: then it waits for phase "
+        f"{phase + 1}",
+        hint="a second barrier for the way back: T.barrier_arrive(taken) after the wait, and T.barrier_wait(taken, "
+        f"...) before the next arrival at {barrier}",
+        where=[replace(place, what=what) for place, what in places if place],
+    )
+    error.located = True
+    return error
