@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The programs whose simulated times `predictions.py` compares with measured ones. They are traced, never run."""
 
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
 import tilescale.language as T
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "distributed"
 
 TILE = 32 << 10
 """Bytes of a tile that blocks copy."""
@@ -254,3 +261,14 @@ def multiply_and_scatter(m: int, n: int, k: int, devices: int):
                         T.copy(total, C[by * BLOCK_M, bx * BLOCK_N])
 
     return gemm_rs
+
+
+# -- examples ----------------------------------------------------------------------------------------------------------
+
+
+def example(name: str, devices: int, sizes: list[int]) -> Any:
+    """A program of an example, by the name of the function that makes it."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))
+    file = {"tp_gemm": "08_tp_gemm", "cp_mla": "09_cp_flash_mla"}[name]
+    return getattr(importlib.import_module(file), name)(devices, *sizes)

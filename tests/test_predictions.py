@@ -83,6 +83,11 @@ def test_products_are_those_of_this_source(predictions: ModuleType):
     assert simulated_again(predictions, "gemm", lambda row: row["shape"][0] <= 1024) >= 4
 
 
+def test_examples_are_those_of_this_source(predictions: ModuleType):
+    """One of them: the others take longer, and say no more."""
+    assert simulated_again(predictions, "examples", lambda row: row["what"].startswith("08") and row["devices"] == 2)
+
+
 def test_scaling_curves_are_those_of_this_source():
     scaling = script("scaling")
     committed = json.loads(scaling.RESULTS.read_text())["rows"]

@@ -87,6 +87,23 @@ def test_programs_that_do_not_fit_at_once_run_in_turn():
     assert two == pytest.approx(2 * one, rel=0.01) and more == pytest.approx(two, rel=0.01)
 
 
+@pytest.mark.parametrize("layout, together", [(T.FullRow, 4), (T.Replica, 2)])
+def test_a_replica_for_each_warpgroup_takes_registers_of_its_own(layout, together):
+    """64 KiB of sums in registers of 256 KiB: shared out over two warpgroups, or one tile for each."""
+
+    @T.prim_func
+    def kernel(X: T.Tensor((128, 128), "float16")):
+        with T.Kernel(132 * 8, threads=256):
+            c = T.alloc_fragment((128, 128), "float32")
+            with T.Scale("warpgroup"):
+                T.clear(T.view(c, layout=layout))
+
+    spans = tilescale.emulate(kernel, machine=H200, data=False).timeline.spans
+    assert {span.engine.partition("/")[0] for span in spans if "block 7." in span.engine} == {
+        f"block 7.{turn}" for turn in range(together)
+    }
+
+
 def test_a_launch_and_a_barrier_take_what_the_machine_says(tmp_path):
     @T.prim_func
     def empty(X: T.Tensor((4,), "float32")):

@@ -292,10 +292,19 @@ class Compiler:
         for buffer in launch.buffers:
             extents = [ir.constant(n) for n in buffer.shape]
             if buffer.scope().startswith(prefix) and None not in extents:
-                level = self.machine.level(self.owner_level(buffer))
-                units = launch.thread_count // level.threads if level.kind == "lanes" else 1
-                total += units * math.prod(extents) * ir.bits(str(buffer.dtype)) // 8
+                total += self._instances(buffer, launch) * math.prod(extents) * ir.bits(str(buffer.dtype)) // 8
         return total
+
+    def _instances(self, buffer: ir.Buffer, launch: Launch) -> int:
+        """How many instances of a tile one program holds: of its own, or one for each unit that has a replica."""
+        root = self.slot(buffer.data)
+        replicas = [
+            ir.attribute(view, "level")
+            for slot, view in self.views.items()
+            if ir.attribute(view, "dim") is None and self.root(slot) == root
+        ]
+        levels = [self.machine.level(name) for name in (self.owner_level(buffer), *replicas)]
+        return max(launch.thread_count // level.threads if level.kind == "lanes" else 1 for level in levels)
 
     def allocate(self, buffers: list[ir.Buffer], unit: Unit, frame: Frame) -> None:
         """Make a unit's instances of buffers that it owns, unless it has them, and bind them if the frame is its own.
