@@ -7,6 +7,7 @@ import tilescale
 import tilescale.language as T
 from tests.emulator.timing import H200, LAUNCH, copied, derived, product, seconds
 from tilescale.hda import Machine
+from tilescale.hda.load import derive
 
 # -- memory and arithmetic ---------------------------------------------------------------------------------------------
 
@@ -172,6 +173,79 @@ def test_half_the_link_takes_twice_the_time(tmp_path):
     full, slow = seconds(shifted(4, 512)), seconds(shifted(4, 512), machine=half)
     assert full == pytest.approx(nbytes / 360e9, rel=0.03)
     assert slow == pytest.approx(2 * full, rel=0.03)
+
+
+def slower_links(name: str, share: float) -> Machine:
+    """A machine whose networks carry a share of what they did, whatever moves it."""
+    machine = Machine.load(name)
+    rate = lambda value: f"{value * share / 1e9} GB/s"  # noqa: E731
+    networks = {
+        network.name: {
+            **{key: rate(getattr(network, key)) for key in ("bandwidth", "link_bandwidth") if getattr(network, key)},
+            "mechanisms": {
+                m.name: {way: rate(m.rate(way)) for way in ("put", "get", "reduce") if m.rate(way)}
+                for m in network.mechanisms
+            },
+        }
+        for network in machine.networks
+    }
+    return derive(name, f"{name} at {share}", {"networks": networks})
+
+
+@pytest.mark.parametrize("name, devices", [("gb200-nvl72", 72), ("h200-sxm-8x4", 32), ("mi300x-8", 8)])
+def test_half_of_every_link_takes_twice_the_time_on_any_machine(name, devices):
+    """Whole tensors to the device half way round: across servers where there are some."""
+
+    def time_at(share: float) -> float:
+        machine = slower_links(name, share)
+        with tilescale.use_machine(machine):
+
+            @T.prim_func
+            def program(X: T.Tensor((1 << 26,), "float32"), Y: T.Tensor((1 << 26,), "float32")):
+                with T.Kernel(device=devices):
+                    with T.Scale("device") as (rank, size):
+                        T.copy(X, Y, dst=(rank + size // 2) % size)
+
+        found = tilescale.emulate(program, machine=machine, data=False).timeline
+        assert found.bound.use.kind == "network" and 0.99 < found.bound.seconds / found.end_s <= 1
+        return found.end_s
+
+    assert time_at(0.5) == pytest.approx(2 * time_at(1.0), rel=0.01)
+
+
+@pytest.mark.parametrize("senders", [3, 7])
+def test_who_sends_to_one_device_shares_its_link(senders):
+    def program(senders: int):
+        @T.prim_func
+        def gather(X: T.Tensor((1 << 24,), "float32"), Y: T.Tensor((8, 1 << 24), "float32")):
+            with T.Kernel(device=8):
+                with T.Scale("device") as (rank, _):
+                    if (rank > 0) & (rank <= senders):
+                        T.copy(X, Y[rank, 0 : 1 << 24], dst=0)
+
+        return gather
+
+    assert seconds(program(senders)) == pytest.approx(senders * seconds(program(1)), rel=0.02)
+
+
+@pytest.mark.parametrize("distance", [2, 4])
+def test_shifts_on_a_wafer_share_the_links_of_their_row(distance):
+    """Eight cores a row: as many of the messages that go so far cross the links in its middle."""
+    wafer = Machine.load("wafer-mesh")
+
+    def shift(distance: int) -> float:
+        with tilescale.use_machine(wafer):
+
+            @T.prim_func
+            def program(X: T.Tensor((2048,), "float32"), Y: T.Tensor((2048,), "float32")):
+                with T.Kernel(core=(8, 8), threads=1) as (x, _):
+                    with T.Scale("core") as (rank, _):
+                        if x + distance < 8:
+                            T.copy(X, Y, dst=rank + distance)
+
+        return seconds(program, machine=wafer)
+
+    assert shift(distance) == pytest.approx(distance * shift(1), rel=0.01)
 
 
 def test_one_program_alone_does_not_fill_a_link():

@@ -210,7 +210,7 @@ class Grid:
             takeover.run(self)
         else:
             self.waiting = iter(self.device.run.scheduler.order(list(enumerate(self.clusters)), self.room))
-            for _ in range(self.room):
+            for _ in range(min(self.room, len(self.clusters))):
                 self._start()
         self.family.join()
         self.device.run.grids.remove(self)
