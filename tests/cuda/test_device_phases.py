@@ -280,17 +280,22 @@ def test_programs_cannot_start_the_copy_engine(mistake):
 
 
 def test_too_much_shared_memory_names_the_launch():
+    """The stages of the pipeline are the compiler's: what they take shows in its text."""
+
     @T.prim_func
-    def f(X: T.Tensor((512, 512), "float32")):
-        with T.Kernel(device=4, block=2, threads=128) as bx:
+    def f(A: T.Tensor((512, 512), "float32"), C: T.Tensor((512, 128), "float32")):
+        with T.Kernel(device=4, block=4, threads=128) as bx:
             with T.Scale("block"), T.Scale("device"):
-                first = T.alloc((128, 256), "float32", level="l1")
-                second = T.alloc((128, 256), "float32", level="l1")
-                T.copy(X[bx * 128, 0], first)
-                T.copy(X[bx * 128, 256], second)
+                acc = T.alloc((128, 128), "float32", level="l0")
+                T.clear(acc)
+                for k in T.Pipelined(4, num_stages=2):
+                    first = T.alloc((128, 128), "float32", level="l1")
+                    second = T.alloc((128, 128), "float32", level="l1")
+                    T.copy(A[bx * 128, k * 128], first)
+                    T.copy(A[k * 128, 0], second)
+                    T.gemm(first, second, acc)
                 T.barrier()
-                T.copy(first, X[bx * 128, 256])
-                T.copy(second, X[bx * 128, 0])
+                T.copy(acc, C[bx * 128, 0])
 
     with pytest.raises(
         tilescale.errors.AllocationTooLargeError, match=r"'f' takes 262144 bytes .* has 232448"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from tilelang_core import ir
 from tilescale.errors import Location, PhaseError, UsageError
 from tilescale.hda import Machine
+from tilescale.passes.room import check_room
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, Sequence, location
 from tilescale.program.ops import VIEW
 
@@ -22,6 +23,7 @@ def validate(program: Program, machine: Machine) -> None:
         PhaseError: a program index or an on-chip tile in a device phase, an on-chip tile that lives across phases,
             launches that differ in their units.
         UsageError: a sharded parameter used whole; no launch at all.
+        AllocationTooLargeError: tiles that do not fit shared memory together.
     """
     if not program.launches:
         raise UsageError(f"{program.name!r} launches nothing", hint="write the work inside `with T.Kernel(...)`")
@@ -30,6 +32,8 @@ def validate(program: Program, machine: Machine) -> None:
     for launch in program.launches:
         _check_device_phases(launch, machine)
         _check_tiles(launch, machine)
+        for phase in _grid_phases(launch.body):
+            check_room(phase, launch, machine)
 
 
 def _check_launches(program: Program) -> None:

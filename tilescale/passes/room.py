@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""Whether the tiles that a program holds at one time fit its shared memory.
+
+It changes nothing. The compiler gives tiles that are not needed at the same time the same place, so their sum may
+exceed the layer; but a tile that is used before and after a statement is there while the statement runs. What the
+compiler adds, pipeline stages and exchanges, is not known here: the text that it generates is checked once more.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tilelang_core import ir
+from tilescale.errors import AllocationTooLargeError, Location
+from tilescale.hda import Machine
+from tilescale.hda.units import format_bytes
+from tilescale.program.model import GridPhase, Launch, location
+
+_SCOPES = ("shared", "shared.dyn")
+
+
+def check_room(phase: GridPhase, launch: Launch, machine: Machine) -> None:
+    """Check one grid phase.
+
+    Raises:
+        AllocationTooLargeError: the tiles that live at one statement are larger than the layer.
+    """
+    layer = machine.layer_for("shared")
+    room, sizes = machine.capacity(layer.name), _sizes(launch, machine)
+    if sum(sizes.values()) <= room:
+        return
+    order = list(ir.statements(phase.stmt))
+    first: dict[ir.Var, int] = {}
+    last: dict[ir.Var, int] = {}
+    for number, stmt in enumerate(order):
+        for data in sizes.keys() & set(ir.uses(stmt)):
+            first.setdefault(data, number)
+            last[data] = number
+    names = {b.data: b.name for b in launch.buffers}
+    for number in sorted(first.values()):
+        alive = [data for data in first if first[data] <= number <= last[data]]
+        asked = sum(sizes[data] for data in alive)
+        if asked > room:
+            tiles = ", ".join(f"{names[data]!r} {format_bytes(sizes[data])}" for data in alive)
+            places = [location(order[number], "all are needed here"), *(_declared(launch, data) for data in alive)]
+            raise AllocationTooLargeError(
+                f"tiles that live at the same time take {format_bytes(asked)} of {layer.title or layer.name}, "
+                f"{machine.name} has {format_bytes(room)} for one program: {tiles}",
+                hint="use smaller tiles, or let the last use of one come before the first use of another",
+                where=[place for place in places if place],
+            )
+
+
+def _sizes(launch: Launch, machine: Machine) -> dict[ir.Var, int]:
+    """Bytes that each tile in shared memory takes in one program, for tiles whose extents are known."""
+    owners = dict(launch.owners)
+    found: dict[ir.Var, int] = {}
+    for buffer in launch.buffers:
+        extents = [ir.constant(n) for n in buffer.shape]
+        owner = machine.level(owners.get(buffer.data, machine.program_level.name))
+        if buffer.scope() not in _SCOPES or None in extents or owner.kind == "unit":
+            continue
+        size = math.prod(extents) * ir.bits(str(buffer.dtype)) // 8
+        instances = launch.thread_count // owner.threads if owner.kind == "lanes" else 1
+        parts = launch.cluster_size if owner.kind == "cluster" else 1
+        found[buffer.data] = size * instances // parts
+    return found
+
+
+def _declared(launch: Launch, data: ir.Var) -> Location | None:
+    found = next(ir.buffer_location(b) for b in launch.buffers if b.data.same_as(data))
+    return Location(*found, "declared") if found else None
