@@ -31,15 +31,14 @@ import torch
 
 import tilescale.language as T
 
-TILE = 64
-TILE_K = 32
+TILE, TILE_K = 64, 32
 
 
 def by_panels(P: int, Q: int, M: int, N: int, K: int):
     """Owners send panels ahead. There are as many panels as P and Q both divide."""
     rows, cols, panels = M // P, N // Q, math.lcm(P, Q)
-    common.whole("K", K, panels * TILE_K)
     width = K // panels
+    common.whole("K", K, panels * TILE_K)
     tiles_m, tiles_n, tiles_k = -(-rows // TILE), -(-cols // TILE), width // TILE_K
 
     @T.prim_func
@@ -136,8 +135,7 @@ def main(devices: int, size: int, seed: int, rows: int | None = None) -> None:
         raise click.UsageError(f"{devices} devices do not make {P} equal rows: give --rows a divisor of {devices}")
     Q = devices // P
     rng = torch.Generator().manual_seed(seed)
-    unit = math.lcm(P, Q) * TILE_K
-    M, N = common.divided(size, P), common.divided(size, Q)
+    M, N, unit = common.divided(size, P), common.divided(size, Q), math.lcm(P, Q) * TILE_K
     K = -(-size // unit) * unit  # a panel is made of whole tiles
     for program in by_panels, by_reads:
         a, b = torch.randn(M, K, generator=rng).bfloat16(), torch.randn(K, N, generator=rng).bfloat16()

@@ -126,8 +126,7 @@ def reference(tokens, chosen, share, weights, capacity: int):
 @common.options(size=128)
 def main(devices: int, size: int, seed: int, experts: int = 2, top_k: int = 2, capacity: float = 1.5) -> None:
     """Run a layer of experts over `size` tokens of `size` features on each device."""
-    rng = torch.Generator().manual_seed(seed)
-    experts *= devices
+    rng, experts = torch.Generator().manual_seed(seed), experts * devices
     if top_k > experts:
         raise click.UsageError(f"a token cannot choose {top_k} of {experts} experts: lower --top-k or raise --experts")
     slots = int(capacity * size * top_k / experts) + 1

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What the examples share: options, running on every device, comparing with a float64 reference, showing who did what.
 
-A program runs in one of two ways, and the examples need not know which. Started as `python 01_neighbour_shift.py`, one
-process holds the tensors of all devices and emulates them together. Started by a launcher, each rank is one device: it
-passes its own tensors and looks at its own results.
+Started as `python 01_neighbour_shift.py`, one process holds the tensors of all devices and emulates them together.
+Started by a launcher, each rank is one device: it passes its own tensors and looks at its own results.
 """
 
 from __future__ import annotations
@@ -73,11 +72,7 @@ def divided(size: int, parts: int) -> int:
 
 
 def whole(what: str, extent: int, part: int) -> None:
-    """Check an extent that a program takes in whole parts only, for want of code for a part that is cut off.
-
-    Raises:
-        ValueError: it is not a multiple of `part`.
-    """
+    """Check an extent of a program without code for a part that is cut off. Raises ValueError."""
     if extent % part:
         above = -(-extent // part) * part
         raise ValueError(f"{what}={extent} is not made of whole parts of {part}; {above} would be")
@@ -150,8 +145,5 @@ def draw(report: tilescale.Report) -> None:
         return
     number = context.meta["timelines"] = context.meta.get("timelines", 0) + 1
     target = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
-    if target.suffix == ".json":
-        report.trace(target)
-    else:
-        report.plot(target)
+    (report.trace if target.suffix == ".json" else report.plot)(target)
     print(f"its timeline: {target}")
