@@ -18,7 +18,7 @@ LARGE = "--machine=gb200-nvl72 --devices=16 --size=128"
 RUNS: dict[int, list[str]] = {
     16: [USUAL[0], USUAL[3], "--devices=9 --size=100 --machine=gb200-nvl72"],
     19: [*USUAL[1::2], "--devices=12 --nodes=4 --size=100", "--devices=3 --nodes=1 --size=96"],
-    20: [USUAL[0], USUAL[3], "--devices=9 --size=96", "--devices=64 --size=72"],
+    20: ["--devices=1 --size=56", "--devices=4 --size=100", "--devices=9 --size=96", "--devices=64 --size=72"],
     21: [*USUAL[:2], "--devices=35 --size=70", *USUAL[2:]],
 }
 """Numbers of devices that an example takes, where these are not the usual ones."""
@@ -94,6 +94,11 @@ def test_programs_of_the_white_paper_on_machines_of_their_size(
     assert verdicts(path, capsys, f"--devices={devices}", "--size=1024", f"--machine={machine}")
     with pytest.raises(tilescale.errors.LaunchError, match=f"{2 * devices} units of level 'device'"):
         load(path).main([f"--devices={2 * devices}", "--size=1024", f"--machine={machine}"], standalone_mode=False)
+
+
+def test_blocks_that_do_not_fit_a_core():
+    with pytest.raises(tilescale.errors.AllocationTooLargeError, match=r"of core SRAM, wafer-mesh has 40 KiB"):
+        load(NUMBERED[20]).main(["--devices=4", "--size=200"], standalone_mode=False)
 
 
 def test_default_is_four_devices_or_eight_for_the_demo(capsys: pytest.CaptureFixture[str]):
