@@ -331,6 +331,35 @@ def test_a_bounded_polling_loop_lets_others_run():
     assert 1 <= args[1].item() < 1000
 
 
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_polling_loop_lets_those_run_who_have_waited(bounded, seed):
+    """Device 0 waits for device 1 before it signals; meanwhile device 1 spins, and writes on the way."""
+
+    @T.prim_func
+    def program(F: T.Tensor((1,), "int32"), G: T.Tensor((1,), "int32"), D: T.Tensor((2,), "int32")):
+        with T.Kernel(device=2, block=1, threads=32):
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                if rank == 0:
+                    T.wait(G[0], ">=", 1)
+                    T.signal(F[0], dst=1)
+                else:
+                    T.signal(G[0], dst=0)
+                    if bounded:
+                        for _ in T.serial(1000):
+                            D[0] += 1
+                            if T.atomic_load(F[0], memory_order="acquire") == 1:
+                                T.loop_break()
+                    else:
+                        while T.atomic_load(F[0], memory_order="acquire") == 0:
+                            D[0] += 1
+                    D[1] = 1
+
+    args = [[flags(), flags(), flags(2)] for _ in range(2)]
+    tilescale.emulate(program, args, schedule_seed=seed)
+    assert args[1][2][1] == 1 and args[1][2][0] < 100
+
+
 # -- beyond the end ----------------------------------------------------------------------------------------------------
 
 

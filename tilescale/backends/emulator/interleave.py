@@ -54,8 +54,7 @@ class Interleaved(Scheduler):
     def preempt(self, signals: bool) -> None:
         """A statement has ended: others may run first, those first of all whom it `signals`."""
         if signals and self._last_first:
-            self._look()
-            self.pause()
+            self.give_way()
         elif self._random.random() < (max(self._rate, _RATE_OF_SIGNALS) if signals else self._rate):
             self.pause()
 

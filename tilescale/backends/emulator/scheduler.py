@@ -150,13 +150,18 @@ class Scheduler:
         if self.progress == before:
             self.block(wait)
         else:
-            self.pause()
+            self.give_way()
 
     def pause(self) -> None:
         """Let the others run first."""
         self.current.paused = True
         self.ready.append(self.current)
         self._hub.switch()
+
+    def give_way(self) -> None:
+        """Let the others run first, also those whose waits have come true; one that spins is always ready itself."""
+        self._look()
+        self.pause()
 
     def is_patient(self) -> bool:
         """Whether a patient wait that may go on lets others go first this time."""

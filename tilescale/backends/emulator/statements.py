@@ -151,7 +151,7 @@ def _serial(compiler: Compiler, stmt: ir.For) -> Closure:
                 if loop.left(body(frame)):
                     break
                 if polls:
-                    frame.run.scheduler.pause()
+                    frame.run.scheduler.give_way()
             loop.close()
 
         return run
