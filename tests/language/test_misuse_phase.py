@@ -198,3 +198,40 @@ def test_no_launch():
 
     with pytest.raises(UsageError, match="'f' launches nothing"):
         structure(f, H200)
+
+
+def test_an_extent_that_differs_between_units(mistake):
+    @T.prim_func
+    def f(A: T.Tensor((8,), "float32")):
+        with T.Kernel(device=2, block=4, threads=32):
+            with T.Scale("device") as (rank, size):
+                work = T.alloc((rank + 1,), "float32", level="l2")  # <-
+                T.clear(work)
+
+    with mistake(UsageError, "the shape (rank + 1) of 'work' depends on rank, which has no value"):
+        structure(f, H200)
+
+
+def test_an_extent_of_a_loop(mistake):
+    @T.prim_func
+    def f(A: T.Tensor((8,), "float32")):
+        with T.Kernel(2, threads=32):
+            for i in T.serial(4):
+                tile = T.alloc_shared((i + 1,), "float32")  # <-
+                T.clear(tile)
+
+    with mistake(UsageError, "'tile' depends on i"):
+        structure(f, H200)
+
+
+def test_extents_that_follow_from_the_arguments():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def f(A: T.Tensor((n,), "float32"), m: T.int32):
+        with T.Kernel(device=2, block=4, threads=32):
+            with T.Scale("device") as (rank, size):
+                work = T.alloc((n // size, m + 1), "float32", level="l2")
+                T.clear(work)
+
+    structure(f, H200)

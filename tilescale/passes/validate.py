@@ -22,7 +22,7 @@ def validate(program: Program, machine: Machine) -> None:
     Raises:
         PhaseError: a program index or an on-chip tile in a device phase, an on-chip tile that lives across phases,
             launches that differ in their units.
-        UsageError: a sharded parameter used whole; no launch at all.
+        UsageError: a sharded parameter used whole; a tile whose extent is known in the launch only; no launch at all.
         AllocationTooLargeError: tiles that do not fit shared memory together.
     """
     if not program.launches:
@@ -30,6 +30,7 @@ def validate(program: Program, machine: Machine) -> None:
     _check_launches(program)
     _check_whole_uses(program)
     for launch in program.launches:
+        _check_extents(program, launch)
         _check_device_phases(launch, machine)
         _check_tiles(launch, machine)
         for phase in _grid_phases(launch.body):
@@ -65,6 +66,25 @@ def _check_whole_uses(program: Program) -> None:
                 f"{view.parameter.name!r} is split over level {view.level!r} by a view, but used whole here",
                 hint="use the view: each unit holds only its share",
                 where=[w for w in (location(stmt, "used whole"), view.where) if w],
+            )
+
+
+def _check_extents(program: Program, launch: Launch) -> None:
+    """Memory is allocated before anything runs, the same for all units: by what a call knows of its arguments."""
+    known = {p.var for p in program.parameters} | {var for _, var in program.extents if isinstance(var, ir.Var)}
+    for parameter in program.parameters:
+        if parameter.buffer is not None:
+            known |= {var for n in parameter.buffer.shape for var in ir.variables(n)}
+    for buffer in launch.buffers:
+        unknown = sorted({var.name for n in buffer.shape for var in ir.variables(n) if var not in known})
+        if unknown:
+            found = ir.buffer_location(buffer)
+            raise UsageError(
+                f"the shape ({', '.join(map(str, buffer.shape))}) of {buffer.name!r} depends on {', '.join(unknown)}, "
+                "which has no value when memory is allocated",
+                hint="take an extent that is the same for all units: a number, or one that follows from the arguments; "
+                "and a part of it, tile[0:n], where less is needed",
+                where=Location(*found) if found else launch.where,
             )
 
 
