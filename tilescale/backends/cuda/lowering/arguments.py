@@ -40,6 +40,12 @@ class Workspace:
     symmetric: bool = True
     peers: bool = False
 
+    @classmethod
+    def of(cls, buffer: ir.Buffer, *, peers: bool = False) -> Workspace:
+        """What a program allocates in device memory; all its phases share it."""
+        shape = tuple(n if ir.constant(n) is None else ir.constant(n) for n in buffer.shape)
+        return cls(buffer.name, shape, str(buffer.dtype), peers=peers)
+
 
 @dataclass(frozen=True)
 class Rank:

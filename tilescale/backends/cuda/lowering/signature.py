@@ -185,12 +185,8 @@ class Signature:
     def local(self, data: ir.Var) -> ir.Buffer:
         """This device's instance of a tensor."""
         position, buffer, shape, dtype, name = self._global(data)
-        argument = self._declared(buffer) if position is None else Given(position)
+        argument = Workspace.of(buffer) if position is None else Given(position)
         return self.tensor(argument, name, shape, dtype)
-
-    def _declared(self, buffer: ir.Buffer, *, peers: bool = False) -> Workspace:
-        """A workspace that the program allocates; all its phases share it."""
-        return Workspace(buffer.name, tuple(buffer.shape), str(buffer.dtype), peers=peers)
 
     def symmetric(self, data: ir.Var) -> ir.Buffer:
         """This device's instance of a tensor that stands for those of peers, which lie at the same place there."""
@@ -202,6 +198,6 @@ class Signature:
     def peers(self, data: ir.Var) -> ir.Buffer:
         """All devices' instances of a tensor."""
         position, buffer, shape, dtype, name = self._global(data)
-        argument = self._declared(buffer, peers=True) if position is None else Peers(position)
+        argument = Workspace.of(buffer, peers=True) if position is None else Peers(position)
         strides = self._peer_strides(shape, dtype)
         return self.tensor(argument, f"{name}_peers", (self.target.devices, *shape), dtype, strides)

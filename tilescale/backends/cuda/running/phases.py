@@ -58,7 +58,7 @@ class Part:
             if any(buffer.data.same_as(d) for d in datas):
                 self.position = position
         if self.position is None:
-            self.workspace = arg.Workspace(buffer.name, tuple(buffer.shape), str(buffer.dtype))
+            self.workspace = arg.Workspace.of(buffer)
             own.declare(self.workspace)
 
     def tensor(self, call: Call) -> torch.Tensor:
