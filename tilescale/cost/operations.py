@@ -12,6 +12,7 @@ from tilescale.cost.choose import Choice, Transfer, collective, mechanism
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine, Network
 from tilescale.program import ops
+from tilescale.program.model import bytes_of
 
 
 def copy_choice(call: ir.Call, machine: Machine, sizes: Mapping[str, int], programs: int | None) -> Choice:
@@ -57,10 +58,7 @@ def _row_bytes(region: ir.Call) -> int:
 def region_bytes(region: ir.Call) -> int | None:
     """Bytes of a region; None if they are known at launch only."""
     buffer, _, extents = ir.region_parts(region)
-    known = [ir.constant(n) for n in extents]
-    if any(n is None for n in known):
-        return None
-    return math.prod(n for n in known if n is not None) * ir.bits(str(buffer.dtype)) // 8
+    return bytes_of(extents, buffer.dtype)
 
 
 def collective_choice(call: ir.Call, machine: Machine, sizes: Mapping[str, int], able: Sequence[str]) -> Choice:

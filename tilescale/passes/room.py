@@ -8,13 +8,11 @@ compiler adds, pipeline stages and exchanges, is not known here: the text that i
 
 from __future__ import annotations
 
-import math
-
 from tilelang_core import ir
-from tilescale.errors import AllocationTooLargeError, Location
+from tilescale.errors import AllocationTooLargeError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
-from tilescale.program.model import GridPhase, Launch, location
+from tilescale.program.model import GridPhase, Launch, bytes_of, declaration, location
 
 _SCOPES = ("shared", "shared.dyn")
 
@@ -36,13 +34,13 @@ def check_room(phase: GridPhase, launch: Launch, machine: Machine) -> None:
         for data in sizes.keys() & set(ir.uses(stmt)):
             first.setdefault(data, number)
             last[data] = number
-    names = {b.data: b.name for b in launch.buffers}
+    buffers = {b.data: b for b in launch.buffers}
     for number in sorted(first.values()):
         alive = [data for data in first if first[data] <= number <= last[data]]
         asked = sum(sizes[data] for data in alive)
         if asked > room:
-            tiles = ", ".join(f"{names[data]!r} {format_bytes(sizes[data])}" for data in alive)
-            places = [location(order[number], "all are needed here"), *(_declared(launch, data) for data in alive)]
+            tiles = ", ".join(f"{buffers[data].name!r} {format_bytes(sizes[data])}" for data in alive)
+            places = [location(order[number], "all are needed here"), *(declaration(buffers[data]) for data in alive)]
             raise AllocationTooLargeError(
                 f"tiles that live at the same time take {format_bytes(asked)} of {layer.title or layer.name}, "
                 f"{machine.name} has {format_bytes(room)} for one program: {tiles}",
@@ -56,17 +54,11 @@ def _sizes(launch: Launch, machine: Machine) -> dict[ir.Var, int]:
     owners = dict(launch.owners)
     found: dict[ir.Var, int] = {}
     for buffer in launch.buffers:
-        extents = [ir.constant(n) for n in buffer.shape]
+        size = bytes_of(buffer.shape, buffer.dtype)
         owner = machine.level(owners.get(buffer.data, machine.program_level.name))
-        if buffer.scope() not in _SCOPES or None in extents or owner.kind == "unit":
+        if buffer.scope() not in _SCOPES or size is None or owner.kind == "unit":
             continue
-        size = math.prod(extents) * ir.bits(str(buffer.dtype)) // 8
         instances = launch.thread_count // owner.threads if owner.kind == "lanes" else 1
         parts = launch.cluster_size if owner.kind == "cluster" else 1
         found[buffer.data] = size * instances // parts
     return found
-
-
-def _declared(launch: Launch, data: ir.Var) -> Location | None:
-    found = next(ir.buffer_location(b) for b in launch.buffers if b.data.same_as(data))
-    return Location(*found, "declared") if found else None

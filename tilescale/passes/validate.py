@@ -12,7 +12,17 @@ from tilelang_core import ir
 from tilescale.errors import Location, PhaseError, UsageError
 from tilescale.hda import Machine
 from tilescale.passes.room import check_room
-from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, Sequence, location
+from tilescale.program.model import (
+    Control,
+    DevicePhase,
+    GridPhase,
+    Launch,
+    Part,
+    Program,
+    Sequence,
+    declaration,
+    location,
+)
 from tilescale.program.ops import VIEW
 
 
@@ -78,13 +88,12 @@ def _check_extents(program: Program, launch: Launch) -> None:
     for buffer in launch.buffers:
         unknown = sorted({var.name for n in buffer.shape for var in ir.variables(n) if var not in known})
         if unknown:
-            found = ir.buffer_location(buffer)
             raise UsageError(
                 f"the shape ({', '.join(map(str, buffer.shape))}) of {buffer.name!r} depends on {', '.join(unknown)}, "
                 "which has no value when memory is allocated",
                 hint="take an extent that is the same for all units: a number, or one that follows from the arguments; "
                 "and a part of it, tile[0:n], where less is needed",
-                where=Location(*found) if found else launch.where,
+                where=declaration(buffer, "") or launch.where,
             )
 
 

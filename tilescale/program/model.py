@@ -8,8 +8,11 @@ the whole grid; the phases of one unit follow one another.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from tilelang_core import ir
 from tilescale.errors import Location
@@ -21,6 +24,18 @@ def location(stmt: ir.Stmt, what: str = "") -> Location | None:
     """Where a statement stands in the user's program."""
     found = ir.stmt_location(stmt)
     return Location(*found, what) if found else None
+
+
+def declaration(buffer: ir.Buffer, what: str = "declared") -> Location | None:
+    """Where a buffer is declared in the user's program."""
+    found = ir.buffer_location(buffer)
+    return Location(*found, what) if found else None
+
+
+def bytes_of(extents: Iterable[Any], dtype: Any) -> int | None:
+    """Bytes of so many elements of a type; None if an extent is known at launch only."""
+    known = [ir.constant(n) for n in extents]
+    return None if None in known else math.prod(known) * ir.bits(str(dtype)) // 8
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from tilescale.backends.emulator.expr import Closure, python_int
 from tilescale.backends.emulator.frame import Frame, Lanes, is_vector, spread, uniform
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
 from tilescale.backends.emulator.observe import READ, WRITE, Observer
-from tilescale.errors import Location, NoDataError, OutOfBoundsError, UnsupportedError
+from tilescale.errors import NoDataError, OutOfBoundsError, UnsupportedError
+from tilescale.program.model import declaration
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.compiler import Compiler
@@ -104,12 +105,11 @@ class Home:
 
     def out_of_bounds(self, index: Sequence[Any], shape: Sequence[int], hint: str | None = None) -> OutOfBoundsError:
         """The error for an access at `index`; the statement adds the line of the access."""
-        found = ir.buffer_location(self.buffer)
         text = ", ".join(str(i) for i in index)
         return OutOfBoundsError(
             f"{self.name}[{text}] is outside the buffer, whose shape is {tuple(shape)}",
             hint=hint or (_NOT_CUT_OFF if self.guarded else _ON_CHIP),
-            where=Location(*found, "declared") if found else None,
+            where=declaration(self.buffer),
         )
 
 

@@ -16,6 +16,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator.frame import Frame, uniform
 from tilescale.backends.emulator.scheduler import Wait
 from tilescale.errors import Location, OutOfBoundsError
+from tilescale.program.model import declaration
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.compiler import Compiler
@@ -118,10 +119,9 @@ class BarrierReference:
         index = uniform(self.index(frame), frame, "which barrier")
         barriers = frame.slots[self.slot]
         if not 0 <= index < len(barriers):
-            found = ir.buffer_location(self.buffer)
             raise OutOfBoundsError(
                 f"{self.buffer.name}[{index}] is outside the barriers, of which there are {len(barriers)}",
-                where=Location(*found, "declared") if found else None,
+                where=declaration(self.buffer),
             )
         if program is not None:
             barriers = program.unit.owner(self.slot).storage[self.slot]

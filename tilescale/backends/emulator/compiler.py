@@ -8,7 +8,6 @@ this package register theirs in registry.py.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ from tilescale.backends.emulator.units import Unit
 from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
-from tilescale.program.model import Launch, Program
+from tilescale.program.model import Launch, Program, bytes_of
 from tilescale.program.ops import RANK, VIEW
 
 if TYPE_CHECKING:
@@ -290,9 +289,9 @@ class Compiler:
         prefix = {"shared": "shared", "fragment": "local.fragment"}[kind]
         total = 0
         for buffer in launch.buffers:
-            extents = [ir.constant(n) for n in buffer.shape]
-            if buffer.scope().startswith(prefix) and None not in extents:
-                total += self._instances(buffer, launch) * math.prod(extents) * ir.bits(str(buffer.dtype)) // 8
+            size = bytes_of(buffer.shape, buffer.dtype)
+            if buffer.scope().startswith(prefix) and size is not None:
+                total += self._instances(buffer, launch) * size
         return total
 
     def _instances(self, buffer: ir.Buffer, launch: Launch) -> int:

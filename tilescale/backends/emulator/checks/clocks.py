@@ -9,6 +9,7 @@ children end knows all that they did.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,12 +45,7 @@ class Clock:
 
     def knows(self, other: Clock, time: int) -> bool:
         """Whether all that `other` did until `time` happened before now."""
-        known = self.known
-        while other is not self and known.get(other, 0) < time:
-            if other.joined is None:
-                return False
-            other, time = other.joined
-        return True
+        return _includes(self.known, self, math.inf, other, time)
 
     def tick(self) -> None:
         """What follows is another epoch: what has been published is what was before."""
@@ -101,11 +97,7 @@ class Past:
 
     def knows(self, other: Clock, time: int) -> bool:
         """Whether it includes all that `other` did until `time`."""
-        while not (other is self.clock and time <= self.time) and self.known.get(other, 0) < time:
-            if other.joined is None:
-                return False
-            other, time = other.joined
-        return True
+        return _includes(self.known, self.clock, self.time, other, time)
 
 
 def merge(known: Known, more: Known) -> Known:
@@ -114,6 +106,15 @@ def merge(known: Known, more: Known) -> Known:
         return known
     news = {clock: time for clock, time in more.items() if known.get(clock, 0) < time}
     return {**known, **news} if news else known
+
+
+def _includes(known: Known, own: Clock | None, until: float, other: Clock, time: int) -> bool:
+    """Whether all that `other` did until `time` is in `known`, or in what `own` did until then; joins are followed."""
+    while not (other is own and time <= until) and known.get(other, 0) < time:
+        if other.joined is None:
+            return False
+        other, time = other.joined
+    return True
 
 
 @dataclass
@@ -136,8 +137,4 @@ class Place:
     def knows(self, other: Clock, time: int) -> bool:
         """Whether one who has arrived knows all that `other` did until `time`."""
         self.known = merge(self.known, self.arrived)
-        while self.known.get(other, 0) < time:
-            if other.joined is None:
-                return False
-            other, time = other.joined
-        return True
+        return _includes(self.known, None, 0, other, time)

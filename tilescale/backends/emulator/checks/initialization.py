@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilelang_core import ir
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text
 from tilescale.backends.emulator.frame import Lanes, spread
 from tilescale.backends.emulator.observe import ATOMIC_STORE, WRITE, Observer
 from tilescale.errors import Location, UninitializedReadError
+from tilescale.program.model import declaration
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.access import Home
@@ -88,9 +88,9 @@ class Initialization(Observer):
         holder = owner_of(frame.unit, home.root, memory)
         if holder is not None and frame.unit.around(holder.level) is not holder:
             region += f" of {holder}"
-        found = ir.buffer_location(self._run.compiler.owned_buffer(home.root))
+        declared = declaration(self._run.compiler.owned_buffer(home.root), "declared here")
         places = [Location(home.where.file, home.where.line, "reads here")] if home.where else []
-        places += [Location(*found, "declared here")] if found else []
+        places += [declared] if declared else []
         error = UninitializedReadError(
             f"{acting(frame.unit, self._run.scheduler.current.name)} reads {region}, which nobody has written",
             hint=f"write {home.name} before it is read: T.clear, T.fill or a T.copy that covers what is read",
