@@ -216,20 +216,24 @@ class DeviceProgram:
         """A workspace that a call needs."""
         self._declared.setdefault(workspace.name, workspace)
 
-    def tensor(self, workspace: arg.Workspace, call: Call) -> torch.Tensor:
-        """A workspace's instance on this device, zero when it is made: again where a call needs another shape."""
+    def tensor(self, workspace: arg.Workspace) -> torch.Tensor:
+        """A workspace's instance on this device, as the call in hand needs it."""
+        return self.workspaces[workspace.name]
+
+    def _make_workspaces(self, call: Call) -> None:
+        """What the call needs, zero when it is made: again where a call needs another shape."""
         import torch
 
-        shape = tuple(call.evaluate(n) for n in workspace.shape)
-        known = self.workspaces.get(workspace.name)
-        if known is None or known.shape != shape:
+        for name, workspace in self._declared.items():
+            shape = tuple(call.evaluate(n) for n in workspace.shape)
+            known = self.workspaces.get(name)
+            if known is not None and known.shape == shape:
+                continue
             dtype = getattr(torch, workspace.dtype)
             if workspace.symmetric and not self.is_alone:
-                known = self.heap.zeros(shape, dtype)
+                self.workspaces[name] = self.heap.zeros(shape, dtype)
             else:
-                known = torch.zeros(shape, dtype=dtype, device=self.device)
-            self.workspaces[workspace.name] = known
-        return known
+                self.workspaces[name] = torch.zeros(shape, dtype=dtype, device=self.device)
 
     def rank(self, level: str) -> int:
         """This rank's rank at a level: devices are numbered row-major, the coarsest level slowest."""
@@ -260,7 +264,9 @@ class DeviceProgram:
         known = self._variables_of(values)
         self._check_capture()
         if not self._waits:
-            return self.run(Call(list(values), known))
+            call = Call(list(values), known)
+            self._make_workspaces(call)
+            return self.run(call)
         self.guard.check()
         if self._generation != nccl.generation():
             self._build()
@@ -268,8 +274,7 @@ class DeviceProgram:
         staged = {i: self._staging(i, x) for i, x in reached.items() if not self.heap.is_symmetric(x)}
         call = Call([staged.get(i, value) for i, value in enumerate(values)], known)
         with turns(self.device).turn():
-            for workspace in self._declared.values():
-                self.tensor(workspace, call)  # now: later this device may wait for a peer, which waits for the memory
+            self._make_workspaces(call)  # now: later this device may wait for a peer, which waits for the memory
             try:
                 for i, copy in staged.items():
                     copy.copy_(values[i])
@@ -360,7 +365,7 @@ def _in_order(steps: list[Callable[[Call], None]]) -> Callable[[Call], None]:
 _VALUES: dict[type, Callable[[DeviceProgram, Any, Call], Any]] = {
     arg.Given: lambda own, a, call: call.values[a.position],
     arg.Peers: lambda own, a, call: own.heap.peers(call.values[a.position]),
-    arg.Workspace: lambda own, a, call: own.heap.peers(own.tensor(a, call)) if a.peers else own.tensor(a, call),
+    arg.Workspace: lambda own, a, call: own.heap.peers(own.tensor(a)) if a.peers else own.tensor(a),
     arg.Rank: lambda own, a, call: own.rank(a.level),
     arg.SlotShift: lambda own, a, call: own.heap.addresses.slot(0),
     arg.Limit: lambda own, a, call: own.guard.limit_ns,

@@ -63,7 +63,7 @@ class Part:
 
     def tensor(self, call: Call) -> torch.Tensor:
         """The whole tensor on this device."""
-        return call.values[self.position] if self.position is not None else self.own.tensor(self.workspace, call)
+        return call.values[self.position] if self.position is not None else self.own.tensor(self.workspace)
 
     def _index(self, call: Call) -> tuple[slice, ...]:
         begins = [call.evaluate(b) for b in self.begins]
