@@ -7,6 +7,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import assert_same, blank
+from tilescale.errors import DeadlockError
 
 
 def ints(*shape, fill=-7):
@@ -175,9 +176,8 @@ def test_a_side_that_waits_for_the_other_can_break_its_loop():
     assert args[0].tolist() == [2] * 32 + [6] * 32
 
 
-@pytest.mark.parametrize("roles", [T.ws, None], ids=["T.ws", "ifs"])
-def test_roles_in_branches_of_their_own_wait_for_each_other(roles):
-    """The first role waits for the second, which stands below it and has no else."""
+def in_roles(shape):
+    """A program in which the first role takes what the second, which stands below it, puts into a box."""
 
     @T.prim_func
     def by_ws(Y: T.Tensor((3, 256), "int32")):
@@ -213,6 +213,103 @@ def test_roles_in_branches_of_their_own_wait_for_each_other(roles):
                 if tx >= 128:
                     T.barrier_wait(empty, (k & 1) ^ 1)
                     box[0] = k * 10
+                    Y[k, tx] = -k
+                    T.barrier_arrive(full)
+
+    @T.prim_func
+    def by_else(Y: T.Tensor((3, 256), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            box = T.alloc_shared((1,), "int32")
+            full = T.alloc_barrier(128)
+            empty = T.alloc_barrier(128)
+            if tx < 128:
+                for k in T.serial(3):
+                    T.barrier_wait(full, k & 1)
+                    Y[k, tx] = box[0]
+                    T.barrier_arrive(empty)
+            else:
+                for k in T.serial(3):
+                    T.barrier_wait(empty, (k & 1) ^ 1)
+                    box[0] = k * 10
+                    Y[k, tx] = -k
+                    T.barrier_arrive(full)
+
+    @T.prim_func
+    def by_rank(Y: T.Tensor((3, 256), "int32")):
+        with T.Kernel(device=1, block=1, threads=256):
+            tx = T.get_thread_binding()
+            box = T.alloc_shared((1,), "int32")
+            full = T.alloc_barrier(128)
+            empty = T.alloc_barrier(128)
+            with T.Scale("warpgroup") as (wg, _):
+                if wg == 0:
+                    for k in T.serial(3):
+                        T.barrier_wait(full, k & 1)
+                        Y[k, tx] = box[0]
+                        T.barrier_arrive(empty)
+                if wg == 1:
+                    for k in T.serial(3):
+                        T.barrier_wait(empty, (k & 1) ^ 1)
+                        box[0] = k * 10
+                        Y[k, tx] = -k
+                        T.barrier_arrive(full)
+
+    return {"T.ws": by_ws, "ifs": by_ifs, "else": by_else, "ranks": by_rank}[shape]
+
+
+@pytest.mark.parametrize("shape", ["else", "ranks"])
+def test_roles_wait_for_each_other(shape):
+    args = [ints(3, 256)]
+    tilescale.emulate(in_roles(shape), args)
+    assert args[0].tolist() == [[k * 10] * 128 + [-k] * 128 for k in range(3)]
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("shape", ["T.ws", "ifs"])
+def test_roles_in_branches_that_share_memory_cannot_wait_for_each_other(shape):
+    """TileLang puts a barrier of all threads between such branches: on a GPU the first one waits for ever."""
+    with pytest.raises(DeadlockError, match="barrier of all threads that TileLang puts before this branch") as caught:
+        tilescale.emulate(in_roles(shape), [ints(3, 256)])
+    text = str(caught.value)
+    assert "threads 128..255 waits" in text and "shares 'box' with the branch at line" in text
+    assert "threads 0..127 waits for barrier full[0]" in text and "if/else" in text
+
+
+@pytest.mark.parametrize("roles", [T.ws, None], ids=["T.ws", "ifs"])
+def test_roles_in_branches_of_their_own_wait_for_each_other(roles):
+    """The first role waits for the second, which stands below it and has no else; they share nothing but barriers."""
+
+    @T.prim_func
+    def by_ws(Y: T.Tensor((3, 256), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            full = T.alloc_barrier(128)
+            empty = T.alloc_barrier(128)
+            with T.ws(0):
+                for k in T.serial(3):
+                    T.barrier_wait(full, k & 1)
+                    Y[k, tx] = k * 10
+                    T.barrier_arrive(empty)
+            with T.ws(1):
+                for k in T.serial(3):
+                    T.barrier_wait(empty, (k & 1) ^ 1)
+                    Y[k, tx] = -k
+                    T.barrier_arrive(full)
+
+    @T.prim_func
+    def by_ifs(Y: T.Tensor((3, 256), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            full = T.alloc_barrier(128)
+            empty = T.alloc_barrier(128)
+            for k in T.serial(3):
+                if tx < 128:
+                    T.barrier_wait(full, k & 1)
+                    Y[k, tx] = k * 10
+                    T.barrier_arrive(empty)
+                if tx >= 128:
+                    T.barrier_wait(empty, (k & 1) ^ 1)
                     Y[k, tx] = -k
                     T.barrier_arrive(full)
 
@@ -300,16 +397,16 @@ def test_nested_branches_in_parallel_loops_with_private_values():
             assert args[1][i, j] == (best if best % 2 == 0 else -best)
 
 
-def test_a_parallel_loop_inside_a_branch_of_a_parallel_loop():
+def test_a_serial_loop_inside_a_branch_of_a_parallel_loop():
     @T.prim_func
     def program(Y: T.Tensor((4, 8), "int32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(4):
                 if i % 2 == 0:
-                    for j in T.Parallel(8):
+                    for j in T.serial(8):
                         Y[i, j] = i * 10 + j
                 else:
-                    for j in T.Parallel(8):
+                    for j in T.serial(8):
                         Y[i, j] = -j
 
     args = [ints(4, 8)]

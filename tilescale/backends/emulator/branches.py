@@ -3,13 +3,15 @@
 
 Warps run independently on hardware, so threads that took one side of a branch may wait for those that took the other,
 or for those that skip it and take the next one. Where something below a branch is executed by threads together, its
-sides therefore run side by side.
+sides therefore run side by side. So do branches that follow one another, up to one that shares memory with an earlier
+one: there TileLang puts a barrier of all threads.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import CONTINUE, Frame, is_vector, spread, without
 from tilescale.backends.emulator.registry import statement
 from tilescale.backends.emulator.scheduler import Family, Wait
-from tilescale.passes.structure import location
+from tilescale.passes.written import written_data
+from tilescale.program.model import location
 
 
 @statement(ir.SeqStmt)
@@ -66,7 +69,7 @@ class _Branch:
         yes = _active(frame, taken)
         no = _active(frame, ~taken)
         if self.together and self.otherwise is not None and yes.any() and no.any():
-            return _roles(frame, [(yes, self.then), (no, self.otherwise)], self.where)
+            return _roles(frame, [_Side(yes, self.then), _Side(no, self.otherwise)], self.where)
         for mask, side in ((yes, self.then), (no, self.otherwise)):
             if side is not None and mask.any():
                 _masked(frame, side, mask)
@@ -99,39 +102,65 @@ def _masked(frame: Frame, branch: Closure, mask: np.ndarray) -> None:
     frame.leave(left, mask)
 
 
-def _roles(frame: Frame, sides: list[tuple[np.ndarray, Closure]], where: Any, in_turn: bool = False) -> None:
+@dataclass(frozen=True)
+class _Side:
+    """What some threads run; `barrier`: what all threads wait for before it, if they do."""
+
+    mask: np.ndarray
+    run: Closure
+    barrier: Wait | None = None
+
+
+def _roles(frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False) -> None:
     """Threads part ways: each side becomes a coroutine of its own; they meet again after the branch.
 
     Branches that follow one another begin `in_turn`: one that ends without waiting has ended before the next begins, as
     TileLang synchronises threads between them; one that waits may wait for the next, and orders nothing before it, not
-    even if what it waits for is there already.
+    even if what it waits for is there already. Before a side with a barrier all earlier ones have ended.
     """
-    run, task, members, begun = frame.run, frame.run.scheduler.current, [], set()
+    run, members, begun = frame.run, [], set()
     family = Family(run.scheduler, "its threads", where)
+    barriers = [number for number, side in enumerate(sides) if side.barrier is not None]
 
-    def turn() -> None:
-        me = run.scheduler.current
-        before = members[: members.index(me)]
+    def meet(number: int) -> None:
+        last = max((b for b in barriers if b <= number), default=0)
+        if last:
+            come = lambda: all(m.ended for m in members[:last])  # noqa: E731
+            run.scheduler.block(replace(sides[last].barrier, ready=come))
+            run.scheduler.current.waited = False  # of what the program waits for itself
+            run.acquires((family, last))
+
+    def turn(number: int) -> None:
+        before = members[:number]
         come = lambda: all(m.ended or m.paused or (m in begun and m.wait) for m in before)  # noqa: E731
         run.scheduler.block(Wait(come, "its turn", quiet=True))
-        begun.add(me)
+        begun.add(members[number])
         run.acquires(family)
 
-    def play(branch: Closure, side: Frame, mask: np.ndarray) -> None:
+    def play(number: int, frame_of: Frame) -> None:
+        side = sides[number]
         if in_turn:
-            turn()
-        side.leave(branch(side), mask)
-        frame.join(side)
+            meet(number)
+            turn(number)
+        frame_of.leave(side.run(frame_of), side.mask)
+        frame.join(frame_of)
         if in_turn and not run.scheduler.current.waited:
             run.publishes(family)
+        for later in (b for b in barriers if b > number):
+            run.publishes((family, later))
 
-    for mask, branch in sides:
-        first, count = int(np.argmax(mask)), int(mask.sum())
-        side = frame.fork(frame.unit, mask)
-        side.crew = Crew(count)
-        name = f"{task.name}, threads {first}..{first + count - 1}"
-        members.append(family.spawn(name, lambda b=branch, s=side, m=mask: play(b, s, m)))
+    unit = run.scheduler.current.name
+    for number, side in enumerate(sides):
+        own = frame.fork(frame.unit, side.mask)
+        own.crew = Crew(int(side.mask.sum()))
+        members.append(family.spawn(f"{unit}, {_threads(side.mask)}", lambda n=number, o=own: play(n, o)))
     family.join()
+
+
+def _threads(mask: np.ndarray) -> str:
+    """The threads of a mask in words."""
+    first, count = int(np.argmax(mask)), int(mask.sum())
+    return f"threads {first}..{first + count - 1}"
 
 
 # -- branches that follow one another ----------------------------------------------------------------------------------
@@ -163,33 +192,65 @@ def _side_by_side(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
     one_by_one = _in_order([b.run for b in branches])
     if not any(b.together for b in branches):
         return one_by_one
+    barriers = _barriers(compiler, statements)
 
     def run(frame: Frame) -> Any:
         taken = [b.condition(frame) for b in branches]
         if not all(is_vector(t) for t in taken):
             return one_by_one(frame)
-        for sides in _groups([_active(frame, t) for t in taken], branches):
-            if frame.dead is not None:
-                sides = [(without(mask, frame.dead), side) for mask, side in sides]
-            sides = [(mask, side) for mask, side in sides if mask.any()]
+        masks = [_active(frame, t) for t in taken]
+        for group in _groups(masks):
+            left = [(n, masks[n] if frame.dead is None else without(masks[n], frame.dead)) for n in group]
+            sides: dict[int, _Side] = {}
+            for number, mask in left:
+                if mask.any():
+                    barrier = next((barriers[n, number] for n in sides if (n, number) in barriers), None)
+                    sides[number] = _Side(mask, branches[number].then, barrier)
             if len(sides) > 1:
-                _roles(frame, sides, branches[0].where, in_turn=True)
-            elif sides:
-                _masked(frame, sides[0][1], sides[0][0])
+                _roles(frame, list(sides.values()), branches[0].where, in_turn=True)
+            for side in sides.values() if len(sides) == 1 else ():
+                _masked(frame, side.run, side.mask)
         return None
 
     return run
 
 
-def _groups(masks: list[np.ndarray], branches: list[_Branch]) -> Iterator[list[tuple[np.ndarray, Closure]]]:
-    """Neighbouring branches that have no thread in common, group by group.
+def _barriers(compiler: Compiler, statements: list[ir.Stmt]) -> dict[tuple[int, int], Wait]:
+    """For an earlier and a later branch that share memory, one of them writing it, the barrier before the later one."""
+    tiles = {compiler.slot(b.data): b.name for b in compiler.launch.buffers if b.scope() in ("shared", "shared.dyn")}
+    roots = lambda found: {compiler.root(compiler.slot(data)) for data in found} & tiles.keys()  # noqa: E731
+    written = [roots(written_data(s)) for s in statements]
+    used = [roots(data for inner in ir.statements(s) for data in ir.uses(inner)) for s in statements]
+    found = {}
+    for later, earlier in itertools.combinations(range(len(statements) - 1, -1, -1), 2):
+        both = written[earlier] & used[later] | used[earlier] & written[later]
+        if both:
+            found[earlier, later] = _barrier(tiles[min(both)], statements[earlier], statements[later])
+    return found
+
+
+def _barrier(tile: str, earlier: ir.Stmt, later: ir.Stmt) -> Wait:
+    line = location(earlier)
+    which = f"the branch at line {line.line}" if line else "the branch before it"
+    return Wait(
+        lambda: True,
+        f"the barrier of all threads that TileLang puts before this branch, which shares {tile!r} with {which}",
+        missing=lambda: 'sides of one if/else, and roles of T.Scale("warpgroup"), run side by side: use one of these',
+        where=location(later),
+    )
+
+
+def _groups(masks: list[np.ndarray]) -> Iterator[list[int]]:
+    """Numbers of neighbouring branches that have no thread in common, group by group.
 
     Between groups all threads meet: where a later branch reads what an earlier one wrote, TileLang synchronises them.
     """
-    group: list[tuple[np.ndarray, Closure]] = []
-    for mask, branch in zip(masks, branches, strict=True):
-        if any((other & mask).any() for other, _ in group):
+    group: list[int] = []
+    for number, mask in enumerate(masks):
+        if any((masks[other] & mask).any() for other in group):
             yield group
             group = []
-        group.append((mask, branch.then))
+        group.append(number)
     yield group
+
+
