@@ -16,6 +16,7 @@ from tilescale.comm.launchers.base import connect_store
 from tilescale.comm.launchers.mpi import Mpi
 from tilescale.comm.launchers.torchrun import Torchrun
 from tilescale.comm.lifeline import Lifeline, LifelineServer
+from tilescale.comm.world import World
 from tilescale.errors import DependencyError, LaunchError
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
@@ -42,6 +43,12 @@ def test_alone_and_world_of_one() -> None:
     assert join({}, 1.0).launcher == "alone"
     one = join(TORCHRUN | {"WORLD_SIZE": "1", "PMI_RANK": "5", "PMI_SIZE": "9"}, 1.0)
     assert (one.launcher, one.size, one.store) == ("torchrun", 1, None)
+
+
+def test_a_world_of_one_has_a_store_for_libraries_too() -> None:
+    world = World(ranks=(0,), rank=0, launcher="alone", node_of=(0,))
+    world.store.set("key", "value")
+    assert world.store.get("key") == b"value"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Sequence
@@ -84,7 +85,7 @@ class World(Team):
     @property
     def store(self) -> Store:
         """The job's key-value store, for libraries of torch.distributed that join through one."""
-        return self._session.transport.store
+        return _store_of_one() if self._session is None else self._session.transport.store
 
     def failure(self) -> Failure | None:
         """The first failure in the job that is known by now; no communication with the other ranks.
@@ -166,6 +167,13 @@ def _enter(joined: Joined, timeout_s: float) -> World:
         node_of=tuple(nodes.index(node) for node, _ in facts),
         _session=session,
     )
+
+
+@functools.cache
+def _store_of_one() -> Store:
+    from torch.distributed import HashStore
+
+    return HashStore()
 
 
 def _open_session(joined: Joined, timeout_s: float) -> Session:

@@ -176,7 +176,13 @@ class DeviceProgram:
         for argument in lowered.arguments:
             if isinstance(argument, arg.Workspace):
                 self.declare(argument)
-        return lambda call: kernel(*[_VALUES[type(a)](self, a, call) for a in lowered.arguments])
+        extents = occupancy.extents(launch, dict(self.sizes))
+
+        def step(call: Call) -> None:
+            if all(call.evaluate(n) for n in extents):  # CUDA refuses a grid of no programs
+                kernel(*[_VALUES[type(a)](self, a, call) for a in lowered.arguments])
+
+        return step
 
     def _check_room(self, phase: GridPhase, launch: Launch, func: ir.PrimFunc, kernel: Any) -> None:
         """A grid whose programs wait for one another has to be on the device as a whole. Raises LaunchError."""
