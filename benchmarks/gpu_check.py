@@ -33,6 +33,12 @@ DEVICES = {"16_cannon.py": (1, 4), "19_two_nodes.py": (), "20_wafer_mesh.py": ()
 """Numbers of GPUs of one server that an example takes, where these are not all."""
 UNSHARED = ("never_hang", "nvshmem", "sanitizer", "one device")
 """Steps that mean nothing, or do not work, where ranks share GPUs: those that time, and those of NVSHMEM."""
+EMULATORS = {
+    "one device": """test_accesses test_branches test_clusters test_lane_exchanges test_lanes test_plain_kernels
+        test_roundtrips test_phases test_remote_copy test_collectives""",
+    "all devices": "test_remote_copy test_collectives test_phases",
+}
+"""The emulator's tests that GPUs repeat, by the devices that their programs are for."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,11 @@ def _checks(torchrun: list[str]) -> list[Step]:
         result.append(Step("sanitizer, warpgroups", [*small, "tests/gpu/lanes_check.py", "couriers"], 200))
         job = [sanitizer, *options, "--target-processes", "all", *torchrun]
         result.append(Step("sanitizer, devices", [*job, "tests/gpu/device_phases.py", "mixed", "tiles dst"], 200))
-    tests = [
-        "tests/emulator/test_remote_copy.py",
-        "tests/emulator/test_collectives.py",
-        "tests/emulator/test_phases.py",
-    ]
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.gpu.plugin", "-rf", *tests]
-    result.append(Step("emulator's tests", [*torchrun, *pytest], 300))
+    commands = {"one device": [sys.executable, "-m", "pytest", "-n", "6"], "all devices": [*torchrun, "-m", "pytest"]}
+    for devices, command in commands.items():
+        tests = [f"tests/emulator/{name}.py" for name in EMULATORS[devices].split()]
+        pytest = ["-q", "-p", "no:cacheprovider", "-p", "tests.gpu.plugin", "-rf", *tests]
+        result.append(Step(f"emulator's tests, {devices}", [*command, *pytest], 300))
     return result
 
 

@@ -18,9 +18,11 @@ import pytest
 import torch
 
 import tilescale
+from tests.kernels.base import PlainKernel
 from tilescale.backends.cuda.support import reason_against
 from tilescale.errors import LaunchError
 from tilescale.passes.structure import structure
+from tilescale.runtime.outputs import output_positions
 from tilescale.settings import settings
 
 settings()  # read now: tests/conftest.py takes the variables away
@@ -57,10 +59,10 @@ def _run(
     if reason is not None:
         pytest.skip(f"no CUDA lowering: {reason}")
     for _ in range(2):
-        mine = [a.to(world.device, copy=True) if isinstance(a, torch.Tensor) else a for a in per_unit[world.rank]]
+        mine = [_there(a, world.device) for a in per_unit[world.rank]]
         time.sleep(random.random() * 0.01)
         try:
-            kernel(*mine)
+            _call(kernel, mine)
         except LaunchError as error:
             pytest.skip(f"the device has no room: {error.message}")
         torch.cuda.synchronize()
@@ -70,6 +72,21 @@ def _run(
             if isinstance(tensor, torch.Tensor):
                 tensor.copy_(value)
     return _OnGpu()
+
+
+def _there(value: Any, device: torch.device) -> Any:
+    """A copy on a device, with the same strides."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device).copy_(value)
+
+
+def _call(kernel: Any, values: list[Any]) -> None:
+    """Call a kernel; what it allocates and returns itself takes the place of what the test passed for it."""
+    outputs = output_positions(kernel.program, None)
+    made = kernel(*[value for i, value in enumerate(values) if i not in outputs])
+    for position, value in zip(outputs, [made] if len(outputs) == 1 else made or [], strict=True):
+        values[position] = value
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,8 +99,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of such a run are GPU tests, but for those of what GPUs do not report."""
+    """All tests of such a run are GPU tests, but for those of what GPUs do not do, and kernels for other ones."""
+    major, minor = torch.cuda.get_device_capability()
+    here = f"sm_{major}{minor}" + "a" * (major >= 9)
     for item in items:
         item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("emulator_only"):
-            item.add_marker(pytest.mark.skip("a mistake that only the emulator reports"))
+            item.add_marker(pytest.mark.skip("only the emulator does this"))
+        kernel = item.callspec.params.get("kernel") if hasattr(item, "callspec") else None
+        if isinstance(kernel, PlainKernel) and here not in kernel.targets:
+            item.add_marker(pytest.mark.skip(f"{here}: {kernel.why_not.get(here, 'not among its targets')}"))
