@@ -35,7 +35,6 @@ def test_conditional_expressions_read_only_what_they_take():
     assert args[1].tolist() == list(range(8))
 
 
-@pytest.mark.emulator_only
 def test_private_values_that_differ_are_not_read_where_others_run():
     """Which thread runs which of 32 iterations is the compiler's choice, so whose value they see is open."""
 
@@ -176,7 +175,6 @@ def test_overlapping_shift_reads_before_it_writes():
     assert args[0].tolist() == [0, *range(8)]
 
 
-@pytest.mark.emulator_only
 def test_fresh_memory_holds_no_zeros():
     """What a program reads before it writes it is poison, in every scope."""
 

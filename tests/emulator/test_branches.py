@@ -265,7 +265,6 @@ def test_roles_wait_for_each_other(shape):
     assert args[0].tolist() == [[k * 10] * 128 + [-k] * 128 for k in range(3)]
 
 
-@pytest.mark.emulator_only
 @pytest.mark.parametrize("shape", ["T.ws", "ifs"])
 def test_roles_in_branches_that_share_memory_cannot_wait_for_each_other(shape):
     """TileLang puts a barrier of all threads between such branches: on a GPU the first one waits for ever."""

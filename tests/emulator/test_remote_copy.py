@@ -299,7 +299,6 @@ def test_a_loop_that_polls_with_an_atomic_sees_the_signal():
     assert args[1][1].item() == 3
 
 
-@pytest.mark.emulator_only
 def test_a_polling_loop_that_counts_its_looks_lets_others_run():
     @T.prim_func
     def program(F: T.Tensor((1,), "int32"), D: T.Tensor((1,), "int32")):
@@ -315,7 +314,6 @@ def test_a_polling_loop_that_counts_its_looks_lets_others_run():
     assert args[0].item() == 1 and args[1].item() >= 1
 
 
-@pytest.mark.emulator_only
 def test_a_bounded_polling_loop_lets_others_run():
     @T.prim_func
     def program(F: T.Tensor((1,), "int32"), D: T.Tensor((1,), "int32")):
@@ -365,7 +363,6 @@ def test_a_polling_loop_lets_those_run_who_have_waited(bounded, seed):
 # -- beyond the end ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.emulator_only
 @pytest.mark.parametrize("begin", [8, -4, 40])
 def test_a_copy_wholly_outside_the_peers_tensor(begin):
     @T.prim_func
@@ -381,7 +378,6 @@ def test_a_copy_wholly_outside_the_peers_tensor(begin):
     assert f"X[{begin}] is outside" in error.value.message and "nothing of this one lies inside" in error.value.hint
 
 
-@pytest.mark.emulator_only
 def test_a_flag_outside_its_tensor():
     @T.prim_func
     def program(F: T.Tensor((2,), "int32")):
