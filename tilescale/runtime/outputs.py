@@ -8,6 +8,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.errors import ArgumentError, UsageError
+from tilescale.program.extents import evaluate, solve
 from tilescale.program.model import Parameter, Program
 
 
@@ -49,25 +50,15 @@ def allocate_outputs(program: Program, outputs: list[int], values: list[Any], de
     Raises:
         ArgumentError: an output whose extent no argument determines.
     """
-    sizes = _sizes(program, values) if outputs else {}
     parameters = program.parameters
+    sizes = solve(parameters, [getattr(value, "shape", None) for value in values]) if outputs else {}
     return [_empty(parameters[i], sizes, device) if i in outputs else value for i, value in enumerate(values)]
 
 
-def _sizes(program: Program, values: list[Any]) -> dict[ir.Var, ir.PrimExpr]:
-    sizes: dict[ir.Var, ir.PrimExpr] = {}
-    for parameter, value in zip(program.parameters, values, strict=True):
-        if parameter.buffer is not None and hasattr(value, "shape"):
-            for extent, size in zip(parameter.shape, value.shape, strict=False):
-                if isinstance(extent, ir.Var):
-                    sizes[extent] = ir.int_node(int(size))
-    return sizes
-
-
-def _empty(parameter: Parameter, sizes: dict[ir.Var, ir.PrimExpr], device: str) -> Any:
+def _empty(parameter: Parameter, sizes: dict[ir.Var, int], device: str) -> Any:
     import torch
 
-    shape = [ir.constant(ir.substitute(n, sizes)) for n in parameter.shape]
+    shape = [evaluate(n, sizes) for n in parameter.shape]
     if None in shape:
         raise ArgumentError(
             f"the shape of output {parameter.name!r} does not follow from the arguments: {tuple(parameter.shape)}",

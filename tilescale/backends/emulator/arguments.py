@@ -10,9 +10,9 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.compiler import Compiler, phantom
-from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.errors import ArgumentError, RankMismatchError
+from tilescale.program.extents import evaluate, solve
 from tilescale.program.model import Parameter, Program
 
 
@@ -33,13 +33,13 @@ def bind_arguments(
         RankMismatchError: units disagree about a symbolic extent.
     """
     sizes = {
-        compiler.slot(extent): size
+        extent: size
         for (_, extent), (_, size) in zip(program.extents, extents, strict=False)
         if isinstance(extent, ir.Var)
     }
     result = []
     for rank, values in enumerate(per_unit):
-        result.append(_Binder(compiler, program, rank, dict(sizes)).bind(values))
+        result.append(_Binder(compiler, program, rank, sizes).bind(values))
     _check_agreement(compiler, program, result)
     return result
 
@@ -47,22 +47,27 @@ def bind_arguments(
 class _Binder:
     """Binds the arguments of one unit."""
 
-    def __init__(self, compiler: Compiler, program: Program, rank: int, slots: dict[int, Any]):
-        self.compiler, self.program, self.rank, self.slots = compiler, program, rank, slots
+    def __init__(self, compiler: Compiler, program: Program, rank: int, sizes: dict[ir.Var, int]):
+        self.compiler, self.program, self.rank, self.known = compiler, program, rank, sizes
+        self.slots: dict[int, Any] = {}
 
     def bind(self, values: list[Any]) -> dict[int, Any]:
         parameters = self.program.parameters
         if len(values) != len(parameters):
             names = ", ".join(p.name for p in parameters)
             raise self._error(f"{len(values)} arguments were given", f"it takes {len(parameters)}: {names}")
+        shapes: list[tuple[int, ...] | None] = []
         for parameter, value in zip(parameters, values, strict=True):
             if parameter.buffer is None:
                 self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
             else:
                 self._tensor(parameter, value)
-        for parameter, value in zip(parameters, values, strict=True):
-            if parameter.buffer is not None:
-                self._check_shape(parameter, tuple(value.shape))
+            shapes.append(tuple(value.shape) if parameter.buffer is not None else None)
+        self.known = solve(parameters, shapes, self.known)
+        self.slots |= {self.compiler.slot(var): size for var, size in self.known.items()}
+        for parameter, shape in zip(parameters, shapes, strict=True):
+            if shape is not None:
+                self._check_shape(parameter, shape)
         return self.slots
 
     def _error(self, found: str, hint: str) -> ArgumentError:
@@ -108,43 +113,19 @@ class _Binder:
                 f"{parameter.name!r} is {value.dtype}, the program declares {parameter.buffer.dtype}",
                 "convert the tensor: x.to(...)",
             )
-        if array.ndim != len(parameter.shape):
-            raise self._error(
-                f"{parameter.name!r} has shape {tuple(value.shape)}",
-                f"the program declares {self._declared(parameter)}",
-            )
         return array
 
     def _bound(self, parameter: Parameter, array: np.ndarray) -> None:
+        if array.ndim != len(parameter.shape):
+            raise self._error(
+                f"{parameter.name!r} has shape {array.shape}", f"the program declares {self._declared(parameter)}"
+            )
         self.slots[self.compiler.slot(parameter.buffer.data)] = array
         for view in parameter.views:
             self.slots[self.compiler.slot(view.data)] = array
-        for extent, size in zip(parameter.shape, array.shape, strict=True):
-            self._solve(extent, size)
-
-    def _solve(self, extent: Any, size: int) -> None:
-        """Bind a symbolic extent: n = size, or for a shard n // units = size."""
-        if isinstance(extent, ir.Var):
-            self.slots.setdefault(self.compiler.slot(extent), size)
-        elif isinstance(extent, ir.FloorDiv) and isinstance(extent.a, ir.Var):
-            units = self._value(extent.b)
-            if units is not None:
-                self.slots.setdefault(self.compiler.slot(extent.a), size * units)
-
-    def _value(self, expr: Any) -> int | None:
-        constant = ir.constant(expr)
-        if constant is not None:
-            return constant
-        slots: list[Any] = [None] * (self.compiler.slot_count + 1)
-        for slot, value in self.slots.items():
-            slots[slot] = value
-        try:
-            return int(self.compiler.expr(expr)(Frame(None, None, slots, threads=1)))
-        except TypeError:  # A variable of the expression is not bound.
-            return None
 
     def _check_shape(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
-        wanted = tuple(self._value(n) for n in parameter.shape)
+        wanted = tuple(evaluate(n, self.known) for n in parameter.shape)
         if any(w is not None and w != n for w, n in zip(wanted, shape, strict=True)):
             what = "its shard of " if any(not v.layout.is_replica for v in parameter.views) else ""
             raise self._error(

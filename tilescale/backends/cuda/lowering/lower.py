@@ -27,6 +27,7 @@ from tilescale.errors import Location, UnsupportedError
 from tilescale.hda import Level
 from tilescale.passes.structure import location
 from tilescale.program import ops
+from tilescale.program.extents import inside_expressions
 from tilescale.program.model import GridPhase, Program
 
 C_TYPES = {"int32": "int", "uint32": "unsigned", "int64": "long", "uint64": "unsigned long"}
@@ -80,7 +81,7 @@ class GridLowering(Signature):
     """The lowering of one phase: the walk over its statements, and what it needs so far.
 
     Attributes:
-        around: variables of host-level loops that enclose the phase.
+        around: variables of the host that the kernel is passed: those of loops around the phase, and extents.
         notes: which implementation was chosen where.
         tiles: what it allocates on chip beyond the program's own tiles.
         cluster: the cluster around a program, if the launch has clusters.
@@ -101,6 +102,7 @@ class GridLowering(Signature):
         self._in_program = False
         if self.launch.cluster_size > 1:
             self.cluster = ClusterUnit(self)
+        self.around = (*self.around, *inside_expressions(self.program))
         self._scalars = {p.var: i for i, p in enumerate(self.program.parameters) if p.buffer is None}
         self._sizes = {var: size for (_, var), (_, size) in zip(self.launch.extents, self.target.sizes, strict=True)}
 
@@ -246,6 +248,8 @@ class GridLowering(Signature):
             return self._on_local(node)
         if isinstance(node, ir.BufferLoad | ir.BufferStore) and self.cluster is not None:
             return self.cluster.on_tile(node)
+        if isinstance(node, ir.IfThenElse) and _reads_memory(node.condition) and ir.contains(node, _is_extern):
+            return _decided_once(node)
         return None
 
     def _on_local(self, node: Any) -> Any:
@@ -309,12 +313,30 @@ def _attributes(program: Program, ordered: bool) -> dict[str, Any]:
     """Attributes of the function: the program's pass settings.
 
     Branches on the thread index and waits rule out TileLang's own specialisation of warps, which drops statements of
-    one branch in silence and moves loads ahead of waits.
+    one branch in silence and moves loads ahead of waits. A value that was read once stays what it was: inside an `if`
+    TileLang reads it again where it is used, and sees no write by an atomic operation or a call in between
+    (github.com/tile-ai/tilelang/issues/2594).
     """
     attrs = program.func.attrs
     given = dict(attrs["tilelang_pass_configs"]) if attrs and "tilelang_pass_configs" in attrs else {}
-    settings = {**given, "tl.disable_warp_specialized": True} if ordered else given
-    return {"tilelang_pass_configs": settings} if settings else {}
+    settings = {"tl.if_stmt_binding_inline_replayable_binds": False, **given}
+    return {"tilelang_pass_configs": {**settings, "tl.disable_warp_specialized": True} if ordered else settings}
+
+
+def _is_extern(node: Any) -> bool:
+    return ir.op_name(node) == "tirx.call_extern"
+
+
+def _reads_memory(expr: ir.PrimExpr) -> bool:
+    """Whether an expression depends on memory that others can change."""
+    return ir.contains(expr, lambda n: isinstance(n, ir.BufferLoad) and ir.scope_kind(n.buffer) != "fragment")
+
+
+def _decided_once(branch: ir.IfThenElse) -> ir.Stmt:
+    """A branch whose condition is read once: TileLang reads it for each statement again, also after a call."""
+    condition = ir.Var("condition", str(branch.condition.dtype))
+    decided = ir.IfThenElse(condition, branch.then_case, branch.else_case)
+    return tir.sequence([ir.Bind(condition, branch.condition), decided])
 
 
 def _shared_tiles(stmt: ir.Stmt, *, written: bool = False, besides: ir.Stmt | None = None) -> set[ir.Var]:

@@ -31,6 +31,7 @@ from tilescale.comm.heap import SymmetricHeap, default_heap
 from tilescale.comm.heap.group import Group
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
+from tilescale.program import extents
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence, location
 from tilescale.settings import settings
 
@@ -176,10 +177,10 @@ class DeviceProgram:
         for argument in lowered.arguments:
             if isinstance(argument, arg.Workspace):
                 self.declare(argument)
-        extents = occupancy.extents(launch, dict(self.sizes))
+        grid = occupancy.extents(launch, dict(self.sizes))
 
         def step(call: Call) -> None:
-            if all(call.evaluate(n) for n in extents):  # CUDA refuses a grid of no programs
+            if 0 not in [call.evaluate(n) for n in grid]:  # CUDA refuses a grid of no programs
                 kernel(*[_VALUES[type(a)](self, a, call) for a in lowered.arguments])
 
         return step
@@ -306,15 +307,12 @@ class DeviceProgram:
 
     def _variables_of(self, values: list[Any]) -> dict[ir.Var, int]:
         """What the arguments say of the program's variables: scalars, and extents that were left open."""
-        known: dict[ir.Var, int] = {}
-        for parameter, value in zip(self.program.parameters, values, strict=True):
-            if parameter.buffer is None:
-                known[parameter.var] = value
-            else:
-                known |= {
-                    n: size for n, size in zip(parameter.shape, value.shape, strict=True) if isinstance(n, ir.Var)
-                }
-        return known
+        pairs = list(zip(self.program.parameters, values, strict=True))
+        units = {var: size for (_, var), (_, size) in zip(self.program.extents, self.sizes, strict=True)}
+        known = {var: size for var, size in units.items() if isinstance(var, ir.Var)}
+        known |= {parameter.var: x for parameter, x in pairs if parameter.buffer is None}
+        shapes = [x.shape if parameter.buffer is not None else None for parameter, x in pairs]
+        return extents.solve(self.program.parameters, shapes, known)
 
     def _digest(self, call: Call) -> int:
         """What must be the same on all ranks: where the tensors that peers reach lie, and their shapes."""
