@@ -33,12 +33,16 @@ DEVICES = {"16_cannon.py": (1, 4), "19_two_nodes.py": (), "20_wafer_mesh.py": ()
 """Numbers of GPUs of one server that an example takes, where these are not all."""
 UNSHARED = ("never_hang", "nvshmem", "sanitizer", "one device")
 """Steps that mean nothing, or do not work, where ranks share GPUs: those that time, and those of NVSHMEM."""
-EMULATORS = {
-    "one device": """test_accesses test_branches test_clusters test_lane_exchanges test_lanes test_plain_kernels
-        test_roundtrips test_phases test_remote_copy test_collectives""",
-    "all devices": "test_remote_copy test_collectives test_phases",
+REPEATED = {
+    "emulator's tests, one device": """emulator/test_accesses.py emulator/test_branches.py emulator/test_clusters.py
+        emulator/test_lane_exchanges.py emulator/test_lanes.py emulator/test_phases.py emulator/test_plain_kernels.py
+        emulator/checks language/test_programs.py language/test_exchange.py language/test_scale.py""",
+    "emulator's tests of copies and collectives": "emulator/test_remote_copy.py emulator/test_collectives.py",
+    "emulator's other tests": """emulator/test_phases.py emulator/test_lanes.py emulator/test_clusters.py
+        emulator/checks language/test_programs.py language/test_exchange.py language/test_scale.py""",
+    "exercises": "test_learn.py::test_a_solution_is_right",
 }
-"""The emulator's tests that GPUs repeat, by the devices that their programs are for."""
+"""Tests whose emulations GPUs repeat, with the same results."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,12 @@ def steps(devices: int, shared: bool) -> list[Step]:
 
 
 def _checks(torchrun: list[str]) -> list[Step]:
-    """The scripts of tests/gpu and the emulator's tests."""
+    """The scripts of tests/gpu and tests that GPUs repeat."""
     result = []
+    for name, places in REPEATED.items():
+        job = [sys.executable, "-m", "pytest", "-n", "6"] if "one device" in name else [*torchrun, "-m", "pytest"]
+        plugin = ["-q", "-p", "no:cacheprovider", "-p", "tests.gpu.plugin", "-rf"]
+        result.append(Step(name, [*job, *plugin, *(f"tests/{place}" for place in places.split())], 300))
     for provider in ("cuda_vmm", "nvshmem"):
         # Alone: it looks for leaks in the memory that is left on the GPU.
         result.append(Step(f"heap {provider}", [*torchrun, "tests/gpu/heap_check.py", provider], 110, alone=True))
@@ -102,11 +110,6 @@ def _checks(torchrun: list[str]) -> list[Step]:
         result.append(Step("sanitizer, warpgroups", [*small, "tests/gpu/lanes_check.py", "couriers"], 200))
         job = [sanitizer, *options, "--target-processes", "all", *torchrun]
         result.append(Step("sanitizer, devices", [*job, "tests/gpu/device_phases.py", "mixed", "tiles dst"], 200))
-    commands = {"one device": [sys.executable, "-m", "pytest", "-n", "6"], "all devices": [*torchrun, "-m", "pytest"]}
-    for devices, command in commands.items():
-        tests = [f"tests/emulator/{name}.py" for name in EMULATORS[devices].split()]
-        pytest = ["-q", "-p", "no:cacheprovider", "-p", "tests.gpu.plugin", "-rf", *tests]
-        result.append(Step(f"emulator's tests, {devices}", [*command, *pytest], 300))
     return result
 
 

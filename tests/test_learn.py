@@ -112,7 +112,8 @@ def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     status, shown = run(capsys, progress.main, [])
     assert status == 1 and shown.count("not written yet") == 10 and "0 of 10 solved" in shown
     status, shown = run(capsys, progress.main, ["--solutions"])
-    assert status == 0 and "10 of 10 solved" in shown
+    assert status == 0, shown
+    assert "10 of 10 solved" in shown
 
 
 def test_a_solved_exercise_names_the_next(capsys: pytest.CaptureFixture[str]):

@@ -331,6 +331,7 @@ def test_a_bounded_polling_loop_lets_others_run():
     assert 1 <= args[1].item() < 1000
 
 
+@pytest.mark.varies
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_polling_loop_lets_those_run_who_have_waited(bounded, seed):

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.again import lowered
 from tilescale.errors import TileScaleError
+
+__all__ = ["lowered", "mistake"]
 
 MARK = "# <-"
 """Stands at the end of the line that an error must name."""

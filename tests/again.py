@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""What tests emulate, once more: lowered to CUDA where there is no GPU, run on GPUs where there are (`gpu/plugin.py`).
+
+A program that the emulator accepts shall run on GPUs. So after each emulation that ends well `tilescale.emulate` hands
+the program on, unless it was not checked whole (it may race), is for another machine, or ran for its time only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+from tests.kernels.base import PlainKernel
+from tilescale.backends.cuda import support
+from tilescale.hda import Machine
+from tilescale.passes.structure import structure
+from tilescale.program.model import Program
+
+PROGRAMS_OF_A_TEST = 6
+"""More of one test, such as hypothesis makes, are only emulated."""
+
+NO_LAYOUT = "no available layout found"
+"""What TileLang says of tiles in registers that it cannot spread over the threads, such as 3 x 11 over 32."""
+
+_emulate = tilescale.emulate
+
+
+@dataclass
+class Again:
+    """Stands for `tilescale.emulate`.
+
+    Attributes:
+        hand_on: called with the program, a copy of what was passed, and what it is after the emulation, for each unit;
+            returns why it did nothing, if so.
+        devices: of how many devices the launches are that it takes; None for any number.
+        architecture: what the programs are compiled for.
+        times: how often one program is handed on.
+        test: the test that runs.
+        reasons: why so many emulations were handed on no further; "" counts those that were.
+    """
+
+    hand_on: Callable[[Program, list[list[Any]], list[list[Any]]], str | None]
+    devices: int | None = None
+    architecture: str = "sm_90a"
+    times: int = 1
+    test: pytest.Item | None = None
+    reasons: dict[str, int] = field(default_factory=dict)
+    _programs: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    _of_test: int = 0
+
+    def begin(self, test: pytest.Item) -> None:
+        """A test begins."""
+        self.test, self._of_test = test, 0
+
+    def emulate(self, func: Any, args: Sequence[Any] | None = None, **options: Any) -> Any:
+        """Emulate, and hand the program on."""
+        reason = self._reason(func, args, options)
+        given = [] if reason else [[copied(a) for a in unit] for unit in _per_unit(args)]
+        report = _emulate(func, args, **options)
+        if reason is None:
+            # Keeps the program, so that no other one gets its number.
+            self._programs[id(func)] = func, self._done(func) + 1
+            self._of_test += 1
+            machine = Machine.load("h200-sxm-8")
+            program = structure(func, machine)
+            reason = support.reason_against(program) or self.hand_on(program, given, _per_unit(args))
+        self.reasons[reason or ""] = self.reasons.get(reason or "", 0) + 1
+        return report
+
+    def _reason(self, func: Any, args: Sequence[Any] | None, options: dict[str, Any]) -> str | None:
+        if options.get("check") not in (None, "all"):
+            return "not checked whole"
+        if options.get("machine") is not None:
+            return "for another machine"
+        if args is None or not options.get("data", True):
+            return "for its time only"
+        if self._done(func) == self.times:
+            return "done before"
+        if self._of_test == PROGRAMS_OF_A_TEST:
+            return "enough of one test"
+        if self.devices not in (None, len(_per_unit(args))):
+            return "on another number of devices"
+        kernel = self.test.callspec.params.get("kernel") if hasattr(self.test, "callspec") else None
+        if isinstance(kernel, PlainKernel) and self.architecture not in kernel.targets:
+            return f"not for {self.architecture}"
+        return None
+
+    def _done(self, func: Any) -> int:
+        return self._programs.get(id(func), (func, 0))[1]
+
+
+def copied(value: Any, device: torch.device | str = "cpu") -> Any:
+    """A copy on a device, with the same strides."""
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device).copy_(value)
+
+
+def _per_unit(args: Sequence[Any]) -> list[list[Any]]:
+    return [list(a) for a in args] if all(isinstance(a, list | tuple) for a in args) else [list(args)]
+
+
+def _lower(program: Program, _given: Any, _found: Any) -> str | None:
+    try:
+        support.source(program, Machine.load("h200-sxm-8"), None, None)
+    except RuntimeError as error:
+        if NO_LAYOUT in str(error):
+            return NO_LAYOUT
+        raise
+    return None
+
+
+_lowering = Again(_lower)
+
+
+@pytest.fixture(autouse=True)
+def lowered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the test emulates is lowered to CUDA, and the text checked."""
+    if tilescale.emulate is _emulate:
+        _lowering.begin(request.node)
+        monkeypatch.setattr(tilescale, "emulate", _lowering.emulate)
+    yield
