@@ -9,6 +9,7 @@ those that did not by reason. Tests of programs that leave other things at other
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -23,9 +24,9 @@ from tests.again import NO_LAYOUT, Again, copied
 from tilescale.errors import LaunchError
 from tilescale.program.model import Program
 from tilescale.runtime.outputs import output_positions
-from tilescale.settings import settings
 
-settings()  # read now: tests/conftest.py takes the variables away
+_SETTINGS = {name: value for name, value in os.environ.items() if name.startswith("TILESCALE_")}
+"""Read before tests/conftest.py takes them away: here they say how the job uses the GPUs."""
 
 ERROR = {torch.float64: 1e-6, torch.float32: 3e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """Largest difference, as a share of the largest value of a tensor; products of float32 are those of TF32."""
@@ -88,6 +89,7 @@ _again = Again(_run, tilescale.init().size, _architecture(), times=2)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put GPUs behind the emulator. All ranks draw the same examples."""
+    os.environ |= _SETTINGS
     world = tilescale.init()
     torch.cuda.set_device(world.device)
     tilescale.emulate = _again.emulate
