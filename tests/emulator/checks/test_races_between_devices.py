@@ -275,6 +275,7 @@ def counter(plain, barrier=False):
     return program
 
 
+@pytest.mark.varies
 def test_a_flag_that_is_cleared_while_others_signal():
     with pytest.raises(RaceError) as caught:
         tilescale.emulate(counter(plain=True), tensors(4, (1,)))
