@@ -319,7 +319,7 @@ def _attributes(program: Program, ordered: bool) -> dict[str, Any]:
     """
     attrs = program.func.attrs
     given = dict(attrs["tilelang_pass_configs"]) if attrs and "tilelang_pass_configs" in attrs else {}
-    settings = {"tl.if_stmt_binding_inline_replayable_binds": False, **given}
+    settings = {**given, "tl.if_stmt_binding_inline_replayable_binds": False}
     return {"tilelang_pass_configs": {**settings, "tl.disable_warp_specialized": True} if ordered else settings}
 
 

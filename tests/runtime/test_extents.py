@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""What the shapes of arguments say of symbolic extents."""
+
+import pytest
+
+import tilescale.language as T
+from tests.cuda.support import program
+from tilescale.program.extents import evaluate, inside_expressions, solve
+
+
+def traced(units):
+    n, m = T.dynamic("n"), T.dynamic("m")
+
+    @T.prim_func
+    def f(X: T.Tensor((n, m), "float32"), Y: T.Tensor((m, 4), "float32"), k: T.int32):
+        with T.Kernel(device=units, block=1, threads=32):
+            with T.Scale("device"):
+                T.fill(T.view(X, layout=T.FullRow), k)
+
+    return program(f)
+
+
+@pytest.mark.parametrize("units", [1, 2, 3])
+def test_a_shard_says_the_whole_extent(units):
+    found = traced(units)
+    known = solve(found.parameters, [(5, 7), (7, 4), None])
+    assert {var.name: size for var, size in known.items()} == {"n": 5 * units, "m": 7}
+
+
+def test_units_that_the_launch_leaves_open_are_known_from_it():
+    found = traced(T.ALL)
+    ((_, units),) = found.extents
+    assert {v.name: n for v, n in solve(found.parameters, [(5, 7), (7, 4), None], {units: 3}).items()}["n"] == 15
+    assert "n" not in {v.name for v in solve(found.parameters, [(5, 7), (7, 4), None])}
+
+
+def test_an_extent_as_a_number():
+    found = traced(2)
+    known = solve(found.parameters, [(5, 7), (7, 4), None])
+    assert [evaluate(n, known) for n in found.parameters[0].shape] == [5, 7]
+    assert evaluate(found.parameters[0].shape[0], {}) is None and evaluate(3, {}) == 3
+
+
+def test_only_extents_inside_expressions_have_to_be_passed():
+    assert {var.name for var in inside_expressions(traced(2))} == {"n"}
+    assert not inside_expressions(traced(1))
