@@ -195,21 +195,19 @@ def _side_by_side(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
     barriers = _barriers(compiler, statements)
 
     def run(frame: Frame) -> Any:
-        taken = [b.condition(frame) for b in branches]
-        if not all(is_vector(t) for t in taken):
+        conditions = [b.condition(frame) for b in branches]
+        if not all(is_vector(c) for c in conditions):
             return one_by_one(frame)
-        masks = [_active(frame, t) for t in taken]
+        masks = [_active(frame, c) for c in conditions]
         for group in _groups(masks):
-            left = [(n, masks[n] if frame.dead is None else without(masks[n], frame.dead)) for n in group]
-            sides: dict[int, _Side] = {}
-            for number, mask in left:
-                if mask.any():
-                    barrier = next((barriers[n, number] for n in sides if (n, number) in barriers), None)
-                    sides[number] = _Side(mask, branches[number].then, barrier)
+            left = {n: masks[n] if frame.dead is None else without(masks[n], frame.dead) for n in group}
+            taken = [n for n, mask in left.items() if mask.any()]
+            before = {n: [barriers[m, n] for m in taken if (m, n) in barriers] for n in taken}
+            sides = [_Side(left[n], branches[n].then, *before[n][:1]) for n in taken]
             if len(sides) > 1:
-                _roles(frame, list(sides.values()), branches[0].where, in_turn=True)
-            for side in sides.values() if len(sides) == 1 else ():
-                _masked(frame, side.run, side.mask)
+                _roles(frame, sides, branches[0].where, in_turn=True)
+            elif sides:
+                _masked(frame, sides[0].run, sides[0].mask)
         return None
 
     return run
@@ -252,5 +250,3 @@ def _groups(masks: list[np.ndarray]) -> Iterator[list[int]]:
             group = []
         group.append(number)
     yield group
-
-

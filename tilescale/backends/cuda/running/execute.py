@@ -177,10 +177,10 @@ class DeviceProgram:
         for argument in lowered.arguments:
             if isinstance(argument, arg.Workspace):
                 self.declare(argument)
-        grid = occupancy.extents(launch, dict(self.sizes))
+        open_extents = [n for n in occupancy.extents(launch, dict(self.sizes)) if not ir.constant(n)]
 
         def step(call: Call) -> None:
-            if 0 not in [call.evaluate(n) for n in grid]:  # CUDA refuses a grid of no programs
+            if 0 not in [call.evaluate(n) for n in open_extents]:  # CUDA refuses a grid of no programs
                 kernel(*[_VALUES[type(a)](self, a, call) for a in lowered.arguments])
 
         return step
