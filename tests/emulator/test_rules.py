@@ -8,6 +8,7 @@ import torch
 
 import tilescale
 import tilescale.language as T
+from tests.cuda.support import source
 from tests.emulator.support import blank
 from tilescale.errors import UsageError
 
@@ -69,6 +70,19 @@ def test_a_parallel_index_of_thread_private_memory():
                 Y[i] = mine[i]
 
     assert "'mine'" in refused(program, blank(4)).replace("`", "'")
+
+
+def test_programs_of_devices_are_refused_before_a_back_end_sees_them():
+    @T.prim_func
+    def program(Y: T.Tensor((4, 8), "float32")):
+        with T.Kernel(device=2, block=1, threads=32):
+            for i in T.Parallel(4):
+                for k in T.serial(2):
+                    for j in T.Parallel(4):
+                        Y[i, 4 * k + j] = 1
+
+    with pytest.raises(UsageError, match="nested parallel loops are not allowed"):
+        source(program)
 
 
 def test_parallel_loops_directly_inside_each_other_are_one():

@@ -12,6 +12,7 @@ from tilelang_core import ir
 from tilescale.errors import Location, PhaseError, UsageError
 from tilescale.hda import Machine
 from tilescale.passes.room import check_room
+from tilescale.passes.rules import check_rules
 from tilescale.program.model import (
     Control,
     DevicePhase,
@@ -32,11 +33,14 @@ def validate(program: Program, machine: Machine) -> None:
     Raises:
         PhaseError: a program index or an on-chip tile in a device phase, an on-chip tile that lives across phases,
             launches that differ in their units.
-        UsageError: a sharded parameter used whole; a tile whose extent is known in the launch only; no launch at all.
+        UsageError: a sharded parameter used whole; a tile whose extent is known in the launch only; no launch at all;
+            loops that TileLang refuses.
         AllocationTooLargeError: tiles that do not fit shared memory together.
     """
     if not program.launches:
         raise UsageError(f"{program.name!r} launches nothing", hint="write the work inside `with T.Kernel(...)`")
+    if program.is_hierarchical:  # a plain one is TileLang's
+        check_rules(program)
     _check_launches(program)
     _check_whole_uses(program)
     for launch in program.launches:

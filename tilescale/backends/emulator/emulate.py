@@ -14,7 +14,6 @@ from time import perf_counter
 from typing import Any
 
 from tilelang_core import ir
-from tilelang_core.rules import broken_rule
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.checks import observers
 from tilescale.backends.emulator.clock import Clock
@@ -24,8 +23,9 @@ from tilescale.errors import ArgumentError, LaunchError, Location, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.passes.retrace import for_machine
+from tilescale.passes.rules import check_rules
 from tilescale.passes.structure import structure
-from tilescale.program.model import Program, location
+from tilescale.program.model import Program
 from tilescale.settings import settings
 from tilescale.timing.collector import no_cyclic_collection
 from tilescale.timing.draw import plot, summary, trace
@@ -172,7 +172,8 @@ def emulate(
     """
     target = as_machine(machine)
     program = structure(for_machine(func, target), target)
-    _check_rules(program)
+    if not program.is_hierarchical:
+        check_rules(program)  # others have been checked
     if args is None and data:
         raise ArgumentError("there are no arguments", hint="pass tensors, or data=False for the time alone")
     per_unit = _per_unit(program, args) if args is not None else _shapes_alone(program, target)
@@ -187,18 +188,6 @@ def emulate(
         with no_cyclic_collection(not data):
             run.launch(extents, values)
     return Report(target, tuple(run.activity), perf_counter() - begin, clock, run.missed)
-
-
-def _check_rules(program: Program) -> None:
-    """What TileLang refuses to compile is no program here either. Raises UsageError."""
-    broken = broken_rule(program.func)
-    if broken is not None:
-        said, stmt = broken
-        raise UsageError(
-            f"{program.name}: {said[0].lower()}{said[1:]}",
-            hint="it is a rule of TileLang, which would not compile this for a GPU either",
-            where=location(stmt) or program.launches[0].where,
-        )
 
 
 def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
