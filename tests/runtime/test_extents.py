@@ -39,6 +39,9 @@ def test_an_extent_as_a_number():
     known = solve(found.parameters, [(5, 7), (7, 4), None])
     assert [evaluate(n, known) for n in found.parameters[0].shape] == [5, 7]
     assert evaluate(found.parameters[0].shape[0], {}) is None and evaluate(3, {}) == 3
+    n, x = T.dynamic("n"), T.dynamic("x", "float32")
+    assert evaluate(n // 4 + 1, {n: 9, x: 1.5}) == 3
+    assert evaluate(n * (x < 2), {n: 9, x: 1.5}) == 9
 
 
 def test_only_extents_inside_expressions_have_to_be_passed():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Symbolic extents: what the shapes of a call's arguments say of them."""
+"""Symbolic extents: their values, and what the shapes of a call's arguments say of them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from tilelang_core import ir
 from tilescale.program.model import Parameter, Program
 
 
-def evaluate(extent: ir.PrimExpr | int, known: Mapping[ir.Var, int]) -> int | None:
-    """An extent as a number; None if it depends on variables that are not known."""
-    if isinstance(extent, int):
-        return extent
-    numbers = {var: ir.IntImm(str(var.dtype), n) for var, n in known.items() if isinstance(n, int)}
-    return ir.constant(ir.substitute(extent, numbers))
+def evaluate(expr: ir.PrimExpr | int, known: Mapping[ir.Var, float]) -> int | None:
+    """An expression as a number; None if it depends on variables that are not known."""
+    if isinstance(expr, int | ir.IntImm):
+        return int(expr)
+    return ir.constant(ir.substitute(expr, {var: _immediate(str(var.dtype), n) for var, n in known.items()}))
+
+
+def _immediate(dtype: str, value: float) -> ir.PrimExpr:
+    return ir.FloatImm(dtype, value) if "float" in dtype else ir.IntImm(dtype, int(value))
 
 
 def solve(
-    parameters: Iterable[Parameter], shapes: Iterable[Sequence[int] | None], known: Mapping[ir.Var, int] | None = None
-) -> dict[ir.Var, int]:
+    parameters: Iterable[Parameter], shapes: Iterable[Sequence[int] | None], known: Mapping[ir.Var, float] | None = None
+) -> dict[ir.Var, float]:
     """The variables in the shapes of parameters: n is the size of an extent n, or units times that of n // units.
 
     Args:
         shapes: what a unit passes for each parameter; None for a scalar.
-        known: numbers of units that a launch leaves open.
+        known: numbers of units that a launch leaves open, and scalars; in the result too.
     """
     solved = dict(known or {})
     for parameter, shape in zip(parameters, shapes, strict=True):

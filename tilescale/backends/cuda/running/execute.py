@@ -51,13 +51,7 @@ class Call:
 
     def evaluate(self, expr: Any) -> int:
         """An expression of host-level variables as a number."""
-        if isinstance(expr, int | ir.IntImm):
-            return int(expr)
-        return ir.constant(ir.substitute(expr, {v: _immediate(str(v.dtype), x) for v, x in self.variables.items()}))
-
-
-def _immediate(dtype: str, value: float) -> ir.PrimExpr:
-    return ir.FloatImm(dtype, value) if "float" in dtype else ir.IntImm(dtype, int(value))
+        return extents.evaluate(expr, self.variables)
 
 
 class DeviceProgram:
@@ -177,7 +171,7 @@ class DeviceProgram:
         for argument in lowered.arguments:
             if isinstance(argument, arg.Workspace):
                 self.declare(argument)
-        open_extents = [n for n in occupancy.extents(launch, dict(self.sizes)) if not ir.constant(n)]
+        open_extents = [n for n in launch.grid if not ir.constant(n)]
 
         def step(call: Call) -> None:
             if 0 not in [call.evaluate(n) for n in open_extents]:  # CUDA refuses a grid of no programs
@@ -305,14 +299,13 @@ class DeviceProgram:
                 where=self.reads_at,
             )
 
-    def _variables_of(self, values: list[Any]) -> dict[ir.Var, int]:
-        """What the arguments say of the program's variables: scalars, and extents that were left open."""
-        pairs = list(zip(self.program.parameters, values, strict=True))
-        units = {var: size for (_, var), (_, size) in zip(self.program.extents, self.sizes, strict=True)}
-        known = {var: size for var, size in units.items() if isinstance(var, ir.Var)}
-        known |= {parameter.var: x for parameter, x in pairs if parameter.buffer is None}
-        shapes = [x.shape if parameter.buffer is not None else None for parameter, x in pairs]
-        return extents.solve(self.program.parameters, shapes, known)
+    def _variables_of(self, values: list[Any]) -> dict[ir.Var, float]:
+        """What the job and the arguments say of the program's variables: units, scalars, and open extents."""
+        parameters = self.program.parameters
+        units = zip(self.program.extents, self.sizes, strict=True)
+        known = {var: size for (_, var), (_, size) in units if isinstance(var, ir.Var)}
+        known |= {p.var: value for p, value in zip(parameters, values, strict=True) if p.buffer is None}
+        return extents.solve(parameters, [getattr(value, "shape", None) for value in values], known)
 
     def _digest(self, call: Call) -> int:
         """What must be the same on all ranks: where the tensors that peers reach lie, and their shapes."""

@@ -27,6 +27,7 @@ from tilescale.errors import DeviceError, LaunchError, Location
 from tilescale.hda import Machine
 from tilescale.passes.structure import location
 from tilescale.program import ops
+from tilescale.program.extents import evaluate
 from tilescale.program.model import GridPhase, Launch
 
 _TRIED = 1 << 20
@@ -96,14 +97,9 @@ def programs(launch: Launch, sizes: dict[str, int]) -> int | None:
 
 
 def _shape(launch: Launch, sizes: dict[str, int]) -> list[int] | None:
-    shape = [ir.constant(n) for n in extents(launch, sizes)]
+    known = {var: sizes[name] for name, var in launch.extents if isinstance(var, ir.Var)}
+    shape = [evaluate(n, known) for n in launch.grid]
     return None if None in shape else shape
-
-
-def extents(launch: Launch, sizes: dict[str, int]) -> list[ir.PrimExpr | int]:
-    """The grid's extents; those that are known before the launch as numbers."""
-    known = {var: ir.IntImm("int32", sizes[name]) for name, var in launch.extents if isinstance(var, ir.Var)}
-    return [ir.substitute(n, known) if isinstance(n, ir.PrimExpr) else n for n in launch.grid]
 
 
 def waits_across(phase: GridPhase, launch: Launch, machine: Machine, sizes: dict[str, int]) -> Location | None:
