@@ -48,11 +48,10 @@ AllocBuffer, DeclBuffer = tirx.AllocBuffer, tirx.DeclBuffer
 SBlock, SBlockRealize = tirx.SBlock, tirx.SBlockRealize
 
 __all__ = [
-    "EQ", "GE", "GT", "LE", "LT", "NE", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt", "AttrStmt",
-    "Bind",
-    "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast", "DeclBuffer", "Div", "Evaluate",
-    "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm", "Let", "Max", "Min", "Mod", "Mul",
-    "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
+    "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt",
+    "AttrStmt", "Bind", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast", "DeclBuffer", "Div",
+    "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm", "Let", "Max", "Min",
+    "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
     "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits", "buffer_location", "children",
     "constant", "contains", "fingerprint", "int_node", "is_pure", "op_name", "parameters", "region_parts",
     "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
@@ -100,6 +99,10 @@ def bits(dtype: str) -> int:
 def torch_dtype(dtype: str) -> Any:
     """torch's type of that name of TileLang's."""
     return dtypes.dtype(dtype).as_torch()
+
+
+SHARED = ("shared", "shared.dyn")
+"""Scopes of tiles in shared memory; barriers and others have their own."""
 
 
 def scope_kind(buffer: Buffer) -> str:

@@ -14,8 +14,6 @@ from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
 from tilescale.program.model import GridPhase, Launch, bytes_of, declaration, location
 
-_SCOPES = ("shared", "shared.dyn")
-
 
 def check_room(phase: GridPhase, launch: Launch, machine: Machine) -> None:
     """Check one grid phase.
@@ -56,7 +54,7 @@ def _sizes(launch: Launch, machine: Machine) -> dict[ir.Var, int]:
     for buffer in launch.buffers:
         size = bytes_of(buffer.shape, buffer.dtype)
         owner = machine.level(owners.get(buffer.data, machine.program_level.name))
-        if buffer.scope() not in _SCOPES or size is None or owner.kind == "unit":
+        if buffer.scope() not in ir.SHARED or size is None or owner.kind == "unit":
             continue
         instances = launch.thread_count // owner.threads if owner.kind == "lanes" else 1
         parts = launch.cluster_size if owner.kind == "cluster" else 1

@@ -215,7 +215,7 @@ def _side_by_side(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
 
 def _barriers(compiler: Compiler, statements: list[ir.Stmt]) -> dict[tuple[int, int], Wait]:
     """For an earlier and a later branch that share memory, one of them writing it, the barrier before the later one."""
-    tiles = {compiler.slot(b.data): b.name for b in compiler.launch.buffers if b.scope() in ("shared", "shared.dyn")}
+    tiles = {compiler.slot(b.data): b.name for b in compiler.launch.buffers if b.scope() in ir.SHARED}
     roots = lambda found: {compiler.root(compiler.slot(data)) for data in found} & tiles.keys()  # noqa: E731
     written = [roots(written_data(s)) for s in statements]
     used = [roots(data for inner in ir.statements(s) for data in ir.uses(inner)) for s in statements]

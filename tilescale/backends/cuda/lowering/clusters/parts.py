@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GEMM = "tl.tileop.gemm"
 
-SCOPES = ("shared", "shared.dyn", "local.fragment")
+SCOPES = (*ir.SHARED, "local.fragment")
 """Where tiles of a cluster may lie."""
 
 

@@ -132,7 +132,7 @@ class _Ranges:
             )
         if on_tiles and threads != (0, self.lowering.launch.threads[0]):
             self.partial.add(threads)
-            self.kinds |= {b.scope() for b, _, _ in named if b.scope() in ("shared", "shared.dyn")}
+            self.kinds |= {b.scope() for b, _, _ in named if b.scope() in ir.SHARED}
             self._check_barriers(where)
         for buffer, _, _ in named:
             if is_fragment(buffer):
