@@ -7,7 +7,7 @@ the program on, unless it was not checked whole (it may race), is for another ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,9 @@ from tilescale.backends.cuda import support
 from tilescale.hda import Machine
 from tilescale.passes.structure import structure
 from tilescale.program.model import Program
+
+MACHINE = "h200-sxm-8"
+"""What programs are made for that name no machine."""
 
 PROGRAMS_OF_A_TEST = 6
 """More of one test, such as hypothesis makes, are only emulated."""
@@ -66,8 +69,7 @@ class Again:
             # Keeps the program, so that no other one gets its number.
             self._programs[id(func)] = func, self._done(func) + 1
             self._of_test += 1
-            machine = Machine.load("h200-sxm-8")
-            program = structure(func, machine)
+            program = structure(func, Machine.load(MACHINE))
             reason = support.reason_against(program) or self.hand_on(program, given, _per_unit(args))
         self.reasons[reason or ""] = self.reasons.get(reason or "", 0) + 1
         return report
@@ -107,7 +109,7 @@ def _per_unit(args: Sequence[Any]) -> list[list[Any]]:
 
 def _lower(program: Program, _given: Any, _found: Any) -> str | None:
     try:
-        support.source(program, Machine.load("h200-sxm-8"), None, None)
+        support.source(program, Machine.load(MACHINE), None, None)
     except RuntimeError as error:
         if NO_LAYOUT in str(error):
             return NO_LAYOUT
@@ -119,9 +121,8 @@ _lowering = Again(_lower)
 
 
 @pytest.fixture(autouse=True)
-def lowered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def lowered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test emulates is lowered to CUDA, and the text checked."""
     if tilescale.emulate is _emulate:
         _lowering.begin(request.node)
         monkeypatch.setattr(tilescale, "emulate", _lowering.emulate)
-    yield

@@ -176,8 +176,22 @@ def test_a_side_that_waits_for_the_other_can_break_its_loop():
     assert args[0].tolist() == [2] * 32 + [6] * 32
 
 
-def in_roles(shape):
-    """A program in which the first role takes what the second, which stands below it, puts into a box."""
+def in_roles(shape, shared=True):
+    """A program in which the first role takes what the second, which stands below it, gives; if `shared`, in a box."""
+
+    @T.macro
+    def take(Y, box, full, empty, k, tx):
+        T.barrier_wait(full, k & 1)
+        Y[k, tx] = box[0] if shared else k * 10
+        T.barrier_arrive(empty)
+
+    @T.macro
+    def give(Y, box, full, empty, k, tx):
+        T.barrier_wait(empty, (k & 1) ^ 1)
+        if shared:
+            box[0] = k * 10
+        Y[k, tx] = -k
+        T.barrier_arrive(full)
 
     @T.prim_func
     def by_ws(Y: T.Tensor((3, 256), "int32")):
@@ -188,15 +202,10 @@ def in_roles(shape):
             empty = T.alloc_barrier(128)
             with T.ws(0):
                 for k in T.serial(3):
-                    T.barrier_wait(full, k & 1)
-                    Y[k, tx] = box[0]
-                    T.barrier_arrive(empty)
+                    take(Y, box, full, empty, k, tx)
             with T.ws(1):
                 for k in T.serial(3):
-                    T.barrier_wait(empty, (k & 1) ^ 1)
-                    box[0] = k * 10
-                    Y[k, tx] = -k
-                    T.barrier_arrive(full)
+                    give(Y, box, full, empty, k, tx)
 
     @T.prim_func
     def by_ifs(Y: T.Tensor((3, 256), "int32")):
@@ -207,14 +216,9 @@ def in_roles(shape):
             empty = T.alloc_barrier(128)
             for k in T.serial(3):
                 if tx < 128:
-                    T.barrier_wait(full, k & 1)
-                    Y[k, tx] = box[0]
-                    T.barrier_arrive(empty)
+                    take(Y, box, full, empty, k, tx)
                 if tx >= 128:
-                    T.barrier_wait(empty, (k & 1) ^ 1)
-                    box[0] = k * 10
-                    Y[k, tx] = -k
-                    T.barrier_arrive(full)
+                    give(Y, box, full, empty, k, tx)
 
     @T.prim_func
     def by_else(Y: T.Tensor((3, 256), "int32")):
@@ -225,15 +229,10 @@ def in_roles(shape):
             empty = T.alloc_barrier(128)
             if tx < 128:
                 for k in T.serial(3):
-                    T.barrier_wait(full, k & 1)
-                    Y[k, tx] = box[0]
-                    T.barrier_arrive(empty)
+                    take(Y, box, full, empty, k, tx)
             else:
                 for k in T.serial(3):
-                    T.barrier_wait(empty, (k & 1) ^ 1)
-                    box[0] = k * 10
-                    Y[k, tx] = -k
-                    T.barrier_arrive(full)
+                    give(Y, box, full, empty, k, tx)
 
     @T.prim_func
     def by_rank(Y: T.Tensor((3, 256), "int32")):
@@ -245,15 +244,10 @@ def in_roles(shape):
             with T.Scale("warpgroup") as (wg, _):
                 if wg == 0:
                     for k in T.serial(3):
-                        T.barrier_wait(full, k & 1)
-                        Y[k, tx] = box[0]
-                        T.barrier_arrive(empty)
+                        take(Y, box, full, empty, k, tx)
                 if wg == 1:
                     for k in T.serial(3):
-                        T.barrier_wait(empty, (k & 1) ^ 1)
-                        box[0] = k * 10
-                        Y[k, tx] = -k
-                        T.barrier_arrive(full)
+                        give(Y, box, full, empty, k, tx)
 
     return {"T.ws": by_ws, "ifs": by_ifs, "else": by_else, "ranks": by_rank}[shape]
 
@@ -275,45 +269,11 @@ def test_roles_in_branches_that_share_memory_cannot_wait_for_each_other(shape):
     assert "threads 0..127 waits for barrier full[0]" in text and "if/else" in text
 
 
-@pytest.mark.parametrize("roles", [T.ws, None], ids=["T.ws", "ifs"])
-def test_roles_in_branches_of_their_own_wait_for_each_other(roles):
+@pytest.mark.parametrize("shape", ["T.ws", "ifs"])
+def test_roles_in_branches_of_their_own_wait_for_each_other(shape):
     """The first role waits for the second, which stands below it and has no else; they share nothing but barriers."""
-
-    @T.prim_func
-    def by_ws(Y: T.Tensor((3, 256), "int32")):
-        with T.Kernel(1, threads=256):
-            tx = T.get_thread_binding()
-            full = T.alloc_barrier(128)
-            empty = T.alloc_barrier(128)
-            with T.ws(0):
-                for k in T.serial(3):
-                    T.barrier_wait(full, k & 1)
-                    Y[k, tx] = k * 10
-                    T.barrier_arrive(empty)
-            with T.ws(1):
-                for k in T.serial(3):
-                    T.barrier_wait(empty, (k & 1) ^ 1)
-                    Y[k, tx] = -k
-                    T.barrier_arrive(full)
-
-    @T.prim_func
-    def by_ifs(Y: T.Tensor((3, 256), "int32")):
-        with T.Kernel(1, threads=256):
-            tx = T.get_thread_binding()
-            full = T.alloc_barrier(128)
-            empty = T.alloc_barrier(128)
-            for k in T.serial(3):
-                if tx < 128:
-                    T.barrier_wait(full, k & 1)
-                    Y[k, tx] = k * 10
-                    T.barrier_arrive(empty)
-                if tx >= 128:
-                    T.barrier_wait(empty, (k & 1) ^ 1)
-                    Y[k, tx] = -k
-                    T.barrier_arrive(full)
-
     args = [ints(3, 256)]
-    tilescale.emulate(by_ws if roles else by_ifs, args)
+    tilescale.emulate(in_roles(shape, shared=False), args)
     assert args[0].tolist() == [[k * 10] * 128 + [-k] * 128 for k in range(3)]
 
 
