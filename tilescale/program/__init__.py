@@ -1,2 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What a hierarchical tile program is made of: our operations, layouts, and the structure above the grid's TIR."""
+"""What a hierarchical tile program is made of: our operations, layouts, and the structure above the grid's TIR.
+
+    ops.py         the operations and markers, declared
+    operations.py  typed views of calls of them
+    layout.py      how tiles lie over units
+    model.py       launches, phases, parameters
+    extents.py     symbolic extents
+"""

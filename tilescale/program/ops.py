@@ -8,6 +8,10 @@ Tile arguments are TileLang regions (`tl.region`). Attributes are annotations of
     impl    the implementation the user asked for
     op      a combining operation: "sum" | "max" | "min" | "prod"; for signals "add" | "set"
     dim     the dimension that is split or joined
+    after   how a copy that the device's queue makes compares a flag before it starts
+    chunk   rows of a part for each flag that an asynchronous all-gather raises
+
+`operations.py` reads calls of them.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ VIEW = register_op("tilescale.view")
 """view(region, *shape; level, dim?, block?) -> handle: the part of a tile that one unit of `level` holds, and its
 shape. No dim: a replica."""
 COPY = register_op("tilescale.copy")
-"""copy(src, dst, peer[, flag, value]; level, far, impl?, op?): a tile from or to `peer`; then the flag there."""
+"""copy(src, dst, peer[, flag, value[, after_flag, after_value]]; level, far, impl?, op?, after?): a tile from or to
+`peer`; then the flag there. With `after`, a comparison, it starts when the flag of this device holds."""
 SIGNAL = register_op("tilescale.signal")
 """signal(flag, value[, peer]; level, op): publish everything this unit wrote, then update the flag."""
 WAIT = register_op("tilescale.wait")
@@ -46,7 +51,8 @@ COMBINE = register_op("tilescale.combine", pure=True)
 REDUCE_SCATTER = register_op("tilescale.reduce_scatter")
 """reduce_scatter(src, dst; level, op, dim, impl?): dst is this unit's share of the combination of all src."""
 ALL_GATHER = register_op("tilescale.all_gather")
-"""all_gather(src[, dst]; level, dim, impl?): dst is all units' src joined along dim."""
+"""all_gather(src[, dst[, flags]]; level, dim, impl?, chunk?): dst is all units' src joined along dim. With `flags`, a
+tensor (size, chunks), it is asynchronous: [r, c] is raised by 1 when chunk c of rank r's part is there."""
 ALL_TO_ALL = register_op("tilescale.all_to_all")
 """all_to_all(src, dst; level, dim, impl?): part j of src goes to unit j and lies there as part `my rank`."""
 BROADCAST = register_op("tilescale.broadcast")

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: MIT
+"""Typed views of our operations: the one place that knows at which position, or under which key, an argument stands.
+
+`Copy.of(call).signal` reads one argument of a call that is known to be a copy; `operation(node)` says what a node is.
+Tiles and flags are regions as the call has them (`ir.region_parts`), or a plain load of one element; they are None where
+the call leaves them out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tilelang_core import ir
+from tilescale.program import ops
+from tilescale.program.layout import Layout
+
+
+@dataclass(frozen=True)
+class Signal:
+    """`T.signal`.
+
+    Attributes:
+        flag: the element that is updated.
+        value: what is added or stored, and `op` which of these: "add" or "set".
+        peer: whose flag, a rank of `level`; None for the unit's own, which has no level either.
+    """
+
+    call: ir.Call
+    flag: ir.Call
+    value: ir.PrimExpr
+    op: str
+    peer: ir.PrimExpr | None = None
+    level: str | None = None
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Signal:
+        """A call of `tilescale.signal`."""
+        flag, value, *peer = call.args
+        return cls(call, flag, value, _text(call, "op"), peer[0] if peer else None, ir.attribute(call, "level"))
+
+
+@dataclass(frozen=True)
+class Wait:
+    """`T.wait`, or the condition under which an asynchronous copy starts: `flag compare value`.
+
+    Attributes:
+        flag: an element of the waiting unit, and `compare` one of `ops.COMPARISONS`.
+    """
+
+    call: ir.Call
+    flag: ir.Call
+    compare: str
+    value: ir.PrimExpr
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Wait:
+        """A call of `tilescale.wait`."""
+        return cls(call, call.args[0], _text(call, "compare"), call.args[1])
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`T.copy` from or to another unit.
+
+    Attributes:
+        peer: rank of the far side among the units of `level`.
+        to_peer: whether the target is the peer's (a put); else the source is (a get).
+        signal: a flag of the peer that is updated when the tile has arrived there, with `value` and `op` as a signal's.
+        after: what a copy that the device's queue makes waits for, on the sending device, before it starts.
+        impl: the mechanism that was asked for.
+    """
+
+    call: ir.Call
+    source: ir.Call
+    target: ir.Call
+    peer: ir.PrimExpr
+    level: str
+    to_peer: bool
+    impl: str | None = None
+    signal: ir.Call | None = None
+    value: ir.PrimExpr | None = None
+    op: str | None = None
+    after: Wait | None = None
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Copy:
+        """A call of `tilescale.copy`."""
+        source, target, peer, *rest = call.args
+        compare = ir.attribute(call, "after")
+        told, after = (rest[:-2], Wait(call, rest[-2], compare, rest[-1])) if compare is not None else (rest, None)
+        flag, value = told or (None, None)
+        return cls(
+            call,
+            source,
+            target,
+            peer,
+            level=_text(call, "level"),
+            to_peer=ir.attribute(call, "far") == "dst",
+            impl=ir.attribute(call, "impl"),
+            signal=flag,
+            value=value,
+            op=ir.attribute(call, "op"),
+            after=after,
+        )
+
+    @property
+    def near(self) -> ir.Call:
+        """The tile of the unit that copies."""
+        return self.source if self.to_peer else self.target
+
+    @property
+    def far(self) -> ir.Call:
+        """The tile of the peer."""
+        return self.target if self.to_peer else self.source
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """`T.barrier` of a level."""
+
+    call: ir.Call
+    level: str
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Barrier:
+        """A call of `tilescale.barrier`."""
+        return cls(call, _text(call, "level"))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that moves data.
+
+    Attributes:
+        name: as the language has it, "all_gather".
+        tiles: its tile arguments, in order.
+        impl: the implementation that was asked for.
+        op: a combining operation, one of `ops.REDUCTIONS`; None where the tiles are not combined, or by `combine`.
+        dim: the dimension that is split or joined.
+        root: whose tile a broadcast sends, a rank of `level`.
+        combine: the user's combination (`Combine`).
+        flags: the tensor of flags, (size, chunks), that an asynchronous all-gather raises: [r, c] when the rows
+            [c * chunk, (c + 1) * chunk) of rank r's part are there. No `chunk`: each part is one.
+    """
+
+    call: ir.Call
+    name: str
+    level: str
+    tiles: tuple[ir.Call, ...]
+    impl: str | None = None
+    op: str | None = None
+    dim: int | None = None
+    root: ir.PrimExpr | None = None
+    combine: Combine | None = None
+    flags: ir.Call | None = None
+    chunk: int | None = None
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Collective:
+        """A call of one of our collectives but the barrier."""
+        tiles, root, combine, flags = list(call.args), None, None, None
+        if call.op.name == ops.BROADCAST.name:
+            root = tiles.pop()
+        elif ir.op_name(tiles[-1]) == ops.COMBINE.name:
+            combine = Combine.of(tiles.pop())
+        elif call.op.name == ops.ALL_GATHER.name and len(tiles) > 2:
+            flags = tiles.pop()
+        return cls(
+            call,
+            name=call.op.name.removeprefix("tilescale."),
+            level=_text(call, "level"),
+            tiles=tuple(tiles),
+            impl=ir.attribute(call, "impl"),
+            op=ir.attribute(call, "op"),
+            dim=ir.attribute(call, "dim"),
+            root=root,
+            combine=combine,
+            flags=flags,
+            chunk=ir.attribute(call, "chunk"),
+        )
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its tiles are both what it begins with and its result; else they are a source and a target."""
+        return self.name in ("allreduce", "broadcast") or len(self.tiles) == 1
+
+    @property
+    def source(self) -> ir.Call:
+        """What each unit brings."""
+        return self.tiles[0]
+
+    @property
+    def target(self) -> ir.Call:
+        """What each unit gets; the source, where it works in place."""
+        return self.tiles[0] if self.is_in_place else self.tiles[1]
+
+    @property
+    def whole(self) -> tuple[ir.Call, ...]:
+        """The tiles that it is about: of an all-gather the result, of the others what they begin with."""
+        if self.is_in_place:
+            return self.tiles
+        return (self.target if self.name == "all_gather" else self.source,)
+
+
+@dataclass(frozen=True)
+class Combine:
+    """A traced combining function of n values: the variables of both sides, and the n results."""
+
+    left: tuple[ir.Var, ...]
+    right: tuple[ir.Var, ...]
+    results: tuple[ir.PrimExpr, ...]
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Combine:
+        """A call of `tilescale.combine`."""
+        count, parts = len(call.args) // 3, tuple(call.args)
+        return cls(parts[:count], parts[count : 2 * count], parts[2 * count :])
+
+
+@dataclass(frozen=True)
+class TileView:
+    """`T.view(layout=)`: the part of a tile that one unit of `level` holds, and its shape."""
+
+    call: ir.Call
+    region: ir.Call
+    level: str
+    layout: Layout
+    shape: tuple[ir.PrimExpr, ...]
+
+    @classmethod
+    def of(cls, call: ir.Call) -> TileView:
+        """A call of `tilescale.view`."""
+        layout = Layout(ir.attribute(call, "dim"), ir.attribute(call, "block"))
+        return cls(call, call.args[0], _text(call, "level"), layout, tuple(call.args[1:]))
+
+    @property
+    def base(self) -> ir.Buffer:
+        """The buffer of which it is a part; it may be a view itself."""
+        return ir.region_parts(self.region)[0]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """`T.rank` of a level above the threads'."""
+
+    call: ir.Call
+    level: str
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Rank:
+        """A call of `tilescale.rank`."""
+        return cls(call, str(call.args[0].value))
+
+
+Operation: TypeAlias = Signal | Wait | Copy | Barrier | Collective | TileView | Rank
+
+_VIEWS: dict[str, Any] = {
+    ops.SIGNAL.name: Signal,
+    ops.WAIT.name: Wait,
+    ops.COPY.name: Copy,
+    ops.BARRIER.name: Barrier,
+    ops.VIEW.name: TileView,
+    ops.RANK.name: Rank,
+    **{name: Collective for name in ops.COLLECTIVES - {ops.BARRIER.name}},
+}
+
+
+def operation(node: Any) -> Operation | None:
+    """The typed view of a node; None if it is no call of one of our operations."""
+    view = _VIEWS.get(ir.op_name(node) or "")
+    return None if view is None else view.of(node)
+
+
+def _text(call: ir.Call, key: str) -> str:
+    return str(ir.attribute(call, key))
