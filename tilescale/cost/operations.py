@@ -11,8 +11,8 @@ from tilelang_core import ir
 from tilescale.cost.choose import Choice, Transfer, collective, mechanism
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine, Network
-from tilescale.program import ops
 from tilescale.program.model import bytes_of
+from tilescale.program.operations import Collective, Copy
 
 
 def copy_choice(call: ir.Call, machine: Machine, sizes: Mapping[str, int], programs: int | None) -> Choice:
@@ -26,20 +26,18 @@ def copy_choice(call: ir.Call, machine: Machine, sizes: Mapping[str, int], progr
         UnsupportedError: what `impl=` asks for, or every mechanism, cannot do it.
     """
     network = network_of(call, machine, sizes)
-    impl = ir.attribute(call, "impl")
+    copy = Copy.of(call)
     if network is None:
-        raise UnsupportedError(f"no network of {machine.name} connects units of level {ir.attribute(call, 'level')!r}")
-    return mechanism(network, _transfer(call, programs or 1, whole=programs is None), impl)
+        raise UnsupportedError(f"no network of {machine.name} connects units of level {copy.level!r}")
+    return mechanism(network, _transfer(copy, programs or 1, whole=programs is None), copy.impl)
 
 
-def _transfer(call: ir.Call, programs: int, whole: bool) -> Transfer:
-    is_put = ir.attribute(call, "far") == "dst"
-    near, far = (call.args[0], call.args[1]) if is_put else (call.args[1], call.args[0])
-    near_buffer, far_buffer = ir.region_parts(near)[0], ir.region_parts(far)[0]
-    rows = math.gcd(_row_bytes(near), _row_bytes(far))
+def _transfer(copy: Copy, programs: int, whole: bool) -> Transfer:
+    near_buffer, far_buffer = ir.region_parts(copy.near)[0], ir.region_parts(copy.far)[0]
+    rows = math.gcd(_row_bytes(copy.near), _row_bytes(copy.far))
     if near_buffer.dtype != far_buffer.dtype:
         rows = 1  # a conversion on the way takes the elements one by one
-    operation, nbytes = "put" if is_put else "get", region_bytes(near)
+    operation, nbytes = "put" if copy.to_peer else "get", region_bytes(copy.near)
     if not whole:
         return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, programs)
     # A grid is made for extents that are known.
@@ -67,16 +65,9 @@ def collective_choice(call: ir.Call, machine: Machine, sizes: Mapping[str, int],
     Raises:
         UnsupportedError: `impl=` asks for another one.
     """
-    # The whole of an all-gather is its result, of all others what they begin with.
-    whole = call.args[1] if call.op.name == ops.ALL_GATHER.name else call.args[0]
-    return collective(
-        network_of(call, machine, sizes),
-        call.op.name.removeprefix("tilescale."),
-        sizes[ir.attribute(call, "level")],
-        region_bytes(whole),
-        able,
-        ir.attribute(call, "impl"),
-    )
+    made = Collective.of(call)
+    nbytes = region_bytes(made.whole[0])
+    return collective(network_of(call, machine, sizes), made.name, sizes[made.level], nbytes, able, made.impl)
 
 
 def network_of(call: Any, machine: Machine, sizes: Mapping[str, int]) -> Network | None:

@@ -19,7 +19,6 @@ from tilelang_core.trace import DEFAULT_THREADS
 from tilescale.hda import Machine
 from tilescale.passes.carry import carry
 from tilescale.passes.validate import validate
-from tilescale.program.layout import Layout
 from tilescale.program.model import (
     Control,
     DevicePhase,
@@ -32,6 +31,7 @@ from tilescale.program.model import (
     View,
     location,
 )
+from tilescale.program.operations import TileView
 from tilescale.program.ops import EXTENT, OWNER, SCALE, VIEW
 
 
@@ -202,8 +202,6 @@ def _views(func: ir.PrimFunc) -> Iterator[View]:
     binds: list[ir.Bind] = []
     ir.walk(func.body, lambda n: binds.append(n) if isinstance(n, ir.Bind) and ir.op_name(n.value) == VIEW.name else 0)
     for bind in binds:
-        base = ir.region_parts(bind.value.args[0])[0]
-        if any(base.data.same_as(t) for t in tensors):
-            layout = Layout(ir.attribute(bind.value, "dim"), ir.attribute(bind.value, "block"))
-            shape = tuple(bind.value.args[1:])
-            yield View(base.data, bind.var, ir.attribute(bind.value, "level"), layout, shape, location(bind))
+        view = TileView.of(bind.value)
+        if any(view.base.data.same_as(t) for t in tensors):
+            yield View(view.base.data, bind.var, view.level, view.layout, view.shape, location(bind))

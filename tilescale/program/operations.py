@@ -2,8 +2,8 @@
 """Typed views of our operations: the one place that knows at which position, or under which key, an argument stands.
 
 `Copy.of(call).signal` reads one argument of a call that is known to be a copy; `operation(node)` says what a node is.
-Tiles and flags are regions as the call has them (`ir.region_parts`), or a plain load of one element; they are None where
-the call leaves them out.
+Tiles and flags are regions as the call has them (`ir.region_parts`), or a plain load of one element; they are None
+where the call leaves them out.
 """
 
 from __future__ import annotations
@@ -270,6 +270,19 @@ def operation(node: Any) -> Operation | None:
     """The typed view of a node; None if it is no call of one of our operations."""
     view = _VIEWS.get(ir.op_name(node) or "")
     return None if view is None else view.of(node)
+
+
+def signalled(found: Operation | None) -> tuple[ir.Call, ...]:
+    """The flags that an operation updates."""
+    if isinstance(found, Signal):
+        return (found.flag,)
+    flag = found.signal if isinstance(found, Copy) else found.flags if isinstance(found, Collective) else None
+    return () if flag is None else (flag,)
+
+
+def waited(found: Operation | None) -> Wait | None:
+    """What an operation waits for: a wait itself, or a copy before it starts."""
+    return found.after if isinstance(found, Copy) else found if isinstance(found, Wait) else None
 
 
 def _text(call: ir.Call, key: str) -> str:

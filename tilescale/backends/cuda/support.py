@@ -19,8 +19,8 @@ from tilescale.backends.cuda.target import target_for
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
-from tilescale.program import ops
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
+from tilescale.program.operations import Copy, operation, signalled
 from tilescale.settings import settings
 
 STRIDE = 1 << 36
@@ -116,11 +116,8 @@ def remote_tensors(program: Program) -> frozenset[str]:
     found: set[str] = set()
 
     def visit(node: Any) -> None:
-        written: list[Any] = []
-        if ir.op_name(node) == ops.COPY.name:
-            written = [*([node.args[1]] if ir.attribute(node, "far") == "dst" else []), *node.args[3:4]]
-        elif ir.op_name(node) == ops.SIGNAL.name:
-            written = [node.args[0]]
+        made = operation(node)
+        written = [*signalled(made), *([made.target] if isinstance(made, Copy) and made.to_peer else [])]
         for buffer in (ir.region_parts(region)[0] for region in written):
             found.add(names.get(buffer.data, buffer.name))
 

@@ -16,7 +16,8 @@ from tilescale.backends.emulator.compiler import PRIVATE, Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.registry import orders
 from tilescale.program.model import Launch
-from tilescale.program.ops import COLLECTIVES, COPY, RANK, SCALE, SIGNAL, VIEW
+from tilescale.program.operations import Barrier, Collective, Copy, Rank, Signal, TileView, operation, signalled
+from tilescale.program.ops import SCALE
 
 OF_ONE_PROGRAM = frozenset(
     (
@@ -68,7 +69,8 @@ def alike(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Alike | None:
 
 def _rank_of(compiler: Compiler, node: Any) -> str | None:
     """The kind of level whose ranks a node asks for."""
-    return compiler.machine.level(str(node.args[0].value)).kind if ir.op_name(node) == RANK.name else None
+    rank = operation(node)
+    return compiler.machine.level(rank.level).kind if isinstance(rank, Rank) else None
 
 
 def _reaches_out(compiler: Compiler, node: Any) -> bool:
@@ -77,11 +79,10 @@ def _reaches_out(compiler: Compiler, node: Any) -> bool:
         return True
     if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
         return compiler.machine.level(str(node.value.value)).kind == "cluster"
-    name = ir.op_name(node)
-    if name in COLLECTIVES or name == COPY.name:
-        tells = name == COPY.name and len(node.args) > 3
-        return tells or compiler.machine.level(ir.attribute(node, "level")).kind != "lanes"
-    return name == SIGNAL.name or (orders(name) and name not in OF_ONE_PROGRAM)
+    name, ours = ir.op_name(node), operation(node)
+    if isinstance(ours, Copy | Barrier | Collective):
+        return bool(signalled(ours)) or compiler.machine.level(ours.level).kind != "lanes"
+    return isinstance(ours, Signal) or (orders(name) and name not in OF_ONE_PROGRAM)
 
 
 class _Survey:
@@ -121,7 +122,7 @@ class _Survey:
         found = self._sources(stmt.value)
         if ir.contains(stmt.value, lambda node: _rank_of(self._compiler, node) in ("program", "cluster")):
             self._from[stmt.var] = self._ranks[stmt.var] = set(self._launch.programs)
-        elif found and ir.contains(stmt.value, lambda node: ir.op_name(node) in (VIEW.name, RANK.name)):
+        elif found and ir.contains(stmt.value, lambda node: isinstance(operation(node), TileView | Rank)):
             self.deciding |= found
         elif found:
             self._from[stmt.var] = found

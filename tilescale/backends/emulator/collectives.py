@@ -8,7 +8,7 @@ coordinates agree in all levels but the collective's.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ from tilescale.backends.emulator.scheduler import Wait
 from tilescale.backends.emulator.tiles import fitted
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import PeerOutOfRangeError, RankMismatchError
-from tilescale.program import ops
+from tilescale.program import operations, ops
+from tilescale.program.operations import Barrier, Collective, Combine, Copy, Signal
 
 _COMPARE = {
     "==": operator.eq,
@@ -67,13 +68,13 @@ class Peer:
 
 @operation(ops.COPY.name)
 def _copy(compiler: Compiler, call: ir.Call) -> Closure:
-    source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
-    peer = Peer(compiler, call.args[2], ir.attribute(call, "level"))
-    to_peer = ir.attribute(call, "far") == "dst"
+    copy = Copy.of(call)
+    source, target, to_peer = Region(compiler, copy.source), Region(compiler, copy.target), copy.to_peer
+    peer = Peer(compiler, copy.peer, copy.level)
     compiler.reached.add((target if to_peer else source).home.root)
     tell = None
-    if len(call.args) > 3:
-        tell = _Flag(compiler, call.args[3], call.args[4], ir.attribute(call, "op"), peer.level)
+    if copy.signal is not None:
+        tell = _Flag(compiler, copy.signal, copy.value, copy.op, peer.level)
 
     def run(frame: Frame) -> None:
         unit = peer.unit(frame)
@@ -126,16 +127,17 @@ def address(flag: np.ndarray) -> int:
 
 @operation(ops.SIGNAL.name, collective=False)
 def _signal(compiler: Compiler, call: ir.Call) -> Closure:
-    level = ir.attribute(call, "level")
-    flag = _Flag(compiler, call.args[0], call.args[1], ir.attribute(call, "op"), level)
-    peer = Peer(compiler, call.args[2], level) if len(call.args) > 2 else None
+    signal = Signal.of(call)
+    flag = _Flag(compiler, signal.flag, signal.value, signal.op, signal.level)
+    peer = Peer(compiler, signal.peer, signal.level) if signal.peer is not None else None
     return lambda frame: flag.update(frame, peer.unit(frame) if peer is not None else None)
 
 
 @operation(ops.WAIT.name)
 def _wait(compiler: Compiler, call: ir.Call) -> Closure:
-    flag, value = Region(compiler, call.args[0]), compiler.expr(call.args[1])
-    symbol, where = ir.attribute(call, "compare"), compiler.where
+    wait = operations.Wait.of(call)
+    flag, value = Region(compiler, wait.flag), compiler.expr(wait.value)
+    symbol, where = wait.compare, compiler.where
     holds, root = _COMPARE[symbol], compiler.root(flag.home.slot)
 
     def run(frame: Frame) -> None:
@@ -243,14 +245,14 @@ class Meeting:
 
 @operation(ops.BARRIER.name)
 def _barrier(compiler: Compiler, call: ir.Call) -> Closure:
-    level, where = ir.attribute(call, "level"), compiler.where
+    level, where = Barrier.of(call).level, compiler.where
     return lambda frame: meet(frame, level, "barrier", where, None, lambda _: None)
 
 
 class _Tiles:
     """The tile arguments of a collective, and how units hand them in and take results."""
 
-    def __init__(self, compiler: Compiler, regions: list[Any], brings: Callable[[Frame], int]):
+    def __init__(self, compiler: Compiler, regions: Sequence[Any], brings: Callable[[Frame], int]):
         self.regions, self._brings = [Region(compiler, r) for r in regions], brings
 
     def payload(self, frame: Frame) -> tuple[list[np.ndarray], list[Callable[[np.ndarray], None]]]:
@@ -260,23 +262,22 @@ class _Tiles:
         return values, [lambda tile, r=region: r.write(frame, tile) for region in self.regions]
 
 
-def _bytes_of(compiler: Compiler, tiles: list[Any]) -> Closure:
+def _bytes_of(compiler: Compiler, tiles: Sequence[Any]) -> Closure:
     """Bytes of some tiles."""
     regions = [Region(compiler, tile) for tile in tiles]
     return lambda frame: sum(region.block(frame).nbytes for region in regions)
 
 
 def _collective(
-    compiler: Compiler, call: ir.Call, tiles: int, combine: Callable, brings: Callable[[Frame], int] | None = None
+    compiler: Compiler, made: Collective, combine: Callable, brings: Callable[[Frame], int] | None = None
 ) -> Closure:
-    """A collective on `tiles` regions, of which a unit `brings` the first, or all.
+    """A collective on tiles, of which a unit `brings` the first, or all.
 
     `combine(frame, all ranks' values)` yields for each rank what to store where.
     """
-    name = call.op.name.removeprefix("tilescale.")
-    level, where, impl = ir.attribute(call, "level"), compiler.where, ir.attribute(call, "impl")
-    arguments = _Tiles(compiler, list(call.args[:tiles]), brings or (lambda frame: tiles))
-    brought, whole = _bytes_of(compiler, list(call.args[:tiles])), _bytes_of(compiler, _whole(call, tiles))
+    name, level, impl, where = made.name, made.level, made.impl, compiler.where
+    arguments = _Tiles(compiler, made.tiles, brings or (lambda frame: len(made.tiles)))
+    brought, whole = _bytes_of(compiler, made.tiles), _bytes_of(compiler, made.whole)
 
     def run(frame: Frame) -> None:
         def finish(payloads: list) -> None:
@@ -296,14 +297,6 @@ def _collective(
     return run
 
 
-def _whole(call: ir.Call, tiles: int) -> list[Any]:
-    """The tiles that a collective is about: of an all-gather the result, of the others what they begin with."""
-    if call.op.name == ops.ALL_GATHER.name:
-        return [call.args[1]]
-    one = call.op.name in (ops.REDUCE_SCATTER.name, ops.ALL_TO_ALL.name)
-    return list(call.args[: 1 if one else tiles])
-
-
 def _check_shapes(payloads: list, name: str, where: Any) -> None:
     first = [v.shape for v in payloads[0][0]]
     for rank, (values, _) in enumerate(payloads):
@@ -315,23 +308,22 @@ def _check_shapes(payloads: list, name: str, where: Any) -> None:
 
 @operation(ops.ALLREDUCE.name)
 def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
-    if ir.op_name(call.args[-1]) == ops.COMBINE.name:
-        return _allreduce_function(compiler, call)
-    op = ir.attribute(call, "op")
+    made = Collective.of(call)
+    if made.combine is not None:
+        return _allreduce_function(compiler, made, made.combine)
+    op = made.op
 
     def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
         total = numerics.reduce_many([v[0] for v in values], op, values[0][0].dtype)
         return [{0: total}] * len(values)
 
-    return _collective(compiler, call, 1, combine)
+    return _collective(compiler, made, combine)
 
 
-def _allreduce_function(compiler: Compiler, call: ir.Call) -> Closure:
+def _allreduce_function(compiler: Compiler, made: Collective, combine: Combine) -> Closure:
     """An all-reduce with the user's combination: a fold over the ranks, element by element."""
-    count = len(call.args) - 1
-    parts = list(call.args[-1].args)
-    left, right = ([compiler.slot(v) for v in parts[i * count : (i + 1) * count]] for i in (0, 1))
-    results = [compiler.expr(e) for e in parts[2 * count :]]
+    left, right = ([compiler.slot(v) for v in side] for side in (combine.left, combine.right))
+    results = [compiler.expr(e) for e in combine.results]
 
     def fold(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
         rank = values[0][0].ndim
@@ -348,7 +340,7 @@ def _allreduce_function(compiler: Compiler, call: ir.Call) -> Closure:
         tiles = {i: _collapsed(t, like) for i, (t, like) in enumerate(zip(total, values[0], strict=True))}
         return [tiles] * len(values)
 
-    return _collective(compiler, call, count, fold)
+    return _collective(compiler, made, fold)
 
 
 def _expanded(tile: np.ndarray, rank: int) -> np.ndarray:
@@ -364,51 +356,55 @@ def _collapsed(tile: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 @operation(ops.REDUCE_SCATTER.name)
 def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
-    op, axis = ir.attribute(call, "op"), ir.attribute(call, "dim")
+    made = Collective.of(call)
+    op, axis = made.op, made.dim
 
     def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
         total = numerics.reduce_many([v[0] for v in values], op, values[0][0].dtype)
         return [{1: part} for part in np.split(total, len(values), axis)]
 
-    return _collective(compiler, call, 2, combine, lambda frame: 1)
+    return _collective(compiler, made, combine, lambda frame: 1)
 
 
 @operation(ops.ALL_GATHER.name)
 def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
-    if len(call.args) == 1:  # The parts are views of one tile: once all are written, it is whole.
-        level, where, part = ir.attribute(call, "level"), compiler.where, _bytes_of(compiler, list(call.args))
+    made = Collective.of(call)
+    if made.is_in_place:  # The parts are views of one tile: once all are written, it is whole.
+        level, where, part = made.level, compiler.where, _bytes_of(compiler, made.tiles)
 
         def join(frame: Frame) -> None:
             whole = part(frame) * frame.unit.around(level).siblings
-            meet(frame, level, "all_gather", where, None, lambda _: None, whole, ir.attribute(call, "impl"))
+            meet(frame, level, "all_gather", where, None, lambda _: None, whole, made.impl)
 
         return join
-    axis = ir.attribute(call, "dim")
+    axis = made.dim
 
     def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
         whole = np.concatenate([v[0] for v in values], axis)
         return [{1: whole}] * len(values)
 
-    return _collective(compiler, call, 2, combine, lambda frame: 1)
+    return _collective(compiler, made, combine, lambda frame: 1)
 
 
 @operation(ops.ALL_TO_ALL.name)
 def _all_to_all(compiler: Compiler, call: ir.Call) -> Closure:
-    axis = ir.attribute(call, "dim")
+    made = Collective.of(call)
+    axis = made.dim
 
     def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
         parts = [np.split(v[0], len(values), axis) for v in values]
         return [{1: np.concatenate([sent[rank] for sent in parts], axis)} for rank in range(len(values))]
 
-    return _collective(compiler, call, 2, combine, lambda frame: 1)
+    return _collective(compiler, made, combine, lambda frame: 1)
 
 
 @operation(ops.BROADCAST.name)
 def _broadcast(compiler: Compiler, call: ir.Call) -> Closure:
-    root = Peer(compiler, call.args[1], ir.attribute(call, "level"))
+    made = Collective.of(call)
+    root = Peer(compiler, made.root, made.level)
 
     def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
         chosen = root.unit(frame).around(root.level).rank
         return [{0: values[chosen][0].copy()}] * len(values)
 
-    return _collective(compiler, call, 1, combine, lambda frame: int(root.unit(frame) is frame.unit))
+    return _collective(compiler, made, combine, lambda frame: int(root.unit(frame) is frame.unit))

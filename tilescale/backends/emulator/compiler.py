@@ -36,6 +36,7 @@ from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
 from tilescale.program.model import Launch, Program, bytes_of
+from tilescale.program.operations import Rank, TileView
 from tilescale.program.ops import RANK, VIEW
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Compiler:
         self._barriers: dict[int, tuple[int, ...]] = {}
         self._owners: dict[int, str] = {}
         self._safe: dict[int, ir.PrimExpr] = {}
-        self.views: dict[int, ir.Call] = {}
+        self.views: dict[int, TileView] = {}
         # Root of a flag tensor -> the lines that signal it; for reports.
         self.signals: dict[int, list[Location | None]] = {}
         # Roots of buffers whose instance of one unit another unit accesses by its rank.
@@ -128,10 +129,9 @@ class Compiler:
 
     def _survey_node(self, node: Any) -> None:
         if isinstance(node, ir.Bind) and ir.op_name(node.value) == VIEW.name:
-            self.views[self.slot(node.var)] = node.value
-            base = ir.region_parts(node.value.args[0])[0]
-            if ir.attribute(node.value, "dim") is None:
-                self._replicated.add(self.root(self.slot(base.data)))
+            view = self.views[self.slot(node.var)] = TileView.of(node.value)
+            if view.layout.is_replica:
+                self._replicated.add(self.root(self.slot(view.base.data)))
         elif isinstance(node, ir.Bind) and self._differs_between_lanes(node.value):
             self._lane_variables.add(node.var)
         elif isinstance(node, ir.For):
@@ -145,7 +145,7 @@ class Compiler:
     def _differs_between_lanes(self, expr: Any) -> bool:
         def lane(node: Any) -> bool:
             if ir.op_name(node) == RANK.name:
-                return self.machine.level(str(node.args[0].value)).kind == "lanes"
+                return self.machine.level(Rank.of(node).level).kind == "lanes"
             return isinstance(node, ir.Var) and node in self._lane_variables
 
         return ir.contains(expr, lane)
@@ -175,23 +175,23 @@ class Compiler:
         """Shape and type with which the memory of a buffer was declared; None if it is not known."""
         slot = self.slot(buffer.data)
         if slot in self.views:
-            return self.views[slot].args[1:], str(buffer.dtype)
+            return self.views[slot].shape, str(buffer.dtype)
         home = self._homes.get(slot)
         return (home.shape, str(home.dtype)) if home is not None else None
 
     def root(self, slot: int) -> int:
         """The slot of the tile or tensor behind a view."""
         while slot in self.views:
-            slot = self.slot(ir.region_parts(self.views[slot].args[0])[0].data)
+            slot = self.slot(self.views[slot].base.data)
         return slot
 
     def replicated_root(self, buffer: ir.Buffer) -> int | None:
         """The slot of the tile that a write to `buffer` changes, if units may hold replicas of that; else None."""
         slot = self.slot(buffer.data)
         while slot in self.views:
-            if ir.attribute(self.views[slot], "dim") is None:
+            if self.views[slot].layout.is_replica:
                 return None
-            slot = self.slot(ir.region_parts(self.views[slot].args[0])[0].data)
+            slot = self.slot(self.views[slot].base.data)
         return slot if slot in self._replicated else None
 
     def is_replicated(self, slot: int) -> bool:
@@ -298,9 +298,9 @@ class Compiler:
         """How many instances of a tile one program holds: of its own, or one for each unit that has a replica."""
         root = self.slot(buffer.data)
         replicas = [
-            ir.attribute(view, "level")
+            view.level
             for slot, view in self.views.items()
-            if ir.attribute(view, "dim") is None and self.root(slot) == root
+            if view.layout.is_replica and self.root(slot) == root
         ]
         levels = [self.machine.level(name) for name in (self.owner_level(buffer), *replicas)]
         return max(launch.thread_count // level.threads if level.kind == "lanes" else 1 for level in levels)

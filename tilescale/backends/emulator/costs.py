@@ -25,6 +25,7 @@ from tilescale.cost.operations import copy_choice
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Mechanism
 from tilescale.program import ops
+from tilescale.program.operations import Copy, Signal
 from tilescale.timing.steps import Part, merged
 
 Demands = dict[Any, float]
@@ -228,14 +229,14 @@ def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, t
 @cost(ops.COPY.name, runs=True)
 def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
     """A put takes its start-up and its bytes' way, and is seen there a latency later. A get takes there and back."""
-    clock, where, level = compiler.clock, compiler.where, ir.attribute(call, "level")
-    is_put = ir.attribute(call, "far") == "dst"
-    near = Traffic(compiler, call.args[0 if is_put else 1], not is_put)
-    peer = Peer(compiler, call.args[2], level)
+    copy = Copy.of(call)
+    clock, where, level, is_put = compiler.clock, compiler.where, copy.level, copy.to_peer
+    near = Traffic(compiler, copy.near, not is_put)
+    peer = Peer(compiler, copy.peer, level)
     whole = compiler.executing == compiler.machine.tensor_level
     chosen = _mechanism(compiler, call, whole)
     name = "put" if is_put else "get"
-    tells = _tells(compiler, call.args[3], call.args[4], ir.attribute(call, "op"), peer) if len(call.args) > 3 else None
+    tells = _tells(compiler, copy.signal, copy.value, copy.op, peer) if copy.signal is not None else None
 
     def record(frame: Frame) -> None:
         here, there = frame.run.number(frame.unit), frame.run.number(peer.unit(frame))
@@ -294,9 +295,9 @@ def _inside(clock: Any, nbytes: int, level: str) -> tuple[Demands, float, float]
 
 @cost(ops.SIGNAL.name, runs=True)
 def _signal(compiler: Compiler, call: ir.Call) -> Closure:
-    level = ir.attribute(call, "level")
-    peer = Peer(compiler, call.args[2], level) if len(call.args) > 2 else None
-    return _tells(compiler, call.args[0], call.args[1], ir.attribute(call, "op"), peer)
+    signal = Signal.of(call)
+    peer = Peer(compiler, signal.peer, signal.level) if signal.peer is not None else None
+    return _tells(compiler, signal.flag, signal.value, signal.op, peer)
 
 
 def _tells(compiler: Compiler, flag: Any, value: Any, op: str, peer: Peer | None) -> Closure:

@@ -12,17 +12,16 @@ from tilelang_core import ir
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, is_vector
 from tilescale.passes.structure import location
-from tilescale.program.ops import COPY, SIGNAL, WAIT
+from tilescale.program.operations import Copy, Signal, Wait, operation, signalled, waited
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.compiler import Compiler
 
 
 def signals(stmt: ir.Stmt) -> bool:
-    """Whether a statement is a signal, or a copy with one."""
+    """Whether a statement is a signal, or an operation with one."""
     call = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    name = ir.op_name(call)
-    return name == SIGNAL.name or (name == COPY.name and len(call.args) > 3)
+    return bool(signalled(operation(call)))
 
 
 def named(body: ir.Stmt) -> list[ir.Var]:
@@ -32,12 +31,11 @@ def named(body: ir.Stmt) -> list[ir.Var]:
     written: set[ir.Var] = set()
 
     def visit(node: Any) -> None:
-        name = ir.op_name(node) or ""
-        if name in (SIGNAL.name, WAIT.name):
-            found.append(ir.region_parts(node.args[0])[0].data)
-        elif name == COPY.name and len(node.args) > 3:
-            found.append(ir.region_parts(node.args[3])[0].data)
-        elif isinstance(node, ir.While):
+        name, ours = ir.op_name(node) or "", operation(node)
+        waits = waited(ours)
+        flags = [*signalled(ours), *([waits.flag] if waits is not None else [])]
+        found.extend(ir.region_parts(flag)[0].data for flag in flags)
+        if isinstance(node, ir.While):
             ir.walk(node, lambda inner: polled.append(inner.buffer.data) if _could_be_flag(inner) else None)
         elif isinstance(node, ir.BufferStore):
             written.add(node.buffer.data)
@@ -87,9 +85,12 @@ class _Places:
 def _without_own_flags(stmt: ir.Stmt) -> Sequence[Any]:
     """A statement without the flag that a signal or a wait names, of which the clock hears anyway."""
     call = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    if ir.op_name(call) in (SIGNAL.name, WAIT.name):
-        return call.args[1:]
-    return call.args[:3] if ir.op_name(call) == COPY.name else [stmt]
+    ours = operation(call)
+    if isinstance(ours, Signal):
+        return [ours.value, *([ours.peer] if ours.peer is not None else [])]
+    if isinstance(ours, Wait):
+        return [ours.value]
+    return [ours.source, ours.target, ours.peer] if isinstance(ours, Copy) else [stmt]
 
 
 def watched(compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:

@@ -15,7 +15,8 @@ from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.flags import reaches
 from tilescale.backends.emulator.frame import Frame, is_vector
 from tilescale.backends.emulator.registry import has_cost, orders
-from tilescale.program.ops import COPY, SCALE
+from tilescale.program.operations import Copy, operation
+from tilescale.program.ops import SCALE
 
 STAGES = "num_stages"
 """Annotation of a loop that is software-pipelined: how many buffers each of its tiles has."""
@@ -112,9 +113,9 @@ def _orders(compiler: Compiler, node: Any) -> bool:
         return True
     if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
         return compiler.machine.level(str(node.value.value)).kind in ("program", "cluster")
-    name = ir.op_name(node)
-    if name == COPY.name:
-        return len(node.args) > 3
+    name, ours = ir.op_name(node), operation(node)
+    if isinstance(ours, Copy):
+        return ours.signal is not None
     return orders(name) or (has_cost(name) and _arrives(node))
 
 
@@ -151,10 +152,10 @@ def _same(stmt: ir.Stmt, inner: set[ir.Var]) -> bool:
 
 
 def _same_call(call: ir.Call, inner: set[ir.Var]) -> bool:
-    name = ir.op_name(call)
-    if name == COPY.name and any(var in inner for var in ir.variables(call.args[2])):
+    copy = operation(call)
+    if isinstance(copy, Copy) and any(var in inner for var in ir.variables(copy.peer)):
         return False
-    if name != COPY.name and not has_cost(name):
+    if not isinstance(copy, Copy) and not has_cost(ir.op_name(call)):
         return True
     regions = [arg for arg in call.args if ir.op_name(arg) == "tl.region"]
     return all(ir.constant(n) is not None for region in regions for n in ir.region_parts(region)[2])

@@ -18,7 +18,7 @@ from tilescale.backends.emulator.units import Bound, Replica, Unit
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level
 from tilescale.passes.structure import location
-from tilescale.program.layout import Layout
+from tilescale.program.operations import Rank, TileView, operation
 from tilescale.program.ops import ALL_OPS, RANK, VIEW
 
 
@@ -132,8 +132,9 @@ def _replicas_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
     found: set[int] = set()
 
     def visit(node: Any) -> None:
-        if ir.op_name(node) == VIEW.name and ir.attribute(node, "dim") is None:
-            found.add(compiler.slot(ir.region_parts(node.args[0])[0].data))
+        view = operation(node)
+        if isinstance(view, TileView) and view.layout.is_replica:
+            found.add(compiler.slot(view.base.data))
 
     ir.walk(stmt, visit)
     return sorted(found)
@@ -141,7 +142,7 @@ def _replicas_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
 
 @value_operation(RANK.name)
 def _rank(compiler: Compiler, call: ir.Call) -> Closure:
-    name = str(call.args[0].value)
+    name = Rank.of(call).level
     if name == compiler.vector_level:
         return lambda frame: (np.arange(frame.threads, dtype=np.int32) - frame.span.start) % len(frame.span)
     return lambda frame: frame.unit.around(name).rank
@@ -153,11 +154,9 @@ def _rank(compiler: Compiler, call: ir.Call) -> Closure:
 class ViewOf:
     """A `T.view`: resolves to the array that a unit sees."""
 
-    def __init__(self, compiler: Compiler, call: ir.Call):
-        self.compiler = compiler
-        self.level = compiler.machine.level(ir.attribute(call, "level"))
-        self.region = Region(compiler, call.args[0])
-        self.layout = Layout(ir.attribute(call, "dim"), ir.attribute(call, "block"))
+    def __init__(self, compiler: Compiler, view: TileView):
+        self.compiler, self.layout = compiler, view.layout
+        self.level, self.region = compiler.machine.level(view.level), Region(compiler, view.region)
         self.whole = self.level.kind == "unit" and self.region.home.guarded
 
     def resolve(self, frame: Frame, unit: Unit) -> np.ndarray:
@@ -198,7 +197,7 @@ class ViewOf:
 
 @value_operation(VIEW.name)
 def _view(compiler: Compiler, call: ir.Call) -> Closure:
-    view = ViewOf(compiler, call)
+    view = ViewOf(compiler, TileView.of(call))
     return lambda frame: Bound(view.resolve(frame, frame.unit))
 
 

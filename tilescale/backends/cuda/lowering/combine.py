@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.program.operations import Combine
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.lower import GridLowering
@@ -58,12 +59,11 @@ def reduced(values: Sequence[Any], op: str, dtype: str, result: str) -> ir.PrimE
 
 
 def fold(
-    lowering: GridLowering, combine: ir.Call, which: int, tiles: Sequence[Target], exchanges: Sequence[Received]
+    lowering: GridLowering, combine: Combine, which: int, tiles: Sequence[Target], exchanges: Sequence[Received]
 ) -> ir.Stmt:
     """tiles[which] = the user's combination of what all units hold, in the order of ranks."""
-    count, rank = len(tiles), len(tiles[which].extents)
-    names = list(combine.args)
-    left, right, results = names[:count], names[count : 2 * count], names[2 * count :]
+    rank = len(tiles[which].extents)
+    left, right, results = combine.left, combine.right, combine.results
     loops = [ir.Var(f"i{axis}", "int32") for axis in range(rank)]
     known = [n for n, tile in enumerate(tiles) if len(tile.extents) <= rank]
 
@@ -80,7 +80,7 @@ def fold(
         following = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
         for n in known:
             value = ir.substitute(results[n], mapping)
-            if ir.variables(value) & set(left + right):
+            if ir.variables(value) & {*left, *right}:
                 raise lowering.unsupported(
                     f"T.allreduce(fn=): the result for {tiles[n].name!r} needs a tile of more dimensions"
                 )

@@ -17,6 +17,7 @@ from tilescale.backends.cuda.lowering.combine import fold, reduced
 from tilescale.backends.cuda.lowering.lower import GridLowering, level_of, lowers
 from tilescale.backends.cuda.lowering.peers import epochs, meet
 from tilescale.program import ops
+from tilescale.program.operations import Collective
 
 
 class Tile:
@@ -128,23 +129,25 @@ class Exchange:
 
 @lowers(ops.ALLREDUCE)
 def _allreduce(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    if ir.op_name(call.args[-1]) == ops.COMBINE.name:
+    made = Collective.of(call)
+    if made.combine is not None:
         return _allreduce_function(lowering, call)
-    tile = Tile(lowering, call.args[0])
+    tile = Tile(lowering, made.target)
     exchange = Exchange(lowering, call, tile.extents, tile.dtype)
     sends = [exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)]
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(tile, ir.attribute(call, "op"))])
+    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(tile, made.op)])
 
 
 def _allreduce_function(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     """With the user's combination: a fold over the ranks, in a loop nest for each tile."""
-    tiles = [Tile(lowering, region) for region in call.args[:-1]]
+    made = Collective.of(call)
+    tiles = [Tile(lowering, region) for region in made.tiles]
     exchanges = [Exchange(lowering, call, tile.extents, tile.dtype) for tile in tiles]
     devices = exchanges[0].devices
     for other in exchanges[1:]:
         other.parity = exchanges[0].parity
     sends = [e.send(t.region("r"), peer) for e, t in zip(exchanges, tiles, strict=True) for peer in range(devices)]
-    folds = [fold(lowering, call.args[-1], which, tiles, exchanges) for which in range(len(tiles))]
+    folds = [fold(lowering, made.combine, which, tiles, exchanges) for which in range(len(tiles))]
     return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].meet(), *folds])
 
 
@@ -167,22 +170,22 @@ def whole_loops(tile: Tile, axis: int, part: list[int]) -> tuple[list[ir.Var], A
 
 @lowers(ops.REDUCE_SCATTER)
 def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
-    axis = ir.attribute(call, "dim")
+    made = Collective.of(call)
+    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.dim
     part, _ = parts(source, axis, lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
     return tir.sequence(
-        [exchange.begin(), *sends, exchange.meet(), exchange.combined(target, ir.attribute(call, "op"))]
+        [exchange.begin(), *sends, exchange.meet(), exchange.combined(target, made.op)]
     )
 
 
 @lowers(ops.ALL_GATHER)
 def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    if len(call.args) == 1:
+    made = Collective.of(call)
+    if made.is_in_place:
         raise lowering.unsupported("T.all_gather of a view has no CUDA lowering")
-    source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
-    axis = ir.attribute(call, "dim")
+    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.dim
     part, _ = parts(target, axis, lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = [exchange.send(source.region("r"), peer) for peer in range(exchange.devices)]
@@ -191,8 +194,8 @@ def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
 
 @lowers(ops.ALL_TO_ALL)
 def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    source, target = Tile(lowering, call.args[0]), Tile(lowering, call.args[1])
-    axis = ir.attribute(call, "dim")
+    made = Collective.of(call)
+    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.dim
     part, _ = parts(source, axis, lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
@@ -201,9 +204,10 @@ def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
 
 @lowers(ops.BROADCAST)
 def _broadcast(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    tile = Tile(lowering, call.args[0])
+    made = Collective.of(call)
+    tile = Tile(lowering, made.target)
     exchange = Exchange(lowering, call, tile.extents, tile.dtype)
-    root = lowering.expr(call.args[1])
+    root = lowering.expr(made.root)
     sends = tir.sequence([exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)])
     is_root = exchange.rank == root
     mine = ir.IfThenElse(is_root.asobject() if hasattr(is_root, "asobject") else is_root, sends, None)

@@ -29,6 +29,7 @@ from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.extents import inside_expressions
 from tilescale.program.model import GridPhase, Program
+from tilescale.program.operations import Rank
 
 C_TYPES = {"int32": "int", "uint32": "unsigned", "int64": "long", "uint64": "unsigned long"}
 """Types of flags, and what the prelude calls them."""
@@ -216,7 +217,7 @@ class GridLowering(Signature):
                 raise self.unsupported("a view of a tile has no CUDA lowering")
             return tir.sequence([])
         if name == ops.RANK.name:
-            return ir.Bind(node.var, self._rank_value(str(node.value.args[0].value)))
+            return ir.Bind(node.var, self._rank_value(Rank.of(node.value).level))
         return None
 
     def _rank_value(self, name: str) -> ir.PrimExpr:

@@ -14,6 +14,7 @@ from tilescale.cost.choose import Choice
 from tilescale.cost.operations import copy_choice
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
+from tilescale.program.operations import Copy, Signal, Wait
 
 _INSTRUCTIONS: dict[str, dict[str, Any]] = {
     "tma": {"prefer_instruction": ir.StringImm("tma")},
@@ -48,13 +49,12 @@ def chosen(lowering: GridLowering, call: ir.Call) -> Choice:
 
 @lowers(ops.COPY)
 def _copy(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    level = level_of(lowering, call)
-    if ir.attribute(call, "impl") == nvshmem.IMPL:
-        return _by_nvshmem(lowering, call, level.name)
-    to_peer = ir.attribute(call, "far") == "dst"
-    near, far = (call.args[0], call.args[1]) if to_peer else (call.args[1], call.args[0])
-    buffer, begins, extents = ir.region_parts(far)
-    slot = lowering.slot(device_number(lowering, level.name, lowering.expr(call.args[2])))
+    asked = Copy.of(call)
+    if asked.impl == nvshmem.IMPL:
+        return _by_nvshmem(lowering, asked)
+    to_peer, near = asked.to_peer, asked.near
+    buffer, begins, extents = ir.region_parts(asked.far)
+    slot = lowering.slot(device_number(lowering, asked.level, lowering.expr(asked.peer)))
     begins, extents = ([lowering.expr(n) for n in part] for part in (begins, extents))
     remote = tir.region(lowering.peers(buffer.data), [slot, *begins], [1, *extents], "w" if to_peer else "r")
     local = lowering.expr(near)
@@ -63,23 +63,23 @@ def _copy(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     lowering.notes.append(f"T.copy({names[0]}, {names[1]}, {'dst' if to_peer else 'src'}=): {choice}")
     pair = (local, remote) if to_peer else (remote, local)
     copy = tir.tile_call("copy", *pair, **_INSTRUCTIONS[choice.name])
-    if len(call.args) == 3:
+    if asked.signal is None:
         return copy
-    told = _signal_peer(lowering, call.args[3], call.args[4], ir.attribute(call, "op"), slot)
+    told = _signal_peer(lowering, asked.signal, asked.value, asked.op, slot)
     return tir.sequence([copy, told])
 
 
-def _by_nvshmem(lowering: GridLowering, call: ir.Call, level: str) -> ir.Stmt:
-    peer = device_number(lowering, level, lowering.expr(call.args[2])) % lowering.target.devices
+def _by_nvshmem(lowering: GridLowering, copy: Copy) -> ir.Stmt:
+    peer = device_number(lowering, copy.level, lowering.expr(copy.peer)) % lowering.target.devices
     told = None
-    if len(call.args) > 3:
-        buffer, index, extent, c_type = _flag(lowering, call.args[3])
+    if copy.signal is not None:
+        buffer, index, extent, c_type = _flag(lowering, copy.signal)
         pointer = tir.address_of(lowering.symmetric(buffer.data))
         site = lowering.site(f"T.copy(signal={buffer.name})", flag=buffer.name)
-        kind = f"{1 if ir.attribute(call, 'op') == 'set' else 0}, {c_type}"
-        value = ir.Cast("int64", lowering.expr(call.args[4]))
+        kind = f"{1 if copy.op == 'set' else 0}, {c_type}"
+        value = ir.Cast("int64", lowering.expr(copy.value))
         told = nvshmem.Told(kind, (pointer, index, extent), value, (lowering.record(), site))
-    return nvshmem.copy(lowering, call.args[:2], ir.attribute(call, "far") == "dst", peer, told)
+    return nvshmem.copy(lowering, (copy.source, copy.target), copy.to_peer, peer, told)
 
 
 def _flag(lowering: GridLowering, region: ir.Call) -> tuple[ir.Buffer, Any, int | Any, str]:
@@ -119,11 +119,11 @@ def _signal_at(
 
 @lowers(ops.SIGNAL)
 def _signal(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    op = ir.attribute(call, "op")
-    if len(call.args) > 2:
-        slot = lowering.slot(device_number(lowering, ir.attribute(call, "level"), lowering.expr(call.args[2])))
-        return _signal_peer(lowering, call.args[0], call.args[1], op, slot)
-    return signal_here(lowering, call.args[0], call.args[1], op)
+    signal = Signal.of(call)
+    if signal.peer is not None:
+        slot = lowering.slot(device_number(lowering, signal.level, lowering.expr(signal.peer)))
+        return _signal_peer(lowering, signal.flag, signal.value, signal.op, slot)
+    return signal_here(lowering, signal.flag, signal.value, signal.op)
 
 
 def signal_here(lowering: GridLowering, region: ir.Call, value: Any, op: str) -> ir.Stmt:
@@ -136,15 +136,16 @@ def signal_here(lowering: GridLowering, region: ir.Call, value: Any, op: str) ->
 
 @lowers(ops.WAIT)
 def _wait(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    buffer, index, extent, c_type = _flag(lowering, call.args[0])
-    compare = ir.attribute(call, "compare")
+    wait = Wait.of(call)
+    buffer, index, extent, c_type = _flag(lowering, wait.flag)
+    compare = wait.compare
     site = lowering.site(f"T.wait({buffer.name} {compare})", flag=buffer.name, compare=compare)
     poll = tir.extern(
         f"tilescale::wait<tilescale::{_COMPARE[compare]}, {c_type}>",
         tir.address_of(lowering.local(buffer.data)),
         index,
         extent,
-        ir.Cast("int64", lowering.expr(call.args[1])),
+        ir.Cast("int64", lowering.expr(wait.value)),
         lowering.limit(),
         lowering.record(),
         site,

@@ -28,6 +28,7 @@ from tilescale.errors import Location, UnsupportedError
 from tilescale.passes.structure import location
 from tilescale.program import model, ops
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
+from tilescale.program.operations import Collective, Combine, Copy
 
 ON_TILES = {
     ops.ALLREDUCE.name: ("one_shot",),
@@ -175,24 +176,23 @@ class _Planner(Grids):
     # -- copies ------------------------------------------------------------------------------------------------------
 
     def _copy(self, call: ir.Call) -> list[Part | ir.Stmt]:
-        if ir.attribute(call, "impl") == nvshmem_link.IMPL:
+        copy = Copy.of(call)
+        if copy.impl == nvshmem_link.IMPL:
             # It tells the peer itself, after the data.
             return [self.grid([ir.Evaluate(call)], ir.Var("bx", "int32"), 1, THREADS)]
         choice = self._chosen(lambda: copy_choice(call, self.target.machine, dict(self.target.sizes), None))
-        side = "dst" if ir.attribute(call, "far") == "dst" else "src"
-        self.notes.append(f"T.copy({side}=) of {self._tensors(call.args[:2])} by each device: {choice}")
-        regions, peer = call.args[:2], call.args[2]
-        whole = with_args(call, [*regions, peer], {"impl": choice.name}, without=("op",))
+        side, regions = "dst" if copy.to_peer else "src", (copy.source, copy.target)
+        self.notes.append(f"T.copy({side}=) of {self._tensors(regions)} by each device: {choice}")
+        whole = with_args(call, [*regions, copy.peer], {"impl": choice.name}, without=("op",))
         extents = [[ir.constant(n) for n in ir.region_parts(r)[2]] for r in regions]
         chosen = network_of(call, self.target.machine, dict(self.target.sizes)).mechanism(choice.name)
         if chosen.started_by == "host":
             parts: list[Part | ir.Stmt] = [self._host(ir.Evaluate(whole), choice.name)]
         else:
             parts = [self.tiles(whole, _axes_of_copy(extents))]
-        if len(call.args) > 3:
-            flag, value = call.args[3:5]
-            notes = {"level": ir.attribute(call, "level"), "op": ir.attribute(call, "op")}
-            parts.append(tir.evaluate(trace.call(ops.SIGNAL, flag, value, peer, **notes)))
+        if copy.signal is not None:
+            notes = {"level": copy.level, "op": copy.op}
+            parts.append(tir.evaluate(trace.call(ops.SIGNAL, copy.signal, copy.value, copy.peer, **notes)))
         return parts
 
     def _chosen(self, choose: Any) -> Choice:
@@ -208,8 +208,8 @@ class _Planner(Grids):
     # -- collectives -------------------------------------------------------------------------------------------------
 
     def _collective(self, call: ir.Call) -> list[Part]:
-        name, level = call.op.name, ir.attribute(call, "level")
-        short, able = name.removeprefix("tilescale."), self._able(call)
+        made = Collective.of(call)
+        name, short, level, able = call.op.name, made.name, made.level, self._able(call)
         if not able:
             what = f"T.{short} of {self._tensors(call.args)} between {level}s"
             raise self.unsupported(f"{what} has no CUDA lowering")
@@ -218,8 +218,8 @@ class _Planner(Grids):
         if choice.name in ON_TILES[name]:
             chosen = with_args(call, call.args, {"impl": choice.name})
             return [self.tiles(chosen, self._axes_of_collective(call))]
-        if ir.op_name(call.args[-1]) == ops.COMBINE.name:
-            return self._gather_and_fold(call)
+        if made.combine is not None:
+            return self._gather_and_fold(made, made.combine)
         return [self._host(ir.Evaluate(call), choice.name)]
 
     def _able(self, call: ir.Call) -> list[str]:
@@ -247,14 +247,14 @@ class _Planner(Grids):
 
     def _axes_of_collective(self, call: ir.Call) -> list[tuple[int, ...]]:
         """Dimensions along which the tiles of a collective are independent of one another, for each of its tensors."""
-        ranks = [len(ir.region_parts(a)[2]) for a in call.args if ir.op_name(a) == "tl.region"]
-        split = ir.attribute(call, "dim")
+        made = Collective.of(call)
+        ranks, split = [len(ir.region_parts(tile)[2]) for tile in made.tiles], made.dim
         return [(axis,) * len(ranks) for axis in range(min(ranks)) if axis != split]
 
-    def _gather_and_fold(self, call: ir.Call) -> list[Part]:
+    def _gather_and_fold(self, made: Collective, combine: Combine) -> list[Part]:
         """A user's combination: everybody's tensors side by side, then folded element by element."""
-        tiles = [_WholeTile(region) for region in call.args[:-1]]
-        devices = dict(self.target.sizes)[ir.attribute(call, "level")]
+        tiles = [_WholeTile(region) for region in made.tiles]
+        devices = dict(self.target.sizes)[made.level]
         steps: list[Part] = []
         gathered = []
         for number, tile in enumerate(tiles):
@@ -262,13 +262,12 @@ class _Planner(Grids):
             side = tir.local_buffer(name, [devices, *tile.extents], tile.dtype, "global")
             self.launch = replace(self.launch, buffers=(*self.launch.buffers, side))
             everybodys = tir.region(side, [0] * len(side.shape), list(side.shape), "w")
-            notes = {"level": ir.attribute(call, "level"), "dim": 0}
-            gather = trace.call(ops.ALL_GATHER, call.args[number], everybodys, **notes)
+            gather = trace.call(ops.ALL_GATHER, made.tiles[number], everybodys, level=made.level, dim=0)
             steps.append(self._host(ir.Evaluate(gather), "nccl"))
             received = lambda sender, index, side=side: ir.BufferLoad(side, [sender, *index])  # noqa: E731
             gathered.append(SimpleNamespace(devices=devices, received=received))
         for which in range(len(tiles)):
-            steps.append(self.elementwise(fold(self, call.args[-1], which, tiles, gathered)))
+            steps.append(self.elementwise(fold(self, combine, which, tiles, gathered)))
         return steps
 
 

@@ -15,6 +15,7 @@ from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running.nccl import group
 from tilescale.program import ops
+from tilescale.program.operations import Collective, Copy, Rank
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,7 @@ def host_step(own: DeviceProgram, step: HostStep) -> Step:
 
 def _bind(own: DeviceProgram, stmt: ir.Bind) -> Step:
     if ir.op_name(stmt.value) == ops.RANK.name:
-        rank = own.rank(str(stmt.value.args[0].value))
+        rank = own.rank(Rank.of(stmt.value).level)
         return lambda call: call.variables.__setitem__(stmt.var, rank)
     return lambda call: call.variables.__setitem__(stmt.var, call.evaluate(stmt.value))
 
@@ -122,12 +123,12 @@ def _local_copy(own: DeviceProgram, step: HostStep) -> Step:
 
 @_runs(ops.COPY.name, "copy_engine")
 def _copy(own: DeviceProgram, step: HostStep) -> Step:
-    source, target = _parts(own, step.call)
-    to_peer, level = ir.attribute(step.call, "far") == "dst", ir.attribute(step.call, "level")
+    copy = Copy.of(step.call)
+    source, target, to_peer = Part(own, copy.source), Part(own, copy.target), copy.to_peer
     (target if to_peer else source).reached()
 
     def run(at: Call) -> None:
-        device = _peer(own, level, at.evaluate(step.call.args[2]))
+        device = _peer(own, copy.level, at.evaluate(copy.peer))
         out = target.on(device, at) if to_peer else target.local(at)
         out.copy_((source.local(at) if to_peer else source.on(device, at)).reshape(out.shape))
 
@@ -154,7 +155,7 @@ def _reduce_op(call: ir.Call) -> Any:
     from torch.distributed import ReduceOp
 
     return {"sum": ReduceOp.SUM, "prod": ReduceOp.PRODUCT, "max": ReduceOp.MAX, "min": ReduceOp.MIN}[
-        ir.attribute(call, "op")
+        Collective.of(call).op
     ]
 
 
@@ -167,7 +168,8 @@ def _along_first(tensor: torch.Tensor, axis: int) -> torch.Tensor:
 def _allreduce(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
-    (part,), op, team = _parts(own, step.call), _reduce_op(step.call), group(own, ir.attribute(step.call, "level"))
+    made = Collective.of(step.call)
+    part, op, team = Part(own, made.target), _reduce_op(step.call), group(own, made.level)
 
     def run(at: Call) -> None:
         tensor = part.local(at)
@@ -183,13 +185,14 @@ def _allreduce(own: DeviceProgram, step: HostStep) -> Step:
 def _broadcast(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
-    (part,), level = _parts(own, step.call), ir.attribute(step.call, "level")
+    made = Collective.of(step.call)
+    part, level = Part(own, made.target), made.level
     team = group(own, level)
 
     def run(at: Call) -> None:
         tensor = part.local(at)
         dense = tensor.contiguous()
-        dist.broadcast(dense, _peer(own, level, at.evaluate(step.call.args[1])), group=team)
+        dist.broadcast(dense, _peer(own, level, at.evaluate(made.root)), group=team)
         if dense is not tensor:
             tensor.copy_(dense)
 
@@ -198,8 +201,9 @@ def _broadcast(own: DeviceProgram, step: HostStep) -> Step:
 
 def _from_parts(own: DeviceProgram, step: HostStep, exchange: Callable[..., Any]) -> Step:
     """A collective from one tensor to another: `exchange(out, source, group)` on dense ones cut along the first."""
-    (source, target), axis = _parts(own, step.call), ir.attribute(step.call, "dim")
-    team = group(own, ir.attribute(step.call, "level"))
+    made = Collective.of(step.call)
+    source, target, axis = Part(own, made.source), Part(own, made.target), made.dim
+    team = group(own, made.level)
 
     def run(at: Call) -> None:
         out, given = target.local(at), source.local(at)
@@ -240,8 +244,9 @@ def _all_to_all(own: DeviceProgram, step: HostStep) -> Step:
 
 def _by_copies(own: DeviceProgram, step: HostStep, cut: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Step:
     """Every device writes into all others, between two meetings: `cut(source, size, peer)` to each."""
-    source, target = _parts(own, step.call)
-    level, axis = ir.attribute(step.call, "level"), ir.attribute(step.call, "dim")
+    made = Collective.of(step.call)
+    source, target = Part(own, made.source), Part(own, made.target)
+    level, axis = made.level, made.dim
     size, rank, meet = dict(own.sizes)[level], own.rank(level), _meeting(own, step)
     target.reached()
 
@@ -265,5 +270,5 @@ def _all_gather_by_copies(own: DeviceProgram, step: HostStep) -> Step:
 
 @_runs(ops.ALL_TO_ALL.name, "copy_engine")
 def _all_to_all_by_copies(own: DeviceProgram, step: HostStep) -> Step:
-    axis = ir.attribute(step.call, "dim")
+    axis = Collective.of(step.call).dim
     return _by_copies(own, step, lambda given, size, peer: given.chunk(size, axis)[peer])

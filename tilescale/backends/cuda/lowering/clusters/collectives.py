@@ -18,6 +18,7 @@ from tilescale.backends.cuda.lowering.exchange import Tile, parts, whole_loops
 from tilescale.backends.cuda.lowering.lower import GridLowering, lowers
 from tilescale.backends.cuda.lowering.peers import signal_here
 from tilescale.program import ops
+from tilescale.program.operations import Collective, Copy
 
 LEVEL = "program"
 """The kind of level whose operations these rules lower."""
@@ -62,31 +63,32 @@ def _barrier(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
 @lowers(ops.COPY, LEVEL)
 def _copy(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     cluster = _cluster(lowering, call)
-    if ir.attribute(call, "impl") not in (None, IMPL):
-        raise lowering.unsupported(f"T.copy(impl={ir.attribute(call, 'impl')!r}) between programs of a cluster")
-    to_peer = ir.attribute(call, "far") == "dst"
-    source, target = _tile(lowering, call.args[0]), _tile(lowering, call.args[1])
+    asked = Copy.of(call)
+    if asked.impl not in (None, IMPL):
+        raise lowering.unsupported(f"T.copy(impl={asked.impl!r}) between programs of a cluster")
+    to_peer = asked.to_peer
+    source, target = _tile(lowering, asked.source), _tile(lowering, asked.target)
     near, far = (source, target) if to_peer else (target, source)
-    peer = lowering.expr(call.args[2])
+    peer = lowering.expr(asked.peer)
     lowering.notes.append(f"T.copy({'dst' if to_peer else 'src'}=) of {far.name}: distributed shared memory")
     # Other threads have written the source, or are still reading the target.
     steps = [lowering.sync(), cluster.move(near, far, peer, put=to_peer), lowering.sync()]
     # The peer may be at its beginning, and must not end before this.
     cluster.meets = True
-    if len(call.args) > 3:
-        steps.append(signal_here(lowering, call.args[3], call.args[4], ir.attribute(call, "op")))
+    if asked.signal is not None:
+        steps.append(signal_here(lowering, asked.signal, asked.value, asked.op))
     return tir.sequence(steps)
 
 
 @lowers(ops.ALLREDUCE, LEVEL)
 def _allreduce(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster = _cluster(lowering, call)
-    if ir.op_name(call.args[-1]) == ops.COMBINE.name:
-        return _allreduce_function(lowering, call)
-    tile = _tile(lowering, call.args[0])
+    cluster, made = _cluster(lowering, call), Collective.of(call)
+    if made.combine is not None:
+        return _allreduce_function(lowering, made)
+    tile = _tile(lowering, made.target)
     held, down = _shared(lowering, tile)
     up = [tir.tile_call("copy", held.region("r"), tile.region("w"))] if down else []
-    return tir.sequence([*down, cluster.meet(), cluster.allreduce(held, ir.attribute(call, "op")), cluster.meet(), *up])
+    return tir.sequence([*down, cluster.meet(), cluster.allreduce(held, made.op), cluster.meet(), *up])
 
 
 class _Received:
@@ -100,10 +102,10 @@ class _Received:
         return self.cluster.element(self.tile, loops, sender)
 
 
-def _allreduce_function(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+def _allreduce_function(lowering: GridLowering, made: Collective) -> ir.Stmt:
     """With the user's combination: results stay in registers until everyone has read what they replace."""
     cluster = lowering.cluster
-    tiles = [_tile(lowering, region) for region in call.args[:-1]]
+    tiles = [_tile(lowering, region) for region in made.tiles]
     held = [_shared(lowering, tile) for tile in tiles]
     results, folds, stores = [], [], []
     for tile in tiles:
@@ -113,7 +115,7 @@ def _allreduce_function(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
         results.append(Tile(lowering, tir.region(result, [0] * len(tile.extents), tile.extents, "rw")))
     received = [_Received(cluster, tile) for tile, _ in held]
     for which, tile in enumerate(tiles):
-        folds.append(fold(lowering, call.args[-1], which, results, received))
+        folds.append(fold(lowering, made.combine, which, results, received))
         stores.append(tir.tile_call("copy", results[which].region("r"), tile.region("w")))
     down = [stmt for _, stmts in held for stmt in stmts]
     return tir.sequence([*down, cluster.meet(), *folds, cluster.meet(), *stores])
@@ -121,24 +123,24 @@ def _allreduce_function(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
 
 @lowers(ops.REDUCE_SCATTER, LEVEL)
 def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster = _cluster(lowering, call)
-    source, target = _tile(lowering, call.args[0]), _tile(lowering, call.args[1])
+    cluster, made = _cluster(lowering, call), Collective.of(call)
+    source, target = _tile(lowering, made.source), _tile(lowering, made.target)
     held, down = _shared(lowering, source, target)
-    axis = ir.attribute(call, "dim")
+    axis = made.dim
     loops = [ir.Var(f"i{a}", "int32") for a in range(len(target.extents))]
     index = [i + cluster.rank * target.extents[a] if a == axis else i for a, i in enumerate(loops)]
     values = [cluster.element(held, index, sender) for sender in range(cluster.size)]
-    total = reduced(values, ir.attribute(call, "op"), source.dtype, target.dtype)
+    total = reduced(values, made.op, source.dtype, target.dtype)
     body = tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, total, target.at(loops)))
     return tir.sequence([*down, cluster.meet(), body, cluster.meet()])
 
 
 @lowers(ops.ALL_GATHER, LEVEL)
 def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster = _cluster(lowering, call)
-    source, target = _tile(lowering, call.args[0]), _tile(lowering, call.args[1])
+    cluster, made = _cluster(lowering, call), Collective.of(call)
+    source, target = _tile(lowering, made.source), _tile(lowering, made.target)
     held, down = _shared(lowering, source, target)
-    takes = _take_parts(cluster, target, ir.attribute(call, "dim"), held)
+    takes = _take_parts(cluster, target, made.dim, held)
     return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
 
 
@@ -158,10 +160,10 @@ def _take_parts(cluster: Cluster, target: Tile, axis: int, wanted: Tile) -> list
 
 @lowers(ops.ALL_TO_ALL, LEVEL)
 def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster = _cluster(lowering, call)
-    source, target = _tile(lowering, call.args[0]), _tile(lowering, call.args[1])
+    cluster, made = _cluster(lowering, call), Collective.of(call)
+    source, target = _tile(lowering, made.source), _tile(lowering, made.target)
     held, down = _shared(lowering, source, target)
-    axis = ir.attribute(call, "dim")
+    axis = made.dim
     part, _ = parts(source, axis, cluster.size)
     mine = [cluster.rank * part[a] if a == axis else 0 for a in range(len(part))]
     wanted = Tile(lowering, held.region("r", mine, part))
@@ -171,8 +173,8 @@ def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
 
 @lowers(ops.BROADCAST, LEVEL)
 def _broadcast(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster = _cluster(lowering, call)
-    tile, root = _tile(lowering, call.args[0]), lowering.expr(call.args[1])
+    cluster, made = _cluster(lowering, call), Collective.of(call)
+    tile, root = _tile(lowering, made.target), lowering.expr(made.root)
     held, down = _shared(lowering, tile)
     # The root's tile onto itself changes nothing.
     take = cluster.move(tile, held, root, put=False)

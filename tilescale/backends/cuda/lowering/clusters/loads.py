@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.program import ops
+from tilescale.program.operations import Rank
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.clusters.parts import Part
@@ -119,7 +120,7 @@ def _is_inlined(cluster: ClusterUnit, value: Any) -> bool:
 def _is_rank(cluster: ClusterUnit, value: Any) -> bool:
     """Whether a value is a program's rank in its cluster."""
     is_rank = ir.op_name(value) == ops.RANK.name
-    return is_rank and cluster.lowering.target.machine.level(str(value.args[0].value)).kind == "program"
+    return is_rank and cluster.lowering.target.machine.level(Rank.of(value).level).kind == "program"
 
 
 def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load | None:

@@ -17,6 +17,7 @@ from tilescale.backends.cuda.lowering.lanes import meetings
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.layout import Layout
+from tilescale.program.operations import Rank, Signal
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering, Unit
@@ -86,8 +87,8 @@ class Clone:
         if name == ops.VIEW.name:
             self.views[stmt.var] = stmt.value
             return tir.sequence([])
-        if name == ops.RANK.name and self._level(str(stmt.value.args[0].value)).kind == "lanes":
-            level = str(stmt.value.args[0].value)
+        if name == ops.RANK.name and self._level(Rank.of(stmt.value).level).kind == "lanes":
+            level = Rank.of(stmt.value).level
             self.values[stmt.var], self.ranks[stmt.var] = self._rank(level), level
             return tir.sequence([])
         if self.tells_apart(stmt.value):
@@ -286,7 +287,8 @@ class Clone:
         """An operation between this unit and its siblings."""
         if call.op.name == ops.SIGNAL.name:
             # Units of one device share its flags.
-            return self.stmt(tir.evaluate(tir.recall(call, call.args[:2])))
+            signal = Signal.of(call)
+            return self.stmt(tir.evaluate(tir.recall(call, [signal.flag, signal.value])))
         if level != self.unit.level:
             name = call.op.name.removeprefix("tilescale.")
             raise self.lowering.unsupported(f"T.{name} of level {level!r} inside a unit of level {self.unit.level!r}")

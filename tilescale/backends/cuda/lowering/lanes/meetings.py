@@ -17,6 +17,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.combine import fold, reduced
 from tilescale.program import ops
+from tilescale.program.operations import Collective, Copy
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.lanes.clones import Clone
@@ -160,13 +161,14 @@ def _slots(clone: Clone, tile: Operand, **how: Any) -> Slots:
 
 def _allreduce(clone: Clone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
-    if ir.op_name(call.args[-1]) == ops.COMBINE.name:
-        tiles = [Operand(clone, region) for region in call.args[:-1]]
+    made = Collective.of(call)
+    if made.combine is not None:
+        tiles = [Operand(clone, region) for region in made.tiles]
         slots = [_slots(clone, tile, number=number) for number, tile in enumerate(tiles)]
         puts = [s.put(tile.region) for s, tile in zip(slots, tiles, strict=True)]
-        folds = [fold(clone.lowering, call.args[-1], which, tiles, slots) for which in range(len(tiles))]
+        folds = [fold(clone.lowering, made.combine, which, tiles, slots) for which in range(len(tiles))]
         return _steps(clone, *puts, None, *folds, None)
-    tile, op = Operand(clone, call.args[0]), ir.attribute(call, "op")
+    tile, op = Operand(clone, made.target), made.op
     slots = _slots(clone, tile)
     if slots.size > TURNS_ABOVE:
         return _in_turns(clone, tile, op)
@@ -192,12 +194,12 @@ def _in_turns(clone: Clone, tile: Operand, op: str) -> ir.Stmt:
 
 
 def _all_gather(clone: Clone, call: ir.Call) -> ir.Stmt:
-    part = Operand(clone, call.args[0])
-    if len(call.args) == 2:
+    made = Collective.of(call)
+    part = Operand(clone, made.source)
+    if not made.is_in_place:
         _note(clone, call)
-        target = Operand(clone, call.args[1])
+        target, axis = Operand(clone, made.target), made.dim
         whole = _slots(clone, target, one=True)
-        axis = ir.attribute(call, "dim")
         begin = [clone.unit.number * n if a == axis else 0 for a, n in enumerate(part.extents)]
         put = _copied(part.region, whole.place(0, "w", begin, part.extents))
         return _steps(clone, put, None, _copied(whole.place(0, "r"), target.region), None)
@@ -222,21 +224,23 @@ def _gather_view(clone: Clone, part: Operand) -> ir.Stmt:
 
 def _reduce_scatter(clone: Clone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
-    source, target = Operand(clone, call.args[0]), Operand(clone, call.args[1])
-    slots, axis = _slots(clone, source), ir.attribute(call, "dim")
+    made = Collective.of(call)
+    source, target = Operand(clone, made.source), Operand(clone, made.target)
+    slots, axis = _slots(clone, source), made.dim
     begin = clone.unit.number * target.extents[axis]
 
     def total(loops: list[ir.Var]) -> Any:
         index = [i + begin if a == axis else i for a, i in enumerate(loops)]
-        return reduced(slots.all(index), ir.attribute(call, "op"), source.dtype, target.dtype)
+        return reduced(slots.all(index), made.op, source.dtype, target.dtype)
 
     return _steps(clone, slots.put(source.region), None, target.store(total), None)
 
 
 def _all_to_all(clone: Clone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
-    source, target = Operand(clone, call.args[0]), Operand(clone, call.args[1])
-    slots, axis = _slots(clone, source), ir.attribute(call, "dim")
+    made = Collective.of(call)
+    source, target = Operand(clone, made.source), Operand(clone, made.target)
+    slots, axis = _slots(clone, source), made.dim
     part = source.extents[axis] // clone.unit.siblings
 
     def sent(loops: list[ir.Var]) -> Any:
@@ -248,8 +252,9 @@ def _all_to_all(clone: Clone, call: ir.Call) -> ir.Stmt:
 
 def _broadcast(clone: Clone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
-    tile = Operand(clone, call.args[0])
-    slots, root = _slots(clone, tile, one=True), clone.expr(call.args[1])
+    made = Collective.of(call)
+    tile = Operand(clone, made.target)
+    slots, root = _slots(clone, tile, one=True), clone.expr(made.root)
     is_root = ir.EQ(ir.int_node(root), ir.int_node(clone.unit.number))
     put = ir.IfThenElse(is_root, slots.put(tile.region, 0), None)
     return _steps(clone, put, None, _copied(slots.place(0, "r"), tile.region), None)
@@ -257,50 +262,48 @@ def _broadcast(clone: Clone, call: ir.Call) -> ir.Stmt:
 
 def _copy(clone: Clone, call: ir.Call) -> ir.Stmt:
     """A far tile in memory is reached where it is; one in registers by a meeting of all units."""
-    to_peer = ir.attribute(call, "far") == "dst"
-    far = Operand(clone, call.args[1 if to_peer else 0])
-    moved = _direct(clone, call, to_peer) if far.in_memory else _through_slots(clone, call, to_peer)
-    if len(call.args) == 3:
+    copy = Copy.of(call)
+    moved = _direct(clone, copy) if Operand(clone, copy.far).in_memory else _through_slots(clone, copy)
+    if copy.signal is None:
         return moved
-    told = tir.call(ops.SIGNAL.name, *call.args[3:5], annotations={"op": ir.attribute(call, "op")})
+    told = tir.call(ops.SIGNAL.name, copy.signal, copy.value, annotations={"op": copy.op})
     return tir.sequence([moved, clone.stmt(tir.evaluate(told))])
 
 
-def _direct(clone: Clone, call: ir.Call, to_peer: bool) -> ir.Stmt:
-    peer = clone.expr(call.args[2])
+def _direct(clone: Clone, copy: Copy) -> ir.Stmt:
+    peer = clone.expr(copy.peer)
     number = ir.constant(peer)
     if number is not None:
-        return _to(clone, call, to_peer, number)
+        return _to(clone, copy, number)
     result: ir.Stmt | None = None
     for candidate in range(clone.unit.siblings):
         is_peer = ir.EQ(clone.lowering.expr(peer), ir.int_node(candidate))
-        result = ir.IfThenElse(is_peer, _to(clone, call, to_peer, candidate), result)
+        result = ir.IfThenElse(is_peer, _to(clone, copy, candidate), result)
     return result
 
 
-def _to(clone: Clone, call: ir.Call, to_peer: bool, number: int) -> ir.Stmt:
-    far = call.args[1 if to_peer else 0]
-    buffer, begins, extents = ir.region_parts(far)
-    if clone.strided(far):
+def _to(clone: Clone, copy: Copy, number: int) -> ir.Stmt:
+    buffer, begins, extents = ir.region_parts(copy.far)
+    if clone.strided(copy.far):
         raise clone.lowering.unsupported(f"a copy to or from a cyclic view of a sibling, {buffer.name!r}")
     at = [clone.expr(b) for b in begins]
     placed, at = clone.place(buffer, at, clone.unit.sibling(number))
-    there = tir.region(placed, at, extents, "w" if to_peer else "r")
-    pair = (call.args[0], there) if to_peer else (there, call.args[1])
+    there = tir.region(placed, at, extents, "w" if copy.to_peer else "r")
+    pair = (copy.source, there) if copy.to_peer else (there, copy.target)
     return clone.stmt(_copied(*pair))
 
 
-def _through_slots(clone: Clone, call: ir.Call, to_peer: bool) -> ir.Stmt:
+def _through_slots(clone: Clone, copy: Copy) -> ir.Stmt:
     if clone.apart:
         raise clone.lowering.unsupported(
             "T.copy to or from the registers of a sibling that only some units reach; copy through a shared tile"
         )
-    source, target = Operand(clone, call.args[0]), Operand(clone, call.args[1])
+    source, target = Operand(clone, copy.source), Operand(clone, copy.target)
     slots = _slots(clone, source)
-    if not to_peer:
-        peer = clone.expr(call.args[2])
+    if not copy.to_peer:
+        peer = clone.expr(copy.peer)
         return _steps(clone, slots.put(source.region), None, _copied(slots.place(peer, "r"), target.region), None)
-    peers = [clone.rank_of(call.args[2], clone.unit.sibling(n)) for n in range(clone.unit.siblings)]
+    peers = [clone.rank_of(copy.peer, clone.unit.sibling(n)) for n in range(clone.unit.siblings)]
     if None in peers:
         raise clone.lowering.unsupported("T.copy(dst=) to the registers of a sibling whose rank is no constant")
     takes = [_copied(slots.place(n, "r"), target.region) for n, peer in enumerate(peers) if peer == clone.unit.number]
