@@ -97,9 +97,9 @@ def bind_view(base: tirx.Buffer, shape: list, operation: tirx.Call) -> tirx.Buff
     return tirx.decl_buffer(shape, base.dtype, f"{base.name}_view", data=data, scope=base.scope())
 
 
-def note_buffer(key: str, buffer: tirx.Buffer, value: str) -> None:
-    """Record `value` for a buffer in the launch's annotation `key` (a map from data variable to string)."""
-    sblock_attr({key: {buffer.data: tirx.StringImm(value)}})
+def note_buffer(key: str, buffer: tirx.Buffer, value: str | int) -> None:
+    """Record `value` for a buffer in the launch's annotation `key` (a map from data variables)."""
+    sblock_attr({key: {buffer.data: _node(value)}})
 
 
 def register_op(name: str, *, pure: bool = False) -> ir.Op:

@@ -7,7 +7,8 @@
     scale     T.Scale, T.rank, T.size
     tensor    T.alloc in a memory layer, T.view with a layout; layouts T.Replica, T.FullRow, T.FullCol, T.Shard
     copy      T.copy to and from another unit
-    signal    T.signal, T.wait, T.barrier
+    signal    T.alloc_flags, T.signal, T.wait, T.barrier
+    asynchronous  checks of what a copy queue executes: T.copy and T.all_gather with signal= above the programs
     collective  T.allreduce, T.reduce_scatter, T.all_gather, T.all_to_all, T.broadcast
 
 Four names exist in TileLang too and keep its meaning for every call that it accepts: T.Kernel without a level by name,
@@ -22,14 +23,14 @@ from tilescale.language.collective import all_gather, all_to_all, allreduce, bro
 from tilescale.language.copy import copy
 from tilescale.language.launch import ALL, Kernel
 from tilescale.language.scale import Scale, rank, size
-from tilescale.language.signal import barrier, signal, wait
+from tilescale.language.signal import alloc_flags, barrier, signal, wait
 from tilescale.language.tensor import alloc, alloc_barrier, alloc_fragment, alloc_shared, view
 from tilescale.program.layout import FullCol, FullRow, Replica, Shard
 from tilescale.program.layout import Layout as Distribution
 
 ADDED = (
     "ALL", "Distribution", "FullCol", "FullRow", "Replica", "Scale", "Shard", "all_gather", "all_to_all", "alloc",
-    "allreduce", "barrier", "rank", "reduce_scatter", "signal", "size", "wait",
+    "alloc_flags", "allreduce", "barrier", "rank", "reduce_scatter", "signal", "size", "wait",
 )  # fmt: skip
 """Names that TileLang does not have."""
 

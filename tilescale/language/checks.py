@@ -138,7 +138,7 @@ def check_reached(context: Context, level: Level) -> None:
 
 def _blame(context: Context, level: Level, condition: Any) -> str | None:
     """What in a condition differs between siblings of `level`, if anything that is known to."""
-    expr = _expanded(condition)
+    expr = expanded(condition)
     if ir.contains(expr, lambda node: ir.op_name(node) == RANK.name and node.args[0].value == level.name):
         return f"the rank of level {level.name!r}"
     if level.kind == "lanes":
@@ -149,10 +149,10 @@ def _blame(context: Context, level: Level, condition: Any) -> str | None:
     return None
 
 
-def _expanded(expr: Any) -> Any:
+def expanded(expr: Any) -> Any:
     """`expr` with the variables of the trace replaced by what they were bound to."""
     bound = {var: value for var in ir.variables(expr) if (value := trace.definition(var)) is not None}
-    return _expanded(ir.substitute(expr, bound)) if bound else expr
+    return expanded(ir.substitute(expr, bound)) if bound else expr
 
 
 def _blamed_index(context: Context, level: Level, expr: Any) -> str | None:

@@ -7,6 +7,7 @@ every device; executed in a device-level phase, whole tensors. Semantics follow 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,14 @@ from tilescale.hda import Level
 from tilescale.language.checks import (
     check_algorithm,
     check_connected,
+    check_impl,
+    check_path,
     check_peer,
     check_reached,
     check_reduction,
 )
 from tilescale.language.context import Context, here, plain
+from tilescale.language.asynchronous import check_gather, check_queue, flags_of_gather
 from tilescale.program.ops import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -31,6 +35,25 @@ from tilescale.program.ops import (
 )
 
 
+def _done_in_order(collective: Callable[..., ir.Call]) -> Callable[..., ir.Call]:
+    """A collective that no copy queue executes: says so where it is asked for."""
+
+    @functools.wraps(collective)
+    def call(*args: Any, **kwargs: Any) -> ir.Call:
+        asked = [f"{key}=" for key in ("signal", "chunk") if kwargs.get(key) is not None]
+        if asked:
+            raise UsageError(
+                f"T.{collective.__name__}({', '.join(asked)}): of the collectives only T.all_gather can be started",
+                hint=f"leave {' and '.join(asked)} out: it is done before what follows; or write it with "
+                "T.copy(dst=, signal=)",
+                where=here(),
+            )
+        return collective(*args, **kwargs)
+
+    return call
+
+
+@_done_in_order
 def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, impl: str | None = None) -> ir.Call:
     """Combine tiles over the units of the level, in place: afterwards every unit has the result.
 
@@ -63,6 +86,7 @@ def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, im
     return trace.call(ALLREDUCE, *regions, _combine(fn, regions), level=level.name, impl=impl)
 
 
+@_done_in_order
 def reduce_scatter(src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str | None = None) -> ir.Call:
     """Combine `src` over the units and leave each its share: dst of rank r is part r, along `dim`, of the result.
 
@@ -82,19 +106,33 @@ def reduce_scatter(src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str 
     return trace.call(REDUCE_SCATTER, *regions, level=level.name, op=check_reduction(op), dim=axis, impl=impl)
 
 
-def all_gather(src: Any, dst: Any = None, dim: int = 0, impl: str | None = None) -> ir.Call:
+def all_gather(
+    src: Any, dst: Any = None, dim: int = 0, impl: str | None = None, signal: Any = None, chunk: int | None = None
+) -> ir.Call:
     """Join the units' tiles: afterwards dst, on every unit, has part r from rank r along `dim`.
+
+    With `signal`, in a phase of units that own tensors, the gather is only *started*, as a `T.copy` with a signal is:
+    each unit's copy queue sends its part to all, the next rank first, and only waits for the flags know what has
+    arrived. Parts of shape (rows, ...) lie one after the other in dst (size * rows, ...), or in slots of their own in
+    dst (size, rows, ...); src may be the unit's own part of dst, which then is not copied.
 
     Args:
         src: this unit's part.
         dst: where the whole goes. Left out, `src` is a `T.view` inside a program, and the tile behind it becomes whole
             for all its units.
-        impl: "direct", "ring", "copy_engine" or "nccl".
+        impl: "direct", "ring", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for `T.copy`.
+        signal: integers (size, chunks) in device memory: [r, c] of a unit grows by 1 when chunk c of rank r's part has
+            arrived there, the own part included.
+        chunk: with `signal`, rows of a chunk; the last one may have fewer. Left out, a part is one chunk.
 
     Raises:
         ShapeError: the shapes do not fit.
-        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`.
+        PhaseError: `signal` where programs execute.
+        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`; `chunk` without `signal`, or flags
+            that are no whole tensor.
     """
+    if signal is not None or chunk is not None:
+        return _started_gather(Context("T.all_gather"), src, dst, dim, impl, signal, chunk)
     context = Context("T.all_gather")
     if dst is None:
         regions = [_region(context, src, "rw")]
@@ -112,6 +150,27 @@ def all_gather(src: Any, dst: Any = None, dim: int = 0, impl: str | None = None)
     return trace.call(ALL_GATHER, *regions, level=level.name, dim=axis, impl=impl)
 
 
+def _started_gather(
+    context: Context, src: Any, dst: Any, dim: int, impl: str | None, signal: Any, chunk: int | None
+) -> ir.Call:
+    if signal is None or dst is None:
+        raise UsageError(
+            f"T.all_gather({'signal' if dst is None else 'chunk'}=) without {'dst' if dst is None else 'signal'}",
+            hint="T.all_gather(part, whole, signal=flags, chunk=rows), with flags = T.alloc_flags((size, chunks))",
+            where=here(),
+        )
+    source, target = _region(context, src, "r"), _region(context, dst, "w")
+    level = context.selected()
+    check_reached(context, level)
+    parts = check_gather(context, level, source, target, dim, chunk)
+    network = check_path(context, level, ir.region_parts(target)[0])
+    check_impl(network, impl)
+    check_queue(context, network, impl)
+    flags = flags_of_gather(context, level, signal, _extents(source)[parts.rows], chunk)
+    return trace.call(ALL_GATHER, source, target, flags, level=level.name, dim=0, impl=impl, chunk=chunk)
+
+
+@_done_in_order
 def all_to_all(src: Any, dst: Any, dim: int = 0, impl: str | None = None) -> ir.Call:
     """Part j of src, along `dim`, goes to rank j, where it becomes part (my rank) of dst.
 
@@ -139,6 +198,7 @@ def all_to_all(src: Any, dst: Any, dim: int = 0, impl: str | None = None) -> ir.
     return trace.call(ALL_TO_ALL, *regions, level=level.name, dim=axis, impl=impl)
 
 
+@_done_in_order
 def broadcast(*args: Any, **kwargs: Any) -> Any:
     """Give every unit the root's tile: `T.broadcast(x, root=0, impl=None)`.
 

@@ -10,9 +10,11 @@ from tilescale.errors import ShapeError, UsageError
 from tilescale.language.checks import check_impl, check_path, check_peer
 from tilescale.language.context import Context, here, plain, shape_of
 from tilescale.language.signal import check_signal_op, flag_region
+from tilescale.language.asynchronous import after_of, check_alike, check_queue
 from tilescale.program.ops import COPY
+from tilescale.program.asynchronous import owns_a_queue
 
-_OURS = ("dst", "src", "signal", "value", "op", "impl")
+_OURS = ("dst", "src", "signal", "value", "op", "after", "impl")
 
 
 def copy(*args: Any, **kwargs: Any) -> Any:
@@ -22,18 +24,26 @@ def copy(*args: Any, **kwargs: Any) -> Any:
     `T.copy(X[i, j], tile, src=peer)` reads it. A copy returns when its source may be reused; what it wrote is visible
     to the peer after a signal or a barrier.
 
+    In a phase of units that own tensors, inside T.Scale("device"), a copy with `signal=` is only *started*: the unit's
+    copy queue executes it beside what follows, after all that the unit has started before. Only a wait for the flag
+    knows that it has arrived, and until then nobody may write its source. The call ends after it.
+
     Args:
         dst, src: rank of the far side among the units of the innermost scale's level; at most one of them.
         signal: a flag element of the peer that is updated after the data has arrived (a put with signal).
         value, op: what the flag is updated with (default: add 1), as in `T.signal`.
+        after: (flag, comparison, value), for a copy that is started: it waits until the sender's own flag compares
+            true, as in `T.wait`, and sees what was published with it. What is started later waits too.
         impl: a mechanism that the path offers ("tma", "lsu", "copy_engine", "dsmem", "rdma", "nvshmem", ...); left out,
             the machine model chooses. "nvshmem" is taken on request only, and needs NVSHMEM's heap.
 
     Raises:
         PeerOutOfRangeError: a constant peer that the launch does not have.
-        NoPathError: no network of the machine connects the units, or not the layer where the tile lies.
+        NoPathError: no network of the machine connects the units, or not the layer where the tile lies; or nothing of
+            it moves what is started.
         ShapeError: tiles of different extents; two whole buffers of different shapes.
-        UsageError: both `dst` and `src`, or an `impl` that the path does not offer.
+        UsageError: both `dst` and `src`, an `impl` that the path does not offer, `after` of a copy that is not started,
+            or tensors of different types in one that is.
     """
     if len(args) == 2 and kwargs.keys() <= set(_OURS):
         _check_whole(*args)
@@ -59,7 +69,7 @@ def _check_keywords(given: dict[str, Any]) -> None:
             hint="one side of a copy is local: T.copy(tile, X, dst=peer) writes, T.copy(X, tile, src=peer) reads",
             where=here(),
         )
-    told = [key for key in ("signal", "value", "op") if given.get(key) is not None]
+    told = [key for key in ("signal", "value", "op", "after") if given.get(key) is not None]
     if told and (sides == ["src"] or "signal" not in told):
         raise UsageError(
             f"T.copy({sides[0]}=, {', '.join(f'{key}=' for key in told)}): only a flag of the unit that data is sent "
@@ -79,6 +89,7 @@ def _remote(
     signal: Any = None,
     value: Any = None,
     op: str | None = None,
+    after: Any = None,
     impl: str | None = None,
 ) -> ir.Call:
     level = context.selected()
@@ -86,14 +97,22 @@ def _remote(
     regions = trace.copy_regions(source, target)
     buffer = ir.region_parts(regions[0 if far == "src" else 1])[0]
     check_peer(context, level, peer)
-    check_impl(check_path(context, level, buffer), impl)
+    network = check_path(context, level, buffer)
+    check_impl(network, impl)
     _check_extents(*regions)
     if signal is None:
         return trace.call(COPY, *regions, peer, level=level.name, far=far, impl=impl)
     op = op or "add"
     check_signal_op(op)
-    flag = flag_region(signal), ir.int_node(1 if value is None else value)
-    return trace.call(COPY, *regions, peer, *flag, level=level.name, far=far, impl=impl, op=op)
+    told = [flag_region(signal), ir.int_node(1 if value is None else value)]
+    compare = None
+    if owns_a_queue(context.executing, context.machine):
+        check_queue(context, network, impl)
+        check_alike(context, *regions)
+    if after is not None:
+        awaited, value, compare = after_of(context, after, impl, network)
+        told += [awaited, value]
+    return trace.call(COPY, *regions, peer, *told, level=level.name, far=far, impl=impl, op=op, after=compare)
 
 
 def _check_whole(source: Any, target: Any) -> None:

@@ -1,17 +1,40 @@
 # SPDX-License-Identifier: MIT
-"""`T.signal`, `T.wait`, `T.barrier`: order between units."""
+"""`T.alloc_flags`, `T.signal`, `T.wait`, `T.barrier`: order between units."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir, trace
+from tilelang_core import ir, stock, trace
 from tilescale.errors import UsageError
 from tilescale.language.checks import check_connected, check_path, check_peer, check_reached, scope_kind
 from tilescale.language.context import Context, here
-from tilescale.program.ops import BARRIER, COMPARISONS, SIGNAL, WAIT
+from tilescale.program.ops import BARRIER, COMPARISONS, FLAGS, SIGNAL, WAIT
 
 _SIGNAL_OPS = ("add", "set")
+
+
+def alloc_flags(shape: Any, dtype: Any = "int32") -> ir.Buffer:
+    """Flags in device memory, on every unit that owns tensors, which are zero when a call of the program begins.
+
+    Nobody clears them and nobody has to meet for that: a unit may signal a peer's before the peer has begun.
+
+    Args:
+        shape: an int or a sequence of extents.
+        dtype: an integer type.
+
+    Raises:
+        UsageError: outside a launch, or a type that is no integer.
+    """
+    Context("T.alloc_flags")
+    if not str(dtype).startswith(("int", "uint")):
+        raise UsageError(
+            f"T.alloc_flags(dtype={str(dtype)!r}): a flag is an integer", hint="leave dtype out", where=here()
+        )
+    shape = tuple(shape) if isinstance(shape, tuple | list | ir.Array) else (shape,)
+    flags = stock.alloc_global(shape, dtype)
+    trace.note_buffer(FLAGS, flags, 1)
+    return flags
 
 
 def flag_region(flag: Any) -> ir.Call:
@@ -23,13 +46,13 @@ def flag_region(flag: Any) -> ir.Call:
     if not isinstance(flag, ir.BufferLoad):
         raise UsageError(
             f"a flag is one element of a tensor in device memory, got {flag}",
-            hint="declare flags: T.Tensor((n,), 'int32') and write flags[i]",
+            hint="declare flags: T.alloc_flags((n,)) or T.Tensor((n,), 'int32'), and write flags[i]",
             where=here(),
         )
     if scope_kind(flag.buffer) != "global":
         raise UsageError(
             f"a flag is one element of a tensor in device memory, {flag.buffer.name!r} is a tile on chip",
-            hint="make flags a parameter, T.Tensor((n,), 'int32'), or T.alloc them in the layer of device memory",
+            hint="make them with T.alloc_flags((n,)), or a parameter, T.Tensor((n,), 'int32')",
             where=here(),
         )
     if not str(flag.dtype).startswith(("int", "uint")):
@@ -47,6 +70,17 @@ def check_signal_op(op: str) -> None:
         raise UsageError(
             f"op={op!r}: a signal is one of {', '.join(_SIGNAL_OPS)}", hint="choose one of these", where=here()
         )
+
+
+def check_comparison(use: str, compare: Any) -> str:
+    """A comparison; raises UsageError for an unknown one, in a `use` with a place for it."""
+    if compare not in COMPARISONS:
+        raise UsageError(
+            f"{use.format(repr(compare))}: a comparison is one of {', '.join(COMPARISONS)}",
+            hint=f"write {use.format(chr(34) + '>=' + chr(34))}",
+            where=here(),
+        )
+    return compare
 
 
 def signal(flag: Any, value: Any = 1, op: str = "add", dst: Any = None) -> ir.Call:
@@ -86,12 +120,7 @@ def wait(flag: Any, compare: str, value: Any) -> ir.Call:
         UsageError: not a flag, or an unknown comparison.
     """
     Context("T.wait")
-    if compare not in COMPARISONS:
-        raise UsageError(
-            f"T.wait(flag, {compare!r}, value): a comparison is one of {', '.join(COMPARISONS)}",
-            hint='write T.wait(flag[i], ">=", value)',
-            where=here(),
-        )
+    check_comparison("T.wait(flag[i], {}, value)", compare)
     return trace.call(WAIT, flag_region(flag), ir.int_node(value), compare=compare)
 
 

@@ -32,7 +32,7 @@ from tilescale.program.model import (
     location,
 )
 from tilescale.program.operations import TileView
-from tilescale.program.ops import EXTENT, OWNER, SCALE, VIEW
+from tilescale.program.ops import EXTENT, FLAGS, OWNER, SCALE, VIEW
 
 
 def structure(func: ir.PrimFunc, machine: Machine) -> Program:
@@ -96,6 +96,7 @@ class _Builder:
             buffers=(*self.buffers, *block.alloc_buffers),
             owners=tuple((var, str(level.value)) for var, level in notes.get(OWNER, {}).items()),
             barriers=tuple((v, tuple(int(n) for n in counts)) for v, counts in notes.get("barrier_init", {}).items()),
+            flags=tuple(notes.get(FLAGS, ())),
             notes=tuple(notes.items()),
             body=carry(self.phases(block.body)),
             where=where,

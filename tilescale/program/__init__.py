@@ -3,6 +3,7 @@
 
     ops.py         the operations and markers, declared
     operations.py  typed views of calls of them
+    asynchronous.py  which of them a unit's copy queue executes, and how the parts of a gather lie
     layout.py      how tiles lie over units
     model.py       launches, phases, parameters
     extents.py     symbolic extents

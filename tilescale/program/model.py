@@ -116,6 +116,7 @@ class Launch:
             outside any launch.
         owners: data variable -> level whose units own an instance each.
         barriers: data variable of a buffer of barriers -> how many arrivals each of them counts.
+        flags: data variables of buffers of flags that are zero when a call begins.
         notes: all annotations of the launch.
         body: the phases.
     """
@@ -129,6 +130,7 @@ class Launch:
     buffers: tuple[ir.Buffer, ...]
     owners: tuple[tuple[ir.Var, str], ...]
     barriers: tuple[tuple[ir.Var, tuple[int, ...]], ...]
+    flags: tuple[ir.Var, ...]
     notes: tuple[tuple[str, object], ...]
     body: Part
     where: Location | None = None

@@ -27,6 +27,9 @@ OWNER = "tilescale.owner"
 EXTENT = "tilescale.extent."
 """Launch annotation prefix: extent of a level above the program, e.g. `tilescale.extent.device`."""
 
+FLAGS = "tilescale.flags"
+"""Launch annotation: data variable of a buffer of flags that are zero when a call begins -> 1."""
+
 MACHINE = "tilescale.machine"
 """Launch annotation: digest of the machine that the program was traced for."""
 

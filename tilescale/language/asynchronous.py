@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""What a unit that owns tensors starts on its copy queue: checks of `T.copy(signal=)` and `T.all_gather(signal=)`."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+from tilelang_core import ir, trace
+from tilescale.errors import NoPathError, PhaseError, ShapeError, UsageError
+from tilescale.hda import Level, Network
+from tilescale.language.checks import expanded
+from tilescale.language.context import Context, here, plain, shape_of
+from tilescale.language.signal import check_comparison, flag_region
+from tilescale.program.ops import RANK
+from tilescale.program.asynchronous import Parts, owns_a_queue
+
+
+def check_queue(context: Context, network: Network | None, impl: str | None) -> None:
+    """Check what executes a started operation.
+
+    Raises:
+        NoPathError: nothing of the network moves data while no program runs.
+    """
+    if network is None or impl is not None or any(m.started_by == "host" and m.put for m in network.mechanisms):
+        return
+    offered = ", ".join(m.name for m in network.mechanisms)
+    raise NoPathError(
+        f"{context.name}(signal=) of a {context.executing.name} runs beside its programs, and {network.name!r} of "
+        f"{context.machine.name!r} offers only what programs start: {offered}",
+        hint=f"copy from inside T.Scale({context.program.name!r}), or name one of these with impl=",
+        where=here(),
+    )
+
+
+def after_of(context: Context, after: Any, impl: str | None, network: Network | None) -> tuple[ir.Call, Any, str]:
+    """The flag, the value and the comparison of `after=`.
+
+    Raises:
+        UsageError: not (flag, comparison, value); not in a phase of units that own tensors; a mechanism that programs
+            start.
+    """
+    if not owns_a_queue(context.executing, context.machine):
+        raise UsageError(
+            f"T.copy(after=) where a {context.executing.name} executes: only copies that a "
+            f"{context.machine.tensor_level.name} starts wait for a flag themselves",
+            hint="write T.wait(flag, compare, value) before the copy",
+            where=here(),
+        )
+    mechanism = network.mechanism(impl) if network is not None and impl is not None else None
+    if mechanism is not None and mechanism.started_by != "host":
+        raise UsageError(
+            f"T.copy(after=, impl={impl!r}): {impl} is started by programs, which would wait in each other's place",
+            hint="leave impl out",
+            where=here(),
+        )
+    if not isinstance(after, tuple | list) or len(after) != 3:
+        raise UsageError(
+            f"T.copy(after={after!r}): what a copy waits for is a flag, a comparison and a value",
+            hint='write after=(flags[i], ">=", value)',
+            where=here(),
+        )
+    flag, compare, value = after
+    return flag_region(flag), ir.int_node(value), check_comparison("after=(flag, {}, value)", compare)
+
+
+def check_alike(context: Context, source: ir.Call, target: ir.Call) -> None:
+    """Raise UsageError for tensors of different types: a copy queue moves bytes."""
+    a, b = (ir.region_parts(region)[0] for region in (source, target))
+    if a.dtype != b.dtype:
+        raise UsageError(
+            f"{context.name}(signal=) from {a.name!r}, {a.dtype}, to {b.name!r}, {b.dtype}: a copy engine converts "
+            "nothing",
+            hint="give both the same type, and convert in a program",
+            where=here(),
+        )
+
+
+# -- gathers -----------------------------------------------------------------------------------------------------------
+
+
+def check_gather(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int, chunk: Any) -> Parts:
+    """Check the tensors of a started gather.
+
+    Raises:
+        PhaseError: not in a phase of units that own tensors.
+        ShapeError: parts that do not make the whole, another dimension than the first.
+        UsageError: a chunk that is no positive number, other types, a part of the result that is not the unit's own.
+    """
+    if not owns_a_queue(context.executing, context.machine):
+        owner = context.machine.tensor_level.name
+        raise PhaseError(
+            f"T.all_gather(signal=) where a {context.executing.name} executes: a {owner} gathers whole tensors",
+            hint=f"write it inside T.Scale({owner!r}), before T.Scale({context.program.name!r})",
+            where=here(),
+        )
+    if chunk is not None and not (isinstance(chunk, Integral) and chunk >= 1):
+        raise UsageError(
+            f"T.all_gather(chunk={chunk!r}): a chunk is a positive number of rows",
+            hint="leave chunk out, and there is one flag for each rank",
+            where=here(),
+        )
+    part, whole = _extents(source), _extents(target)
+    parts = Parts.of(part, whole)
+    size = context.extent(level)
+    wanted = [size, *part[parts.rows :]] if parts.slots else [part[0] * size, *part[1:]]
+    if dim not in (0, -len(whole)) or not _may_be(whole, wanted):
+        raise ShapeError(
+            f"T.all_gather(signal=) over {size} units: the whole is {tuple(whole)}, a part {tuple(part)}, along "
+            f"dimension {dim}",
+            hint=f"parts lie side by side along dimension 0: the whole of such parts is {tuple(map(plain, wanted))}",
+            where=here(),
+        )
+    check_alike(context, source, target)
+    _check_own(context, level, parts, source, target)
+    return parts
+
+
+def _check_own(context: Context, level: Level, parts: Parts, source: ir.Call, target: ir.Call) -> None:
+    """In place the part is where it belongs."""
+    (buffer, mine, part), (other, whole, _) = ir.region_parts(source), ir.region_parts(target)
+    if buffer.data != other.data:
+        return
+    rank = trace.call(RANK, level.name, dtype="int32")
+    offsets = parts.in_whole(rank, part[parts.rows], 0)
+    wanted = [b + (offsets[i] if i < len(offsets) else 0) for i, b in enumerate(whole)]
+    if any(ir.constant(expanded(a - b)) != 0 for a, b in zip(mine, wanted, strict=True)):
+        raise UsageError(
+            f"T.all_gather of a part of {buffer.name!r} into {buffer.name!r} itself, where it is not this unit's own",
+            hint=f"in place the part lies where the result has it: {_own(buffer.name, parts, part)}",
+            where=here(),
+        )
+
+
+def _own(name: str, parts: Parts, part: list[Any]) -> str:
+    rest = ", :" * (len(part) - parts.rows - 1)
+    rows = part[parts.rows]
+    return f"{name}[rank, 0:{rows}{rest}]" if parts.slots else f"{name}[rank * {rows} : (rank + 1) * {rows}{rest}]"
+
+
+def flags_of_gather(context: Context, level: Level, flags: Any, rows: Any, chunk: int | None) -> ir.Call:
+    """The flags of a gather as an argument: the whole tensor.
+
+    Raises:
+        UsageError: not a whole integer tensor in device memory.
+        ShapeError: not (size, chunks).
+    """
+    if not isinstance(flags, ir.Buffer):
+        raise UsageError(
+            f"T.all_gather(signal={flags}): the flags of a gather are a whole tensor, one for each chunk of each rank",
+            hint="flags = T.alloc_flags((size, chunks))",
+            where=here(),
+        )
+    flag_region(flags[(0,) * len(flags.shape)])
+    size, found = context.extent(level), shape_of(flags)
+    chunks = 1 if chunk is None else plain((rows + chunk - 1) // chunk)
+    if not _may_be(found, [size, chunks]):
+        of = f"{rows} rows in chunks of {chunk}" if chunk is not None else "whole parts"
+        raise ShapeError(
+            f"T.all_gather(signal={flags.name}): the flags are {tuple(found)}, one for each chunk of each rank are "
+            f"({size}, {chunks}): {size} units, {of}",
+            hint=f"flags = T.alloc_flags(({size}, {chunks}))",
+            where=here(),
+        )
+    return trace.tile_region(flags, "rw")
+
+
+def _extents(region: ir.Call) -> list[Any]:
+    return [plain(n) for n in ir.region_parts(region)[2]]
+
+
+def _may_be(found: list[Any], wanted: list[Any]) -> bool:
+    """Whether shapes agree, as far as they are known."""
+    known = ((ir.constant(a), ir.constant(b)) for a, b in zip(found, wanted, strict=False))
+    return len(found) == len(wanted) and all(None in pair or pair[0] == pair[1] for pair in known)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""Asynchronous operations: which ones a unit starts on its copy queue, and how the parts of a gather lie in its result.
+
+A queue executes operations one after the other, in the order in which its unit started them, beside what the unit does
+next. Each sees all that its unit did before; only a wait for its flag sees its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.hda import Level, Machine
+from tilescale.program.operations import Collective, Copy, operation
+
+
+def owns_a_queue(executing: Level, machine: Machine) -> bool:
+    """Whether the units of a level, as they execute a phase, have copy queues: those that own tensors and run no
+    threads."""
+    return executing == machine.tensor_level and executing != machine.program_level
+
+
+def is_asynchronous(node: Any) -> bool:
+    """Whether a node of a device phase (of a level that `owns_a_queue`) is an operation for the unit's copy queue."""
+    found = operation(node)
+    if isinstance(found, Copy):
+        return found.signal is not None
+    return isinstance(found, Collective) and found.flags is not None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How the parts of a gather lie in its result: rows one after the other, or in slots of their own.
+
+    Attributes:
+        slots: whether the result has a dimension for the ranks, in front of those of a part.
+        rows: the dimension of a part's region that its rows lie along: a part that is a slot of the result has a
+            leading 1.
+    """
+
+    slots: bool
+    rows: int
+
+    @staticmethod
+    def of(part: Sequence[Any], whole: Sequence[Any]) -> Parts:
+        """From the extents of both."""
+        if len(whole) > len(part):
+            return Parts(slots=True, rows=0)
+        one = len(part) > 1 and ir.constant(part[0]) == 1
+        return Parts(slots=one, rows=int(one))
+
+    def in_whole(self, rank: Any, count: Any, first: Any) -> list[Any]:
+        """Where row `first` of a rank's part of `count` rows lies: offsets along the leading dimensions of the
+        result."""
+        return [rank, first] if self.slots else [rank * count + first]
+
+    def in_part(self, first: Any) -> list[Any]:
+        """The same in the part's region."""
+        return [0, first] if self.rows else [first]
