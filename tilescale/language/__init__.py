@@ -3,13 +3,13 @@
 
     import tilescale.language as T
 
-    launch    T.Kernel with extents by level name, T.ALL
-    scale     T.Scale, T.rank, T.size
-    tensor    T.alloc in a memory layer, T.view with a layout; layouts T.Replica, T.FullRow, T.FullCol, T.Shard
-    copy      T.copy to and from another unit
-    signal    T.alloc_flags, T.signal, T.wait, T.barrier
+    launch        T.Kernel with extents by level name, T.ALL
+    scale         T.Scale, T.rank, T.size
+    tensor        T.alloc in a memory layer, T.view with a layout; layouts T.Replica, T.FullRow, T.FullCol, T.Shard
+    copy          T.copy to and from another unit
+    signal        T.alloc_flags, T.signal, T.wait, T.barrier
     asynchronous  checks of what a copy queue executes: T.copy and T.all_gather with signal= above the programs
-    collective  T.allreduce, T.reduce_scatter, T.all_gather, T.all_to_all, T.broadcast
+    collective    T.allreduce, T.reduce_scatter, T.all_gather, T.all_to_all, T.broadcast
 
 Four names exist in TileLang too and keep its meaning for every call that it accepts: T.Kernel without a level by name,
 T.copy without dst=/src= beside two tiles, T.view without layout=, T.broadcast of an expression.
