@@ -12,8 +12,8 @@ from tilescale.hda import Level, Network
 from tilescale.language.checks import expanded
 from tilescale.language.context import Context, here, plain, shape_of
 from tilescale.language.signal import check_comparison, flag_region
-from tilescale.program.ops import RANK
 from tilescale.program.asynchronous import Parts, owns_a_queue
+from tilescale.program.ops import RANK
 
 
 def check_queue(context: Context, network: Network | None, impl: str | None) -> None:

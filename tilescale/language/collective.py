@@ -14,6 +14,7 @@ from typing import Any
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
 from tilescale.hda import Level
+from tilescale.language.asynchronous import check_gather, check_queue, flags_of_gather
 from tilescale.language.checks import (
     check_algorithm,
     check_connected,
@@ -24,7 +25,6 @@ from tilescale.language.checks import (
     check_reduction,
 )
 from tilescale.language.context import Context, here, plain
-from tilescale.language.asynchronous import check_gather, check_queue, flags_of_gather
 from tilescale.program.ops import (
     ALL_GATHER,
     ALL_TO_ALL,

@@ -7,12 +7,12 @@ from typing import Any
 
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
+from tilescale.language.asynchronous import after_of, check_alike, check_queue
 from tilescale.language.checks import check_impl, check_path, check_peer
 from tilescale.language.context import Context, here, plain, shape_of
 from tilescale.language.signal import check_signal_op, flag_region
-from tilescale.language.asynchronous import after_of, check_alike, check_queue
-from tilescale.program.ops import COPY
 from tilescale.program.asynchronous import owns_a_queue
+from tilescale.program.ops import COPY
 
 _OURS = ("dst", "src", "signal", "value", "op", "after", "impl")
 

@@ -96,18 +96,22 @@ class Replay:
         self._units = 1
         self._all: Mapping[int, tuple[int, ...]] = {}
 
-    def run(self, tasks: Sequence[Task]) -> Timeline:
+    def run(self, tasks: Sequence[Task], beside: Sequence[Task] = ()) -> Timeline:
         """Simulate tasks that start together, and all that they start.
+
+        Args:
+            tasks: of the tensor-owning units.
+            beside: of engines of theirs.
 
         Raises:
             RuntimeError: tasks wait for what no recorded task does.
         """
-        together = in_lockstep(tasks)
+        together = in_lockstep(tasks) if not beside else None
         if together is not None:
             self._units, self._all = len(tasks), together
         with no_cyclic_collection():
-            for task in tasks[:1] if together is not None else tasks:
-                live = Live(task, None, None, self.level, lambda: None)
+            for task in tasks[:1] if together is not None else (*tasks, *beside):
+                live = Live(task, None, None, task.engine or self.level, lambda: None)
                 live.ended = lambda live=live: self.land(live, lambda: None)
                 self._begin(live)
             self.events.run()
@@ -301,7 +305,8 @@ class Replay:
             board.waiting = [(live, step) for live, step in board.waiting if not board.open_to(step)]
         for live, step in over:
             if self.events.now > live.since:
-                self._span(live, step.name, "wait", live.since, where=step.where, cause=board.last)
+                if not step.idle:
+                    self._span(live, step.name, "wait", live.since, where=step.where, cause=board.last)
                 live.last = board.last
             self._acquired(live, step)
 

@@ -85,7 +85,7 @@ class Acquire:
     """Wait for others at a place: until its value fits or it was published there `count` times.
 
     The count is that of the run that was recorded, in which the wait had ended; it matters where the simulated order of
-    publications is another one and the value passes by.
+    publications is another one and the value passes by. A task that is `idle` until then waits for work.
     """
 
     place: Hashable
@@ -94,6 +94,7 @@ class Acquire:
     where: Location | None
     holds: Callable[[Any], bool] | None = None
     delay_s: float = 0.0
+    idle: bool = False
 
 
 @dataclass(slots=True)
@@ -123,11 +124,13 @@ class Task:
         row: number of the tensor-owning unit that it belongs to. A program may be recorded for several: then it counts
             where it was launched.
         steps: in order.
+        engine: what its spans are shown on, if it is an engine of its own beside what its unit executes.
     """
 
     unit: str
     row: int
     steps: list[Any] = field(default_factory=list)
+    engine: str = ""
 
 
 @dataclass(slots=True)

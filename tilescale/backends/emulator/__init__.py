@@ -5,9 +5,11 @@
     run.py          one emulation: units, accounts, deadlock reports
     grid.py         phases, residency, clusters, programs
     compiler.py     statements and expressions to closures; who owns which buffer; registry.py has the tables of rules
+    steps.py        closures of whole statements
     statements.py branches.py expr.py access.py     TIR
     tiles.py threads.py barriers.py externs.py      TileLang's operations
-    scales.py collectives.py                        ours
+    scales.py exchange.py collectives.py gathers.py ours
+    queues.py       copy queues: what a unit starts beside its phases
     frame.py units.py scheduler.py interleave.py    state, unit tree, coroutines and the orders they run in
     clock.py costs.py loops.py tally.py             what the simulation of the time is told
     flags.py nodata.py                              what is a flag; runs in which tiles have no values

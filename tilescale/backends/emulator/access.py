@@ -385,8 +385,11 @@ class Region:
         return lanes.data
 
     def read(self, frame: Frame, array: np.ndarray | None = None) -> np.ndarray:
-        """The region's elements; a view where all of it lies inside, else a copy with the safe value outside."""
-        block = self.block(frame, array)
+        """The region's elements, of the frame's instance or of `array`, as `load`."""
+        return self.load(frame, self.block(frame, array))
+
+    def load(self, frame: Frame, block: Block) -> np.ndarray:
+        """A block's elements; a view where all of it lies inside, else a copy with the safe value outside."""
         view = block.view()
         self.home.touched(frame, READ, view)
         if block.within:
@@ -404,7 +407,10 @@ class Region:
         self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None
     ) -> None:
         """Assign `value`, of the region's extents, to the frame's instance or to `array` of `unit`; clipped."""
-        block = self.block(frame, array)
+        self.store(frame, self.block(frame, array), value, unit)
+
+    def store(self, frame: Frame, block: Block, value: np.ndarray, unit: Unit | None = None) -> None:
+        """The same for a block, of `unit` (default: the frame's)."""
         self.home.written(frame, unit)
         target = block.view()
         self.home.touched(frame, WRITE, target)

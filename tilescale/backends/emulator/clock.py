@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.backends.emulator.collectives import Meeting, address
+from tilescale.backends.emulator.collectives import Meeting
+from tilescale.backends.emulator.exchange import address
 from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.observe import Observer
+from tilescale.backends.emulator.queues import Start
 from tilescale.backends.emulator.scheduler import Task
 from tilescale.errors import Location
 from tilescale.hda import Machine
@@ -24,6 +26,9 @@ from tilescale.timing.replay import Replay
 from tilescale.timing.steps import Acquire, Launch, Meet, Owned, Part, Publish, Settle, Work
 from tilescale.timing.steps import Task as Recorded
 from tilescale.timing.timeline import Timeline
+
+COPY_QUEUE = "copy queue"
+"""What the queue of a tensor-owning unit is called among its engines."""
 
 Tile = Callable[[Frame], tuple[Hashable, int]]
 """What tells the tile that an operation touches from others, and its bytes."""
@@ -45,6 +50,7 @@ class Clock(Observer):
         self.sizes: Sizes = tuple(sizes.items())
         self.plans = Plans(machine, self.sizes)
         self._roots: list[Log] = []
+        self._queues: list[Log] = []
         self._logs: dict[Task, Log] = {}
         self._places: dict[Hashable, int] = {}
         self._counts: dict[Hashable, int] = {}
@@ -55,6 +61,7 @@ class Clock(Observer):
         self._meetings = 0
         self._caches: dict[int, Cache] = {}
         self._memory = self.rates.layers["global"]
+        self._startup = _startup(machine)
 
     def watches(self, current: Callable[[], Task], row_of: Callable[[Any], int]) -> None:
         """What to ask a run: the task that acts, and the number of the tensor-owning unit around a unit."""
@@ -70,12 +77,15 @@ class Clock(Observer):
         level = self.machine.tensor_level.name
         program = self.machine.program_level.name
         replay = Replay(level, program, self.rates.places, self.rates.kinds, self._values)
-        return replay.run([log.task for log in self._roots])
+        return replay.run([log.task for log in self._roots], [log.task for log in self._queues])
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def begins(self, task: Task) -> None:
-        if task.parent is None:
+        if task.beside is not None:
+            log = Log(Recorded(task.name, self._logs[task.beside].task.row, engine=COPY_QUEUE))
+            self._queues.append(log)
+        elif task.parent is None:
             log = Log(Recorded(task.name, len(self._roots)))
             self._roots.append(log)
         else:
@@ -145,11 +155,18 @@ class Clock(Observer):
             return
         number = self._places.setdefault(place, len(self._places))
         self._counts[number] = self._counts.get(number, 0) + 1
-        self.log.step(Publish(number, name="arrival"))
+        if isinstance(place, Start):
+            self.log.step(Publish(number, delay_s=self._startup, name="start of a copy", where=place.where))
+        else:
+            self.log.step(Publish(number, name="arrival"))
 
     def acquires(self, place: Hashable) -> None:
         number = self._places.get(place)
-        if number is not None:
+        if number is None:
+            return
+        if isinstance(place, Start):
+            self.log.step(Acquire(number, 1, "start", place.where, idle=True))
+        else:
             delay = self.machine.program_level.barrier
             self.log.step(Acquire(number, self._counts[number], "barrier", None, delay_s=delay))
 
@@ -268,6 +285,13 @@ class Clock(Observer):
     ) -> None:
         """The current task does something that takes time."""
         part.demands = self.spread(part.demands, frame)
-        if frame.program is None:
+        if frame.program is None and not self.log.task.engine:
             floor_s += self.machine.tensor_level.launch
         self.log.work(part, floor_s, tail_s, asynchronous)
+
+
+def _startup(machine: Machine) -> float:
+    """Seconds until what a tensor-owning unit starts on its copy queue is under way, if nothing is before it."""
+    networks = [network for network in machine.networks if network.level == machine.tensor_level.name]
+    mechanisms = [m for network in networks for m in network.mechanisms if m.started_by == "host"]
+    return min((m.startup for m in mechanisms), default=0.0)

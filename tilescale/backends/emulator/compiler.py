@@ -31,10 +31,12 @@ from tilescale.backends.emulator.registry import (
     VALUES,
     Rule,
 )
+from tilescale.backends.emulator.steps import interruptible, is_step, located
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
+from tilescale.program.asynchronous import is_asynchronous, owns_a_queue
 from tilescale.program.model import Launch, Program, bytes_of
 from tilescale.program.operations import Rank, TileView
 from tilescale.program.ops import RANK, VIEW
@@ -126,6 +128,8 @@ class Compiler:
             self._barriers.update((self.slot(data), counts) for data, counts in launch.barriers)
         ir.walk(self.program.func.body, self._survey_node)
         self.flags = {self.root(self.slot(data)) for data in flags.named(self.program.func.body)}
+        # Those that are zero when a call begins.
+        self.zeroed = {self.slot(data) for launch in self.program.launches for data in launch.flags}
 
     def _survey_node(self, node: Any) -> None:
         if isinstance(node, ir.Bind) and ir.op_name(node.value) == VIEW.name:
@@ -322,9 +326,10 @@ class Compiler:
         if counts is not None:
             return [MBarrier(f"{buffer.name}[{i}]", n, n) for i, n in enumerate(counts)]
         shape, dtype = self._shape(buffer, frame), numpy_dtype(str(buffer.dtype))
-        if self.data:
-            return poisoned(shape, dtype)
-        return np.zeros(shape, dtype) if self.slot(buffer.data) in self.flags else phantom(shape, dtype)
+        slot = self.slot(buffer.data)
+        if slot in self.zeroed or (slot in self.flags and not self.data):
+            return np.zeros(shape, dtype)
+        return poisoned(shape, dtype) if self.data else phantom(shape, dtype)
 
     def _shape(self, buffer: ir.Buffer, frame: Frame) -> tuple[int, ...]:
         slot = self.slot(buffer.data)
@@ -364,8 +369,8 @@ class Compiler:
             closure = rule(self, stmt)
             if self.clock is not None and not self.axes:
                 closure = flags.watched(self, stmt, closure)
-            if self.preempts and not self.axes and _is_step(stmt):
-                closure = _interruptible(closure, flags.signals(stmt))
+            if self.preempts and not self.axes and is_step(stmt):
+                closure = interruptible(closure, flags.signals(stmt))
             return located(closure, self.where)
         except TileScaleError as error:
             raise error.at(self.where) if self.where and not error.where else error from None
@@ -384,7 +389,7 @@ class Compiler:
                 hint="express it with tile operations, or run this program on the hardware it is written for",
             )
         closure = rule(self, call)
-        if self.clock is None or name not in COSTS:
+        if self.clock is None or name not in COSTS or self.is_queued(call):
             return closure
         record = COSTS[name](self, call)
         if not self.data and name not in RUN_WITHOUT_DATA:
@@ -399,6 +404,10 @@ class Compiler:
 
         return run
 
+    def is_queued(self, call: ir.Call) -> bool:
+        """Whether a call is one that the unit's copy queue executes, which then writes down its costs too."""
+        return owns_a_queue(self.executing, self.machine) and is_asynchronous(call)
+
     def is_collective(self, stmt: ir.Stmt) -> bool:
         """Whether threads execute something below `stmt` together, so that a part of them needs its own coroutine."""
 
@@ -408,36 +417,3 @@ class Compiler:
             return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in TOGETHER
 
         return ir.contains(stmt, together)
-
-
-def _is_step(stmt: ir.Stmt) -> bool:
-    """Whether a statement is one step of its unit."""
-    return isinstance(stmt, ir.Evaluate | ir.BufferStore) or (
-        isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL
-    )
-
-
-def _interruptible(closure: Closure, signals: bool) -> Closure:
-    """`closure`, after which the scheduler may let others run first."""
-
-    def run(frame: Any) -> Any:
-        left = closure(frame)
-        frame.run.scheduler.preempt(signals)
-        return left
-
-    return run
-
-
-def located(closure: Closure, where: Any) -> Closure:
-    """`closure` with the line of its statement added to errors that name none yet."""
-
-    def run(frame: Any) -> Any:
-        try:
-            return closure(frame)
-        except TileScaleError as error:
-            if not getattr(error, "located", False):
-                error.located = True
-                error.where = (*([where] if where else []), *(w for w in error.where if w != where))
-            raise
-
-    return run

@@ -8,24 +8,25 @@ memory, links. Numbers come from the machine description (`tilescale/timing/rate
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 from tilelang_core import ir
-from tilescale.backends.emulator.access import Region
-from tilescale.backends.emulator.collectives import Peer
+from tilescale.backends.emulator.access import Block, Region
 from tilescale.backends.emulator.compiler import Compiler
+from tilescale.backends.emulator.exchange import Flag, Peer
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, uniform
 from tilescale.backends.emulator.registry import cost
 from tilescale.backends.emulator.scales import instance
 from tilescale.backends.emulator.tally import Tally, points
 from tilescale.backends.emulator.threads import pointed
+from tilescale.backends.emulator.units import Unit
 from tilescale.cost.operations import copy_choice
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Mechanism
 from tilescale.program import ops
-from tilescale.program.operations import Copy, Signal
+from tilescale.program.operations import Collective, Copy, Signal
 from tilescale.timing.steps import Part, merged
 
 Demands = dict[Any, float]
@@ -229,49 +230,114 @@ def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, t
 @cost(ops.COPY.name, runs=True)
 def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
     """A put takes its start-up and its bytes' way, and is seen there a latency later. A get takes there and back."""
-    copy = Copy.of(call)
-    clock, where, level, is_put = compiler.clock, compiler.where, copy.level, copy.to_peer
-    near = Traffic(compiler, copy.near, not is_put)
-    peer = Peer(compiler, copy.peer, level)
-    whole = compiler.executing == compiler.machine.tensor_level
-    chosen = _mechanism(compiler, call, whole)
-    name = "put" if is_put else "get"
-    tells = _tells(compiler, copy.signal, copy.value, copy.op, peer) if copy.signal is not None else None
+    clock, where, copy = compiler.clock, compiler.where, Copy.of(call)
+    near = Traffic(compiler, copy.near, not copy.to_peer)
+    peer = Peer(compiler, copy.peer, copy.level)
+    is_queued = compiler.is_queued(call)
+    choose = _by_host(copy.impl) if is_queued else _by_choice(compiler, call)
+    name = "put" if copy.to_peer else "get"
+    tells = None
+    if copy.signal is not None:
+        tells = _tells(compiler, copy.signal, copy.value, copy.op, peer)
 
     def record(frame: Frame) -> None:
         here, there = frame.run.number(frame.unit), frame.run.number(peer.unit(frame))
         demands, _, nbytes = near.demands(frame)
-        way, floor, tail = _way(clock, here, there, nbytes, name, chosen, level, frame.program is not None)
+        way = _way(clock, here, there, nbytes, name, choose, copy.level, frame.program is not None)
         far = clock.far_memory(there, nbytes) if there != here else {}
-        part = Part(name, "transfer", where, merged([demands, way, far]), nbytes)
-        clock.work(frame, part, floor if is_put else floor + 2 * tail, tail if is_put else 0.0)
+        part = Part(name, "transfer", where, merged([demands, way.demands, far]), nbytes)
+        if is_queued:
+            clock.work(frame, part, way.moving + way.latency)
+        elif copy.to_peer:
+            clock.work(frame, part, way.startup + way.moving, way.latency)
+        else:
+            clock.work(frame, part, way.startup + way.moving + 2 * way.latency)
         if tells is not None:
             tells(frame)
 
     return record
 
 
-def _mechanism(compiler: Compiler, call: ir.Call, whole: bool) -> str | None:
-    """The mechanism that the cost model takes; None where no rule of it fits, and the fastest one is meant."""
-    clock = compiler.clock
+def sends(
+    compiler: Compiler, gather: Collective, source: Region, flag: Flag
+) -> Callable[[Frame, Unit, Block | None, Block], None]:
+    """What a chunk of a gather takes on a copy queue: its way to a unit, None where it is there, and the signal.
+
+    Like all that a queue executes it is over when it has arrived, and its start-up was while others were before it.
+    """
+    clock, where, choose, root = compiler.clock, compiler.where, _by_host(gather.impl), source.home.root
+    told = f"signal {flag.region.home.name}"
+
+    def record(frame: Frame, unit: Unit, block: Block | None, element: Block) -> None:
+        here, there = frame.run.number(frame.unit), frame.run.number(unit)
+        if block is not None:
+            tile = (root, block.begins, block.extents), block.nbytes
+            demands, nbytes = clock.touches(frame, lambda _: tile, False)
+            far = clock.far_memory(there, nbytes)
+            way = Way({}, 0.0, 0.0, clock.rates.latency("global"))
+            if here != there:
+                way = _way(clock, here, there, nbytes, "put", choose, gather.level, False)
+            part = Part(gather.name, "transfer", where, merged([demands, way.demands, far]), nbytes)
+            clock.work(frame, part, way.moving + way.latency)
+        if element.within:
+            clock.signal(element.view(), "add", 1, _delay(clock, here, there), where, told)
+
+    return record
+
+
+Chooser = Callable[[Sequence[Mechanism]], list[Mechanism]]
+"""Which mechanisms of a way come into question."""
+
+
+def _by_choice(compiler: Compiler, call: ir.Call) -> Chooser:
+    """The mechanism that the cost model takes for a copy; all where no rule of it fits."""
+    clock, whole = compiler.clock, compiler.executing == compiler.machine.tensor_level
     try:
-        return copy_choice(call, clock.machine, clock.extents, None if whole else clock.rates.places).name
+        chosen = copy_choice(call, clock.machine, clock.extents, None if whole else clock.rates.places).name
     except UnsupportedError:
-        return None
+        return list
+    return lambda offers: [m for m in offers if m.name == chosen] or list(offers)
+
+
+def _by_host(impl: str | None) -> Chooser:
+    """What moves data while no program runs, or what was asked for.
+
+    Raises (when called):
+        UnsupportedError: the way offers no such mechanism.
+    """
+
+    def choose(offers: Sequence[Mechanism]) -> list[Mechanism]:
+        able = [m for m in offers if (m.name == impl if impl else m.started_by == "host")]
+        if not able:
+            found = ", ".join(m.name for m in offers) or "nothing"
+            raise UnsupportedError(
+                f"no {impl or 'mechanism that runs without programs'} on the way of this copy, which offers {found}",
+                hint="copy from inside a program, or between units of one network that has a copy engine",
+            )
+        return able
+
+    return choose
+
+
+class Way(NamedTuple):
+    """What a transfer between two units takes: demands on links; seconds until it begins, that its bytes take at least,
+    and from then until they are there."""
+
+    demands: Demands
+    startup: float
+    moving: float
+    latency: float
 
 
 def _way(
-    clock: Any, here: int, there: int, nbytes: int, operation: str, mechanism: str | None, level: str, by_program: bool
-) -> tuple[Demands, float, float]:
-    """Demands on links, seconds at least, and the latency of a transfer between two units."""
+    clock: Any, here: int, there: int, nbytes: int, operation: str, choose: Chooser, level: str, by_program: bool
+) -> Way:
     if here == there:
         return _inside(clock, nbytes, level)
     path = clock.rates.path(here, there, clock.sizes)
-    offers = [m for m in path.mechanisms if m.rate(operation) and mechanism in (None, m.name)] or [
-        m for m in path.mechanisms if m.rate(operation)
-    ]
+    offers = choose([m for m in path.mechanisms if m.rate(operation)])
     if not offers:
-        return clock.rates.over(path, nbytes, 1.0), 0.0, path.latency
+        return Way(clock.rates.over(path, nbytes, 1.0), 0.0, 0.0, path.latency)
     best = min(offers, key=lambda m: m.startup + nbytes / m.rate(operation))
     rate = min(best.rate(operation), path.bandwidth)
     demands: dict[Hashable, float] = dict(clock.rates.over(path, nbytes, rate / path.bandwidth))
@@ -279,18 +345,18 @@ def _way(
         # All that a program has under way shares what it reaches alone.
         demands[best.name] = nbytes / best.per_program
         rate = min(rate, best.per_program)
-    return demands, best.startup + nbytes / rate, path.latency
+    return Way(demands, best.startup, nbytes / rate, path.latency)
 
 
-def _inside(clock: Any, nbytes: int, level: str) -> tuple[Demands, float, float]:
+def _inside(clock: Any, nbytes: int, level: str) -> Way:
     """Between units that share a tensor-owning one: lanes of a program, programs of a cluster."""
     network = clock.machine.network(level)
     if network is None:
         layer = clock.rates.layers["shared"]
-        return clock.rates.on_chip("shared", 2 * nbytes), layer.latency, layer.latency
-    offers: tuple[Mechanism, ...] = network.mechanisms
+        return Way(clock.rates.on_chip("shared", 2 * nbytes), layer.latency, 0.0, layer.latency)
+    offers = network.mechanisms
     startup = min(m.startup for m in offers)
-    return {network.name: nbytes / network.bandwidth}, startup, network.latency
+    return Way({network.name: nbytes / network.bandwidth}, startup, 0.0, network.latency)
 
 
 @cost(ops.SIGNAL.name, runs=True)
@@ -308,14 +374,17 @@ def _tells(compiler: Compiler, flag: Any, value: Any, op: str, peer: Peer | None
         unit = peer.unit(frame) if peer is not None else None
         array = None if unit is None else instance(compiler, region.home.slot, frame, unit)
         block = region.block(frame, array)
-        delay = clock.rates.latency("global")
-        if unit is not None:
-            here, there = frame.run.number(frame.unit), frame.run.number(unit)
-            delay = clock.rates.path(here, there, clock.sizes).latency if here != there else delay
+        here = frame.run.number(frame.unit)
+        delay = _delay(clock, here, here if unit is None else frame.run.number(unit))
         if block.within:
             name = f"signal {region.home.name}"
             clock.signal(block.view(), op, uniform(amount(frame), frame, "a signal's value"), delay, where, name)
 
     return record
+
+
+def _delay(clock: Any, here: int, there: int) -> float:
+    """Seconds until a signal is seen."""
+    return clock.rates.path(here, there, clock.sizes).latency if here != there else clock.rates.latency("global")
 
 

@@ -12,7 +12,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, is_vector
 from tilescale.passes.structure import location
-from tilescale.program.operations import Copy, Signal, Wait, operation, signalled, waited
+from tilescale.program.operations import Operation, operation, signalled, waited
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.compiler import Compiler
@@ -31,10 +31,8 @@ def named(body: ir.Stmt) -> list[ir.Var]:
     written: set[ir.Var] = set()
 
     def visit(node: Any) -> None:
-        name, ours = ir.op_name(node) or "", operation(node)
-        waits = waited(ours)
-        flags = [*signalled(ours), *([waits.flag] if waits is not None else [])]
-        found.extend(ir.region_parts(flag)[0].data for flag in flags)
+        name = ir.op_name(node) or ""
+        found.extend(ir.region_parts(flag)[0].data for flag in _named_by(operation(node)))
         if isinstance(node, ir.While):
             ir.walk(node, lambda inner: polled.append(inner.buffer.data) if _could_be_flag(inner) else None)
         elif isinstance(node, ir.BufferStore):
@@ -44,6 +42,12 @@ def named(body: ir.Stmt) -> list[ir.Var]:
 
     ir.walk(body, visit)
     return [*found, *(data for data in polled if data in written)]
+
+
+def _named_by(found: Operation | None) -> list[ir.Call]:
+    """The flags that an operation of ours names."""
+    waits = waited(found)
+    return [*signalled(found), *([waits.flag] if waits is not None else [])]
 
 
 def _could_be_flag(node: Any) -> bool:
@@ -83,14 +87,10 @@ class _Places:
 
 
 def _without_own_flags(stmt: ir.Stmt) -> Sequence[Any]:
-    """A statement without the flag that a signal or a wait names, of which the clock hears anyway."""
+    """A statement without the flags that an operation of ours names, of which the clock hears anyway."""
     call = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    ours = operation(call)
-    if isinstance(ours, Signal):
-        return [ours.value, *([ours.peer] if ours.peer is not None else [])]
-    if isinstance(ours, Wait):
-        return [ours.value]
-    return [ours.source, ours.target, ours.peer] if isinstance(ours, Copy) else [stmt]
+    own = _named_by(operation(call))
+    return [argument for argument in call.args if not any(argument.same_as(flag) for flag in own)] if own else [stmt]
 
 
 def watched(compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:

@@ -18,6 +18,7 @@ from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.grid import compile_part
 from tilescale.backends.emulator.interleave import Interleaved
 from tilescale.backends.emulator.observe import Observer
+from tilescale.backends.emulator.queues import CopyQueue
 from tilescale.backends.emulator.scheduler import Deadlock, Scheduler, Task
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import DeadlockError, Location
@@ -75,6 +76,7 @@ class Run:
         # By tensor and line, the tile operations of which no element lay inside of the tensor.
         self.missed: Counter[tuple[str, Location | None]] = Counter()
         self.grids: list[Any] = []
+        self._queues: dict[Unit, CopyQueue] = {}
         self.root = Unit("", 0)
         self._numbers: dict[Unit, int] = {}
         self._signallers: dict[int, dict[Unit, None]] = {}
@@ -116,7 +118,18 @@ class Run:
         for slot, value in values.items():
             slots[slot] = value
         frame = Frame(self, unit, slots, threads=1)
-        self.scheduler.spawn(str(unit), lambda: self.body(frame), lambda: self._ended.append(str(unit)))
+        self.scheduler.spawn(str(unit), lambda: self.body(frame), lambda: self._unit_ended(unit))
+
+    def _unit_ended(self, unit: Unit) -> None:
+        self._ended.append(str(unit))
+        if unit in self._queues:
+            self._queues[unit].close()
+
+    def queue_of(self, unit: Unit) -> CopyQueue:
+        """The copy queue of a tensor-owning unit, whose task is the current one."""
+        if unit not in self._queues:
+            self._queues[unit] = CopyQueue(self, unit)
+        return self._queues[unit]
 
     def _units(self, parent: Unit, levels: list[tuple[str, int]]):
         if not levels:
@@ -216,12 +229,23 @@ class Run:
             lines += [f"    {text}" for text in details if text]
         if len(groups) > 8:
             lines.append(f"  ... and {len(groups) - 8} more groups")
+        lines += self._queued_behind()
         lines += self._not_resident()
         if self._ended:
             lines.append(f"  {_some(self._ended)} ended without waiting")
         hint = "signal what is waited for before waiting, or let every unit reach the same barriers"
         where = [w for (*_, w) in list(groups)[:8] if w]
         return DeadlockError("\n".join(lines), hint=hint, where=list(dict.fromkeys(where)))
+
+    def _queued_behind(self) -> list[str]:
+        lines = []
+        for queue in self._queues.values():
+            places = [f"{where.file}:{where.line}" for where in queue.behind()]
+            if places:
+                count = f"{len(places)} more copies" if len(places) > 1 else "one more copy"
+                started = ", ".join(dict.fromkeys(places))
+                lines.append(f"  behind what {queue.name} executes, {count} wait{'s' * (len(places) == 1)}: {started}")
+        return lines
 
     def _not_resident(self) -> list[str]:
         lines = []

@@ -56,6 +56,7 @@ class Task:
     Attributes:
         name: which unit it is, e.g. "device 2, block (0, 1)".
         parent: who waits for its end.
+        beside: the task of the unit that it works for, which does not wait for it.
         wait: what it waits for now.
         waited: whether it, or a task that it made, has come to a wait, be it for what was there already.
         paused: whether it has let others run first.
@@ -66,6 +67,7 @@ class Task:
     body: Callable[[], None]
     done: Callable[[], None] | None = None
     parent: Task | None = None
+    beside: Task | None = None
     wait: Wait | None = None
     waited: bool = False
     paused: bool = False
@@ -100,9 +102,10 @@ class Scheduler:
         body: Callable[[], None],
         done: Callable[[], None] | None = None,
         parent: Task | None = None,
+        beside: Task | None = None,
     ) -> Task:
         """Add a task; `done` is called when it has ended."""
-        task = Task(name, body, done, parent)
+        task = Task(name, body, done, parent, beside)
         task.greenlet = greenlet(lambda: self._run(task), parent=self._hub)
         # numpy keeps its error state in a context variable, and a greenlet starts with an empty context.
         task.greenlet.gr_context = contextvars.copy_context()

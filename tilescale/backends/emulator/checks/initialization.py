@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Reads of memory that nobody has written: tiles, workspaces, thread-private variables.
 
-Arguments count as written. Once all of a buffer has been written nothing more is kept about it.
+Arguments count as written, and so do flags that are zero when a call begins. Once all of a buffer has been written
+nothing more is kept about it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Initialization(Observer):
     def starts(self, run: Run) -> None:
         self._run = run
         buffers = (p.buffer for p in run.program.parameters if p.buffer is not None)
-        self._given = {run.compiler.root(run.compiler.slot(buffer.data)) for buffer in buffers}
+        self._given = {run.compiler.root(run.compiler.slot(buffer.data)) for buffer in buffers} | run.compiler.zeroed
         self._memory: Memory[_Written] = Memory(_Written)
         self._lanes: weakref.WeakKeyDictionary[Lanes, Lanes] = weakref.WeakKeyDictionary()
 
