@@ -59,10 +59,10 @@ class Live:
 class Board:
     """A place where tasks publish, and the tasks that wait there."""
 
-    __slots__ = ("count", "last", "value", "waiting")
+    __slots__ = ("count", "last", "shown_s", "value", "waiting")
 
     def __init__(self, value: Any):
-        self.value, self.count = value, 0
+        self.value, self.count, self.shown_s = value, 0, 0.0
         self.last: int | None = None
         self.waiting: list[tuple[Live, Acquire]] = []
 
@@ -284,6 +284,7 @@ class Replay:
 
         def shown() -> None:
             board.count += 1
+            board.shown_s = self.events.now
             if step.change is not None:
                 board.value = step.change(board.value)
             board.last = cause
@@ -308,7 +309,7 @@ class Replay:
                 if not step.idle:
                     self._span(live, step.name, "wait", live.since, where=step.where, cause=board.last)
                 live.last = board.last
-            self._acquired(live, step)
+            self._acquired(live, step, self._left(board, step))
 
     def _acquire(self, live: Live, step: Acquire) -> bool:
         board = self._board(live, step.place)
@@ -316,23 +317,28 @@ class Replay:
             live.since = self.events.now
             board.waiting.append((live, step))
             return False
-        if not step.delay_s:
+        left = self._left(board, step)
+        if not left:
             return True
-        self._acquired(live, step)
+        self._acquired(live, step, left)
         return False
 
-    def _acquired(self, live: Live, step: Acquire) -> None:
-        if not step.delay_s:
+    def _left(self, board: Board, step: Acquire) -> float:
+        """Seconds that a wait takes once it may end."""
+        return max(step.delay_s, board.shown_s + step.lag_s - self.events.now)
+
+    def _acquired(self, live: Live, step: Acquire, left: float) -> None:
+        if not left:
             # Not at once: those who came with this task are woken first.
             self.events.at(self.events.now, lambda: self.go_on(live))
             return
         begin = self.events.now
 
-        def left() -> None:
+        def done() -> None:
             live.last = self._span(live, step.name, "sync", begin, where=step.where)
             self.go_on(live)
 
-        self.events.at(begin + step.delay_s, left)
+        self.events.at(begin + left, done)
 
     # -- meetings ------------------------------------------------------------------------------------------------------
 

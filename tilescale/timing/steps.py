@@ -85,7 +85,12 @@ class Acquire:
     """Wait for others at a place: until its value fits or it was published there `count` times.
 
     The count is that of the run that was recorded, in which the wait had ended; it matters where the simulated order of
-    publications is another one and the value passes by. A task that is `idle` until then waits for work.
+    publications is another one and the value passes by.
+
+    Attributes:
+        delay_s: that it takes once it may end.
+        lag_s: that has passed at its end since the last publication.
+        idle: whether the task has nothing to do until then, so that nobody waits.
     """
 
     place: Hashable
@@ -94,6 +99,7 @@ class Acquire:
     where: Location | None
     holds: Callable[[Any], bool] | None = None
     delay_s: float = 0.0
+    lag_s: float = 0.0
     idle: bool = False
 
 

@@ -51,6 +51,8 @@ class Clock(Observer):
         self.plans = Plans(machine, self.sizes)
         self._roots: list[Log] = []
         self._queues: list[Log] = []
+        # What a queue still waits for before it moves the first bytes of an operation.
+        self._starting: dict[Log, Acquire] = {}
         self._logs: dict[Task, Log] = {}
         self._places: dict[Hashable, int] = {}
         self._counts: dict[Hashable, int] = {}
@@ -155,10 +157,7 @@ class Clock(Observer):
             return
         number = self._places.setdefault(place, len(self._places))
         self._counts[number] = self._counts.get(number, 0) + 1
-        if isinstance(place, Start):
-            self.log.step(Publish(number, delay_s=self._startup, name="start of a copy", where=place.where))
-        else:
-            self.log.step(Publish(number, name="arrival"))
+        self.log.step(Publish(number, name="arrival"))
 
     def acquires(self, place: Hashable) -> None:
         number = self._places.get(place)
@@ -166,6 +165,7 @@ class Clock(Observer):
             return
         if isinstance(place, Start):
             self.log.step(Acquire(number, 1, "start", place.where, idle=True))
+            self._starting[self.log] = Acquire(number, 1, "start-up", place.where, lag_s=self._startup)
         else:
             delay = self.machine.program_level.barrier
             self.log.step(Acquire(number, self._counts[number], "barrier", None, delay_s=delay))
@@ -285,6 +285,8 @@ class Clock(Observer):
     ) -> None:
         """The current task does something that takes time."""
         part.demands = self.spread(part.demands, frame)
+        if self.log in self._starting:
+            self.log.step(self._starting.pop(self.log))
         if frame.program is None and not self.log.task.engine:
             floor_s += self.machine.tensor_level.launch
         self.log.work(part, floor_s, tail_s, asynchronous)
