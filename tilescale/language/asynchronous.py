@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -33,8 +34,10 @@ def check_queue(context: Context, network: Network | None, impl: str | None) -> 
     )
 
 
-def after_of(context: Context, after: Any, impl: str | None, network: Network | None) -> tuple[ir.Call, Any, str]:
-    """The flag, the value and the comparison of `after=`.
+def after_of(
+    context: Context, after: Any, impl: str | None, network: Network | None
+) -> tuple[list[ir.PrimExpr], str]:
+    """The flag and the value of `after=`, and the comparison.
 
     Raises:
         UsageError: not (flag, comparison, value); not in a phase of units that own tensors; a mechanism that programs
@@ -61,7 +64,21 @@ def after_of(context: Context, after: Any, impl: str | None, network: Network | 
             where=here(),
         )
     flag, compare, value = after
-    return flag_region(flag), ir.int_node(value), check_comparison("after=(flag, {}, value)", compare)
+    return [flag_region(flag), ir.int_node(value)], check_comparison("after=(flag, {}, value)", compare)
+
+
+def check_fixed(context: Context, regions: Sequence[ir.Call], values: Sequence[Any] = ()) -> None:
+    """Raise UsageError for an operand that is read from memory: what a queue does is settled when it is started."""
+    for region in regions:
+        _, begins, extents = ir.region_parts(region)
+        values = [*values, *begins, *extents]
+    for value in values:
+        if isinstance(value, ir.PrimExpr) and not ir.is_pure(value):
+            raise UsageError(
+                f"{context.name}(signal=): {value} is read from memory, and a copy that is only started runs later",
+                hint="read it before, into a name of its own, and use that",
+                where=here(),
+            )
 
 
 def check_alike(context: Context, source: ir.Call, target: ir.Call) -> None:
@@ -111,6 +128,7 @@ def check_gather(context: Context, level: Level, source: ir.Call, target: ir.Cal
             hint=f"parts lie side by side along dimension 0: the whole of such parts is {tuple(map(plain, wanted))}",
             where=here(),
         )
+    check_fixed(context, [source, target])
     check_alike(context, source, target)
     _check_own(context, level, parts, source, target)
     return parts

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
-from tilescale.language.asynchronous import after_of, check_alike, check_queue
+from tilescale.language.asynchronous import after_of, check_alike, check_fixed, check_queue
 from tilescale.language.checks import check_impl, check_path, check_peer
 from tilescale.language.context import Context, here, plain, shape_of
 from tilescale.language.signal import check_signal_op, flag_region
@@ -104,15 +104,15 @@ def _remote(
         return trace.call(COPY, *regions, peer, level=level.name, far=far, impl=impl)
     op = op or "add"
     check_signal_op(op)
-    told = [flag_region(signal), ir.int_node(1 if value is None else value)]
-    compare = None
+    flag, told = flag_region(signal), ir.int_node(1 if value is None else value)
+    waited, compare = after_of(context, after, impl, network) if after is not None else ([], None)
     if owns_a_queue(context.executing, context.machine):
         check_queue(context, network, impl)
         check_alike(context, *regions)
-    if after is not None:
-        awaited, value, compare = after_of(context, after, impl, network)
-        told += [awaited, value]
-    return trace.call(COPY, *regions, peer, *told, level=level.name, far=far, impl=impl, op=op, after=compare)
+        check_fixed(context, [*regions, flag, *waited[:1]], [peer, told, *waited[1:]])
+    return trace.call(
+        COPY, *regions, peer, flag, told, *waited, level=level.name, far=far, impl=impl, op=op, after=compare
+    )
 
 
 def _check_whole(source: Any, target: Any) -> None:

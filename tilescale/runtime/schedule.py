@@ -8,7 +8,9 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.hda import Machine
+from tilescale.program.asynchronous import is_asynchronous, owns_a_queue
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Parameter, Part, Program
+from tilescale.program.operations import Collective, Copy, operation, signalled
 from tilescale.program.ops import ALL_OPS, RANK, VIEW
 
 _TILE_OP = "tl.tileop."
@@ -62,32 +64,44 @@ class _Words:
         return f"launch {', '.join([*units, grid, *cluster, f'{launch.thread_count} threads'])}"
 
     def _phase(self, part: DevicePhase | GridPhase, indent: str) -> Iterator[str]:
-        operations = list(dict.fromkeys(self._operations(part.stmt)))
+        operations = list(dict.fromkeys(self._operations(part)))
         if not operations and isinstance(part, DevicePhase):  # views and names only: nothing to run
             return
         self.phase += 1
         level = self.machine.tensor_level if isinstance(part, DevicePhase) else self.machine.program_level
         yield f"{indent}{self.phase}. each {level.name}: {', '.join(operations) or 'element-wise statements'}"
 
-    def _operations(self, stmt: ir.Stmt) -> list[str]:
+    def _operations(self, part: DevicePhase | GridPhase) -> list[str]:
         found: list[str] = []
+        starts = isinstance(part, DevicePhase) and owns_a_queue(self.machine.tensor_level, self.machine)
 
         def visit(node: Any) -> None:
             name = ir.op_name(node) or ""
             if name.startswith(_TILE_OP):
                 found.append(name.removeprefix(_TILE_OP))
             elif name in ALL_OPS - {VIEW.name, RANK.name}:
-                found.append(self._ours(node, name.rpartition(".")[2]))
+                found.append(self._ours(node, starts and is_asynchronous(node)))
 
-        ir.walk(stmt, visit)
+        ir.walk(part.stmt, visit)
         return found
 
-    def _ours(self, call: ir.Call, name: str) -> str:
-        tiles = [ir.region_parts(a)[0] for a in call.args if ir.op_name(a) == "tl.region"]
-        names = [self.names.get(b.data, b.name.removesuffix("_view")) for b in tiles]
+    def _ours(self, call: ir.Call, starts: bool) -> str:
+        ours, name = operation(call), call.op.name.rpartition(".")[2]
+        tiles = [argument for argument in call.args if ir.op_name(argument) == "tl.region"][: 2 if starts else None]
         level, impl = ir.attribute(call, "level"), ir.attribute(call, "impl")
         between = f" between {level}s" if level else ""
-        return f"{name}({', '.join(names)}){between}{f' by {impl}' if impl else ''}"
+        text = f"{name}({', '.join(map(self._name, tiles))}){between}{f' by {impl}' if impl else ''}"
+        return f"start {text} beside what follows{self._flags(ours)}" if starts else text
+
+    def _flags(self, ours: Copy | Collective) -> str:
+        """What a copy that is only started waits for, and tells."""
+        after = ours.after if isinstance(ours, Copy) else None
+        waits = f" after {self._name(after.flag)} {after.compare} {after.value}" if after is not None else ""
+        return f"{waits}, signals {self._name(signalled(ours)[0])}"
+
+    def _name(self, region: ir.Call) -> str:
+        buffer = ir.region_parts(region)[0]
+        return self.names.get(buffer.data, buffer.name.removesuffix("_view"))
 
 
 def _control(stmt: ir.Stmt) -> str:
