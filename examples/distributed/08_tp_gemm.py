@@ -23,7 +23,7 @@ import torch
 import tilescale
 import tilescale.language as T
 
-TILE_M, TILE_N, TILE_K = 128, 128, 64
+TILE_M, TILE_N, TILE_K, STAGES = 128, 128, 64, 3
 
 
 def tp_gemm(devices: int, M: int, N: int, K: int):
@@ -44,7 +44,7 @@ def tp_gemm(devices: int, M: int, N: int, K: int):
                 c = T.alloc((TILE_M, TILE_N), "float32", level="l0")
                 with T.Scale("warpgroup"):
                     T.clear(T.view(c, layout=T.Replica))
-                for k in T.Pipelined(T.ceildiv(A_dev.shape[1], TILE_K), num_stages=3):
+                for k in T.Pipelined(T.ceildiv(A_dev.shape[1], TILE_K), num_stages=STAGES):
                     T.copy(A_dev[by * TILE_M, k * TILE_K], a)
                     T.copy(B_dev[k * TILE_K, bx * TILE_N], b)
                     with T.Scale("warpgroup"):  # each multiplies its half of the K tile

@@ -122,7 +122,7 @@ class GridLowering(Signature):
         if self.cluster is not None:
             body = self.cluster.enclose(body)
             self.ordered = self.ordered or self.cluster.meets
-        nest = self._nest(body)
+        nest = self._nest(self.lanes.pipelines.beside(body))
         order = sorted(range(len(self.arguments)), key=lambda i: self.parameters[i][1] is not None)
         name = f"{self.program.name}_{self.number}"
         func = tir.function(
@@ -146,8 +146,11 @@ class GridLowering(Signature):
         headers = () if self.cluster is None else ("cluster.cuh",)
         texts = [prelude(*headers), *self.libraries.values(), self.lanes.prelude()]
         annotations["pragma_import_c"] = "".join(texts) + str(annotations.get("pragma_import_c", ""))
-        if self.cluster is not None:
-            arrivals = {data: counts for data, counts in self.cluster.barriers.items() if data in used}
+        if self.lanes.pipelines.loops:
+            annotations["tl.launch_threads"] = [self.lanes.pipelines.threads(), 1, 1]
+        made = {**self.lanes.pipelines.barriers, **(self.cluster.barriers if self.cluster is not None else {})}
+        arrivals = {data: counts for data, counts in made.items() if data in used}
+        if arrivals:
             annotations["barrier_init"] = {**annotations.get("barrier_init", {}), **arrivals}
         programs = list(zip(self.launch.programs, (self.expr(n) for n in self.launch.grid), strict=True))
         return tir.launch_nest(programs, self.launch.thread_vars, on_chip, annotations, body)

@@ -172,9 +172,13 @@ class Signature:
             step = step * extent
         return [ir.IntImm("int64", self.target.stride * 8 // ir.bits(dtype)), *strides]
 
+    def tensor_of(self, data: ir.Var) -> ir.Var:
+        """The data variable of the parameter behind a view of a tensor; any other as it is."""
+        return self._alias.get(data, data)
+
     def _global(self, data: ir.Var) -> tuple[int | None, Any, Any, str, str]:
         """Position (None: a workspace of the program), buffer, shape, type and name behind a tensor's data variable."""
-        data = self._alias.get(data, data)
+        data = self.tensor_of(data)
         for position, parameter in enumerate(self.program.parameters):
             if parameter.buffer is not None and parameter.buffer.data.same_as(data):
                 shape = [self.expr(n) for n in parameter.shape]

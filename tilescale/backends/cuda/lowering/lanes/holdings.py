@@ -63,11 +63,19 @@ def is_fragment(buffer: ir.Buffer) -> bool:
 
 
 def accesses(node: Any) -> list[tuple[ir.Buffer, list[Any], bool]]:
-    """Buffers that a statement names: indices, and whether it writes there. Regions of operations included."""
+    """Buffers that a statement names: indices, and whether it writes there. Regions of operations included.
+
+    What a view is of is no access.
+    """
     found: list[tuple[ir.Buffer, list[Any], bool]] = []
+    viewed: set[Any] = set()
 
     def visit(n: Any) -> None:
-        if ir.op_name(n) == "tl.region":
+        if ir.op_name(n) == ops.VIEW.name:
+            viewed.update((n.args[0], n.args[0].args[0]))
+        elif n in viewed:
+            return
+        elif ir.op_name(n) == "tl.region":
             load = n.args[0]
             found.append((load.buffer, list(load.indices), bool(ir.constant(n.args[1]) & 2)))
         elif isinstance(n, ir.BufferLoad | ir.BufferStore):
@@ -116,6 +124,13 @@ class Holdings:
     def of(self, buffer: ir.Buffer) -> Held | None:
         """How units hold a tile; None if they do not."""
         return self.held.get(buffer.data)
+
+    def base(self, buffer: ir.Buffer) -> ir.Var:
+        """The data variable of the tile or tensor that a buffer, or a unit's view of it, lies in."""
+        data = buffer.data
+        while data in self.views:
+            data = ir.region_parts(self.views[data].args[0])[0].data
+        return self.lowering.tensor_of(data)
 
     def touched(self, node: Any) -> Held | None:
         """How units hold a tile that a statement names, preferring one they split."""

@@ -10,7 +10,7 @@ Declines 2-D threads and more units than there are hardware barriers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.lowering.lanes.clones import Clone
 from tilescale.backends.cuda.lowering.lanes.holdings import Holdings, accesses, parallel_loops
+from tilescale.backends.cuda.lowering.lanes.pipelines import Pipelines
 from tilescale.backends.cuda.lowering.lanes.ranges import HARDWARE_BARRIERS, ThreadNames
 from tilescale.backends.cuda.lowering.lanes.registers import marks
 from tilescale.backends.cuda.lowering.lanes.sharing import Share
@@ -101,6 +102,7 @@ class LaneLowering:
     def survey(self, phase: ir.Stmt) -> None:
         """Find out what units hold in a phase."""
         self.holdings = Holdings(self.lowering, phase)
+        self.pipelines = Pipelines(self, phase)
 
     def first_thread(self) -> int:
         """The first thread of the unit whose clone is being lowered, or of the program."""
@@ -158,8 +160,8 @@ class LaneLowering:
         if isinstance(node, ir.IfThenElse) and self._names.tell_apart(node.condition):
             return self._condition(node)
         if isinstance(node, ir.SeqStmt):
-            return self._sequence(node.seq) if any(self._level(s) is not None for s in node.seq) else None
-        return self._sequence([node]) if self._level(node) is not None else None
+            return self._sequence(node.seq) if any(self.level_of(s) is not None for s in node.seq) else None
+        return self._sequence([node]) if self.level_of(node) is not None else None
 
     def _condition(self, node: ir.IfThenElse) -> ir.Stmt:
         """A branch on the thread index: the units in it do not meet the others."""
@@ -168,11 +170,14 @@ class LaneLowering:
         self._conditions -= 1
         return tir.at(ir.IfThenElse(self.lowering.expr(node.condition), *arms), node)
 
-    def _level(self, stmt: ir.Stmt) -> Level | None:
+    def level_of(self, stmt: ir.Stmt) -> Level | None:
         """The level whose units execute a statement of the program."""
         if isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == ops.SCALE:
             level = self.lowering.target.machine.level(str(stmt.value.value))
             return level if level.kind == "lanes" else None
+        loop = self.pipelines.of(stmt)
+        if loop is not None:
+            return loop.level
         if not (isinstance(stmt, ir.Evaluate | ir.BufferStore) or parallel_loops(stmt)):
             return None
         held = self.holdings.touched(stmt)
@@ -184,8 +189,8 @@ class LaneLowering:
         run: list[ir.Stmt] = []
         before: Level | None = None
         for stmt in [*stmts, None]:
-            level = self._level(stmt) if stmt is not None else None
-            if run and (level is None or level != before):
+            level = self.level_of(stmt) if stmt is not None else None
+            if run and (level is None or level != before or self.pipelines.of(run[-1])):
                 result.append(self._run(run, before))
                 run = []
             before = level
@@ -203,29 +208,42 @@ class LaneLowering:
         units = [self.whole] if level.threads == 1 else self.whole.units(level)
         self.used = True
         try:
-            meetings = _meetings(stmts)
-            chain = self.chain(units, [self._clone(stmts, meetings, unit) for unit in units])
+            chain = self.chain(units, [self._clone(stmts, unit) for unit in units])
         finally:
             self.unit = None
         if tir.is_nothing(chain):
             return chain
         return tir.sequence([chain, self.lowering.sync()] if any(_in_memory(s)[0] for s in stmts) else [chain])
 
-    def _clone(self, stmts: list[ir.Stmt], meetings: set[int], unit: Unit) -> ir.Stmt:
-        """One unit's part of a run, with a meeting of all before the statements that `meetings` numbers."""
+    def _clone(self, stmts: list[ir.Stmt], unit: Unit) -> ir.Stmt:
         self.unit = unit
+        return self.unit_statements(stmts, unit)
+
+    def unit_statements(
+        self, stmts: Sequence[ir.Stmt], unit: Unit, around: Clone | None = None, kept: frozenset[ir.Var] = frozenset()
+    ) -> ir.Stmt:
+        """One unit's part of a run of statements, with a meeting of all where memory asks for one.
+
+        Args:
+            around: the clone of the loop whose body they are.
+            kept: tiles that no statement of the loop writes.
+        """
+        meetings = _meetings(stmts, around is not None, lambda tile: self.holdings.base(tile) in kept)
         result: list[ir.Stmt] = []
         for number, stmt in enumerate(stmts):
             self.lowering.where = location(stmt) or self.lowering.where
             result += [self.meet(unit)] if number in meetings else []
-            if isinstance(stmt, ir.AttrStmt):
-                result.append(
-                    Clone(self, unit).scale(stmt) if unit is self.whole else Clone(self, unit).stmt(stmt.body)
-                )
+            clone, loop = Clone(self, unit, around), self.pipelines.of(stmt)
+            if loop is not None:
+                result.append(self.pipelines.work(loop, unit))
+            elif isinstance(stmt, ir.AttrStmt):
+                result.append(clone.scale(stmt) if unit is self.whole else clone.stmt(stmt.body))
+            elif isinstance(stmt, ir.Bind):
+                result.append(around.stmt(stmt))
             else:
                 part = Share(self, unit).stmt(stmt, self.holdings.touched(stmt))
-                result += [Clone(self, unit).stmt(part)] if part is not None else []
-        return tir.sequence(result)
+                result += [clone.stmt(part)] if part is not None else []
+        return tir.sequence([*result, *([self.meet(unit)] if len(stmts) in meetings else [])])
 
     def chain(self, units: list[Unit], clones: list[ir.Stmt]) -> ir.Stmt:
         """Clone i on unit i: an exclusive chain of branches, which TileLang runs side by side."""
@@ -252,7 +270,7 @@ class LaneLowering:
         In a branch the barrier has a number of ours: stock TileLang numbers those of the program and those that it adds
         itself in two passes, which know nothing of each other.
         """
-        if (executing or group).threads == self.whole.threads:
+        if (executing or group).threads == self.whole.threads == self.pipelines.threads():
             return tir.evaluate(tir.call("tirx.tvm_storage_sync", "shared", dtype="int32"))
         if group.threads == 32:
             return tir.evaluate(tir.call("tl.sync_warp", dtype="void"))
@@ -288,23 +306,29 @@ class LaneLowering:
         return [names for names in groups.values() if len(names) > 1 and given.isdisjoint(names)]
 
 
-def _meetings(stmts: Sequence[ir.Stmt]) -> set[int]:
-    """Before which statements of a run all units meet: where one writes what was touched, or reads what was written."""
+def _meetings(stmts: Sequence[ir.Stmt], repeated: bool, apart: Callable[[ir.Buffer], bool]) -> set[int]:
+    """Before which statements of a run all units meet: where one writes what was touched, or reads what was written.
+
+    Args:
+        repeated: the first statement follows the last one: the number after the last stands for the end.
+        apart: tiles that need no meeting.
+    """
     found: set[int] = set()
-    touched = written = False
+    touched = written = any_written = False
     for number, stmt in enumerate(stmts):
-        touches, writes = _in_memory(stmt)
+        touches, writes = _in_memory(stmt, apart)
         if (touches and written) or (writes and touched):
             found.add(number)
             touched = written = False
-        touched, written = touched or touches, written or writes
-    return found
+        touched, written, any_written = touched or touches, written or writes, any_written or writes
+    return found | ({len(stmts)} if repeated and touched and any_written else set())
 
 
-def _in_memory(stmt: ir.Stmt) -> tuple[bool, bool]:
-    """Whether a statement touches memory that units share, and whether it writes there."""
+def _in_memory(stmt: ir.Stmt, apart: Callable[[ir.Buffer], bool] = lambda tile: False) -> tuple[bool, bool]:
+    """Whether a statement touches memory that units share (but for tiles `apart`), and whether it writes there."""
     if ir.contains(stmt, lambda n: ir.op_name(n) in ops.ALL_OPS - {ops.RANK.name, ops.VIEW.name}):
         return True, True
-    shared = [writes for buffer, _, writes in accesses(stmt) if not buffer.scope().startswith("local")]
+    named = [(buffer, writes) for buffer, _, writes in accesses(stmt) if not buffer.scope().startswith("local")]
+    shared = [writes for buffer, writes in named if not apart(buffer)]
     opaque = ir.contains(stmt, lambda n: ir.op_name(n) in ("tirx.address_of", "tirx.tvm_access_ptr"))
     return bool(shared) or opaque, any(shared) or opaque

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""Find the pipelined loops whose loads a warpgroup of its own can issue ahead of the units that work on the tiles.
+
+Why: such a loader runs beside everything else of the program, so nothing may order its loads but the tiles themselves.
+Before: a phase. After: its loops taken apart into loads and statements of units (pipelines.py lowers them). Nothing is
+rewritten.
+
+Declines: launches without room for a loader, clusters, phases that wait for other devices, loops inside loops or
+conditions, tiles that have another use, sources that the program writes, copies that are none in bulk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering.lanes.holdings import accesses
+from tilescale.program import ops
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
+    from tilescale.hda import Level
+
+LOADER_THREADS = 128
+"""A warpgroup: registers move from and to whole ones (PTX ISA, `setmaxnreg`)."""
+
+MOST_THREADS = 1024
+FIRST_ARCHITECTURE = 9
+"""Compute capability of the first processors with bulk copies and barriers that count bytes."""
+
+BULK, LONGEST, RANKS = 16, 256, 5
+"""Bulk copies: bytes that strides are multiples of, rows of a box, dimensions (CUDA driver API, cuTensorMapEncodeTiled)."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A pipelined loop, taken apart.
+
+    Attributes:
+        level: whose units work in it.
+        loads: its copies from memory into tiles.
+        binds: the names that loads and extents use, bound before the loop or in it (`inner`).
+        rest: what units execute.
+    """
+
+    stmt: ir.For
+    level: Level
+    loads: tuple[ir.Call, ...]
+    binds: tuple[ir.Bind, ...]
+    inner: tuple[ir.Bind, ...]
+    rest: tuple[ir.Stmt, ...]
+
+    @property
+    def tiles(self) -> list[ir.Buffer]:
+        """What is loaded."""
+        return [ir.region_parts(load.args[1])[0] for load in self.loads]
+
+    @property
+    def stages(self) -> int:
+        """Tiles of a kind that there are."""
+        return ir.constant(self.stmt.annotations["num_stages"])
+
+
+def asynchronous(lanes: LaneLowering, phase: ir.Stmt) -> list[Loop]:
+    """The loops of a phase that can run beside a loader, in order."""
+    return _Search(lanes, phase).found
+
+
+class _Search:
+    def __init__(self, lanes: LaneLowering, phase: ir.Stmt):
+        self.lanes, self.lowering, self.phase = lanes, lanes.lowering, phase
+        self.found: list[Loop] = []
+        if self._has_room() and not ir.contains(phase, self._meets_devices):
+            self._walk(phase, [])
+
+    def _has_room(self) -> bool:
+        launch = self.lowering.launch
+        major = self.lowering.target.machine.identify.architecture.partition(".")[0]
+        threads = launch.thread_count
+        fits = threads % LOADER_THREADS == 0 and threads + LOADER_THREADS <= MOST_THREADS
+        modern = major.isdigit() and int(major) >= FIRST_ARCHITECTURE
+        return modern and fits and launch.threads[1:] == (1, 1) and self.lowering.cluster is None
+
+    def _meets_devices(self, node: Any) -> bool:
+        name = ir.op_name(node)
+        if name not in ops.COLLECTIVES | {ops.WAIT.name}:
+            return False
+        level = ir.attribute(node, "level")
+        return level is None or self._level(str(level)).kind != "lanes"
+
+    def _level(self, name: str) -> Level:
+        return self.lowering.target.machine.level(name)
+
+    def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind]) -> None:
+        """Loops that every thread reaches, once."""
+        if isinstance(stmt, ir.Bind):
+            binds.append(stmt)
+        elif isinstance(stmt, ir.SeqStmt):
+            for inner in stmt.seq:
+                self._walk(inner, binds)
+        elif isinstance(stmt, ir.AttrStmt):
+            if str(stmt.attr_key) != ops.SCALE or self._level(str(stmt.value.value)).kind != "lanes":
+                self._walk(stmt.body, binds)
+        elif isinstance(stmt, ir.For) and "num_stages" in stmt.annotations:
+            loop = self._taken_apart(stmt, binds)
+            if loop is not None and self._stands_alone(loop):
+                self.found.append(loop)
+
+    # -- one loop ------------------------------------------------------------------------------------------------------
+
+    def _taken_apart(self, stmt: ir.For, binds: list[ir.Bind]) -> Loop | None:
+        body = list(stmt.body.seq) if isinstance(stmt.body, ir.SeqStmt) else [stmt.body]
+        loads = [inner.value for inner in body if self._is_load(inner)]
+        rest = [inner for inner in body if not self._is_load(inner)]
+        inner = [bind for bind in rest if isinstance(bind, ir.Bind)]
+        levels = [self.lanes.level_of(other) for other in rest if not isinstance(other, ir.Bind)]
+        alike = levels and levels[0] is not None and all(level == levels[0] for level in levels)
+        if not loads or not alike or levels[0].threads % LOADER_THREADS:
+            return None
+        if set(stmt.annotations) != {"num_stages"} or (ir.constant(stmt.annotations["num_stages"]) or 0) < 1:
+            return None
+        used = _used([*binds, *inner], [stmt.min, stmt.extent, *loads])
+        return Loop(stmt, levels[0], tuple(loads), tuple(used), tuple(b for b in inner if b in used), tuple(rest))
+
+    def _is_load(self, stmt: ir.Stmt) -> bool:
+        """A bulk copy from memory into all of a tile in shared memory."""
+        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != "tl.tileop.copy":
+            return False
+        if any(ir.op_name(region) != "tl.region" for region in stmt.value.args[:2]):
+            return False
+        source, _, box = ir.region_parts(stmt.value.args[0])
+        tile, begins, extents = ir.region_parts(stmt.value.args[1])
+        shape = [ir.constant(n) for n in tile.shape]
+        whole = all(ir.constant(b) == 0 for b in begins) and [ir.constant(n) for n in extents] == shape
+        alike = [n for n in map(ir.constant, box) if n != 1] == [n for n in shape if n != 1]
+        between = source.scope() == "global" and tile.scope() == "shared.dyn" and str(source.dtype) == str(tile.dtype)
+        return whole and alike and between and self._is_bulk(source, shape)
+
+    def _is_bulk(self, source: ir.Buffer, box: list[int]) -> bool:
+        size = ir.bits(str(source.dtype)) // 8
+        if not size or len(source.shape) > RANKS or box[-1] * size % BULK or max(box[:-1], default=LONGEST) > LONGEST:
+            return False
+        stride = size
+        for extent in source.shape[:0:-1]:
+            stride *= ir.constant(self.lowering.expr(extent)) or 1
+            if stride % BULK:
+                return False
+        return True
+
+    def _stands_alone(self, loop: Loop) -> bool:
+        """Whether nothing but its loads writes the tiles or their sources, and nothing outside names the tiles."""
+        tiles = {tile.data for tile in loop.tiles}
+        noted = any(isinstance(note, dict) and tiles & set(note) for _, note in self.lowering.launch.notes)
+        held = any(self.lanes.holdings.of(tile) or self.lanes.owner(tile) for tile in loop.tiles)
+        if len(tiles) < len(loop.loads) or noted or held or ir.contains(self.phase, _is_pointer):
+            return False
+        inside = [*self._named(loop.stmt)]
+        everywhere = [*self._named(self.phase)]
+        if sum(data in tiles for data, _ in everywhere) != sum(data in tiles for data, _ in inside):
+            return False
+        written = [data for data, writes in everywhere if writes]
+        read = {data for part in (*loop.loads, *loop.binds) for data, _ in self._named(part)} - tiles
+        return sum(data in tiles for data in written) == len(tiles) and not read & set(written)
+
+    def _named(self, node: Any) -> Iterator[tuple[ir.Var, bool]]:
+        """The tiles and tensors that a node names, behind views, and whether it writes them."""
+        for buffer, _, writes in accesses(node):
+            yield self.lanes.holdings.base(buffer), writes
+
+
+def _used(binds: list[ir.Bind], by: list[Any]) -> list[ir.Bind]:
+    """The bindings that something needs, in order."""
+    needed: set[ir.Var] = set()
+    for node in by:
+        needed |= ir.variables(node) if isinstance(node, ir.PrimExpr) else set()
+    found: list[ir.Bind] = []
+    for bind in reversed(binds):
+        if bind.var in needed and ir.op_name(bind.value) != ops.VIEW.name:
+            needed |= ir.variables(bind.value)
+            found.insert(0, bind)
+    return found
+
+
+def _is_pointer(node: Any) -> bool:
+    return ir.op_name(node) == "tirx.tvm_access_ptr"

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""Run pipelined loops of units asynchronously: a warpgroup of its own loads tiles ahead, the units work on them.
+
+Why: a loop that all threads enter together, iteration after iteration, waits for its loads. Before: a `T.Pipelined`
+loop of the program whose body is copies from memory into tiles, and statements that units execute. After: 128 more
+threads, the loader, issue those copies in bulk into a ring of tiles; each unit runs the loop in its own branch. Tiles
+are handed over by barriers in shared memory: `full` counts their bytes, `empty` the threads that have used them.
+
+The target is roles by hand and not stock TileLang's `WSSchedule`: a pipeline there has one consumer role, while tiles
+here are read by several units, which also meet one another inside the loop.
+
+Leaves to the in-order lowering what loops.py declines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.lanes.clones import Clone
+from tilescale.backends.cuda.lowering.lanes.holdings import accesses
+from tilescale.backends.cuda.lowering.lanes.loops import LOADER_THREADS, Loop, asynchronous
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering, Unit
+
+REGISTERS, LOADER_REGISTERS, MOST_REGISTERS = 65536, 24, 240
+"""Of a multiprocessor; of a thread that loads; of a thread that works, at most (they come in steps of 8)."""
+
+
+ROLES = "kWarpSpecializationScope"
+"""Stock TileLang's mark of a branch whose arms run side by side: it looks inside when it reuses shared memory."""
+
+
+class Pipelines:
+    """The asynchronous loops of a phase.
+
+    Attributes:
+        loops: them, in order.
+    """
+
+    def __init__(self, lanes: LaneLowering, phase: ir.Stmt):
+        self.lanes, self.lowering = lanes, lanes.lowering
+        self.loops: list[Loop] = asynchronous(lanes, phase)
+        self.barriers: dict[ir.Var, list[ir.PrimExpr]] = {}
+        self._rings: dict[ir.Var, ir.Buffer] = {}
+        self._handed: dict[ir.For, tuple[ir.Buffer, ir.Buffer]] = {}
+        for number, loop in enumerate(self.loops):
+            self._allocate(loop, f"_{number}" if number else "")
+
+    def _allocate(self, loop: Loop, number: str) -> None:
+        """The rings of a loop, and its barriers."""
+        tiles = self.lowering.tiles
+        for tile in loop.tiles:
+            shape = [loop.stages, *map(ir.constant, tile.shape)]
+            self._rings[tile.data] = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
+            tiles.append(self._rings[tile.data])
+        pair = [tir.local_buffer(name + number, [loop.stages], "uint64", "shared.barrier") for name in ("full", "empty")]
+        for barrier, arrivals in zip(pair, (1, self.lanes.whole.threads), strict=True):
+            self.barriers[barrier.data] = [ir.int_node(arrivals)] * loop.stages
+            tiles.append(barrier)
+        self._handed[loop.stmt] = (pair[0], pair[1])
+        self._note(loop)
+
+    def _note(self, loop: Loop) -> None:
+        first = self.lanes.whole.threads
+        names = ", ".join(tile.name for tile in loop.tiles)
+        units = self.lanes.whole.units(loop.level)
+        self.lowering.notes.append(
+            f"T.Pipelined over {loop.stmt.loop_var.name}: threads {first} to {first + LOADER_THREADS - 1} load {names} "
+            f"by TMA, {loop.stages} ahead; {len(units)} {loop.level.name}s work on them"
+        )
+
+    def of(self, stmt: Any) -> Loop | None:
+        """The asynchronous loop that a statement is."""
+        return next((loop for loop in self.loops if loop.stmt.same_as(stmt)), None)
+
+    def threads(self) -> int:
+        """Threads of a launch, the loader included."""
+        return self.lanes.whole.threads + (LOADER_THREADS if self.loops else 0)
+
+    # -- units ---------------------------------------------------------------------------------------------------------
+
+    def work(self, loop: Loop, unit: Unit) -> ir.Stmt:
+        """The loop of one unit."""
+        clone = Clone(self.lanes, unit)
+        step = clone.values[loop.stmt.loop_var] = ir.Var(loop.stmt.loop_var.name, str(loop.stmt.loop_var.dtype))
+        begin, extent = (self.lowering.expr(clone.expr(n)) for n in (loop.stmt.min, loop.stmt.extent))
+        stage, turn = _turn(loop, step - begin)
+        full, empty = self._handed[loop.stmt]
+        body = self.lanes.unit_statements(loop.rest, unit, clone, self._kept(loop))
+        steps = [_wait(full, stage, turn), self._on_rings(body, stage), _arrive(empty, stage)]
+        return tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, tir.sequence(steps)), loop.stmt)
+
+    def _kept(self, loop: Loop) -> frozenset[ir.Var]:
+        """The tiles that no unit writes in a loop."""
+        named = [access for stmt in loop.rest for access in accesses(stmt)]
+        bases = [(self.lanes.holdings.base(buffer), writes) for buffer, _, writes in named]
+        return frozenset(base for base, _ in bases) - {base for base, writes in bases if writes}
+
+    def _on_rings(self, stmt: ir.Stmt, stage: Any) -> ir.Stmt:
+        """A statement on one stage of the rings."""
+
+        def leave(node: Any) -> Any:
+            if isinstance(node, ir.BufferLoad) and node.buffer.data in self._rings:
+                return ir.BufferLoad(self._rings[node.buffer.data], [stage, *node.indices])
+            if ir.op_name(node) == "tl.region" and len(node.args) - 2 < len(node.args[0].indices):
+                return tir.recall(node, [*node.args[:2], ir.IntImm("int32", 1), *node.args[2:]])
+            return None
+
+        return tir.rewrite(stmt, leave=leave)
+
+    # -- the loader ----------------------------------------------------------------------------------------------------
+
+    def beside(self, body: ir.Stmt) -> ir.Stmt:
+        """The program beside its loader. The loader's text is first: tiles after a loop may then lie in its rings."""
+        if not self.loops:
+            return body
+        workers = self.lanes.whole.threads
+        left = (REGISTERS - LOADER_THREADS * LOADER_REGISTERS) // workers
+        loads = tir.sequence([_registers(LOADER_REGISTERS, more=False), *map(self._load, self.loops)])
+        work = tir.sequence([_registers(min(left // 8 * 8, MOST_REGISTERS), more=True), body])
+        roles = ir.IfThenElse(self.lowering.launch.thread_vars[0][0] >= workers, loads, work)
+        return ir.AttrStmt(ir.IntImm("int32", 0), ROLES, ir.IntImm("int32", 0), roles)
+
+    def _load(self, loop: Loop) -> ir.Stmt:
+        fresh = {bind.var: ir.Var(bind.var.name, str(bind.var.dtype)) for bind in loop.binds}
+        var = loop.stmt.loop_var
+        step = fresh[var] = ir.Var(var.name, str(var.dtype))
+        begin = ir.substitute(loop.stmt.min, fresh)
+        stage, turn = _turn(loop, step - begin)
+        full, empty = self._handed[loop.stmt]
+        copies = [self._copy(call, ir.BufferLoad(full, [stage]), stage, fresh) for call in loop.loads]
+        elected = tir.call("tl.tl_shuffle_elect", LOADER_THREADS, dtype="bool")
+        issue = ir.IfThenElse(elected, tir.sequence([*copies, _arrive(full, stage)]), None)
+
+        def names(inside: bool) -> list[ir.Stmt]:
+            return [
+                ir.Bind(fresh[bind.var], ir.substitute(bind.value, fresh))
+                for bind in loop.binds
+                if (bind in loop.inner) == inside
+            ]
+
+        body = tir.sequence([*names(True), _wait(empty, stage, 1 - turn), issue])
+        nest = ir.For(step, begin, ir.substitute(loop.stmt.extent, fresh), ir.ForKind.SERIAL, body)
+        return self.lowering.stmt(tir.sequence([*names(False), nest]))
+
+    def _copy(self, call: ir.Call, full: ir.BufferLoad, stage: Any, fresh: dict[ir.Var, Any]) -> ir.Stmt:
+        source, begins, extents = ir.region_parts(call.args[0])
+        ring = self._rings[ir.region_parts(call.args[1])[0].data]
+        box = [ir.constant(n) for n in ring.shape[1:]]
+        target = tir.region(ring, [stage, *[0] * len(box)], [1, *box], "w")
+        begins = [ir.substitute(b, fresh) if isinstance(b, ir.PrimExpr) else b for b in begins]
+        read = tir.region(source, begins, extents, "r")
+        return tir.tile_call("tma_copy", read, target, barrier=full, is_tma_copy=1)
+
+
+def _turn(loop: Loop, done: Any) -> tuple[Any, Any]:
+    """The stage of an iteration, and the parity of the phase that its barriers complete in it."""
+    return done % loop.stages, done // loop.stages % 2
+
+
+def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
+    return tir.evaluate(tir.call("tl.mbarrier_wait_parity", ir.BufferLoad(barrier, [stage]), turn))
+
+
+def _arrive(barrier: ir.Buffer, stage: Any) -> ir.Stmt:
+    return tir.evaluate(tir.call("tirx.ptx_arrive_barrier", ir.BufferLoad(barrier, [stage])))
+
+
+def _registers(count: int, *, more: bool) -> ir.Stmt:
+    return tir.evaluate(tir.call("tl.set_max_nreg", count, int(more)))
