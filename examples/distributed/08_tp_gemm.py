@@ -23,7 +23,8 @@ import torch
 import tilescale
 import tilescale.language as T
 
-TILE_M, TILE_N, TILE_K, STAGES = 128, 128, 64, 3
+TILE_M, TILE_N, TILE_K, STAGES = 128, 192, 64, 5
+PANEL = 10  # rows of tiles that are made side by side: what they share stays in the cache
 
 
 def tp_gemm(devices: int, M: int, N: int, K: int):
@@ -34,6 +35,7 @@ def tp_gemm(devices: int, M: int, N: int, K: int):
         A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "float32")
     ):
         with T.Kernel(device=devices, block=(T.ceildiv(N, TILE_N), T.ceildiv(M, TILE_M)), threads=256) as (bx, by):
+            T.use_swizzle(PANEL)
             with T.Scale("device"):
                 A_dev = T.view(A, layout=T.FullCol)  # (M, K / devices) on each
                 B_dev = T.view(B, layout=T.FullRow)  # (K / devices, N)

@@ -21,6 +21,7 @@ Things to try: a `merge` that returns the mean of the outputs; `exchanged` witho
 says of it; `--size 4096` on `--machine gb200-nvl72 --devices 64`.
 """
 
+import functools
 import math
 
 import attention
@@ -39,6 +40,33 @@ def merge(a, b):
     top = T.max(sum_a, sum_b)
     weight_a, weight_b = T.exp2(sum_a - top), T.exp2(sum_b - top)
     return (out_a * weight_a + out_b * weight_b) / (weight_a + weight_b), top + T.log2(weight_a + weight_b)
+
+
+@T.macro
+def softmax_step(scores, top, total, acc, scale):
+    """Online softmax as in attention.py, but that each warpgroup sums up the weights of its own keys alone."""
+    rows, columns = scores.shape
+    before = T.alloc((rows,), "float32", level="l0")
+    shrink = T.alloc((rows,), "float32", level="l0")
+    T.copy(top, before)
+    T.reduce_max(scores, top, dim=1, clear=False)
+    for i in T.Parallel(rows):
+        shrink[i] = T.exp2((before[i] - top[i]) * scale)
+    for i, j in T.Parallel(rows, columns):
+        scores[i, j] = T.exp2((scores[i, j] - top[i]) * scale)
+    with T.Scale("warpgroup"):
+        own = T.view(total, layout=T.Replica)
+        added = T.alloc((rows,), "float32", level="l0")
+        T.reduce_sum(T.view(scores, layout=T.FullCol), added, dim=1)
+        for i in T.Parallel(rows):
+            own[i] = own[i] * shrink[i] + added[i]
+    for i, j in T.Parallel(rows, acc.shape[1]):
+        acc[i, j] = acc[i, j] * shrink[i]
+
+
+def merged(splits, outputs, logsums, b, h, d):
+    """The partial results of all splits, as one."""
+    return functools.reduce(merge, [(outputs[part, b, h, d], logsums[part, b, h]) for part in range(splits)])
 
 
 @T.macro
@@ -68,12 +96,14 @@ def exchanged(scores, weights, kv, acc):
     # The end of the scale orders too: both have read what came, the next may be sent.
 
 
-def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered):
+def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered, splits=1):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
-    `seq` is a multiple of devices * tile_n, `heads` of tile_h.
+    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h. With 2 splits two blocks share the keys of a
+    device between them: a small batch alone does not fill one.
     """
-    common.whole("seq", seq, devices * tile_n)
+    common.whole("seq", seq, devices * splits * tile_n)
+    keys = seq // (devices * splits)
     common.whole("heads", heads, tile_h)
     scale = math.log2(math.e) / math.sqrt(dim + pe_dim)
 
@@ -85,7 +115,7 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N
         K_pe: T.Tensor((batch, seq, 1, pe_dim), "float16"),
         Output: T.Tensor((batch, heads, dim), "float32"),
     ):
-        with T.Kernel(device=devices, block=(batch, heads // tile_h), threads=256) as (bx, by):
+        with T.Kernel(device=devices, block=(splits, heads // tile_h, batch), threads=256) as (part, by, bx):
             with T.Scale("device"):
                 Q_dev = T.view(Q, layout=T.Replica)
                 Q_pe_dev = T.view(Q_pe, layout=T.Replica)
@@ -93,6 +123,8 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N
                 K_pe_dev = T.view(K_pe, layout=lambda b, s, h, d: s // (seq // devices))
                 output = T.view(Output, layout=T.Replica)
                 logsum = T.alloc((batch, heads), "float32", level="l2")
+                outputs = T.alloc((splits, batch, heads, dim), "float32", level="l2")
+                logsums = T.alloc((splits, batch, heads), "float32", level="l2")
             with T.Scale("block"):
                 q = T.alloc((tile_h, dim), "float16", level="l1")
                 q_pe = T.alloc((tile_h, pe_dim), "float16", level="l1")
@@ -108,22 +140,29 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N
                 T.clear(acc)
                 T.clear(total)
                 T.fill(top, -1e30)
-                for k in T.Pipelined(KV_dev.shape[1] // tile_n, num_stages=2):
-                    T.copy(KV_dev[bx, k * tile_n : (k + 1) * tile_n, 0, :], kv)
-                    T.copy(K_pe_dev[bx, k * tile_n : (k + 1) * tile_n, 0, :], k_pe)
+                for k in T.Pipelined(keys // tile_n, num_stages=2):
+                    first = part * keys + k * tile_n
+                    T.copy(KV_dev[bx, first : first + tile_n, 0, :], kv)
+                    T.copy(K_pe_dev[bx, first : first + tile_n, 0, :], k_pe)
                     with T.Scale("warpgroup"):  # each scores its half of the keys
                         mine = T.view(scores, layout=T.FullCol)
                         T.gemm(q, T.view(kv, layout=T.FullRow), mine, transpose_B=True, clear_accum=True)
                         T.gemm(q_pe, T.view(k_pe, layout=T.FullRow), mine, transpose_B=True)
-                    attention.softmax_step(scores, top, total, acc, scale)
+                    softmax_step(scores, top, total, acc, scale)
                     exchange(scores, weights, kv, acc)
+                with T.Scale("warpgroup"):
+                    T.allreduce(T.view(total, layout=T.Replica))
                 for i, j in T.Parallel(tile_h, dim):
                     acc[i, j] = acc[i, j] / total[i]
                 for i in T.Parallel(tile_h):
                     total[i] = T.log2(total[i]) + top[i] * scale
-                T.copy(acc, output[bx, by * tile_h, 0])
-                T.copy(total, logsum[bx, by * tile_h])
+                T.copy(acc, outputs[part, bx, by * tile_h, 0])
+                T.copy(total, logsums[part, bx, by * tile_h])
             with T.Scale("device"):
+                for b, h, d in T.Parallel(batch, heads, dim):
+                    output[b, h, d] = merged(splits, outputs, logsums, b, h, d)[0]
+                for b, h in T.Parallel(batch, heads):
+                    logsum[b, h] = merged(splits, outputs, logsums, b, h, 0)[1]
                 T.allreduce(output, logsum, fn=merge)
 
     return cp_flash_mla

@@ -113,7 +113,7 @@ class _Builder:
         if isinstance(stmt, ir.SeqStmt):
             return self._group(stmt, self._is_phase_free, GridPhase, self.phases)
         if isinstance(stmt, ir.AttrStmt):
-            return self.phases(stmt.body)
+            return _in_attribute(stmt, self.phases(stmt.body))
         return Control(stmt, tuple(self.phases(s) for s in ir.children(stmt)))
 
     def device(self, stmt: ir.Stmt) -> Part:
@@ -173,6 +173,17 @@ def _is_grid_loop(node: object) -> bool:
         and node.kind == ir.ForKind.THREAD_BINDING
         and str(node.thread_binding.thread_tag).startswith("blockIdx")
     )
+
+
+def _in_attribute(stmt: ir.AttrStmt, part: Part) -> Part:
+    """What an attribute such as an order of blocks is around: each grid phase in it."""
+    if isinstance(part, GridPhase):
+        return GridPhase(ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, part.stmt))
+    if isinstance(part, Sequence):
+        return Sequence(tuple(_in_attribute(stmt, inner) for inner in part.parts))
+    if isinstance(part, Control):
+        return Control(part.stmt, tuple(_in_attribute(stmt, inner) for inner in part.parts))
+    return part
 
 
 def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:

@@ -122,7 +122,7 @@ class GridLowering(Signature):
         if self.cluster is not None:
             body = self.cluster.enclose(body)
             self.ordered = self.ordered or self.cluster.meets
-        nest = self._nest(self.lanes.pipelines.beside(body))
+        nest = self._nest(_ordered(self.lanes.pipelines.beside(body)))
         order = sorted(range(len(self.arguments)), key=lambda i: self.parameters[i][1] is not None)
         name = f"{self.program.name}_{self.number}"
         func = tir.function(
@@ -325,6 +325,20 @@ def _attributes(program: Program, ordered: bool) -> dict[str, Any]:
     given = dict(attrs["tilelang_pass_configs"]) if attrs and "tilelang_pass_configs" in attrs else {}
     settings = {**given, "tl.if_stmt_binding_inline_replayable_binds": False}
     return {"tilelang_pass_configs": {**settings, "tl.disable_warp_specialized": True} if ordered else settings}
+
+
+def _ordered(body: ir.Stmt) -> ir.Stmt:
+    """A body with the order of its blocks (`T.use_swizzle`) around all of it: what comes before would not know it."""
+    orders: list[ir.AttrStmt] = []
+
+    def leave(node: Any) -> Any:
+        if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != tir.BLOCK_ORDER:
+            return None
+        orders.append(node)
+        return node.body
+
+    plain = tir.rewrite(body, leave=leave)
+    return ir.AttrStmt(orders[0].node, orders[0].attr_key, orders[0].value, plain) if orders else plain
 
 
 def _is_extern(node: Any) -> bool:

@@ -39,6 +39,9 @@ ON_TILES = {
 }
 """Implementations of collectives that are a grid of collectives on tiles."""
 
+IN_PLACE = (ops.ALLREDUCE.name, ops.BROADCAST.name)
+"""Collectives that leave a single unit's tensor as it is."""
+
 BY_COPIES = (ops.ALL_GATHER.name, ops.ALL_TO_ALL.name)
 """Collectives that copies by the host can make."""
 
@@ -209,7 +212,11 @@ class _Planner(Grids):
 
     def _collective(self, call: ir.Call) -> list[Part]:
         made = Collective.of(call)
-        name, short, level, able = call.op.name, made.name, made.level, self._able(call)
+        name, short, level = call.op.name, made.name, made.level
+        if name in IN_PLACE and dict(self.target.sizes).get(level) == 1:
+            self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: nothing, there is one")
+            return []
+        able = self._able(call)
         if not able:
             what = f"T.{short} of {self._tensors(call.args)} between {level}s"
             raise self.unsupported(f"{what} has no CUDA lowering")

@@ -22,6 +22,7 @@ from tilescale.backends.cuda.lowering.lanes.holdings import Holdings, accesses, 
 from tilescale.backends.cuda.lowering.lanes.pipelines import Pipelines
 from tilescale.backends.cuda.lowering.lanes.ranges import HARDWARE_BARRIERS, ThreadNames
 from tilescale.backends.cuda.lowering.lanes.registers import marks
+from tilescale.backends.cuda.lowering.lanes.results import Results
 from tilescale.backends.cuda.lowering.lanes.sharing import Share
 from tilescale.hda import Level
 from tilescale.passes.structure import location
@@ -98,11 +99,13 @@ class LaneLowering:
         self._conditions = 0
         self.unit: Unit | None = None
         self._reducing = 0
+        self.pipelines = Pipelines(self)
 
     def survey(self, phase: ir.Stmt) -> None:
         """Find out what units hold in a phase."""
         self.holdings = Holdings(self.lowering, phase)
-        self.pipelines = Pipelines(self, phase)
+        self.pipelines.survey(phase)
+        self.results = Results(self, phase)
 
     def first_thread(self) -> int:
         """The first thread of the unit whose clone is being lowered, or of the program."""
@@ -117,6 +120,10 @@ class LaneLowering:
     def owner(self, buffer: ir.Buffer) -> Level | None:
         """The level whose units own an instance of a tile each; None if the program does."""
         return self._owners.get(buffer.data)
+
+    def tile(self, data: ir.Var) -> ir.Buffer | None:
+        """The program's tile behind a data variable."""
+        return self._buffers.get(data)
 
     def owned(self, data: ir.Var) -> ir.Buffer | None:
         """The tile behind a data variable, if units own it."""

@@ -16,17 +16,13 @@ from typing import TYPE_CHECKING, Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.combine import fold, reduced
+from tilescale.backends.cuda.lowering.lanes.results import COLUMNS, TURNS_ABOVE
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Copy
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.lanes.clones import Clone
     from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering, Unit
-
-TURNS_ABOVE = 32 * 1024
-"""Bytes of all units' tiles above which an all-reduce takes turns in room for one: two tiles of accumulators of usual
-size would take all of shared memory."""
-
 
 class Operand:
     """A tile argument: a region of constant extents, as the user wrote it."""
@@ -55,20 +51,25 @@ class Operand:
 
 
 class Slots:
-    """Shared memory with a slot for each unit, which all meetings with the same slots use one after another."""
+    """Shared memory with a slot for each unit, which all meetings with the same slots use one after another.
+
+    Args:
+        apart: elements between rows.
+    """
 
     def __init__(
-        self, lanes: LaneLowering, unit: Unit, shape: Sequence[int], dtype: str, *, one=False, number: int = 0
+        self, lanes: LaneLowering, unit: Unit, shape: Sequence[int], dtype: str, *, one=False, number=0, apart=0
     ):
         self.unit, self.shape, self.devices = unit, list(shape), 1 if one else unit.siblings
-        self.lanes, self.dtype, self.number = lanes, dtype, number
+        self.lanes, self.dtype, self.number, self.apart = lanes, dtype, number, apart
 
     @cached_property
     def buffer(self) -> ir.Buffer:
         """The slots, side by side."""
         around = self.unit.around.name if self.unit.around is not None else ""
-        key = ("slots", around, self.unit.siblings, self.devices, tuple(self.shape), self.dtype, self.number)
-        return self.lanes.make(key, f"slots{around}", [self.devices, *self.shape], self.dtype, "shared.dyn")
+        rows = [self.devices, *self.shape[:-1], self.shape[-1] + self.apart] if self.shape else [self.devices]
+        key = ("slots", around, self.unit.siblings, tuple(rows), self.dtype, self.number)
+        return self.lanes.make(key, f"slots{around}", rows, self.dtype, "shared.dyn")
 
     @property
     def size(self) -> int:
@@ -169,11 +170,40 @@ def _allreduce(clone: Clone, call: ir.Call) -> ir.Stmt:
         folds = [fold(clone.lowering, made.combine, which, tiles, slots) for which in range(len(tiles))]
         return _steps(clone, *puts, None, *folds, None)
     tile, op = Operand(clone, made.target), made.op
+    base = clone.lanes.tile(clone.lanes.holdings.base(tile.buffer))
+    if base is not None and clone.lanes.results.has_halves(base) and tile.extents == list(map(ir.constant, base.shape)):
+        return _in_halves(clone, tile, op, base.data in clone.lanes.results.stored)
     slots = _slots(clone, tile)
     if slots.size > TURNS_ABOVE:
         return _in_turns(clone, tile, op)
     total = tile.store(lambda loops: reduced(slots.all(loops), op, tile.dtype, tile.dtype))
     return _steps(clone, slots.put(tile.region), None, total, None)
+
+
+def _in_halves(clone: Clone, tile: Operand, op: str, enough: bool) -> ir.Stmt:
+    """Each of two units lays down the other's half of the columns and adds to its own; then the sums go to the other.
+
+    Args:
+        enough: to have the sum of the own half.
+    """
+    unit = clone.unit
+    mine, half = unit.number, tile.extents[-1] // 2
+    # Threads of a warp hold 8 rows: apart by 8 words they lie in different banks.
+    slots = Slots(clone.lanes, unit, [*tile.extents[:-1], half], tile.dtype, apart=COLUMNS)
+
+    def part(number: int, access: str) -> ir.Call:
+        return tir.region(tile.buffer, [*tile.begins[:-1], tile.begins[-1] + number * half], slots.shape, access)
+
+    loops = tir.loop_variables(slots.shape)
+    at = tile.at([*loops[:-1], loops[-1] + mine * half])
+    both = [ir.BufferLoad(tile.buffer, at), slots.received(mine, loops)]
+    total = reduced(both if mine == 0 else both[::-1], op, tile.dtype, tile.dtype)
+    add = tir.parallel(loops, slots.shape, ir.BufferStore(tile.buffer, total, at))
+    steps = [_copied(part(1 - mine, "r"), slots.place(1 - mine, "w")), None, add]
+    if not enough:
+        sums = _copied(part(mine, "r"), slots.place(mine, "w"))
+        steps += [sums, None, _copied(slots.place(1 - mine, "r"), part(1 - mine, "w"))]
+    return _steps(clone, *steps, None)
 
 
 def _in_turns(clone: Clone, tile: Operand, op: str) -> ir.Stmt:

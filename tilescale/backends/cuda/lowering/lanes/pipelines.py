@@ -29,10 +29,6 @@ REGISTERS, LOADER_REGISTERS, MOST_REGISTERS = 65536, 24, 240
 """Of a multiprocessor; of a thread that loads; of a thread that works, at most (they come in steps of 8)."""
 
 
-ROLES = "kWarpSpecializationScope"
-"""Stock TileLang's mark of a branch whose arms run side by side: it looks inside when it reuses shared memory."""
-
-
 class Pipelines:
     """The asynchronous loops of a phase.
 
@@ -40,12 +36,16 @@ class Pipelines:
         loops: them, in order.
     """
 
-    def __init__(self, lanes: LaneLowering, phase: ir.Stmt):
+    def __init__(self, lanes: LaneLowering):
         self.lanes, self.lowering = lanes, lanes.lowering
-        self.loops: list[Loop] = asynchronous(lanes, phase)
+        self.loops: list[Loop] = []
         self.barriers: dict[ir.Var, list[ir.PrimExpr]] = {}
         self._rings: dict[ir.Var, ir.Buffer] = {}
         self._handed: dict[ir.For, tuple[ir.Buffer, ir.Buffer]] = {}
+
+    def survey(self, phase: ir.Stmt) -> None:
+        """Find the loops of a phase."""
+        self.loops = asynchronous(self.lanes, phase)
         for number, loop in enumerate(self.loops):
             self._allocate(loop, f"_{number}" if number else "")
 
@@ -122,7 +122,7 @@ class Pipelines:
         loads = tir.sequence([_registers(LOADER_REGISTERS, more=False), *map(self._load, self.loops)])
         work = tir.sequence([_registers(min(left // 8 * 8, MOST_REGISTERS), more=True), body])
         roles = ir.IfThenElse(self.lowering.launch.thread_vars[0][0] >= workers, loads, work)
-        return ir.AttrStmt(ir.IntImm("int32", 0), ROLES, ir.IntImm("int32", 0), roles)
+        return ir.AttrStmt(ir.IntImm("int32", 0), tir.ROLES, ir.IntImm("int32", 0), roles)
 
     def _load(self, loop: Loop) -> ir.Stmt:
         fresh = {bind.var: ir.Var(bind.var.name, str(bind.var.dtype)) for bind in loop.binds}

@@ -130,7 +130,8 @@ class _Ranges:
                 hint='write T.Scale("warpgroup") or "warp" and tell units apart by their rank',
                 where=where,
             )
-        if on_tiles and threads != (0, self.lowering.launch.threads[0]):
+        beside = bool(self.lowering.lanes.pipelines.loops)
+        if on_tiles and (beside or threads != (0, self.lowering.launch.threads[0])):
             self.partial.add(threads)
             self.kinds |= {b.scope() for b, _, _ in named if b.scope() in ir.SHARED}
             self._check_barriers(where)

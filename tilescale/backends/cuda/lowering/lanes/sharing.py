@@ -34,6 +34,8 @@ class Share:
     def stmt(self, stmt: ir.Stmt, held: Held) -> ir.Stmt | None:
         """The unit's part; None if it has none."""
         rank = self.unit.rank(held.level.name)
+        if held.axis is None and self._is_half_stored(stmt):
+            return tir.at(self._stored_half(stmt.value), stmt)
         if held.axis is None:
             written = [b for b, _, writes in accesses(stmt) if writes]
             if rank and not any(b.data in self.lanes.holdings.held for b in written):
@@ -47,6 +49,21 @@ class Share:
                 raise self.lowering.unsupported(f"{name.rpartition('.')[2]} of {tile.name!r}, which is held {held}")
             return tir.at(rule(self, stmt.value), stmt)
         return self._nest(stmt, held)
+
+    def _is_half_stored(self, stmt: ir.Stmt) -> bool:
+        stored = self.lanes.results.stored
+        return bool(stored) and isinstance(stmt, ir.Evaluate) and any(b.data in stored for b, _, w in accesses(stmt) if not w)
+
+    def _stored_half(self, call: ir.Call) -> ir.Stmt:
+        """A copy of a sum to memory: this unit's half of the columns (results.py)."""
+        regions = []
+        for region, access in zip(call.args[:2], "rw", strict=True):
+            buffer, begins, extents = ir.region_parts(region)
+            extents[-1] = ir.constant(extents[-1]) // 2
+            begins[-1] = begins[-1] + self.unit.number * extents[-1]
+            own = self.lanes.copy_of(buffer, self.unit) if access == "r" else buffer
+            regions.append(tir.region(own, begins, extents, access))
+        return tir.evaluate(tir.recall(call, [*regions, *call.args[2:]]))
 
     # -- places ------------------------------------------------------------------------------------------------------
 

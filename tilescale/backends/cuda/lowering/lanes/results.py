@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Find out which sums of two units are only stored, so that each unit needs but its half of them.
+
+Why: two accumulators of usual size are combined through shared memory; the whole sum on both units costs a second
+exchange, and one of them then stores all of it. Before: a phase in which units combine a tile that they hold as copies,
+and the program copies it to memory. After: the tiles of which nothing else is asked; meetings.py leaves each unit its
+half of the columns, sharing.py stores it. Nothing is rewritten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering.lanes.holdings import accesses, is_fragment
+from tilescale.program import ops
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
+
+TURNS_ABOVE = 32 * 1024
+"""Bytes of all units' tiles above which an all-reduce has no room for all of them: two tiles of accumulators of usual
+size would take all of shared memory."""
+
+COLUMNS = 8
+"""Of a matrix instruction's result that a thread holds elements of: halves fall apart between such groups."""
+
+
+class Results:
+    """Sums of a phase that are only stored.
+
+    Attributes:
+        stored: data variables of their tiles.
+    """
+
+    def __init__(self, lanes: LaneLowering, phase: ir.Stmt):
+        self.lanes = lanes
+        self.stored: set[ir.Var] = set()
+        statements = list(_flat(phase, False))
+        for number, (stmt, repeated) in enumerate(statements):
+            tile = None if repeated else self._combined(stmt)
+            if tile is not None and all(self._is_store(other, tile) for other, _ in statements[number + 1 :]):
+                self.stored.add(tile.data)
+
+    def has_halves(self, tile: ir.Buffer) -> bool:
+        """Whether a large tile that two units hold copies of falls apart into halves of its columns."""
+        held, shape = self.lanes.holdings.of(tile), [ir.constant(n) for n in tile.shape]
+        if held is None or held.axis is not None or held.count != 2 or not is_fragment(tile) or len(shape) < 2:
+            return False
+        size = 2 * math.prod(shape) * ir.bits(str(tile.dtype)) // 8
+        return size > TURNS_ABOVE and shape[-1] % (2 * COLUMNS) == 0
+
+    def _combined(self, stmt: ir.Stmt) -> ir.Buffer | None:
+        """The tile behind the whole of which a statement combines."""
+        call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+        if ir.op_name(call) != ops.ALLREDUCE.name or len(call.args) != 1:
+            return None
+        buffer, _, extents = ir.region_parts(call.args[0])
+        tile = self.lanes.tile(self.lanes.holdings.base(buffer))
+        whole = tile is not None and [ir.constant(n) for n in extents] == [ir.constant(n) for n in tile.shape]
+        return tile if whole and self.has_halves(tile) else None
+
+    def _is_store(self, stmt: ir.Stmt, tile: ir.Buffer) -> bool:
+        """Whether a statement copies all of a tile to memory, or does not name it."""
+        named = [buffer for buffer, _, _ in accesses(stmt) if self.lanes.holdings.base(buffer).same_as(tile.data)]
+        if not named:
+            return True
+        call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+        if ir.op_name(call) != "tl.tileop.copy" or not all(buffer.same_as(tile) for buffer in named):
+            return False
+        (source, _, extents), (target, _, others) = (ir.region_parts(region) for region in call.args[:2])
+        whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in tile.shape]
+        return source.same_as(tile) and whole and target.scope() == "global" and ir.constant(others[-1]) != 1
+
+
+def _flat(stmt: ir.Stmt, repeated: bool) -> Iterator[tuple[ir.Stmt, bool]]:
+    """The statements without others in them, in order, and whether control flow is around them."""
+    nested = list(ir.children(stmt))
+    if not nested:
+        yield stmt, repeated
+    for inner in nested:
+        yield from _flat(inner, repeated or not isinstance(stmt, ir.SeqStmt | ir.AttrStmt))
