@@ -11,16 +11,16 @@ from tvm import ir, tirx
 from tvm.tirx import stmt_functor
 
 __all__ = [
-    "BLOCK_ORDER", "ROLES", "address_of", "at", "call", "copy_nest", "evaluate", "extern", "function", "is_nothing", "launch_nest",
-    "local_buffer", "loop_variables", "parallel", "parameter_buffer", "recall", "region", "rename_loops", "rewrite",
-    "sequence", "tile_call",
+    "BLOCK_ORDER", "ROLES", "address_of", "at", "call", "copy_nest", "evaluate", "extern", "function", "is_nothing",
+    "launch_nest", "local_buffer", "loop_variables", "parallel", "parameter_buffer", "recall", "region", "rename_loops",
+    "rewrite", "sequence", "tile_call",
 ]  # fmt: skip
 
 BLOCK_ORDER = "threadblock_swizzle_pattern"
 """AttrStmt key: the order in which the blocks of a grid have their indices."""
 
 ROLES = "kWarpSpecializationScope"
-"""AttrStmt key: a branch whose arms run side by side, so stock TileLang looks into them when it reuses shared memory."""
+"""AttrStmt key: a branch whose arms run side by side, so that they reuse each other's shared memory."""
 
 _KINDS = [
     f"tirx.{name}"

@@ -156,13 +156,18 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N
                     acc[i, j] = acc[i, j] / total[i]
                 for i in T.Parallel(tile_h):
                     total[i] = T.log2(total[i]) + top[i] * scale
-                T.copy(acc, outputs[part, bx, by * tile_h, 0])
-                T.copy(total, logsums[part, bx, by * tile_h])
+                if splits == 1:
+                    T.copy(acc, output[bx, by * tile_h, 0])
+                    T.copy(total, logsum[bx, by * tile_h])
+                else:
+                    T.copy(acc, outputs[part, bx, by * tile_h, 0])
+                    T.copy(total, logsums[part, bx, by * tile_h])
             with T.Scale("device"):
-                for b, h, d in T.Parallel(batch, heads, dim):
-                    output[b, h, d] = merged(splits, outputs, logsums, b, h, d)[0]
-                for b, h in T.Parallel(batch, heads):
-                    logsum[b, h] = merged(splits, outputs, logsums, b, h, 0)[1]
+                if splits > 1:
+                    for b, h, d in T.Parallel(batch, heads, dim):
+                        output[b, h, d] = merged(splits, outputs, logsums, b, h, d)[0]
+                    for b, h in T.Parallel(batch, heads):
+                        logsum[b, h] = merged(splits, outputs, logsums, b, h, 0)[1]
                 T.allreduce(output, logsum, fn=merge)
 
     return cp_flash_mla

@@ -59,7 +59,7 @@ def test_arrays_that_differ_stay_apart(other: str):
 
 def test_accumulators_of_warpgroups_are_one_array():
     found = bodies(source(reference.tensor_parallel_gemm(4, 128, 128, 512)))
-    assert re.findall(r"^  float (c_\w+)\[(\d+)\];$", found, re.MULTILINE) == [("c_warpgroup0", "128")]
+    assert re.findall(r"^  float (c_\w+)\[(\d+)\];$", found, re.MULTILINE) == [("c_warpgroup0", "192")]
     products = re.findall(r"wgmma_ss<.*\(uint32_t\*\)\((c_\w+)", found)
     assert len(products) >= 2 and set(products) == {"c_warpgroup0"}
 

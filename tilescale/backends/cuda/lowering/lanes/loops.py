@@ -31,7 +31,7 @@ FIRST_ARCHITECTURE = 9
 """Compute capability of the first processors with bulk copies and barriers that count bytes."""
 
 BULK, LONGEST, RANKS = 16, 256, 5
-"""Bulk copies: bytes that strides are multiples of, rows of a box, dimensions (CUDA driver API, cuTensorMapEncodeTiled)."""
+"""Bulk copies (CUDA driver API, cuTensorMapEncodeTiled): bytes that strides are multiples of, rows of a box, dimensions."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class _Search:
     def __init__(self, lanes: LaneLowering, phase: ir.Stmt):
         self.lanes, self.lowering, self.phase = lanes, lanes.lowering, phase
         self.found: list[Loop] = []
-        if self._has_room() and not ir.contains(phase, self._meets_devices):
+        self._waits = ir.contains(phase, self._meets_devices)
+        if self._has_room():
             self._walk(phase, [])
 
     def _has_room(self) -> bool:
@@ -105,7 +106,10 @@ class _Search:
                 self._walk(stmt.body, binds)
         elif isinstance(stmt, ir.For) and "num_stages" in stmt.annotations:
             loop = self._taken_apart(stmt, binds)
-            if loop is not None and self._stands_alone(loop):
+            if loop is not None and self._waits:
+                name = stmt.loop_var.name
+                self.lowering.notes.append(f"T.Pipelined over {name}: in order, as the program waits for other devices")
+            elif loop is not None and self._stands_alone(loop):
                 self.found.append(loop)
 
     # -- one loop ------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.lanes.clones import Clone
     from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering, Unit
 
+
 class Operand:
     """A tile argument: a region of constant extents, as the user wrote it."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.lanes.holdings import accesses, is_fragment

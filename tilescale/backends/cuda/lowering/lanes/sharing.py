@@ -51,11 +51,14 @@ class Share:
         return self._nest(stmt, held)
 
     def _is_half_stored(self, stmt: ir.Stmt) -> bool:
-        stored = self.lanes.results.stored
-        return bool(stored) and isinstance(stmt, ir.Evaluate) and any(b.data in stored for b, _, w in accesses(stmt) if not w)
+        """Whether a statement copies a sum to memory of which a unit has its half (results.py)."""
+        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != "tl.tileop.copy":
+            return False
+        source, target = (ir.region_parts(region)[0] for region in stmt.value.args[:2])
+        return source.data in self.lanes.results.stored and target.scope() == "global"
 
     def _stored_half(self, call: ir.Call) -> ir.Stmt:
-        """A copy of a sum to memory: this unit's half of the columns (results.py)."""
+        """This unit's half of the columns."""
         regions = []
         for region, access in zip(call.args[:2], "rw", strict=True):
             buffer, begins, extents = ir.region_parts(region)

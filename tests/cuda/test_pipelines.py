@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""Pipelined loops of units beside a loader: what becomes one, what the text is, and that it means the program."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale.language as T
+from tests.cuda.support import bodies, notes, program, source
+from tests.cuda.test_lanes import interpret
+from tests.ladder import NUMBERED, load
+from tilescale.backends.cuda import support
+from tilescale.hda import Machine
+
+M, N, K = 128, 128, 256
+
+
+def split_product(*, tile_k: int = 64, stages: int = 3, k: int = K, after: Any = None, around: Any = None) -> Any:
+    """Two warpgroups split the K tile; `after` follows their sum, `around` says why not to load ahead."""
+
+    @T.macro
+    def steps(A, B, X, a, b, c):
+        for step in T.Pipelined(k // tile_k, num_stages=stages):
+            T.copy(A[0, step * tile_k], a)
+            T.copy(B[step * tile_k, 0], b)
+            with T.Scale("warpgroup"):
+                T.gemm(T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow), T.view(c, layout=T.Replica))
+            if around == "source written":
+                with T.Scale("warpgroup") as (wg, _):
+                    A[0, wg] = 1
+
+    @T.prim_func
+    def run(
+        A: T.Tensor((M, k), "bfloat16"),
+        B: T.Tensor((k, N), "bfloat16"),
+        C: T.Tensor((M, N), "float32"),
+        X: T.Tensor((M, tile_k), "bfloat16"),
+    ):
+        with T.Kernel(1, threads=256):
+            a = T.alloc((M, tile_k), "bfloat16", level="l1")
+            b = T.alloc((tile_k, N), "bfloat16", level="l1")
+            c = T.alloc((M, N), "float32", level="l0")
+            with T.Scale("warpgroup"):
+                T.clear(T.view(c, layout=T.Replica))
+            if around == "loop":
+                for _ in T.serial(2):
+                    steps(A, B, X, a, b, c)
+            else:
+                steps(A, B, X, a, b, c)
+            if around == "tile used":
+                T.copy(a, X)
+            with T.Scale("warpgroup"):
+                T.allreduce(T.view(c, layout=T.Replica))
+            if after is not None:
+                after(c)
+            T.copy(c, C)
+
+    return run
+
+
+@T.macro
+def doubled(c):
+    for i, j in T.Parallel(M, N):
+        c[i, j] = c[i, j] * 2
+
+
+def first_kernel(func: Any) -> str:
+    """The text of a program's first kernel."""
+    return bodies(source(func)).split('extern "C"')[1]
+
+
+def branches(text: str) -> tuple[str, str]:
+    """What the loader does, and what the units do."""
+    loader, units = re.split(r"\n  } else {\n", text, maxsplit=1)
+    return loader[loader.index("if (256 <= ((int)threadIdx.x)) {") :], units
+
+
+def values(k: int = K, tile_k: int = 64) -> list[torch.Tensor]:
+    """Arguments of `split_product`."""
+    a, b = torch.randn(M, k).bfloat16(), torch.randn(k, N).bfloat16()
+    return [a, b, torch.full((M, N), torch.nan), torch.full((M, tile_k), torch.nan).bfloat16()]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("after", [None, doubled])
+def test_the_text_means_the_program(stages: int, after: Any):
+    args = values()
+    interpret(split_product(stages=stages, after=after), args)
+    wanted = args[0].double() @ args[1].double() * (2 if after else 1)
+    torch.testing.assert_close(args[2].double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_loader_issues_bulk_copies_and_units_work_side_by_side():
+    text = first_kernel(split_product())
+    assert "__launch_bounds__(384, 1)" in text
+    loader, units = branches(text)
+    assert loader.count("tl::tma_load(") == 2 and "warpgroup_reg_dealloc<24>" in loader
+    assert "tma_load" not in units and "warpgroup_reg_alloc<240>" in units and "__syncthreads" not in units
+    loops = re.findall(r"for \(int step_\d.*?\.arrive\(\);", units, re.DOTALL)
+    assert len(loops) == 2
+    for loop in loops:
+        assert loop.count("wgmma_ss") == 1 and "sync_thread_partial" not in loop
+        assert re.match(r"for [^\n]*\n *full\[\(step_\d % 3\)\]\.wait", loop)
+
+
+def test_what_comes_after_the_loop_lies_where_its_tiles_were():
+    text = first_kernel(split_product())
+    offsets = dict(re.findall(r"void\* (\w+) = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (\d+)\)\);", text))
+    assert offsets == {"a": "0", "slots": "0", "b": "49152"}
+
+
+@pytest.mark.parametrize(("after", "exchanges"), [(None, 1), (doubled, 2)])
+def test_a_sum_that_is_only_stored_stays_in_halves(after: Any, exchanges: int):
+    _, units = branches(first_kernel(split_product(after=after)))
+    stores = [line for line in units.splitlines() if re.match(r" *\*\(float2\*\)\(\(\(float\*\)slots\)", line)]
+    assert len(stores) == 2 * exchanges
+    assert len(re.findall(r"^ *\*\(float2\*\)\(C \+", units, re.MULTILINE)) == 3 - exchanges
+
+
+@pytest.mark.parametrize(
+    "declined",
+    [{"around": "loop"}, {"around": "tile used"}, {"around": "source written"}, {"k": 258, "tile_k": 6}],
+    ids=str,
+)
+def test_other_loops_are_not_loaded_ahead(declined: dict[str, Any]):
+    lowered = support.lowered_kernels(program(split_product(**declined)), Machine.load("h200-sxm-8"), 1)[0]
+    assert "tma_copy" not in lowered.func.script() and not any("T.Pipelined" in note for note in lowered.notes)
+
+
+def test_notes_say_who_loads_and_who_works():
+    note = "T.Pipelined over step: threads 256 to 383 load a, b by TMA, 3 ahead; 2 warpgroups work on them"
+    assert note in notes(split_product())
+
+
+def test_an_order_of_blocks_holds_for_the_loader_too():
+    text = first_kernel(load(NUMBERED[8]).tp_gemm(1, 512, 512, 512))
+    assert text.index("rasterization2DRow<") < text.index("if (256 <= ((int)threadIdx.x)) {")
+
+
+def test_attention_meets_twice_less_than_it_exchanges():
+    """Tiles that nobody writes in the loop need no meeting, and the loader's are handed over by its barriers."""
+    text = first_kernel(load(NUMBERED[9]).cp_mla(1, 1, 64, 256, 512, 64))
+    loader, units = branches(text)
+    assert loader.count("tl::tma_load(") == 2
+    first = units[units.index("for (int k_1") :]
+    assert first[: first.index(".arrive();")].count("__sync_thread_partial(15, 256)") == 4
