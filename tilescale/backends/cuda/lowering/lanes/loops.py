@@ -31,7 +31,7 @@ FIRST_ARCHITECTURE = 9
 """Compute capability of the first processors with bulk copies and barriers that count bytes."""
 
 BULK, LONGEST, RANKS = 16, 256, 5
-"""Bulk copies (CUDA driver API, cuTensorMapEncodeTiled): bytes that strides are multiples of, rows of a box, dimensions."""
+"""Bulk copies (CUDA driver API, cuTensorMapEncodeTiled): bytes that make up strides, rows of a box, dimensions."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.lanes.holdings import accesses, is_fragment
 from tilescale.program import ops
+from tilescale.program.operations import Collective
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
@@ -55,9 +56,9 @@ class Results:
     def _combined(self, stmt: ir.Stmt) -> ir.Buffer | None:
         """The tile behind the whole of which a statement combines."""
         call = stmt.value if isinstance(stmt, ir.Evaluate) else None
-        if ir.op_name(call) != ops.ALLREDUCE.name or len(call.args) != 1:
+        if ir.op_name(call) != ops.ALLREDUCE.name or Collective.of(call).combine is not None:
             return None
-        buffer, _, extents = ir.region_parts(call.args[0])
+        buffer, _, extents = ir.region_parts(Collective.of(call).target)
         tile = self.lanes.tile(self.lanes.holdings.base(buffer))
         whole = tile is not None and [ir.constant(n) for n in extents] == [ir.constant(n) for n in tile.shape]
         return tile if whole and self.has_halves(tile) else None
