@@ -21,7 +21,6 @@ Things to try: a `merge` that returns the mean of the outputs; `exchanged` witho
 says of it; `--size 4096` on `--machine gb200-nvl72 --devices 64`.
 """
 
-import functools
 import math
 
 import attention
@@ -40,33 +39,6 @@ def merge(a, b):
     top = T.max(sum_a, sum_b)
     weight_a, weight_b = T.exp2(sum_a - top), T.exp2(sum_b - top)
     return (out_a * weight_a + out_b * weight_b) / (weight_a + weight_b), top + T.log2(weight_a + weight_b)
-
-
-@T.macro
-def softmax_step(scores, top, total, acc, scale):
-    """Online softmax as in attention.py, but that each warpgroup sums up the weights of its own keys alone."""
-    rows, columns = scores.shape
-    before = T.alloc((rows,), "float32", level="l0")
-    shrink = T.alloc((rows,), "float32", level="l0")
-    T.copy(top, before)
-    T.reduce_max(scores, top, dim=1, clear=False)
-    for i in T.Parallel(rows):
-        shrink[i] = T.exp2((before[i] - top[i]) * scale)
-    for i, j in T.Parallel(rows, columns):
-        scores[i, j] = T.exp2((scores[i, j] - top[i]) * scale)
-    with T.Scale("warpgroup"):
-        own = T.view(total, layout=T.Replica)
-        added = T.alloc((rows,), "float32", level="l0")
-        T.reduce_sum(T.view(scores, layout=T.FullCol), added, dim=1)
-        for i in T.Parallel(rows):
-            own[i] = own[i] * shrink[i] + added[i]
-    for i, j in T.Parallel(rows, acc.shape[1]):
-        acc[i, j] = acc[i, j] * shrink[i]
-
-
-def merged(splits, outputs, logsums, b, h, d):
-    """The partial results of all splits, as one."""
-    return functools.reduce(merge, [(outputs[part, b, h, d], logsums[part, b, h]) for part in range(splits)])
 
 
 @T.macro
@@ -99,8 +71,7 @@ def exchanged(scores, weights, kv, acc):
 def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered, splits=1):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
-    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h. With 2 splits two blocks share the keys of a
-    device between them: a small batch alone does not fill one.
+    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h. So many blocks split the keys of a device.
     """
     common.whole("seq", seq, devices * splits * tile_n)
     keys = seq // (devices * splits)
@@ -123,8 +94,7 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N
                 K_pe_dev = T.view(K_pe, layout=lambda b, s, h, d: s // (seq // devices))
                 output = T.view(Output, layout=T.Replica)
                 logsum = T.alloc((batch, heads), "float32", level="l2")
-                outputs = T.alloc((splits, batch, heads, dim), "float32", level="l2")
-                logsums = T.alloc((splits, batch, heads), "float32", level="l2")
+                outputs, logsums = attention.of_splits(output, logsum, splits)
             with T.Scale("block"):
                 q = T.alloc((tile_h, dim), "float16", level="l1")
                 q_pe = T.alloc((tile_h, pe_dim), "float16", level="l1")
@@ -137,9 +107,7 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N
                 total = T.alloc((tile_h,), "float32", level="l0")
                 T.copy(Q_dev[bx, by * tile_h, 0], q)
                 T.copy(Q_pe_dev[bx, by * tile_h, 0], q_pe)
-                T.clear(acc)
-                T.clear(total)
-                T.fill(top, -1e30)
+                attention.begin(top, total, acc)
                 for k in T.Pipelined(keys // tile_n, num_stages=2):
                     first = part * keys + k * tile_n
                     T.copy(KV_dev[bx, first : first + tile_n, 0, :], kv)
@@ -148,26 +116,13 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N
                         mine = T.view(scores, layout=T.FullCol)
                         T.gemm(q, T.view(kv, layout=T.FullRow), mine, transpose_B=True, clear_accum=True)
                         T.gemm(q_pe, T.view(k_pe, layout=T.FullRow), mine, transpose_B=True)
-                    softmax_step(scores, top, total, acc, scale)
+                    attention.softmax_step(scores, top, total, acc, scale, attention.sums_apart)
                     exchange(scores, weights, kv, acc)
-                with T.Scale("warpgroup"):
-                    T.allreduce(T.view(total, layout=T.Replica))
-                for i, j in T.Parallel(tile_h, dim):
-                    acc[i, j] = acc[i, j] / total[i]
-                for i in T.Parallel(tile_h):
-                    total[i] = T.log2(total[i]) + top[i] * scale
-                if splits == 1:
-                    T.copy(acc, output[bx, by * tile_h, 0])
-                    T.copy(total, logsum[bx, by * tile_h])
-                else:
-                    T.copy(acc, outputs[part, bx, by * tile_h, 0])
-                    T.copy(total, logsums[part, bx, by * tile_h])
+                attention.finish_apart(acc, top, total, scale)
+                T.copy(acc, outputs[part * batch + bx, by * tile_h, 0])
+                T.copy(total, logsums[part * batch + bx, by * tile_h])
             with T.Scale("device"):
-                if splits > 1:
-                    for b, h, d in T.Parallel(batch, heads, dim):
-                        output[b, h, d] = merged(splits, outputs, logsums, b, h, d)[0]
-                    for b, h in T.Parallel(batch, heads):
-                        logsum[b, h] = merged(splits, outputs, logsums, b, h, 0)[1]
+                attention.merge_splits(outputs, logsums, output, logsum, splits, merge)
                 T.allreduce(output, logsum, fn=merge)
 
     return cp_flash_mla

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What the attention examples share: one step of online softmax, and the float64 reference with its error bound."""
+"""What the attention examples share: steps of online softmax, and the float64 reference with its error bound."""
+
+import functools
 
 import common
 import torch
@@ -8,30 +10,91 @@ import tilescale.language as T
 
 
 @T.macro
-def softmax_step(scores, top, total, acc, scale):
+def sums(scores, total, shrink):
+    """The sum of all weights so far, and those of a tile of keys."""
+    added = T.alloc(total.shape, "float32", level="l0")
+    T.reduce_sum(scores, added, dim=1)
+    for i in T.Parallel(total.shape[0]):
+        total[i] = total[i] * shrink[i] + added[i]
+
+
+@T.macro
+def sums_apart(scores, total, shrink):
+    """Each warpgroup sums up the weights of its own keys; the sums meet after the last tile."""
+    with T.Scale("warpgroup"):
+        own, added = T.view(total, layout=T.Replica), T.alloc(total.shape, "float32", level="l0")
+        T.reduce_sum(T.view(scores, layout=T.FullCol), added, dim=1)
+        for i in T.Parallel(total.shape[0]):
+            own[i] = own[i] * shrink[i] + added[i]
+
+
+@T.macro
+def softmax_step(scores, top, total, acc, scale, add=sums):
     """Online softmax (Milakov and Gimelshein, 2018): the scores of a tile of keys become weights.
 
     Args:
         scores: (queries, keys); afterwards 2 ** ((score - top) * scale), the weights of the values.
         top, total: (queries,), the maximum of all scores so far, and the sum of all weights relative to it.
         acc: (queries, columns), the weighted sum of values so far; rescaled when the maximum has grown.
+        add: what adds the weights to `total`.
         scale: what scores are multiplied with, times log2(e): the hardware has powers of 2.
     """
     rows, columns = scores.shape
     before = T.alloc((rows,), "float32", level="l0")
     shrink = T.alloc((rows,), "float32", level="l0")
-    added = T.alloc((rows,), "float32", level="l0")
     T.copy(top, before)
     T.reduce_max(scores, top, dim=1, clear=False)
     for i in T.Parallel(rows):
         shrink[i] = T.exp2((before[i] - top[i]) * scale)
     for i, j in T.Parallel(rows, columns):
         scores[i, j] = T.exp2((scores[i, j] - top[i]) * scale)
-    T.reduce_sum(scores, added, dim=1)
-    for i in T.Parallel(rows):
-        total[i] = total[i] * shrink[i] + added[i]
+    add(scores, total, shrink)
     for i, j in T.Parallel(rows, acc.shape[1]):
         acc[i, j] = acc[i, j] * shrink[i]
+
+
+@T.macro
+def begin(top, total, acc):
+    """No keys so far."""
+    T.clear(acc)
+    T.clear(total)
+    T.fill(top, -1e30)
+
+
+@T.macro
+def finish_apart(acc, top, total, scale):
+    """The weighted means, and in `total` the log2 of the sum of weights, after sums by warpgroup."""
+    with T.Scale("warpgroup"):
+        T.allreduce(T.view(total, layout=T.Replica))
+    for i, j in T.Parallel(acc.shape[0], acc.shape[1]):
+        acc[i, j] = acc[i, j] / total[i]
+    for i in T.Parallel(total.shape[0]):
+        total[i] = T.log2(total[i]) + top[i] * scale
+
+
+def of_splits(output, logsum, splits):
+    """Where blocks that have a part of the keys each leave their results, one part after the other."""
+    if splits == 1:
+        return output, logsum
+    batch, *rest = output.shape
+    shapes = (splits * batch, *rest), (splits * batch, rest[0])
+    return tuple(T.alloc(shape, "float32", level="l2") for shape in shapes)
+
+
+def _merged(merge, outputs, logsums, batch, splits, b, h, d):
+    places = [part * batch + b for part in range(splits)]
+    return functools.reduce(merge, [(outputs[place, h, d], logsums[place, h]) for place in places])
+
+
+@T.macro
+def merge_splits(outputs, logsums, output, logsum, splits, merge):
+    """Combine the results of blocks that had a part of the keys each, one part after the other, by `merge`."""
+    batch, heads, dim = output.shape
+    if splits > 1:
+        for b, h, d in T.Parallel(batch, heads, dim):
+            output[b, h, d] = _merged(merge, outputs, logsums, batch, splits, b, h, d)[0]
+        for b, h in T.Parallel(batch, heads):
+            logsum[b, h] = _merged(merge, outputs, logsums, batch, splits, b, h, 0)[1]
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
