@@ -34,6 +34,8 @@ PARTS: dict[str, tuple[int, Callable[[ModuleType], Any], str]] = {
     "a ring": (13, lambda m: m.ring_attention(3, 2, 256, 64), "tokens=256 is not made of whole parts of 192; 384"),
     "tokens": (14, lambda m: m.ulysses(2, 8, 200, 64), "tokens=200 is not made of whole parts of 128; 256 would be"),
     "panels": (17, lambda m: m.by_panels(2, 2, 64, 64, 100), "K=100 is not made of whole parts of"),
+    "chunks": (22, lambda m: m.overlapped(2, 256, 64, 64, chunk=96), "chunk=96 is not made of whole parts of 64; 128"),
+    "sends": (23, lambda m: m.overlapped(2, 256, 64, 64, chunk=32), "chunk=32 is not made of whole parts of 64; 64"),
     "reads": (17, lambda m: m.by_reads(2, 2, 64, 64, 100), "K=100 is not made of whole parts of"),
 }
 
@@ -110,12 +112,17 @@ def test_one_credit_for_both_places_of_a_ring_is_a_race(tmp_path: Path):
 
 @pytest.fixture
 def launched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every program is launched twice in a row on the same workspaces, and nobody meets in between."""
+    """Every program is launched twice in a row on the same workspaces, and nobody meets in between.
+
+    But for those with flags of the call: they are zero when a call begins, which is a meeting.
+    """
     emulate = importlib.import_module("tilescale.backends.emulator.emulate")
     taken_apart = emulate.structure
 
     def twice(*given: Any) -> Program:
         program = taken_apart(*given)
+        if any(launch.flags for launch in program.launches):
+            return program
         return replace(program, body=Sequence((program.body, program.body)))
 
     monkeypatch.setattr(emulate, "structure", twice)

@@ -186,6 +186,11 @@ def test_odd_options_get_an_answer(words: str, says: str, capsys: pytest.Capture
         (20, "a_to = y * side + stepped(x, -2, side)"),
         (21, 'T.wait(sums_here[m, n], ">=", 1)'),
         (21, "T.copy(a, A[m * TILE, 0], dst=rank + 1, signal=rows_here[m])"),
+        (22, 'T.wait(arrived[shard, part], ">=", 1)'),
+        (22, "T.all_gather(A[rank, 0:rows, :], A, signal=arrived, chunk=chunk)"),
+        (23, "T.signal(done[owner, part])"),
+        (23, 'T.wait(arrived[source, part], ">=", 1)'),
+        (23, "tiles = T.ceildiv(last - first, TILE_M) * tiles_n"),
     ],
 )
 def test_every_line_counts(number: int, line: str, tmp_path: Path):
