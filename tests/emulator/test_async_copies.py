@@ -94,6 +94,28 @@ def test_a_gather_over_devices_of_each_node():
         assert_same(found, torch.stack([args[first][0], args[first + 1][0]]))
 
 
+@pytest.mark.parametrize("world", [1, 3, 8])
+def test_numbers_that_are_known_at_launch_only(world: int):
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def program(X: T.Tensor((rows, 4), "int32"), Y: T.Tensor((rows, 4), "int32")):
+        with T.Kernel(device=T.ALL, block=2, threads=32):
+            with T.Scale("device") as (rank, size):
+                G = T.alloc((size, rows, 4), "int32", level="l2")
+                arrived = T.alloc_flags((size, T.ceildiv(rows, 4)))
+                T.copy(X, G[rank, 0:rows, :])
+                T.all_gather(G[rank, 0:rows, :], G, signal=arrived, chunk=4)
+                for c in T.serial(T.ceildiv(rows, 4)):
+                    T.wait(arrived[(rank + 1) % size, c], ">=", 1)
+                T.copy(G[(rank + 1) % size, 0:rows, :], Y)
+
+    args = [[values(r, 10, 4, dtype="int32"), flags(10, 4)] for r in range(world)]
+    tilescale.emulate(program, args)
+    for rank, (_, found) in enumerate(args):
+        assert_same(found, args[(rank + 1) % world][0])
+
+
 def test_a_part_of_the_result_that_is_not_the_own_one():
     """Two arguments may be one tensor, which is only known when the program runs."""
 

@@ -11,7 +11,7 @@ from tilelang_core import ir, trace
 from tilescale.errors import NoPathError, PhaseError, ShapeError, UsageError
 from tilescale.hda import Level, Network
 from tilescale.language.checks import expanded
-from tilescale.language.context import Context, here, plain, shape_of
+from tilescale.language.context import Context, extents_of, here, plain, shape_of
 from tilescale.language.signal import check_comparison, flag_region
 from tilescale.program.asynchronous import Parts, owns_a_queue
 from tilescale.program.ops import RANK
@@ -117,7 +117,7 @@ def check_gather(context: Context, level: Level, source: ir.Call, target: ir.Cal
             hint="leave chunk out, and there is one flag for each rank",
             where=here(),
         )
-    part, whole = _extents(source), _extents(target)
+    part, whole = extents_of(source), extents_of(target)
     parts = Parts.of(part, whole)
     size = context.extent(level)
     wanted = [size, *part[parts.rows :]] if parts.slots else [part[0] * size, *part[1:]]
@@ -181,10 +181,6 @@ def flags_of_gather(context: Context, level: Level, flags: Any, rows: Any, chunk
             where=here(),
         )
     return trace.tile_region(flags, "rw")
-
-
-def _extents(region: ir.Call) -> list[Any]:
-    return [plain(n) for n in ir.region_parts(region)[2]]
 
 
 def _may_be(found: list[Any], wanted: list[Any]) -> bool:

@@ -24,7 +24,7 @@ from tilescale.language.checks import (
     check_reached,
     check_reduction,
 )
-from tilescale.language.context import Context, here, plain
+from tilescale.language.context import Context, extents_of, here
 from tilescale.program.ops import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -166,7 +166,7 @@ def _started_gather(
     network = check_path(context, level, ir.region_parts(target)[0])
     check_impl(network, impl)
     check_queue(context, network, impl)
-    flags = flags_of_gather(context, level, signal, _extents(source)[parts.rows], chunk)
+    flags = flags_of_gather(context, level, signal, extents_of(source)[parts.rows], chunk)
     return trace.call(ALL_GATHER, source, target, flags, level=level.name, dim=0, impl=impl, chunk=chunk)
 
 
@@ -185,7 +185,7 @@ def all_to_all(src: Any, dst: Any, dim: int = 0, impl: str | None = None) -> ir.
     context = Context("T.all_to_all")
     regions = [_region(context, src, "r"), _region(context, dst, "w")]
     level = _enter(context, ALL_TO_ALL.name, impl)
-    a, b = (_extents(r) for r in regions)
+    a, b = (extents_of(r) for r in regions)
     axis = _axis(context, dim, a)
     size = context.extent(level)
     uneven = isinstance(a[axis], int) and isinstance(size, int) and a[axis] % size
@@ -245,10 +245,6 @@ def _enter(context: Context, operation: str, impl: str | None) -> Level:
     return level
 
 
-def _extents(region: ir.Call) -> list[Any]:
-    return [plain(n) for n in ir.region_parts(region)[2]]
-
-
 def _axis(context: Context, dim: int, shape: list[Any]) -> int:
     axis = dim + len(shape) if dim < 0 else dim
     if not 0 <= axis < len(shape):
@@ -261,7 +257,7 @@ def _axis(context: Context, dim: int, shape: list[Any]) -> int:
 
 
 def _check_parts(context: Context, level: Level, dim: int, *, whole: ir.Call, part: ir.Call) -> int:
-    a, b = _extents(whole), _extents(part)
+    a, b = extents_of(whole), extents_of(part)
     axis = _axis(context, dim, a)
     size = context.extent(level)
     if len(a) == len(b) and all(isinstance(n, int) for n in (*a, *b, size)):
@@ -278,7 +274,7 @@ def _check_parts(context: Context, level: Level, dim: int, *, whole: ir.Call, pa
 
 
 def _check_leading(regions: list[ir.Call]) -> None:
-    first, *others = [_extents(r) for r in regions]
+    first, *others = [extents_of(r) for r in regions]
     for shape in others:
         if [str(n) for n in shape] != [str(n) for n in first[: len(shape)]]:
             raise ShapeError(

@@ -44,6 +44,11 @@ def shape_of(buffer: ir.Buffer) -> list[Any]:
     return [plain(n) for n in buffer.shape]
 
 
+def extents_of(region: ir.Call) -> list[Any]:
+    """A region's extents with constants as ints."""
+    return [plain(n) for n in ir.region_parts(region)[2]]
+
+
 @dataclass(frozen=True)
 class OpenScale:
     """One open `T.Scale`: the level it names and the level that executes inside it."""

@@ -9,7 +9,7 @@ from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
 from tilescale.language.asynchronous import after_of, check_alike, check_fixed, check_queue
 from tilescale.language.checks import check_impl, check_path, check_peer
-from tilescale.language.context import Context, here, plain, shape_of
+from tilescale.language.context import Context, extents_of, here, shape_of
 from tilescale.language.signal import check_signal_op, flag_region
 from tilescale.program.asynchronous import owns_a_queue
 from tilescale.program.ops import COPY
@@ -129,7 +129,7 @@ def _check_whole(source: Any, target: Any) -> None:
 
 
 def _check_extents(source: ir.Call, target: ir.Call) -> None:
-    a, b = ([plain(n) for n in ir.region_parts(r)[2]] for r in (source, target))
+    a, b = extents_of(source), extents_of(target)
     trim_a, trim_b = ([n for n in shape if n != 1] for shape in (a, b))
     constant = all(isinstance(n, int) for n in trim_a + trim_b)
     if constant and trim_a != trim_b:
