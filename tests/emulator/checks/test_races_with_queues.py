@@ -23,7 +23,10 @@ def test_a_read_of_the_target_that_waits_for_nothing():
 
     for seed in SEEDS:
         error = race(program, tensors(2, (4, 8), (4, 8), (4, 8)), "started", "not waited for", seed=seed)
-        assert "copy queue writes it and device" in str(error)
+        assert "copy queue writes it" in str(error)
+        assert error.hint == f"wait for the flag that line {line_of('started')} signals before line " + str(
+            line_of("not waited for")
+        )
 
 
 def test_a_write_to_the_source_while_it_may_be_sent():
@@ -37,7 +40,8 @@ def test_a_write_to_the_source_while_it_may_be_sent():
                 X[b, j] = 0  # writes the source
 
     for seed in SEEDS:
-        race(program, tensors(2, (4, 8), (4, 8)), "sends", "writes the source", seed=seed)
+        error = race(program, tensors(2, (4, 8), (4, 8)), "sends", "writes the source", seed=seed)
+        assert f"line {line_of('sends')} is only started there and reads later" in error.hint
 
 
 def test_a_wait_for_what_came_speaks_of_what_came_and_not_of_what_was_sent():

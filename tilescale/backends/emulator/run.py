@@ -131,6 +131,10 @@ class Run:
             self._queues[unit] = CopyQueue(self, unit)
         return self._queues[unit]
 
+    def is_queue(self, task: str) -> bool:
+        """Whether a task of that name is a copy queue."""
+        return any(queue.name == task for queue in self._queues.values())
+
     def _units(self, parent: Unit, levels: list[tuple[str, int]]):
         if not levels:
             yield parent

@@ -91,11 +91,18 @@ def _flags(first: Access, second: Access) -> list[str]:
     return lines
 
 
+def _line(access: Access) -> str:
+    return f"line {access.home.where.line}" if access.home.where else verb(access)
+
+
 def _remedy(run: Run, first: Access, second: Access) -> str:
+    for queued, other in ((first, second), (second, first)):
+        if run.is_queue(queued.clock.name):
+            return _remedy_of_queue(queued, other)
     atomic = [a for a in (first, second) if a.kind not in _VERBS]
     level = _apart(first.unit, second.unit)
     order = _primitives(run, level)
-    one, other = (f"line {a.home.where.line}" if a.home.where else verb(a) for a in (first, second))
+    one, other = _line(first), _line(second)
     if one == other:
         text = f"say who comes first at {one}: {order}"
     elif {first.kind, second.kind} == {READ, WRITE} and first.kind == WRITE:
@@ -106,6 +113,16 @@ def _remedy(run: Run, first: Access, second: Access) -> str:
         return f"{text}; or make both atomic"
     adds = one == other or first.kind == second.kind == WRITE
     return f"{text}; or T.atomic_add, if they are to add up" if adds else text
+
+
+def _remedy_of_queue(queued: Access, other: Access) -> str:
+    """For a race with a copy that was only started: nothing but its flag says that it has ended."""
+    if queued.kind == WRITE:
+        return f"wait for the flag that {_line(queued)} signals before {_line(other)}"
+    return (
+        f"{_line(queued)} is only started there and reads later: let {_line(other)} come before that, or after the "
+        "receiver, who waits for the flag, has answered with T.signal"
+    )
 
 
 def _apart(one: Unit, other: Unit) -> str | None:
