@@ -12,8 +12,8 @@ from tvm.tirx import stmt_functor
 
 __all__ = [
     "BLOCK_ORDER", "ROLES", "address_of", "at", "call", "copy_nest", "evaluate", "extern", "function", "is_nothing",
-    "launch_nest", "local_buffer", "loop_variables", "parallel", "parameter_buffer", "recall", "region", "rename_loops",
-    "rewrite", "sequence", "tile_call",
+    "launch_nest", "local_buffer", "loop_variables", "parallel", "parameter_buffer", "recall", "region",
+    "register_limit", "renamed", "rewrite", "sequence", "specialized", "tile_call",
 ]  # fmt: skip
 
 BLOCK_ORDER = "threadblock_swizzle_pattern"
@@ -65,17 +65,24 @@ def rewrite(
         raise
 
 
-def rename_loops(stmt: tirx.Stmt, names: dict[tirx.Var, tirx.Var]) -> tirx.Stmt:
-    """Give the loops of a clone their own variables; uses inside them have been replaced already."""
+def renamed(stmt: tirx.Stmt) -> tirx.Stmt:
+    """A copy of `stmt` whose loops and bindings have variables of their own."""
+    names: dict[tirx.Var, tirx.Var] = {}
+
+    def own(node: Any) -> None:
+        if isinstance(node, tirx.For | tirx.Bind):
+            var = node.loop_var if isinstance(node, tirx.For) else node.var
+            names[var] = tirx.Var(var.name, str(var.dtype))
 
     def leave(node: Any) -> Any:
-        if isinstance(node, tirx.For) and node.loop_var in names:
+        if isinstance(node, tirx.For):
             return tirx.For(
                 names[node.loop_var], node.min, node.extent, node.kind, node.body, node.thread_binding, node.annotations
             )
-        return None
+        return tirx.Bind(names[node.var], node.value) if isinstance(node, tirx.Bind) else None
 
-    return rewrite(stmt, leave=leave)
+    stmt_functor.post_order_visit(stmt, own)
+    return rewrite(stmt_functor.substitute(stmt, names), leave=leave)
 
 
 def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
@@ -118,6 +125,21 @@ def tile_call(name: str, *args: Any, **annotations: Any) -> tirx.Stmt:
     """A tile operation as a statement."""
     notes = {k: tirx.IntImm("int32", int(v)) if isinstance(v, bool | int) else v for k, v in annotations.items()}
     return tirx.Evaluate(call(f"tl.tileop.{name}", *args, annotations=notes or None))
+
+
+def register_limit(count: int, *, more: bool) -> tirx.Stmt:
+    """From here on the executing group of 128 threads may use `count` registers each: more than before, or fewer."""
+    return tirx.Evaluate(call("tl.set_max_nreg", count, int(more)))
+
+
+def specialized(condition: tirx.PrimExpr, first: tirx.Stmt, second: tirx.Stmt) -> tirx.Stmt:
+    """A branch on the thread index whose two roles run at the same time.
+
+    Marked as TileLang marks its own: to its allocator of shared memory the first role comes before the second, so what
+    the second uses late may lie where both were done earlier.
+    """
+    branch = tirx.IfThenElse(condition, first, second)
+    return tirx.AttrStmt(tirx.IntImm("int32", 0), ROLES, tirx.IntImm("int32", 0), branch)
 
 
 def at(stmt: tirx.Stmt, like: tirx.Stmt) -> tirx.Stmt:

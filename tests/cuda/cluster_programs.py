@@ -179,6 +179,57 @@ def product(
     return by_clusters
 
 
+def matmul(
+    shape: tuple[int, int, int],
+    size: int = 2,
+    tile: tuple[int, int, int] = (256, 256, 64),
+    stages: int = 4,
+    group: int = 0,
+    rows: bool = False,
+    staged: bool = False,
+    programs: int = 0,
+    threads: int = 256,
+) -> Any:
+    """A product for speed, bfloat16 to bfloat16: clusters load, multiply and store tiles as wholes.
+
+    Tiles follow one another down columns of `group` tiles (0: of all). `rows`: each group of warps multiplies whole
+    rows of a program's part. `staged`: results leave through shared memory. `programs`: as many take all tiles in turn.
+    """
+    (m, n, k), (bm, bn, bk) = shape, tile
+    tm, tn = m // bm, n // bn
+    group = group or tm
+    policy = T.GemmWarpPolicy.FullRow if rows else T.GemmWarpPolicy.Square
+    launched = programs or tm * tn * size
+    clusters = launched // size
+
+    @T.prim_func
+    def product_of_clusters(
+        A: T.Tensor((m, k), "bfloat16"), B: T.Tensor((k, n), "bfloat16"), C: T.Tensor((m, n), "bfloat16")
+    ):
+        with T.Kernel(cta_cluster=size, block=launched, threads=threads):
+            with T.Scale("cta_cluster") as (cluster, _):
+                a = T.alloc((bm, bk), "bfloat16")
+                b = T.alloc((bk, bn), "bfloat16")
+                c = T.alloc((bm, bn), "float32", level="l0")
+                out = T.alloc((bm, bn), "bfloat16")
+                for turn in T.serial((tm * tn - cluster + clusters - 1) // clusters if programs else 1):
+                    i = turn * clusters + cluster
+                    row = (i // (group * tn) * group + i % group) * bm
+                    column = i % (group * tn) // group * bn
+                    T.clear(c)
+                    for step in T.Pipelined(k // bk, num_stages=stages):
+                        T.copy(A[row, step * bk], a)
+                        T.copy(B[step * bk, column], b)
+                        T.gemm(a, b, c, policy=policy)
+                    if staged:
+                        T.copy(c, out)
+                        T.copy(out, C[row, column])
+                    else:
+                        T.copy(c, C[row, column])
+
+    return product_of_clusters
+
+
 def persistent(size: int = 2, bm: int = 128, bn: int = 64, bk: int = 64, steps: int = 5, columns: int = 3) -> Any:
     """A loop over tiles around the loop over K, and elements of a cluster's tile read where it executes."""
 

@@ -152,6 +152,8 @@ class GridLowering(Signature):
         arrivals = {data: counts for data, counts in made.items() if data in used}
         if arrivals:
             annotations["barrier_init"] = {**annotations.get("barrier_init", {}), **arrivals}
+            if self.cluster.added:
+                annotations["tl.launch_threads"] = [self.launch.thread_count + self.cluster.added, 1, 1]
         programs = list(zip(self.launch.programs, (self.expr(n) for n in self.launch.grid), strict=True))
         return tir.launch_nest(programs, self.launch.thread_vars, on_chip, annotations, body)
 

@@ -42,7 +42,7 @@ class Cluster:
         self.meets = False
         self.barriers: dict[ir.Var, list[ir.PrimExpr]] = {}
         self._variables: list[ir.Buffer] = []
-        self._reached: list[ir.Buffer] = []
+        self._reached: dict[ir.Buffer, bool] = {}
 
     def _rank(self) -> ir.PrimExpr:
         # Not the register that has it: the compiler knows the range of a remainder, and checks no bounds.
@@ -64,10 +64,9 @@ class Cluster:
         self.meets = True
         return tir.evaluate(tir.extern(MEET))
 
-    def reach(self, buffer: ir.Buffer) -> None:
-        """Peers touch this tile."""
-        if not any(buffer.same_as(b) for b in self._reached):
-            self._reached.append(buffer)
+    def reach(self, buffer: ir.Buffer, *, to_the_end: bool = True) -> None:
+        """Peers touch this tile from the program's beginning, and to its end or until its last use here."""
+        self._reached[buffer] = self._reached.get(buffer, False) or to_the_end
 
     def barrier(self, name: str, arrivals: list[int], *, remote: bool = False) -> ir.Buffer:
         """Barriers in shared memory, each with its number of arrivals; `remote` if peers arrive too."""
@@ -92,16 +91,16 @@ class Cluster:
         """`body` between the cluster's beginning and end.
 
         Nobody may touch a program's memory before it has begun or after it has ended. And a tile that peers touch
-        keeps its place throughout: they may be ahead of this program, or behind it.
+        keeps its place: they may be ahead of this program, or behind it.
         """
         # A cluster may be started before the kernel ahead of it has ended.
         begin = [tir.evaluate(tir.call("tl.pdl_sync", dtype="void"))]
         begin += [self.assign(v, 0) for v in self._variables]
         if not self.meets:
             return tir.sequence([*begin, body])
-        kept = [tir.evaluate(tir.extern("tilescale::in_use", tir.address_of(b))) for b in self._reached]
         inner = without_repeats([self.meet(), *(body.seq if isinstance(body, ir.SeqStmt) else [body]), self.meet()])
-        return tir.sequence([*begin, *kept, *inner[:-1], *kept, inner[-1]])
+        kept = [_in_use(b) for b, to_the_end in self._reached.items() if to_the_end]
+        return tir.sequence([*begin, *(_in_use(b) for b in self._reached), *inner[:-1], *kept, inner[-1]])
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -191,12 +190,24 @@ class Cluster:
 
 def without_repeats(stmts: list[ir.Stmt]) -> list[ir.Stmt]:
     """Statements without meetings of a cluster that follow a meeting at once."""
-    return [s for i, s in enumerate(stmts) if i == 0 or not (_is_meeting(s) and _is_meeting(stmts[i - 1]))]
+    return [s for i, s in enumerate(stmts) if i == 0 or not (is_meeting(s) and is_meeting(stmts[i - 1]))]
 
 
-def _is_meeting(stmt: ir.Stmt) -> bool:
+def without_ends(body: ir.Stmt) -> ir.Stmt:
+    """A body without the meetings that it begins and ends with."""
+    stmts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    first, last = (int(is_meeting(stmts[at])) for at in (0, -1))
+    return tir.sequence(stmts[first : len(stmts) - last])
+
+
+def is_meeting(stmt: ir.Stmt) -> bool:
+    """Whether a statement is a meeting of the cluster."""
     call = stmt.value if isinstance(stmt, ir.Evaluate) else None
     return ir.op_name(call) == "tirx.call_extern" and str(call.args[0].value) == MEET
+
+
+def _in_use(buffer: ir.Buffer) -> ir.Stmt:
+    return tir.evaluate(tir.extern("tilescale::in_use", tir.address_of(buffer)))
 
 
 def _small(dtype: str) -> str:

@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""Load tiles of a cluster ahead of the loop iteration that needs them, shared operands once for all programs.
+"""Find the loops of a cluster whose tiles bulk copies can load ahead.
 
 Before: a pipelined loop whose body begins with copies from memory into tiles of the cluster, each program copying its
-share. After: bulk copies into a ring of tiles; the copy of a tile that each program has whole is one multicast by the
-first program. A program waits for its own instance (`full`); the first waits until all programs have used theirs
-(`empty`) before it overwrites them. Declines, by returning None, loops that it cannot prove to be like this: they run
-in order, and shares go round through shared memory.
+share. After: the same loop around a ring of tiles (ring.py). Declines, by returning None, loops that it cannot prove to
+be like this: they run in order, and shares go round through shared memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.clusters.ring import Load, Ring
 from tilescale.program import ops
 from tilescale.program.operations import Rank
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.clusters.parts import Part
     from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 
 BULK = 16
@@ -27,16 +24,6 @@ BULK = 16
 
 LONGEST = 256
 """Elements along a dimension of a bulk copy's box, at most (CUDA driver API, cuTensorMapEncodeTiled)."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """One copy from memory into a whole tile of the cluster: where it begins, as the first program has it."""
-
-    tile: ir.Var
-    source: ir.Buffer
-    begins: tuple[Any, ...]
-    extents: tuple[Any, ...]
 
 
 def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
@@ -53,7 +40,7 @@ def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
     rest = tir.sequence(body)
     if not loads or not body or len(tiles) < len(loads) or not _stand_alone(cluster, loop, rest, tiles):
         return None
-    return _Ring(cluster, loop, loads).statements(rest)
+    return Ring(cluster, loop, loads).statements(rest)
 
 
 def _stand_alone(cluster: ClusterUnit, loop: ir.For, rest: ir.Stmt, tiles: set[ir.Var]) -> bool:
@@ -189,108 +176,3 @@ def _is_bulk(cluster: ClusterUnit, source: ir.Buffer, tile: ir.Buffer) -> bool:
     if not size or not memory or len(box) < 2 or max(box) > LONGEST:
         return False
     return memory * size % BULK == 0 and box[-1] * size % BULK == 0
-
-
-class _Ring:
-    """The loop of one pipeline: tiles, barriers and statements."""
-
-    def __init__(self, cluster: ClusterUnit, loop: ir.For, loads: list[Load]):
-        self.cluster, self.loop, self.loads = cluster, loop, loads
-        self.stages = max(ir.constant(loop.annotations.get("num_stages", 1)) or 1, 1)
-        self.begin, self.extent = cluster.value(loop.min), cluster.value(loop.extent)
-        self.whole = {load.tile: cluster.parts[load.tile] for load in loads}
-        self.rings = {tile: self._ring(part) for tile, part in self.whole.items()}
-        self.is_shared = any(part.dim is None for part in self.whole.values())
-        number = cluster.lowering.next_number()
-        self.done = cluster.variable(f"loads{number}") if cluster.loops else None
-        self.full = cluster.barrier(f"full{number}", [1] * self.stages)
-        self.empty = None
-        if self.is_shared:
-            self.empty = cluster.barrier(f"empty{number}", [cluster.size] * self.stages, remote=True)
-
-    def _ring(self, part: Part) -> ir.Buffer:
-        local = part.local
-        ring = tir.local_buffer(local.name, [self.stages, *local.shape], str(local.dtype), local.scope())
-        tiles = self.cluster.lowering.tiles
-        tiles[next(i for i, tile in enumerate(tiles) if tile.same_as(local))] = ring
-        self.cluster.reach(ring)
-        return ring
-
-    def statements(self, rest: ir.Stmt) -> list[ir.Stmt]:
-        """The first loads, and the loop."""
-        cluster, step = self.cluster, ir.Var(self.loop.loop_var.name, "int32")
-        shared = sum(part.dim is None for part in self.whole.values())
-        cluster.lowering.notes.append(
-            f"loads of a cluster: {self.stages} ahead, {shared} of {len(self.loads)} by multicast"
-        )
-        begin, end, earlier = self._continued()
-        first = [
-            self._if_any(ir.IntImm("int32", n), self._issue(n, (earlier + n) % self.stages)) for n in range(self.stages)
-        ]
-        stage, turn = (earlier + step) % self.stages, (earlier + step) // self.stages % 2
-        for tile, part in self.whole.items():
-            cluster.parts[tile] = replace(part, local=self.rings[tile], stage=stage)
-        cluster.loops += 1
-        used = cluster.statements(ir.substitute(rest, {self.loop.loop_var: self.begin + step}))
-        cluster.loops -= 1
-        cluster.parts.update(self.whole)
-        following = step + self.stages
-        refill = self._if_any(following, tir.sequence([*self._until_empty(stage, turn), self._issue(following, stage)]))
-        body = [_wait(self.full, stage, turn), *used, cluster.lowering.sync(), *self._release(stage), refill]
-        loop = ir.For(step, ir.IntImm("int32", 0), self.extent, ir.ForKind.SERIAL, tir.sequence(body))
-        return [*begin, *first, loop, *end]
-
-    def _continued(self) -> tuple[list[ir.Stmt], list[ir.Stmt], Any]:
-        """What comes before and after a loop that runs several times, and how many loads have been made by then."""
-        if self.done is None:
-            return [], [], ir.IntImm("int32", 0)
-        earlier = ir.Var("earlier", "int32")
-        bound = ir.Bind(earlier, ir.BufferLoad(self.done, [0]))
-        positive = tir.evaluate(tir.call("tirx.assume", earlier >= 0, dtype="bool"))
-        # All programs have used what was loaded last time.
-        return [self.cluster.meet(), bound, positive], [self.cluster.assign(self.done, earlier + self.extent)], earlier
-
-    def _if_any(self, step: Any, stmt: ir.Stmt) -> ir.Stmt:
-        """`stmt` if the loop has that iteration."""
-        there = ir.simplify(step < self.extent, {}) if isinstance(self.extent, ir.PrimExpr) else step < self.extent
-        return stmt if ir.constant(there) == 1 else ir.IfThenElse(there, stmt, None)
-
-    def _issue(self, step: Any, stage: Any) -> ir.Stmt:
-        """The loads of an iteration into a stage, which is complete when all their bytes are there."""
-        full = ir.BufferLoad(self.full, [stage])
-        copies = [self._copy(load, step, stage, full) for load in self.loads]
-        elected = tir.call("tl.tl_shuffle_elect", self.cluster.lowering.launch.thread_count, dtype="bool")
-        arrive = tir.evaluate(tir.call("tirx.ptx_arrive_barrier", full))
-        return tir.sequence([*copies, ir.IfThenElse(elected, arrive, None)])
-
-    def _copy(self, load: Load, step: Any, stage: Any, full: ir.BufferLoad) -> ir.Stmt:
-        cluster, part, ring = self.cluster, self.whole[load.tile], self.rings[load.tile]
-        at = {self.loop.loop_var: self.begin + step}
-        begins = [cluster.lowering.expr(ir.substitute(b, at)) for b in load.begins]
-        extents = list(load.extents)
-        notes: dict[str, Any] = {"barrier": full, "is_tma_copy": 1}
-        if part.dim is None:
-            notes["cluster_mask"] = (1 << cluster.size) - 1
-        else:
-            axis = part.dim - (len(ring.shape) - 1)
-            begins[axis], extents[axis] = begins[axis] + cluster.rank * part.share, part.share
-        source = tir.region(cluster.lowering.local(load.source.data), begins, extents, "r")
-        inner = [ir.constant(n) for n in ring.shape[1:]]
-        target = tir.region(ring, [stage, *[0] * len(inner)], [1, *inner], "w")
-        return tir.tile_call("tma_copy", source, target, **notes)
-
-    def _release(self, stage: Any) -> list[ir.Stmt]:
-        """This program has used a stage: the first, who fills it for all, hears of it."""
-        if self.empty is None:
-            return []
-        arrive = tir.call("tl.ptx_arrive_cluster_barrier", ir.BufferLoad(self.empty, [stage]), 0)
-        return [self.cluster.lowering.one_thread(tir.evaluate(arrive))]
-
-    def _until_empty(self, stage: Any, turn: Any) -> list[ir.Stmt]:
-        if self.empty is None:
-            return []
-        return [ir.IfThenElse(self.cluster.rank < 1, _wait(self.empty, stage, turn), None)]
-
-
-def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
-    return tir.evaluate(tir.call("tl.mbarrier_wait_parity", ir.BufferLoad(barrier, [stage]), turn))

@@ -10,11 +10,13 @@ another wrote. Declines what does not fall apart this way, with an error.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster, without_repeats
+from tilescale.backends.cuda.lowering.clusters import roles
+from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster, without_ends, without_repeats
 from tilescale.backends.cuda.lowering.clusters.pair import Mates, data_of
 from tilescale.backends.cuda.lowering.clusters.parts import GEMM, Part, Plan
 from tilescale.program import ops
@@ -33,6 +35,7 @@ class ClusterUnit(Cluster):
         views, parts, mates: who holds what of the cluster's tiles.
         bound: what names stand for that were bound before the region, by each program for itself.
         loops: how many loops are around the statement that is being lowered.
+        added: threads that the program has beyond the user's, to load ahead.
     """
 
     def __init__(self, lowering: GridLowering):
@@ -40,8 +43,26 @@ class ClusterUnit(Cluster):
         plan = Plan(self)
         self.views, self.parts = plan.views, plan.parts
         self.bound: dict[ir.Var, Any] = {}
-        self.loops = 0
+        self.loops = self.added = 0
         self.mates = Mates(self, plan.results) if plan.results else None
+
+    @cached_property
+    def loaders(self) -> int:
+        """How many threads could load ahead for this phase; pairs of blocks meet in ways of their own."""
+        return 0 if self.mates is not None else roles.loaders(self.lowering, self.lowering.phase)
+
+    @property
+    def thread(self) -> ir.Var:
+        """The index of a thread, along the first axis."""
+        return next(var for var, axis in self.lowering.launch.thread_vars if axis == 0)
+
+    def enclose(self, body: ir.Stmt) -> ir.Stmt:
+        """`body` between the cluster's beginning and end, its loads split off."""
+        if roles.is_split(body):
+            self.added = self.loaders
+            inner = without_ends(body)
+            body = roles.split(self.lowering, self.thread, self.added, inner)
+        return super().enclose(body)
 
     # -- accesses ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""Two roles in a program of a cluster: warps that load ahead, and the user's threads, which use what was loaded.
+
+Before: the lowered body of a phase, with the loads of its loops marked. After: a branch on the thread index. The user's
+threads keep their numbers and run everything but the loads; threads beyond them run the loads, in the same loops and
+branches, with the same meetings of the cluster, which wait for all of its threads. So a load stays behind every meeting
+that stood before it, and runs ahead of everything else, as far as its ring has room. Declines phases in which the
+loading threads could not know which way the program goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.clusters.dsmem import is_meeting
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lowering.lower import GridLowering
+
+AHEAD = "tilescale.ahead"
+"""Marks a statement of the loading warps."""
+
+GROUP, WARP = 128, 32
+"""Threads that share out their registers together, and those that one instruction is for."""
+
+MOST = 1024
+"""Threads of a program, at most."""
+
+REGISTERS = {2: (24, 240), 3: (24, 160)}
+"""Groups that multiply -> registers of a thread that loads, and of one that multiplies (PTX: setmaxnreg). One group has
+as many as an instruction can name anyway; of more, none would get more than it has."""
+
+
+def ahead(stmt: ir.Stmt) -> ir.Stmt:
+    """Mark a statement as one of the loading warps."""
+    return ir.AttrStmt(ir.IntImm("int32", 0), AHEAD, ir.IntImm("int32", 0), stmt)
+
+
+def loaders(lowering: GridLowering, phase: ir.Stmt) -> int:
+    """How many threads may be added to a phase's program to load for it; 0 if its loads cannot be split off."""
+    x, y, z = lowering.launch.threads
+    added = WARP if x % GROUP else GROUP
+    if x % WARP or y * z > 1 or x + added > MOST or lowering.lanes.used or _is_unforeseen(phase, set()):
+        return 0
+    return added
+
+
+def _is_unforeseen(stmt: ir.Stmt, read: set[ir.Var]) -> bool:
+    """Whether the way through a statement depends on memory, by way of the names in `read` too."""
+
+    def depends(expr: Any) -> bool:
+        return isinstance(expr, ir.PrimExpr) and (not ir.is_pure(expr) or bool(ir.variables(expr) & read))
+
+    if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
+        return False
+    if isinstance(stmt, ir.Bind) and depends(stmt.value):
+        read.add(stmt.var)
+    decisive = {ir.For: ("min", "extent"), ir.IfThenElse: ("condition",)}.get(type(stmt), ())
+    if isinstance(stmt, ir.While) or any(depends(getattr(stmt, name)) for name in decisive):
+        return True
+    return any(_is_unforeseen(inner, read) for inner in ir.children(stmt))
+
+
+def split(lowering: GridLowering, thread: ir.Var, added: int, body: ir.Stmt) -> ir.Stmt:
+    """The branch: `added` threads load, the others do the rest."""
+    threads = lowering.launch.thread_count
+    roles = [_Loading(thread < threads + WARP).role(body), tir.rewrite(body, enter=_without_loads)]
+    fewer, more = REGISTERS.get(threads // GROUP, (0, 0)) if added == GROUP else (0, 0)
+    if more:
+        limits = (tir.register_limit(fewer, more=False), tir.register_limit(more, more=True))
+        roles = [tir.sequence([limit, role]) for limit, role in zip(limits, roles, strict=True)]
+    return tir.specialized(thread >= threads, *roles)
+
+
+def is_split(body: ir.Stmt) -> bool:
+    """Whether a body has loads to split off."""
+    return ir.contains(body, _is_ahead)
+
+
+def _is_ahead(node: Any) -> bool:
+    return isinstance(node, ir.AttrStmt) and str(node.attr_key) == AHEAD
+
+
+def _without_loads(node: Any) -> ir.Stmt | None:
+    return tir.sequence([]) if _is_ahead(node) else None
+
+
+class _Loading:
+    """What the loading warps run: one of them the loads, all of them the meetings, in the loops and branches around.
+
+    Attributes:
+        one: whether a thread is of the warp that loads.
+        named: the names that the statements visited so far use; they are visited last one first.
+    """
+
+    def __init__(self, one: ir.PrimExpr):
+        self.one = one
+        self.named: set[ir.Var] = set()
+
+    def role(self, body: ir.Stmt) -> ir.Stmt:
+        """The part of a body, with names of its own."""
+        return tir.renamed(self._part(body))
+
+    def _part(self, stmt: ir.Stmt) -> ir.Stmt:
+        if _is_ahead(stmt):
+            self.named.update(v for inner in ir.statements(stmt.body) for v in ir.uses(inner))
+            return ir.IfThenElse(self.one, stmt.body, None)
+        if is_meeting(stmt) or (isinstance(stmt, ir.Bind) and stmt.var in self.named):
+            self.named.update(ir.uses(stmt))
+            return stmt
+        if isinstance(stmt, ir.SeqStmt):
+            return tir.sequence([self._part(inner) for inner in reversed(stmt.seq)][::-1])
+        if isinstance(stmt, ir.AttrStmt):
+            return self._part(stmt.body)
+        if isinstance(stmt, ir.IfThenElse):
+            cases = [None if case is None else self._part(case) for case in (stmt.else_case, stmt.then_case)][::-1]
+            return self._around(stmt, cases, lambda: ir.IfThenElse(stmt.condition, *cases))
+        if isinstance(stmt, ir.For) and stmt.kind != ir.ForKind.PARALLEL:
+            body = self._part(stmt.body)
+            return self._around(stmt, [body], lambda: ir.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body))
+        return tir.sequence([])
+
+    def _around(self, stmt: ir.Stmt, parts: list[ir.Stmt | None], again: Callable[[], ir.Stmt]) -> ir.Stmt:
+        """A loop or branch around its parts, unless they do nothing."""
+        if all(part is None or tir.is_nothing(part) for part in parts):
+            return tir.sequence([])
+        self.named.update(ir.uses(stmt))
+        return again()
