@@ -128,6 +128,67 @@ def test_what_all_programs_need_is_loaded_once(split):
     assert text.index("tl::cluster_sync();") < text.index("tma_load")
 
 
+def roles(text: str) -> tuple[str, str]:
+    """The loading warps' branch, and that of the user's threads."""
+    found = re.search(
+        r"\n  if \(\d+ <= \(\(int\)threadIdx.x\)\) \{\n(.*?)\n  \} else \{\n(.*?)\n  \}\n", text, re.DOTALL
+    )
+    assert found is not None
+    return found[1], found[2]
+
+
+def test_warps_of_their_own_load_ahead():
+    text = bodies(source(programs.product()))
+    assert "__launch_bounds__(384, 1)" in text
+    loading, using = roles(text)
+    assert text.count("tma_load") == loading.count("tma_load") > 0
+    assert "warpgroup_reg_dealloc<24>" in loading and "warpgroup_reg_alloc<240>" in using
+    # No barrier of the program in either loop: they wait for stages only.
+    steps = [re.search(r"\n( *)for \(int step.*?\n\1\}", role, re.DOTALL)[0] for role in (loading, using)]
+    assert not any(re.search("__sync(threads|_thread_partial)|cluster_meet", loop) for loop in steps)
+    assert "empty0[(step % 3)].wait((1 - " in steps[0] and "full0[(step_1 % 3)].wait((" in steps[1]
+    assert "empty0[(step_1 % 3)].arrive((((int)threadIdx.x) & 31));" in steps[1]
+
+
+def test_loading_warps_meet_wherever_the_others_do():
+    loading, using = roles(bodies(source(programs.persistent())))
+    assert loading.count("cluster_meet();") == using.count("cluster_meet();") == 5
+
+
+def test_a_way_that_depends_on_memory_has_no_loading_warps():
+    @T.prim_func
+    def program(
+        A: T.Tensor((256, 256), "float16"),
+        B: T.Tensor((256, 64), "float16"),
+        N: T.Tensor((2,), "int32"),
+        C: T.Tensor((256, 64), "float32"),
+    ):
+        with T.Kernel(cta_cluster=2, block=4, threads=128):
+            with T.Scale("cta_cluster") as (cluster, _):
+                a = T.alloc((128, 64), "float16")
+                w = T.alloc((64, 64), "float16")
+                c = T.alloc((128, 64), "float32", level="l0")
+                T.clear(c)
+                steps = N[cluster]
+                for k in T.Pipelined(steps, num_stages=2):
+                    T.copy(A[cluster * 128, k * 64], a)
+                    T.copy(B[k * 64, 0], w)
+                    T.gemm(a, w, c)
+                T.copy(c, C[cluster * 128, 0])
+
+    text = bodies(source(program))
+    assert "__launch_bounds__(128, 1)" in text and "tma_load_multicast" in text
+
+
+def test_a_result_may_lie_where_loaded_tiles_were_unless_they_come_again():
+    def places(**options) -> dict[str, int]:
+        text = source(programs.matmul((512, 512, 512), staged=True, **options))
+        return {name: int(at) for name, at in re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)", text)}
+
+    assert places()["out"] == 0
+    assert places(stages=3, programs=2)["out"] >= 3 * (128 + 256) * 64 * 2
+
+
 def test_loads_that_no_bulk_copy_makes_go_round_through_shared_memory():
     program = programs.product(operand="each")
     text = bodies(source(program))

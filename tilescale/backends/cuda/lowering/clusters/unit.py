@@ -193,6 +193,8 @@ class ClusterUnit(Cluster):
         staged = pipelined(self, loop)
         if staged is not None:
             return staged
+        if ir.constant(loop.extent) == 1:
+            return self.statements(ir.substitute(loop.body, {loop.loop_var: loop.min}))
         self.loops += 1
         body = tir.sequence(self.statements(loop.body))
         self.loops -= 1
