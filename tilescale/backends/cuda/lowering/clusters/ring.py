@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.clusters.parts import Part
     from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 
-IN_FLIGHT = 0
-
 WARP = 32
 """Threads that one instruction is for."""
 
@@ -90,33 +88,10 @@ class Ring:
         """
         begin, end, earlier = self._continued()
         step = ir.Var(self.loop.loop_var.name, "int32")
-        if IN_FLIGHT and _is_product(rest):
-            loop = self._overlapped(rest, step, earlier)
-        else:
-            stage, _ = self._place(earlier + step)
-            loop = [self._loop(step, [*self._use(rest, step, earlier), *self._release(stage)])]
-        free = [self.cluster.lowering.sync()] if self.done is None else []
-        return [ahead(self._loading()), *begin, *loop, *end, *free]
-
-    def _use(self, rest: ir.Stmt, step: Any, earlier: Any) -> list[ir.Stmt]:
         stage, turn = self._place(earlier + step)
-        return [_wait(self.full, stage, turn), *self._used(rest, step, stage)]
-
-    def _overlapped(self, rest: ir.Stmt, step: ir.Var, earlier: Any) -> list[ir.Stmt]:
-        """The loop with a product that goes on while the next one is issued: a stage is released one step later."""
-        last = self.extent - 1
-        pending = self._use(_in_flight(rest), step, earlier)
-        before = tir.sequence(self._release(self._place(earlier + step - 1)[0]))
-        loop = ir.For(
-            step,
-            ir.IntImm("int32", 0),
-            last,
-            ir.ForKind.SERIAL,
-            tir.sequence([*pending, ir.IfThenElse(step > 0, before, None)]),
-        )
-        before_last = tir.sequence(self._release(self._place(earlier + last - 1)[0]))
-        end = [*self._use(rest, last, earlier), ir.IfThenElse(last > 0, before_last, None)]
-        return [loop, *end, *self._release(self._place(earlier + last)[0])]
+        used = [_wait(self.full, stage, turn), *self._used(rest, step, stage), *self._release(stage)]
+        free = [self.cluster.lowering.sync()] if self.done is None else []
+        return [ahead(self._loading()), *begin, self._loop(step, used), *end, *free]
 
     def _loading(self) -> ir.Stmt:
         begin, end, earlier = self._continued()
@@ -225,17 +200,6 @@ class Ring:
         inner = [ir.constant(n) for n in ring.shape[1:]]
         target = tir.region(ring, [stage, *[0] * len(inner)], [1, *inner], "w")
         return tir.tile_call("tma_copy", source, target, **notes)
-
-
-def _is_product(stmt: ir.Stmt) -> bool:
-    return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == "tl.tileop.gemm"
-
-
-def _in_flight(product: ir.Evaluate) -> ir.Stmt:
-    """A product that may still be under way when the next statement runs, as long as one more has not been issued."""
-    call = product.value
-    notes = {**dict(call.annotations), "wg_wait": ir.IntImm("int32", 1)}
-    return tir.evaluate(tir.call("tl.tileop.gemm", *call.args, annotations=notes))
 
 
 def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
