@@ -11,7 +11,8 @@ The idea: a level above the block that still has tiles. What `T.alloc` makes ins
 shared memories of all its blocks together, and `T.gemm` there is one product of the whole tiles. Inside
 `T.Scale("block")` each block loads its share, `T.view(tile, layout=T.FullRow)`: of b too, which both need whole. So
 each element of B is read from device memory once for 256 rows of C in place of 128, and comes to the other block over
-the network between SMs; on a GPU, as a multicast of the bulk copy engine.
+the network between SMs; on a GPU, as a multicast of the bulk copy engine. Copies of whole tiles need no such words:
+each block copies its share. `out` gives c's registers a way to device memory in whole rows.
 
 The blocks of a cluster start together, on SMs that reach each other's shared memory. The launch says how many they are,
 `T.Kernel(cta_cluster=2, block=...)`, the grid counts blocks as ever, and its first extent is a multiple of them.
@@ -25,17 +26,33 @@ import torch
 
 import tilescale.language as T
 
-TILE_M, TILE_N, TILE_K = 256, 128, 64
 
+def cluster_gemm(
+    devices: int,
+    M: int,
+    N: int,
+    K: int,
+    blocks: int = 2,
+    tile: tuple[int, int, int] = (256, 128, 64),
+    stages: int = 3,
+    threads: int = 256,
+    dtype: str = "float32",
+):
+    """Each cluster computes a tile of C.
 
-def cluster_gemm(devices: int, M: int, N: int, K: int, blocks: int = 2):
-    """A cluster of `blocks` blocks computes (TILE_M, TILE_N) of C."""
+    Args:
+        blocks: in a cluster.
+        tile: rows and columns of a cluster's tile of C, and the depth of one step. (256, 256, 64) with 4 stages makes
+            the most of an H200.
+        dtype: the type of C.
+    """
+    TILE_M, TILE_N, TILE_K = tile
     grid = (-(-M // devices // TILE_M) * blocks, -(-N // TILE_N))
     rows, share = TILE_M // blocks, TILE_K // blocks
 
     @T.prim_func
-    def by_clusters(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "float32")):
-        with T.Kernel(device=devices, cta_cluster=blocks, block=grid, threads=256) as (bx, by):
+    def by_clusters(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), dtype)):
+        with T.Kernel(device=devices, cta_cluster=blocks, block=grid, threads=threads) as (bx, by):
             with T.Scale("device"):
                 A_dev = T.view(A, layout=T.FullRow)
                 C_dev = T.view(C, layout=T.FullRow)
@@ -43,14 +60,15 @@ def cluster_gemm(devices: int, M: int, N: int, K: int, blocks: int = 2):
                 a = T.alloc((TILE_M, TILE_K), "bfloat16", level="l1")
                 b = T.alloc((TILE_K, TILE_N), "bfloat16", level="l1")
                 c = T.alloc((TILE_M, TILE_N), "float32", level="l0")
+                out = T.alloc((TILE_M, TILE_N), dtype, level="l1")
                 T.clear(c)
-                for k in T.Pipelined(T.ceildiv(K, TILE_K), num_stages=3):
+                for k in T.Pipelined(T.ceildiv(K, TILE_K), num_stages=stages):
                     with T.Scale("block") as (rank, _):  # each loads its share
                         T.copy(A_dev[bx * rows, k * TILE_K], T.view(a, layout=T.FullRow))
                         T.copy(B[k * TILE_K + rank * share, by * TILE_N], T.view(b, layout=T.FullRow))
                     T.gemm(a, b, c)
-                with T.Scale("block"):
-                    T.copy(T.view(c, layout=T.FullRow), C_dev[bx * rows, by * TILE_N])
+                T.copy(c, out)
+                T.copy(out, C_dev[bx * rows, by * TILE_N])
 
     return by_clusters
 

@@ -184,21 +184,14 @@ def matmul(
     size: int = 2,
     tile: tuple[int, int, int] = (256, 256, 64),
     stages: int = 4,
-    group: int = 0,
-    rows: bool = False,
-    staged: bool = False,
     programs: int = 0,
-    threads: int = 256,
 ) -> Any:
     """A product for speed, bfloat16 to bfloat16: clusters load, multiply and store tiles as wholes.
 
-    Tiles follow one another down columns of `group` tiles (0: of all). `rows`: each group of warps multiplies whole
-    rows of a program's part. `staged`: results leave through shared memory. `programs`: as many take all tiles in turn.
+    Results leave through shared memory. `programs`: as many take all tiles in turn.
     """
     (m, n, k), (bm, bn, bk) = shape, tile
     tm, tn = m // bm, n // bn
-    group = group or tm
-    policy = T.GemmWarpPolicy.FullRow if rows else T.GemmWarpPolicy.Square
     launched = programs or tm * tn * size
     clusters = launched // size
 
@@ -206,7 +199,7 @@ def matmul(
     def product_of_clusters(
         A: T.Tensor((m, k), "bfloat16"), B: T.Tensor((k, n), "bfloat16"), C: T.Tensor((m, n), "bfloat16")
     ):
-        with T.Kernel(cta_cluster=size, block=launched, threads=threads):
+        with T.Kernel(cta_cluster=size, block=launched, threads=256):
             with T.Scale("cta_cluster") as (cluster, _):
                 a = T.alloc((bm, bk), "bfloat16")
                 b = T.alloc((bk, bn), "bfloat16")
@@ -214,18 +207,14 @@ def matmul(
                 out = T.alloc((bm, bn), "bfloat16")
                 for turn in T.serial((tm * tn - cluster + clusters - 1) // clusters if programs else 1):
                     i = turn * clusters + cluster
-                    row = (i // (group * tn) * group + i % group) * bm
-                    column = i % (group * tn) // group * bn
+                    row, column = i % tm * bm, i // tm * bn
                     T.clear(c)
                     for step in T.Pipelined(k // bk, num_stages=stages):
                         T.copy(A[row, step * bk], a)
                         T.copy(B[step * bk, column], b)
-                        T.gemm(a, b, c, policy=policy)
-                    if staged:
-                        T.copy(c, out)
-                        T.copy(out, C[row, column])
-                    else:
-                        T.copy(c, C[row, column])
+                        T.gemm(a, b, c)
+                    T.copy(c, out)
+                    T.copy(out, C[row, column])
 
     return product_of_clusters
 

@@ -11,6 +11,7 @@ import tilescale.language as T
 from tests.cuda import cluster_programs as programs
 from tests.cuda.support import bodies, notes, source
 from tests.gpu.cluster_check import all_checks
+from tests.ladder import NUMBERED, load
 from tilescale.errors import UnsupportedError
 from tilescale.hda.current import use_machine
 
@@ -44,8 +45,9 @@ def test_a_cluster_begins_and_ends_together(name):
     text = bodies(source(EVERY[name]))
     body = text[text.index("{") :]
     begin, meeting = body.index("cudaGridDependencySynchronize();"), body.index("tilescale::cluster_meet();")
+    together = body.find("tl::cluster_sync();")  # where there are barriers that peers arrive at
     uses = [m.start() for m in re.finditer(r"cluster_(put|get|load|store|allreduce)\b|tma_load|\b[A-Z]\[", body)]
-    assert begin < meeting < min(uses)
+    assert begin < min(uses) and (0 < together < min(uses) or begin < meeting < min(uses))
     assert body.rindex("tilescale::cluster_meet();") > max(uses)
     assert body[body.rindex("tilescale::cluster_meet();") :].strip(" ;}\n").count(";") == 0
 
@@ -140,6 +142,8 @@ def roles(text: str) -> tuple[str, str]:
 def test_warps_of_their_own_load_ahead():
     text = bodies(source(programs.product()))
     assert "__launch_bounds__(384, 1)" in text
+    # All have begun when all barriers are there: nobody meets again before the loads.
+    assert text.index("tl::cluster_sync();") < text.index("tma_load") < text.index("cluster_meet();")
     loading, using = roles(text)
     assert text.count("tma_load") == loading.count("tma_load") > 0
     assert "warpgroup_reg_dealloc<24>" in loading and "warpgroup_reg_alloc<240>" in using
@@ -182,11 +186,21 @@ def test_a_way_that_depends_on_memory_has_no_loading_warps():
 
 def test_a_result_may_lie_where_loaded_tiles_were_unless_they_come_again():
     def places(**options) -> dict[str, int]:
-        text = source(programs.matmul((512, 512, 512), staged=True, **options))
+        text = source(programs.matmul((512, 512, 512), **options))
         return {name: int(at) for name, at in re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)", text)}
 
     assert places()["out"] == 0
     assert places(stages=3, programs=2)["out"] >= 3 * (128 + 256) * 64 * 2
+
+
+def test_the_example_with_the_tiles_of_benchmarks():
+    program = load(NUMBERED[10]).cluster_gemm(1, 256, 256, 192, tile=(256, 256, 64), stages=4, dtype="bfloat16")
+    a, b = torch.randn(256, 192).bfloat16(), torch.randn(192, 256).bfloat16()
+    c = torch.full((256, 256), torch.nan, dtype=torch.bfloat16)
+    tilescale.emulate(program, [a, b, c])
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=2**-8, atol=1e-3)
+    loading, using = roles(bodies(source(program)))
+    assert "tma_load_multicast(B_desc" in loading and "tma_store(C_desc" in using
 
 
 def test_loads_that_no_bulk_copy_makes_go_round_through_shared_memory():

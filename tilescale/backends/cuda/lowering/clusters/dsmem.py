@@ -33,13 +33,14 @@ class Cluster:
     Attributes:
         size: its programs.
         rank: the executing program's number in it, the first axis fastest.
+        begun: whether all programs are known to have begun when one gets to the body.
     """
 
     def __init__(self, lowering: GridLowering):
         self.lowering = lowering
         self.size = lowering.launch.cluster_size
         self.rank = self._rank()
-        self.meets = False
+        self.meets = self.begun = False
         self.barriers: dict[ir.Var, list[ir.PrimExpr]] = {}
         self._variables: list[ir.Buffer] = []
         self._reached: dict[ir.Buffer, bool] = {}
@@ -98,7 +99,8 @@ class Cluster:
         begin += [self.assign(v, 0) for v in self._variables]
         if not self.meets:
             return tir.sequence([*begin, body])
-        inner = without_repeats([self.meet(), *(body.seq if isinstance(body, ir.SeqStmt) else [body]), self.meet()])
+        first = [] if self.begun else [self.meet()]
+        inner = without_repeats([*first, *(body.seq if isinstance(body, ir.SeqStmt) else [body]), self.meet()])
         kept = [_in_use(b) for b, to_the_end in self._reached.items() if to_the_end]
         return tir.sequence([*begin, *(_in_use(b) for b in self._reached), *inner[:-1], *kept, inner[-1]])
 

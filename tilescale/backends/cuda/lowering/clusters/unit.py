@@ -60,8 +60,7 @@ class ClusterUnit(Cluster):
         """`body` between the cluster's beginning and end, its loads split off."""
         if roles.is_split(body):
             self.added = self.loaders
-            inner = without_ends(body)
-            body = roles.split(self.lowering, self.thread, self.added, inner)
+            body = roles.split(self.lowering, self.thread, self.added, without_ends(body))
         return super().enclose(body)
 
     # -- accesses ----------------------------------------------------------------------------------------------------
