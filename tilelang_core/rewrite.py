@@ -11,16 +11,13 @@ from tvm import ir, tirx
 from tvm.tirx import stmt_functor
 
 __all__ = [
-    "BLOCK_ORDER", "ROLES", "address_of", "at", "call", "copy_nest", "evaluate", "extern", "function", "is_nothing",
+    "BLOCK_ORDER", "address_of", "at", "call", "copy_nest", "evaluate", "extern", "function", "is_nothing",
     "launch_nest", "local_buffer", "loop_variables", "parallel", "parameter_buffer", "recall", "region",
     "register_limit", "renamed", "rewrite", "sequence", "specialized", "tile_call",
 ]  # fmt: skip
 
 BLOCK_ORDER = "threadblock_swizzle_pattern"
 """AttrStmt key: the order in which the blocks of a grid have their indices."""
-
-ROLES = "kWarpSpecializationScope"
-"""AttrStmt key: a branch whose arms run side by side, so that they reuse each other's shared memory."""
 
 _KINDS = [
     f"tirx.{name}"
@@ -139,7 +136,7 @@ def specialized(condition: tirx.PrimExpr, first: tirx.Stmt, second: tirx.Stmt) -
     the second uses late may lie where both were done earlier.
     """
     branch = tirx.IfThenElse(condition, first, second)
-    return tirx.AttrStmt(tirx.IntImm("int32", 0), ROLES, tirx.IntImm("int32", 0), branch)
+    return tirx.AttrStmt(tirx.IntImm("int32", 0), "kWarpSpecializationScope", tirx.IntImm("int32", 0), branch)
 
 
 def at(stmt: tirx.Stmt, like: tirx.Stmt) -> tirx.Stmt:

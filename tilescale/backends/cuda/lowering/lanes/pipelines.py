@@ -121,10 +121,9 @@ class Pipelines:
             return body
         workers = self.lanes.whole.threads
         left = (REGISTERS - LOADER_THREADS * LOADER_REGISTERS) // workers
-        loads = tir.sequence([_registers(LOADER_REGISTERS, more=False), *map(self._load, self.loops)])
-        work = tir.sequence([_registers(min(left // 8 * 8, MOST_REGISTERS), more=True), body])
-        roles = ir.IfThenElse(self.lowering.launch.thread_vars[0][0] >= workers, loads, work)
-        return ir.AttrStmt(ir.IntImm("int32", 0), tir.ROLES, ir.IntImm("int32", 0), roles)
+        loads = tir.sequence([tir.register_limit(LOADER_REGISTERS, more=False), *map(self._load, self.loops)])
+        work = tir.sequence([tir.register_limit(min(left // 8 * 8, MOST_REGISTERS), more=True), body])
+        return tir.specialized(self.lowering.launch.thread_vars[0][0] >= workers, loads, work)
 
     def _load(self, loop: Loop) -> ir.Stmt:
         fresh = {bind.var: ir.Var(bind.var.name, str(bind.var.dtype)) for bind in loop.binds}
@@ -169,7 +168,3 @@ def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
 
 def _arrive(barrier: ir.Buffer, stage: Any) -> ir.Stmt:
     return tir.evaluate(tir.call("tirx.ptx_arrive_barrier", ir.BufferLoad(barrier, [stage])))
-
-
-def _registers(count: int, *, more: bool) -> ir.Stmt:
-    return tir.evaluate(tir.call("tl.set_max_nreg", count, int(more)))
