@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: MIT
+"""Races: contenders that do the same work, measured in turns in one process, so that their ratios mean something.
+
+A GPU under load lowers its clocks: the same product takes 10 % longer after a second of work than before. So nobody is
+timed in a row. Each round gives every contender one group of calls, after a call that is not timed; the next round
+starts with another one. A time is that of the slowest rank; a result is the median over the rounds, with the smallest
+and the largest beside it, and a ratio is the median of the ratios to the baseline's time of the same round.
+
+Who cannot be built, is wrong, or fails meanwhile is a row that says why, and the others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+KEYS = ("work", "shape", "dtype", "gpus", "mode", "contender", "us", "spread", "baseline", "ratio")
+"""What every row of a results file has; some have `tflops`, `gb_s`, or `failed`, which says why there is no time."""
+
+MODES = ("eager", "graph", "host")
+"""Device time of calls in a row; the same in a CUDA graph; time that a call takes on the host."""
+
+
+class Team(Protocol):
+    """The ranks that race together, as `tilescale.init()` returns them."""
+
+    def all_gather(self, obj: Any) -> list[Any]:
+        """The objects of all ranks."""
+
+
+class Timer(Protocol):
+    """How a call is timed."""
+
+    def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
+        """What makes a number of calls, after one that does not count, and returns microseconds a call on this rank."""
+
+    def meet(self) -> None:
+        """Wait until the devices of all ranks are idle."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A contender that is ready.
+
+    Attributes:
+        call: does the work once.
+        check: runs it on fresh inputs made from a seed; raises ValueError if the result is wrong.
+        group: times a number of calls by itself, for who cannot be called from this process.
+    """
+
+    call: Callable[[], Any]
+    check: Callable[[int], None] | None = None
+    group: Callable[[int], float] | None = None
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do the work.
+
+    Attributes:
+        make: builds it, on all ranks alike; may raise.
+        compile: what takes long in `make`, for who wants it in a cache beforehand.
+    """
+
+    name: str
+    make: Callable[[], Runner]
+    compile: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A work, and who races at it.
+
+    Attributes:
+        work, shape, dtype, gpus, mode: as in the rows.
+        baseline: the contender that ratios refer to; None if there is none.
+        flops, bytes: of each GPU, from which rates follow.
+        calls: in a group.
+    """
+
+    work: str
+    shape: tuple[int, ...]
+    dtype: str
+    gpus: int
+    mode: str
+    baseline: str | None
+    contenders: Sequence[Contender]
+    flops: float = 0
+    bytes: float = 0
+    calls: int = 8
+
+    @property
+    def title(self) -> str:
+        """The work in words."""
+        return f"{self.work} {'x'.join(map(str, self.shape))} {self.dtype}, {self.gpus} GPU, {self.mode}"
+
+
+@dataclass
+class Field:
+    """Contenders of a heat, as far as they got: what times each, its times by round, and why others are out."""
+
+    groups: dict[str, Callable[[int], float]] = field(default_factory=dict)
+    times: dict[str, dict[int, float]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def race(
+    heat: Heat,
+    timer: Timer,
+    team: Team,
+    rounds: int = 10,
+    seeds: Iterable[int] = range(3),
+    step: Callable[[str], None] = lambda what: None,
+) -> list[dict[str, Any]]:
+    """Check all contenders, then time them in turns; collective. Returns the rows, in the contenders' order.
+
+    Args:
+        rounds: groups of calls for each contender.
+        seeds: of the inputs on which each contender is checked.
+        step: told what comes next: once for each contender, once for each round.
+    """
+    entered = Field()
+    for contender in heat.contenders:
+        step(contender.name)
+        _admit(contender, entered, timer, team, list(seeds))
+    for number in range(rounds):
+        step(f"round {number + 1} of {rounds}")
+        _round(entered, number, timer, team, heat.calls)
+    return [_row(heat, contender.name, entered) for contender in heat.contenders]
+
+
+def _admit(contender: Contender, entered: Field, timer: Timer, team: Team, seeds: list[int]) -> None:
+    """Build a contender, check it, and prepare its timing; every step on all ranks or none."""
+
+    def checks(runner: Runner) -> None:
+        for seed in seeds if runner.check else ():
+            runner.check(seed)
+
+    timer.meet()
+    try:
+        runner = _on_all(team, contender.make)
+        _on_all(team, lambda: checks(runner))
+        entered.groups[contender.name] = _on_all(team, lambda: runner.group or timer.prepare(runner.call))
+        entered.times[contender.name] = {}
+    except Out as out:
+        entered.failed[contender.name] = str(out)
+
+
+class Out(Exception):
+    """A contender failed on a rank; all ranks have heard of it."""
+
+
+def _attempt(function: Callable[[], Result]) -> tuple[Result | None, str | None]:
+    try:
+        return function(), None
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this contender's affair
+        return None, f"{type(error).__name__}: {error}".strip()[:600]
+
+
+def _on_all(team: Team, function: Callable[[], Result]) -> Result:
+    """What the function returns here, once it has returned on all ranks. Raises Out."""
+    result, error = _attempt(function)
+    if failure := first_failure(team.all_gather(error)):
+        raise Out(failure)
+    return result
+
+
+def first_failure(errors: Sequence[str | None]) -> str | None:
+    """What the first rank that failed says; None if none has."""
+    found = [(rank, error) for rank, error in enumerate(errors) if error is not None]
+    if not found:
+        return None
+    rank, error = found[0]
+    return error if len(errors) == 1 else f"rank {rank}: {error}"
+
+
+def _round(entered: Field, number: int, timer: Timer, team: Team, calls: int) -> None:
+    """A group of calls of each contender, the first one another in each round."""
+    mine = {}
+    for name in rotated(list(entered.groups), number):
+        timer.meet()
+        mine[name] = _attempt(lambda name=name: entered.groups[name](calls))
+    everywhere = team.all_gather(mine)
+    for name in mine:
+        if failure := first_failure([there[name][1] for there in everywhere]):
+            entered.failed[name] = failure
+            del entered.groups[name]
+        else:
+            entered.times[name][number] = max(there[name][0] for there in everywhere)
+
+
+def rotated(items: list[Result], by: int) -> list[Result]:
+    """The items, starting with another one."""
+    start = by % len(items) if items else 0
+    return items[start:] + items[:start]
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def ratio(times: Mapping[int, float], baseline: Mapping[int, float]) -> float | None:
+    """The median, over the rounds that both have, of one's time through the other's."""
+    both = [times[n] / baseline[n] for n in times if n in baseline]
+    return statistics.median(both) if both else None
+
+
+def _row(heat: Heat, name: str, entered: Field) -> dict[str, Any]:
+    row: dict[str, Any] = {key: getattr(heat, key) for key in KEYS if hasattr(heat, key)}
+    row |= {"shape": list(heat.shape), "contender": name}
+    times = entered.times.get(name, {})
+    if name in entered.failed or not times:
+        row |= {"us": None, "spread": None, "ratio": None, "failed": entered.failed.get(name, "not timed")}
+        return {key: row[key] for key in (*KEYS, "failed")}
+    us, against = statistics.median(times.values()), entered.times.get(heat.baseline or "", {})
+    compared = ratio(times, against)
+    row |= {"us": round(us, 2), "spread": [round(f(times.values()), 2) for f in (min, max)]}
+    row["ratio"] = None if compared is None else round(compared, 4)
+    rates = {"tflops": round(heat.flops / us / 1e6, 1), "gb_s": round(heat.bytes / us / 1e3, 1)}
+    return {key: row[key] for key in KEYS} | {key: rate for key, rate in rates.items() if rate}
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row for people."""
+    if row["us"] is None:
+        return f"{row['contender']:<24} failed: {row['failed'].splitlines()[0][:160]}"
+    low, high = row["spread"]
+    against = f"{row['ratio']:.3f} x {row['baseline']}" if row["ratio"] is not None else ""
+    rates = " ".join(f"{row[k]:g} {unit}" for k, unit in (("tflops", "TFLOP/s"), ("gb_s", "GB/s")) if k in row)
+    return f"{row['contender']:<24} {row['us']:>9.1f} us ({low:.1f} to {high:.1f})  {against:<28} {rates}".rstrip()
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def same_work(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two rows are of one heat."""
+    return all(a[key] == b[key] for key in ("work", "shape", "dtype", "gpus", "mode"))
+
+
+def record(
+    path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], versions: Mapping[str, str]
+) -> None:
+    """Write rows to a results file, in the place of older ones of the same heats.
+
+    Rows of other heats stay if they come from the same machine and versions.
+    """
+    kept = []
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if (before["machine"], before["versions"]) == (dict(machine), dict(versions)):
+            kept = [row for row in before["rows"] if not any(same_work(row, new) for new in rows)]
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    whole = {"machine": dict(machine), "versions": dict(versions), "date": date, "rows": [*kept, *rows]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text_of(whole), encoding="utf-8")
+
+
+def text_of(results: Mapping[str, Any]) -> str:
+    """The file's text: JSON with a line for each row."""
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in results["rows"])
+    head = json.dumps({key: value for key, value in results.items() if key != "rows"}, indent=1)
+    return f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n'
+
+
+def faults(results: Any) -> list[str]:
+    """What is wrong with the contents of a results file: nothing, in a good one."""
+    if not isinstance(results, dict) or list(results) != ["machine", "versions", "date", "rows"]:
+        return ["a results file has machine, versions, date, rows"]
+    return [f"row {n}: {fault}" for n, row in enumerate(results["rows"]) for fault in _row_faults(row)]
+
+
+def _row_faults(row: Mapping[str, Any]) -> Iterable[str]:
+    if missing := [key for key in KEYS if key not in row]:
+        yield f"has no {', '.join(missing)}"
+        return
+    if unknown := row.keys() - {*KEYS, "failed", "tflops", "gb_s"}:
+        yield f"has {', '.join(sorted(unknown))}"
+    if row["mode"] not in MODES:
+        yield f"mode {row['mode']!r}"
+    if (row["us"] is None) != ("failed" in row):
+        yield "either a time or why there is none"
+    if row["us"] is not None:
+        low, high = row["spread"]
+        if not 0 < low <= row["us"] <= high:
+            yield "the median lies outside of the spread"
+        if row["contender"] == row["baseline"] and row["ratio"] != 1:
+            yield "the baseline's ratio to itself is not 1"

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""Products of matrices on one GPU, by warpgroups and by clusters, and MLA decode on one GPU and on several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import programs
+import torch
+import trials
+from programs import Tiling
+from race import Contender, Heat, Runner
+from trials import Case, checked, ours
+
+import tilescale
+
+BATCH, HEADS, DIM, PE_DIM = 32, 128, 512, 64
+"""MLA decode as in DeepSeek-V3."""
+
+
+def heats(quick: bool, gpus: int) -> Iterator[Heat]:
+    """Products on one GPU, decode on one or, split by keys, on all."""
+    if gpus == 1:
+        size, small = (1024, 1024) if quick else (8192, 4096)
+        yield _product("gemm", size, lambda: trials.example("08_tp_gemm").tp_gemm(1, size, size, size))
+        yield _product(
+            "cluster_gemm", small, lambda: trials.example("10_cluster_gemm").cluster_gemm(1, small, small, small)
+        )
+    yield Decode(1024 if quick else 16384, gpus).heat()
+
+
+def _product(work: str, size: int, program: Callable[[], Any]) -> Heat:
+    """All matrices (size, size); the programs of the examples leave C in float32, and take B as it is."""
+
+    def draw(seed: int) -> Case:
+        a, b = trials.randoms(seed, torch.bfloat16, (size, size), (size, size))
+        want, magnitudes = trials.product(a, b)
+        return Case((a, b), want, trials.product_bound(size, want, magnitudes))
+
+    def cublas() -> Runner:
+        a, b, c = (trials.nothing(size, size) for _ in range(3))
+        return checked(draw, trials.into(a, b), lambda: torch.mm(a, b.T, out=c), [c])
+
+    def example(kernel: Any) -> Runner:
+        a, b = trials.nothing(size, size), trials.nothing(size, size)
+        c = trials.symmetric(size, size, dtype=torch.float32)
+        load = lambda left, right: trials.into(a, b)(left, right.T)  # noqa: E731
+        return checked(draw, load, trials.returning(c, kernel, a, b, c), [c], kernel.synchronize)
+
+    def plain(kernel: Any) -> Runner:
+        a, b, c = trials.nothing(1, size, size), trials.nothing(size, size), trials.nothing(1, size, size)
+        call = trials.returning(c, kernel, a, b, c)
+        return checked(draw, trials.into(a[0], b), call, [c], kernel.synchronize)
+
+    entries = [
+        Contender("cublas alone", cublas),
+        ours("tilescale", program, example),
+        ours("plain tiles", lambda: programs.gemm(size, size, size, Tiling()), plain),
+    ]
+    return Heat(work, (size,) * 3, "bfloat16", 1, "eager", "cublas alone", entries, 2 * size**3)
+
+
+class Decode:
+    """One new token of each sequence attends to latent vectors, whose keys lie over the GPUs."""
+
+    def __init__(self, keys: int, gpus: int):
+        self.keys, self.gpus, self.share = keys, gpus, keys // gpus
+
+    def heat(self) -> Heat:
+        """Ours, and on one GPU a baseline by libraries."""
+        entries: list[Contender] = [ours("tilescale", self.program, self.own)]
+        if self.gpus == 1:
+            entries.insert(0, Contender("cublas and softmax", self.libraries))
+        flops = 2 * BATCH * HEADS * self.share * (2 * DIM + PE_DIM)
+        read = 2 * BATCH * self.share * (DIM + PE_DIM)
+        baseline = "cublas and softmax" if self.gpus == 1 else None
+        shape = BATCH, HEADS, self.keys
+        return Heat("mla_decode", shape, "float16", self.gpus, "eager", baseline, entries, flops, read)
+
+    def program(self) -> Any:
+        """The example's."""
+        return trials.example("09_cp_flash_mla").cp_mla(self.gpus, BATCH, HEADS, self.keys, DIM, PE_DIM)
+
+    def draw(self, seed: int) -> Case:
+        """The same whole tensors on every rank; this rank's keys."""
+        made = torch.Generator(trials.device()).manual_seed(seed)
+        shapes = (BATCH, HEADS, DIM), (BATCH, HEADS, PE_DIM), (BATCH, self.keys, 1, DIM), (BATCH, self.keys, 1, PE_DIM)
+        q, q_pe, kv, k_pe = (torch.randn(s, generator=made, device=made.device, dtype=torch.half) for s in shapes)
+        reference, wants, bounds = trials.example("attention").reference, [], []
+        for one in range(BATCH):  # float64 of all at once would not fit
+            query = torch.cat([q[one], q_pe[one]], -1)
+            want, bound = reference(query, torch.cat([kv[one], k_pe[one]], -1)[:, 0], kv[one, :, 0])
+            wants.append(want.float())
+            bounds.append(bound.float())
+        rank = tilescale.init().rank
+        mine = slice(rank * self.share, (rank + 1) * self.share)
+        return Case((q, q_pe, kv[:, mine], k_pe[:, mine]), torch.stack(wants), torch.stack(bounds))
+
+    def operands(self) -> list[torch.Tensor]:
+        """Places of the queries and of this rank's keys, and of their parts with positions."""
+        sequences = (BATCH, HEADS, DIM), (BATCH, HEADS, PE_DIM)
+        keys = (BATCH, self.share, 1, DIM), (BATCH, self.share, 1, PE_DIM)
+        return [trials.nothing(*shape, dtype=torch.half) for shape in (*sequences, *keys)]
+
+    def libraries(self) -> Runner:
+        """Two products and a softmax. Scores in float16 are not within the bound of float32: it is only timed."""
+        q, q_pe, kv, k_pe = given = self.operands()
+        trials.into(*given)(*self.draw(0).inputs)
+
+        def call() -> torch.Tensor:
+            values = kv[:, :, 0]
+            scores = torch.bmm(q, values.mT).add_(torch.bmm(q_pe, k_pe[:, :, 0].mT))
+            return torch.bmm(torch.softmax(scores * (DIM + PE_DIM) ** -0.5, -1), values)
+
+        return Runner(call)
+
+    def own(self, kernel: Any) -> Runner:
+        """The example's program."""
+        given, out = self.operands(), trials.symmetric(BATCH, HEADS, DIM, dtype=torch.float32)
+        call = trials.returning(out, kernel, *given, out)
+        return checked(self.draw, trials.into(*given), call, [out], kernel.synchronize)

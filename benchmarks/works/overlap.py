@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""All-gather + GEMM and GEMM + reduce-scatter: ours beside the parts one after the other, and beside PyTorch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import programs
+import torch
+import torch.distributed as dist
+import trials
+from programs import Tiling
+from race import Contender, Heat, Runner
+from trials import Case, checked, ours
+
+import tilescale
+
+CHUNK_ROWS = 512
+"""Rows that travel together, at most; twice as many where they are waited for at the end."""
+BLOCKS, SENDERS = 132, 16
+"""A grid that is on an H100 or H200 as a whole, and how many of its blocks send."""
+
+
+def heats(quick: bool, gpus: int) -> Iterator[Heat]:
+    """All shapes, M x N x K: N of each GPU for the all-gather, K of each GPU for the reduce-scatter."""
+    if gpus == 1:
+        return
+    for shape in [(1024, 1792, 1024)] if quick else [(8192, 3584, 8192), (4096, 3584, 8192)]:
+        yield _heat("ag_gemm", shape, AllGather(*shape).contenders())
+    for shape in [(1024, 2048, 512)] if quick else [(8192, 8192, 3584), (4096, 8192, 3584)]:
+        yield _heat("gemm_rs", shape, ReduceScatter(*shape).contenders())
+
+
+def _heat(work: str, shape: tuple[int, int, int], contenders: list[Contender]) -> Heat:
+    m, n, k = shape
+    gpus, flops = tilescale.init().size, 2 * m * n * k
+    return Heat(work, shape, "bfloat16", gpus, "eager", "cublas alone", contenders, flops)
+
+
+def _fused_group() -> str:
+    """The name of the group that PyTorch's fused operators take."""
+    import torch.distributed._symmetric_memory  # noqa: F401 - it registers the operators
+
+    return dist.group.WORLD.group_name
+
+
+class AllGather:
+    """C = A B^T: A's rows lie over the GPUs, each has columns of C."""
+
+    def __init__(self, m: int, n: int, k: int):
+        self.size, self.m, self.n, self.k = tilescale.init().size, m, n, k
+        self.rows = m // self.size
+
+    def contenders(self) -> list[Contender]:
+        """Libraries, then ours."""
+        shape = self.size, self.m, self.n, self.k
+        tiling = Tiling(n=224 if self.n % 224 == 0 else 256)  # whole waves of blocks
+        chunk = min(CHUNK_ROWS, self.rows)
+        senders = Tiling(stages=3), chunk, BLOCKS, SENDERS
+        return [
+            Contender("cublas alone", lambda: self.libraries(gathers=False)),
+            Contender("nccl+cublas", lambda: self.libraries(gathers=True)),
+            Contender("symm_mem", self.symm_mem),
+            ours("tilescale", lambda: programs.ag_gemm_queue(*shape, tiling, chunk), self.in_place),
+            ours("tilescale senders", lambda: programs.ag_gemm_senders(*shape, *senders), self.in_place),
+            ours("tilescale phases", lambda: programs.ag_gemm_phases(*shape, tiling), self.phases),
+        ]
+
+    def draw(self, seed: int) -> Case:
+        """This rank's rows of A, its B, the whole of A."""
+        a, b = trials.randoms(seed, torch.bfloat16, (self.rows, self.k), (self.n, self.k))
+        whole = torch.empty(self.m, self.k, dtype=a.dtype, device=a.device)
+        dist.all_gather_into_tensor(whole, a)
+        want, magnitudes = trials.product(whole, b)
+        return Case((a, b, whole), want, trials.product_bound(self.k, want, magnitudes))
+
+    def libraries(self, gathers: bool) -> Runner:
+        """cuBLAS, after NCCL or on what has been gathered before."""
+        a, b = trials.nothing(self.rows, self.k), trials.nothing(self.n, self.k)
+        whole, c = trials.nothing(self.m, self.k), trials.nothing(self.m, self.n)
+
+        def load(shard: torch.Tensor, weights: torch.Tensor, all_shards: torch.Tensor) -> None:
+            trials.into(a, b)(shard, weights)
+            whole.fill_(torch.nan) if gathers else whole.copy_(all_shards)
+
+        def call() -> torch.Tensor:
+            if gathers:
+                dist.all_gather_into_tensor(whole, a)
+            return torch.mm(whole, b.T, out=c)
+
+        return checked(self.draw, load, call, [c])
+
+    def symm_mem(self) -> Runner:
+        """PyTorch's fused operator."""
+        import torch.distributed._symmetric_memory as symm
+
+        group, b = _fused_group(), trials.nothing(self.n, self.k)
+        a = symm.empty(self.rows, self.k, dtype=torch.bfloat16, device=trials.device())
+        symm.rendezvous(a, dist.group.WORLD)
+
+        def call() -> torch.Tensor:
+            return torch.ops.symm_mem.fused_all_gather_matmul(a, [b.T], gather_dim=0, group_name=group)[1][0]
+
+        return checked(self.draw, lambda shard, weights, _: trials.into(a, b)(shard, weights), call)
+
+    def in_place(self, kernel: Any) -> Runner:
+        """A program that finds the own rows in the gathered tensor."""
+        a = trials.symmetric(self.size, self.rows, self.k)
+        return self._own(kernel, a, a[tilescale.init().rank])
+
+    def phases(self, kernel: Any) -> Runner:
+        """A program that has a workspace for the gathered tensor."""
+        a = trials.nothing(1, self.rows, self.k)
+        return self._own(kernel, a, a[0])
+
+    def _own(self, kernel: Any, a: torch.Tensor, mine: torch.Tensor) -> Runner:
+        b, c = trials.nothing(self.n, self.k), trials.nothing(self.size, self.rows, self.n)
+
+        def load(shard: torch.Tensor, weights: torch.Tensor, _: torch.Tensor) -> None:
+            a.fill_(torch.nan)  # what peers bring comes during the call
+            trials.into(mine, b)(shard, weights)
+
+        return checked(self.draw, load, trials.returning(c, kernel, a, b, c), [c], kernel.synchronize)
+
+
+class ReduceScatter:
+    """C = A B^T: the inner dimension lies over the GPUs, each ends with rows of C."""
+
+    def __init__(self, m: int, n: int, k: int):
+        self.size, self.m, self.n, self.k = tilescale.init().size, m, n, k
+        self.rows = m // self.size
+
+    def contenders(self) -> list[Contender]:
+        """Libraries, then ours."""
+        shape, chunk = (self.size, self.m, self.n, self.k), min(2 * CHUNK_ROWS, self.rows)
+        return [
+            Contender("cublas alone", self.alone),
+            Contender("nccl+cublas", self.libraries),
+            Contender("symm_mem", self.symm_mem),
+            ours("tilescale", lambda: programs.gemm_rs_queue(*shape, Tiling(), chunk), self.own),
+            ours("tilescale direct", lambda: programs.gemm_rs_direct(*shape, Tiling()), self.own),
+        ]
+
+    def draw(self, seed: int) -> Case:
+        """This rank's columns of A and of B^T."""
+        a, b = trials.randoms(seed, torch.bfloat16, (self.m, self.k), (self.n, self.k))
+        part, magnitudes = trials.product(a, b)
+        rounded = part.abs()  # each part, before all are added up
+        for x in (part, rounded, magnitudes):
+            dist.all_reduce(x)
+        mine = slice(tilescale.init().rank * self.rows, (tilescale.init().rank + 1) * self.rows)
+        want = part[mine]
+        bound = trials.product_bound(self.k * self.size, want.abs() + rounded[mine], magnitudes[mine])
+        return Case((a, b), want, bound)
+
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places of A and B."""
+        return trials.nothing(self.m, self.k), trials.nothing(self.n, self.k)
+
+    def alone(self) -> Runner:
+        """The product of this rank: no result that anybody wants, but what the others are compared with."""
+        a, b = self.operands()
+        partial = trials.nothing(self.m, self.n)
+        trials.into(a, b)(*self.draw(0).inputs)
+        return Runner(lambda: torch.mm(a, b.T, out=partial))
+
+    def libraries(self) -> Runner:
+        """cuBLAS, then NCCL."""
+        a, b = self.operands()
+        partial, c = trials.nothing(self.m, self.n), trials.nothing(self.rows, self.n)
+
+        def call() -> torch.Tensor:
+            torch.mm(a, b.T, out=partial)
+            dist.reduce_scatter_tensor(c, partial)
+            return c
+
+        return checked(self.draw, trials.into(a, b), call, [c, partial])
+
+    def symm_mem(self) -> Runner:
+        """PyTorch's fused operator."""
+        (a, b), group = self.operands(), _fused_group()
+        scatter = torch.ops.symm_mem.fused_matmul_reduce_scatter
+        call = lambda: scatter(a, b.T, "sum", scatter_dim=0, group_name=group)  # noqa: E731
+        return checked(self.draw, trials.into(a, b), call)
+
+    def own(self, kernel: Any) -> Runner:
+        """A program of ours."""
+        (a, b), c = self.operands(), trials.nothing(self.rows, self.n)
+        call: Callable[[], torch.Tensor] = trials.returning(c, kernel, a.view(self.size, self.rows, self.k), b, c)
+        return checked(self.draw, trials.into(a, b), call, [c], kernel.synchronize)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""What works share: the job, random inputs, skewed ranks, poisoned outputs, and the comparison with a reference."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from race import Contender, Runner
+
+import tilescale
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
+WAIT_S = 10.0
+"""Longest wait of a kernel for its peers: a contender that hangs is out soon."""
+SKEW_CYCLES = 2_000_000
+"""How far ranks are put out of step before a call that is checked: about a millisecond."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of this rank, the result that it has to get, and how far each element may be off."""
+
+    inputs: tuple[torch.Tensor, ...]
+    want: torch.Tensor
+    bound: torch.Tensor
+
+
+Draw = Callable[[int], Case]
+"""A case for each seed; collective."""
+
+
+@functools.cache
+def device() -> torch.device:
+    """This rank's GPU, with NCCL started where there are several ranks."""
+    world = tilescale.init()
+    torch.cuda.set_device(world.device)
+    if world.size > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl", device_id=world.device)
+    return world.device
+
+
+def example(name: str) -> Any:
+    """An example's module. Raises ImportError if there is none of the name."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))
+    return importlib.import_module(name)
+
+
+def compiled(program: Any) -> Any:
+    """A program's kernel, built now."""
+    kernel = tilescale.compile(program, wait_s=WAIT_S)
+    assert kernel.device == "cuda", "times need GPUs"  # asking builds it
+    return kernel
+
+
+def randoms(seed: int, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Random tensors, others on every rank; of a tenth, so that sums of products stay far from overflow."""
+    generator = torch.Generator(device()).manual_seed(1000 * seed + tilescale.init().rank)
+    made = (torch.randn(shape, generator=generator, device=device(), dtype=torch.float32) for shape in shapes)
+    return [x.mul_(0.1).to(dtype) for x in made]
+
+
+def nothing(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A tensor of this rank that holds NaN."""
+    return torch.full(shape, torch.nan, dtype=dtype, device=device())
+
+
+def symmetric(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A tensor that peers reach, zero."""
+    return tilescale.zeros(shape, dtype=dtype)
+
+
+def checked(
+    draw: Draw,
+    load: Callable[..., None],
+    call: Callable[[], torch.Tensor],
+    outputs: Sequence[torch.Tensor] = (),
+    synchronize: Callable[[], None] = torch.cuda.synchronize,
+) -> Runner:
+    """A contender that is checked on every case: ranks out of step, outputs poisoned.
+
+    Args:
+        load: puts a case's inputs where the call finds them.
+        call: returns the result.
+        outputs: what must not keep anything from before.
+        synchronize: waits for the call, and raises what went wrong in it.
+    """
+
+    def check(seed: int) -> None:
+        case = draw(seed)
+        load(*case.inputs)
+        for output in outputs:
+            output.fill_(torch.nan)
+        skew(seed)
+        result = call()
+        synchronize()
+        compare(result, case)
+
+    return Runner(call, check)
+
+
+def skew(seed: int) -> None:
+    """Let one rank come later than the others, by a random time."""
+    world, chance = tilescale.init(), random.Random(seed)
+    late, cycles = chance.randrange(world.size), chance.randrange(SKEW_CYCLES)
+    if world.rank == late:
+        torch.cuda._sleep(cycles)
+
+
+def compare(result: torch.Tensor, case: Case) -> None:
+    """Raises ValueError if an element is further from the reference than it may be; NaN always is."""
+    error = (result.reshape(case.want.shape).float() - case.want).abs()
+    wrong = int((~(error <= case.bound)).sum())
+    if wrong:
+        worst = float((error / case.bound.clamp_min(1e-30)).nan_to_num(torch.inf).max())
+        raise ValueError(f"wrong: {wrong} of {error.numel()} elements, up to {worst:.3g} times the bound")
+
+
+def product_bound(terms: int, want: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
+    """How far a bfloat16 result of float32 sums may be off.
+
+    Args:
+        terms: that each element adds up.
+        want: what is rounded to bfloat16 on the way, in magnitude.
+        magnitudes: the sum of the terms' magnitudes.
+    """
+    return 2.0**-8 * want.abs() + min(terms, 4 * terms**0.5) * 2.0**-24 * magnitudes
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """a (M, K) times b (N, K) transposed in float32, and the sums of the magnitudes."""
+    a, b = a.float(), b.float()
+    return a @ b.T, a.abs() @ b.abs().T
+
+
+def ours(name: str, program: Callable[[], Any], make: Callable[[Any], Runner]) -> Contender:
+    """A contender with a program of ours, made from the program's kernel."""
+    return Contender(name, lambda: make(compiled(program())), lambda: compiled(program()))
+
+
+def returning(result: torch.Tensor, function: Callable[..., Any], *given: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A call of a function on tensors, with its result."""
+
+    def call() -> torch.Tensor:
+        function(*given)
+        return result
+
+    return call
+
+
+def into(*places: torch.Tensor) -> Callable[..., None]:
+    """A `load` that copies each input to its place."""
+
+    def load(*given: torch.Tensor) -> None:
+        for place, x in zip(places, given, strict=True):
+            place.copy_(x)
+
+    return load
