@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""Races measure in turns, lose nobody's rows, and write files of one form; what they measure is right."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
+OLDER = {"emulator", "predictions", "scaling", "white_paper_1", "white_paper_2"}
+"""Results of scripts with forms of their own, beside `gpu_check_*`."""
+
+
+def result_files() -> list[Path]:
+    """Results of races."""
+    every = sorted((FOLDER / "results").glob("*.json"))
+    return [path for path in every if path.stem not in OLDER and not path.stem.startswith("gpu_check")]
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[Callable[[str], ModuleType]]:
+    """Scripts of the folder by name: nobody imports them as a package."""
+    places = [str(FOLDER), str(FOLDER / "works")]
+    sys.path[:0] = places
+    yield __import__
+    for place in places:
+        sys.path.remove(place)
+
+
+@pytest.fixture(scope="module")
+def race(scripts: Callable[[str], ModuleType]) -> ModuleType:
+    return scripts("race")
+
+
+class Alone:
+    """A team of one rank."""
+
+    def all_gather(self, obj: Any) -> list[Any]:
+        return [obj]
+
+
+class Pair:
+    """A team of which the other rank always sends the same kind of thing: its times are larger by one."""
+
+    def all_gather(self, obj: Any) -> list[Any]:
+        if isinstance(obj, dict):
+            return [obj, {name: (us + 1, error) for name, (us, error) in obj.items()}]
+        return [obj, None]
+
+
+class Script:
+    """A timer that reads times off a list for each contender, and notes who was timed when."""
+
+    def __init__(self, times: dict[str, list[float]]):
+        self.times, self.log = {name: iter(values) for name, values in times.items()}, []
+
+    def meet(self) -> None:
+        pass
+
+    def prepare(self, call: Callable[[], str]) -> Callable[[int], float]:
+        def group(calls: int) -> float:
+            name = call()
+            self.log.append(name)
+            us = next(self.times[name])
+            if us < 0:
+                raise RuntimeError("device lost")
+            return us
+
+        return group
+
+
+def heat(race: ModuleType, *names: str, check: dict[str, Callable[[int], None]] | None = None, **more: Any) -> Any:
+    def contender(name: str) -> Any:
+        def make() -> Any:
+            if name == "unbuilt":
+                raise NotImplementedError("no such thing")
+            return race.Runner(lambda: name, (check or {}).get(name))
+
+        return race.Contender(name, make)
+
+    given = {"work": "work", "shape": (2, 3), "dtype": "float32", "gpus": 1, "mode": "eager", "baseline": names[0]}
+    return race.Heat(**given, contenders=[contender(name) for name in names], **more)
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_the_median_and_a_ratio_that_of_the_same_rounds(race: ModuleType):
+    timer = Script({"base": [100, 200, 400], "fast": [50, 180, 100]})
+    base, fast = race.race(heat(race, "base", "fast", flops=1e9), timer, Alone(), rounds=3)
+    assert (base["us"], base["spread"], base["ratio"]) == (200, [100, 400], 1)
+    assert (fast["us"], fast["spread"], fast["ratio"]) == (100, [50, 180], 0.5)  # of 0.5, 0.9, 0.25
+    assert fast["tflops"] == 10 and "gb_s" not in fast
+
+
+def test_contenders_take_turns_and_each_round_starts_with_another(race: ModuleType):
+    timer = Script({name: [1, 1, 1] for name in "abc"})
+    race.race(heat(race, *"abc"), timer, Alone(), rounds=3)
+    assert timer.log == [*"abc", *"bca", *"cab"]
+
+
+def test_a_time_is_that_of_the_slowest_rank(race: ModuleType):
+    (row,) = race.race(heat(race, "a"), Script({"a": [3, 5, 4]}), Pair(), rounds=3)
+    assert (row["us"], row["spread"]) == (5, [4, 6])
+
+
+def test_who_is_wrong_is_not_timed(race: ModuleType):
+    def wrong_at_the_third(seed: int) -> None:
+        if seed == 2:
+            raise ValueError("wrong: 7 of 9 elements")
+
+    timer = Script({"base": [1, 1], "liar": []})
+    base, liar = race.race(heat(race, "base", "liar", check={"liar": wrong_at_the_third}), timer, Alone(), rounds=2)
+    assert base["us"] == 1 and liar["us"] is None and liar["ratio"] is None
+    assert "7 of 9" in liar["failed"] and timer.log == ["base", "base"]
+
+
+def test_a_failure_costs_only_its_own_row(race: ModuleType):
+    timer = Script({"base": [4, 4, 4], "dies": [1, -1], "good": [2, 2, 2]})
+    rows = race.race(heat(race, "base", "unbuilt", "dies", "good"), timer, Alone(), rounds=3)
+    assert [row["us"] for row in rows] == [4, None, None, 2]
+    assert "no such thing" in rows[1]["failed"] and "device lost" in rows[2]["failed"]
+    assert rows[3]["ratio"] == 0.5 and race.faults({"machine": {}, "versions": {}, "date": "", "rows": rows}) == []
+
+
+def test_a_failed_baseline_leaves_times_without_ratios(race: ModuleType):
+    _, good = race.race(heat(race, "unbuilt", "good"), Script({"good": [2, 2]}), Alone(), rounds=2)
+    assert good["us"] == 2 and good["ratio"] is None
+
+
+def test_a_failure_names_its_rank(race: ModuleType):
+    assert race.first_failure([None, "ValueError: x"]) == "rank 1: ValueError: x"
+    assert race.first_failure(["ValueError: x"]) == "ValueError: x"
+    assert race.first_failure([None, None]) is None
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_keeps_other_works_and_replaces_its_own(race: ModuleType, tmp_path: Path):
+    path, one = tmp_path / "results" / "x.json", race.race(heat(race, "a"), Script({"a": [1]}), Alone(), 1)
+    race.record(path, one, {"gpu": "G"}, {"torch": "1"})
+    other = [row | {"work": "other"} for row in one]
+    race.record(path, other, {"gpu": "G"}, {"torch": "1"})
+    again = [row | {"us": 7, "spread": [7, 7]} for row in one]
+    race.record(path, again, {"gpu": "G"}, {"torch": "1"})
+    found = json.loads(path.read_text())
+    assert found["rows"] == [*other, *again] and not race.faults(found)
+    race.record(path, one, {"gpu": "G"}, {"torch": "2"})
+    assert json.loads(path.read_text())["rows"] == one, "times of other versions are not beside these"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"mode": "fast"}, "mode 'fast'"),
+        ({"us": 9.0}, "median lies outside"),
+        ({"us": None}, "either a time or why"),
+        ({"ratio": 0.5}, "ratio to itself"),
+        ({"speed": 1}, "has speed"),
+    ],
+)
+def test_faults_of_a_file_are_found(race: ModuleType, change: dict[str, Any], fault: str):
+    (row,) = race.race(heat(race, "a"), Script({"a": [1]}), Alone(), 1)
+    whole = {"machine": {}, "versions": {}, "date": "", "rows": [row | change]}
+    assert any(fault in found for found in race.faults(whole))
+
+
+@pytest.mark.parametrize("path", result_files(), ids=lambda path: path.stem)
+def test_committed_results_have_the_form(race: ModuleType, path: Path):
+    results = json.loads(path.read_text())
+    assert race.faults(results) == [] and results["rows"]
+    assert path.read_text() == race.text_of(results)
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("quick", [True, False])
+def test_works_are_named_once_and_have_their_baselines(scripts: Callable, gpus: int, quick: bool):
+    heats = [h for part in ("overlap", "one_gpu", "calls") for h in scripts(part).heats(quick, gpus)]
+    assert len({h.title for h in heats}) == len(heats) > 3
+    for each in heats:
+        names = [c.name for c in each.contenders]
+        assert each.gpus in (gpus, tilescale.init().size) and len(set(names)) == len(names)
+        assert each.baseline is None or each.baseline in names
+
+
+def products(M: int, N: int, K: int, devices: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    a = [torch.randn(M, K, generator=generator).bfloat16() for _ in range(devices)]
+    b = [torch.randn(N, K, generator=generator).bfloat16() for _ in range(devices)]
+    return a, b
+
+
+def test_the_phases_program_gathers_and_multiplies(scripts: Callable):
+    programs, devices, (m, n, k) = scripts("programs"), 2, (64, 128, 64)
+    program = programs.ag_gemm_phases(devices, devices * m, n, k, programs.Tiling(32, 64, 32, 2))
+    a, b = products(m, n, k, devices)
+    outs = [torch.full((devices, m, n), torch.nan, dtype=torch.bfloat16) for _ in range(devices)]
+    tilescale.emulate(program, [[x[None].clone(), y, c] for x, y, c in zip(a, b, outs, strict=True)])
+    for y, c in zip(b, outs, strict=True):
+        torch.testing.assert_close(c.double(), torch.stack(a).double() @ y.double().T, rtol=2**-7, atol=1e-3)
+
+
+def test_puts_reach_the_next_device(scripts: Callable):
+    programs, devices = scripts("programs"), 3
+    xs = [torch.randn(64, 128).bfloat16() for _ in range(devices)]
+    ys = [torch.full((64, 128), torch.nan, dtype=torch.bfloat16) for _ in range(devices)]
+    program = programs.put(devices, 64, 128, 2, "tma", tile=(32, 64))
+    tilescale.emulate(program, [list(pair) for pair in zip(xs, ys, strict=True)])
+    for rank, y in enumerate(ys):
+        assert torch.equal(y, xs[rank - 1])
+
+
+def test_tiles_of_a_raster_are_all_of_them(scripts: Callable):
+    raster = scripts("programs").raster
+    for rows, columns in (16, 14), (8, 3), (12, 5), (7, 2), (1, 4):
+        found = {raster(number, rows, columns) for number in range(rows * columns)}
+        assert found == {(m, n) for m in range(rows) for n in range(columns)}
