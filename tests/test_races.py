@@ -183,6 +183,16 @@ def test_committed_results_have_the_form(race: ModuleType, path: Path):
     assert path.read_text() == race.text_of(results)
 
 
+def test_a_chart_shows_every_contender(race: ModuleType, scripts: Callable, tmp_path: Path):
+    rows = race.race(heat(race, "base", "unbuilt", "good"), Script({"base": [4], "good": [2]}), Alone(), 1)
+    rows += race.race(heat(race, "base"), Script({"base": [4]}), Alone(), 1)
+    whole = {"machine": {"gpu": "G", "gpus": 2}, "versions": {}, "date": "2026-11-22T03:00:00+00:00", "rows": rows}
+    for name in ("x.svg", "x.png"):
+        scripts("chart").draw(whole, tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
+    assert scripts("chart").measure(rows[2], 2) == 0.5
+
+
 # -- what is measured --------------------------------------------------------------------------------------------------
 
 

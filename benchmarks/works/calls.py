@@ -65,9 +65,9 @@ def _from_before(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
     """Random data, and what the device before has."""
     world = tilescale.init()
     (x,) = trials.randoms(seed, dtype, shape)
-    everywhere = torch.empty(world.size, *shape, dtype=dtype, device=x.device)
+    everywhere = torch.empty(world.size * shape[0], *shape[1:], dtype=dtype, device=x.device)
     dist.all_gather_into_tensor(everywhere, x)
-    want = everywhere[world.rank - 1].float()
+    want = everywhere.chunk(world.size)[world.rank - 1].float()
     return Case((x,), want, torch.zeros_like(want))
 
 
