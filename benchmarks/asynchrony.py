@@ -53,7 +53,7 @@ class Choice:
 
     def heats(self, gpus: int) -> list[Heat]:
         """Works of so many GPUs, with the contenders that are asked for and their baselines."""
-        every = [heat for part in (overlap, one_gpu, calls) for heat in part.heats(self.quick, gpus)]
+        every = [heat for part in (overlap, calls, one_gpu) for heat in part.heats(self.quick, gpus)]
         return [self._chosen(heat) for heat in every if self.only in heat.title]
 
     def _chosen(self, heat: Heat) -> Heat:
@@ -134,6 +134,14 @@ def race_all(choice: Choice, heats: list[Heat]) -> None:
             torch.cuda.empty_cache()
 
 
+def serve_one(heats: list[Heat]) -> None:
+    """Check the last contender of the only work, and time it for the job that asks."""
+    (heat,) = heats
+    runner = heat.contenders[-1].make()
+    runner.check(0)
+    jobs.serve(TIMERS[heat.mode]().prepare(runner.call))
+
+
 def race_on_one_gpu(choice: Choice) -> None:
     """The works of one GPU, in a job of their own, while the ranks of this one wait."""
     world = tilescale.init()
@@ -152,8 +160,11 @@ def race_on_one_gpu(choice: Choice) -> None:
     "--out", type=click.Path(path_type=Path), default=SCRIPT.parent / "results", help="Folder of asynchrony.json."
 )
 @click.option("--compile-only", is_flag=True, help="Fill TileLang's cache and end.")
+@click.option(
+    "--serve", is_flag=True, help="Time the contender whenever a number of calls comes in."
+)
 @click.option("--no-beforehand", is_flag=True, help="Compile each kernel when its turn comes.")
-def main(compile_only: bool, no_beforehand: bool, **given: object) -> None:
+def main(compile_only: bool, serve: bool, no_beforehand: bool, **given: object) -> None:
     """Compile, race, write."""
     choice, world = Choice(**given), tilescale.init()
     if not torch.cuda.is_available():
@@ -162,6 +173,8 @@ def main(compile_only: bool, no_beforehand: bool, **given: object) -> None:
     heats, on_one = choice.heats(world.size), choice.heats(1) if world.size > 1 else []
     if compile_only:
         return compile_all(heats)
+    if serve:
+        return serve_one(heats)
     if not no_beforehand and world.rank == 0:
         compile_beforehand(choice, heats + on_one)
     world.barrier()

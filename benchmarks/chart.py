@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A picture of a results file: every contender's time through its baseline's, with the spread over the rounds.
 
-    python benchmarks/chart.py asynchrony --to asynchrony.png
+python benchmarks/chart.py asynchrony --to asynchrony.png
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Other jobs of this computer that a benchmark starts: to compile beside one another, or to run on fewer GPUs."""
+"""Other jobs of this computer that a benchmark starts: to compile beside one another, or to run on fewer GPUs.
+
+A job of one can also take part in a race of several GPUs: `Served` asks it for a group of calls when its turn comes.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -28,12 +32,15 @@ class Job:
 
 def start(script: Path, arguments: Sequence[str], ranks: int = 1) -> Job:
     """Start a script as a job of its own, whatever job this process is a rank of."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_JOB)}
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     command = [sys.executable, *torchrun, str(script), *arguments]
     log = tempfile.TemporaryFile("w+", errors="replace")
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_env(), start_new_session=True)
     return Job(process, log)
+
+
+def _env() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_JOB)}
 
 
 def finish(jobs: Sequence[Job], limit_s: float) -> list[tuple[int, str]]:
@@ -51,3 +58,41 @@ def _ended(job: Job, until: float) -> tuple[int, str]:
     with job.log as log:
         log.seek(0)
         return code, log.read()
+
+
+# -- a job that is timed when asked ------------------------------------------------------------------------------------
+
+ANSWER, ANSWER_S = "microseconds a call:", 120.0
+"""How a line of a served job begins that has a time, and the longest wait for one."""
+
+
+class Served:
+    """A job of one that runs `serve`."""
+
+    def __init__(self, script: Path, arguments: Sequence[str]):
+        """Returns when it can be asked. Raises RuntimeError."""
+        command = [sys.executable, str(script), *arguments]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(command, **pipes, env=_env(), text=True, bufsize=1)
+        self.group(1)
+
+    def group(self, calls: int) -> float:
+        """Microseconds a call, of so many. Raises RuntimeError if there is no answer."""
+        late = threading.Timer(ANSWER_S, self._process.kill)
+        late.start()
+        try:
+            self._process.stdin.write(f"{calls}\n")
+            for line in self._process.stdout:
+                if line.startswith(ANSWER):
+                    return float(line.removeprefix(ANSWER))
+        except BrokenPipeError:
+            pass  # it has ended before
+        finally:
+            late.cancel()
+        raise RuntimeError(f"the job of one GPU ended with code {self._process.wait()}")
+
+
+def serve(group: Callable[[int], float]) -> None:
+    """Answer who has started this job, until it ends."""
+    for line in sys.stdin:
+        print(ANSWER, group(int(line)), flush=True)

@@ -239,3 +239,32 @@ def test_tiles_of_a_raster_are_all_of_them(scripts: Callable):
     for rows, columns in (16, 14), (8, 3), (12, 5), (7, 2), (1, 4):
         found = {raster(number, rows, columns) for number in range(rows * columns)}
         assert found == {(m, n) for m in range(rows) for n in range(columns)}
+
+
+# -- other jobs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_timed_when_asked(scripts: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script = tmp_path / "served.py"
+    lines = f"import sys; sys.path.insert(0, {str(FOLDER)!r})", "import jobs", "print('starting')"
+    script.write_text("\n".join([*lines, "jobs.serve(lambda calls: 1.5 / (5 - calls))"]))
+    served = scripts("jobs").Served(script, [])
+    assert [served.group(calls) for calls in (2, 4)] == [0.5, 1.5]
+    with pytest.raises(RuntimeError, match="ended with code 1"):
+        served.group(5)
+
+
+def test_a_job_of_its_own_is_no_rank(scripts: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    script = tmp_path / "alone.py"
+    script.write_text("import os, sys; print(os.environ.get('RANK')); sys.exit(int(sys.argv[1]))")
+    jobs = scripts("jobs")
+    assert jobs.finish([jobs.start(script, [code]) for code in "03"], 60) == [(0, "None\n"), (3, "None\n")]
+
+
+def test_a_job_that_takes_too_long_is_ended(scripts: Callable, tmp_path: Path):
+    script = tmp_path / "slow.py"
+    script.write_text("print('here', flush=True); import time; time.sleep(600)")
+    ((code, text),) = scripts("jobs").finish([scripts("jobs").start(script, [])], 2)
+    assert code < 0 and text == "here\n"

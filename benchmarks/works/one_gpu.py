@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import jobs
 import programs
 import torch
 import trials
@@ -15,6 +17,7 @@ from trials import Case, checked, ours
 
 import tilescale
 
+SCRIPT = Path(__file__).resolve().parents[1] / "asynchrony.py"
 BATCH, HEADS, DIM, PE_DIM = 32, 128, 512, 64
 """MLA decode as in DeepSeek-V3."""
 
@@ -27,7 +30,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         yield _product(
             "cluster_gemm", small, lambda: trials.example("10_cluster_gemm").cluster_gemm(1, small, small, small)
         )
-    yield Decode(1024 if quick else 16384, gpus).heat()
+    yield Decode(quick, gpus).heat()
 
 
 def _product(work: str, size: int, program: Callable[[], Any]) -> Heat:
@@ -64,19 +67,26 @@ def _product(work: str, size: int, program: Callable[[], Any]) -> Heat:
 class Decode:
     """One new token of each sequence attends to latent vectors, whose keys lie over the GPUs."""
 
-    def __init__(self, keys: int, gpus: int):
-        self.keys, self.gpus, self.share = keys, gpus, keys // gpus
+    def __init__(self, quick: bool, gpus: int):
+        self.quick, self.gpus, self.keys = quick, gpus, 1024 if quick else 16384
+        self.share = self.keys // gpus
 
     def heat(self) -> Heat:
-        """Ours, and on one GPU a baseline by libraries."""
-        entries: list[Contender] = [ours("tilescale", self.program, self.own)]
-        if self.gpus == 1:
-            entries.insert(0, Contender("cublas and softmax", self.libraries))
+        """Ours; beside it on one GPU libraries, on several the program on one."""
+        other = Contender(*(("cublas and softmax", self.libraries) if self.gpus == 1 else ("one GPU", self.on_one)))
+        entries = [other, ours("tilescale", self.program, self.own)]
         flops = 2 * BATCH * HEADS * self.share * (2 * DIM + PE_DIM)
         read = 2 * BATCH * self.share * (DIM + PE_DIM)
-        baseline = "cublas and softmax" if self.gpus == 1 else None
         shape = BATCH, HEADS, self.keys
-        return Heat("mla_decode", shape, "float16", self.gpus, "eager", baseline, entries, flops, read)
+        return Heat("mla_decode", shape, "float16", self.gpus, "eager", other.name, entries, flops, read)
+
+    def on_one(self) -> Runner:
+        """All keys on the first rank's GPU, in a job of its own; the other ranks' GPUs have nothing to do."""
+        if tilescale.init().rank != 0:
+            return Runner(lambda: None, group=lambda calls: 0.0)
+        words = ["--only", Decode(self.quick, 1).heat().title, "--contender", "tilescale", "--serve"]
+        job = jobs.Served(SCRIPT, [*words, *(["--quick"] if self.quick else [])])
+        return Runner(lambda: job.group(1), group=job.group)
 
     def program(self) -> Any:
         """The example's."""
