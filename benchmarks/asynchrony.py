@@ -7,16 +7,17 @@
 
 Works: ag_gemm, gemm_rs, put, small_put, allreduce, mla_decode on all GPUs; gemm, cluster_gemm, mla_decode, plain_call
 on one. `race.py` says how they are measured. Kernels are first compiled by jobs beside one another, whose results the
-races find in TileLang's cache. Rows of each work are written when it is done.
+races find in TileLang's cache. Rows of each work are written when it is done. A step that takes too long ends the
+run; with --resume the next one goes on without the contender whose step it was.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ import overlap  # noqa: E402
 import trials  # noqa: E402
 from gpu_timers import TIMERS, machine, versions  # noqa: E402
 from race import Heat, line, race, record  # noqa: E402
-from rich.progress import Progress  # noqa: E402
+from steps import Steps  # noqa: E402
 
 import tilescale  # noqa: E402
 
@@ -50,6 +51,7 @@ class Choice:
     rounds: int
     quick: bool
     out: Path
+    limit: float
 
     def heats(self, gpus: int) -> list[Heat]:
         """Works of so many GPUs, with the contenders that are asked for and their baselines."""
@@ -62,15 +64,16 @@ class Choice:
 
     def arguments(self, **changes: str) -> list[str]:
         """The same choice for another job."""
-        given = {"only": self.only, "contender": self.contender, "rounds": str(self.rounds), "out": str(self.out)}
+        given = {"only": self.only, "contender": self.contender, "rounds": str(self.rounds)}
+        given |= {"out": str(self.out), "limit": str(self.limit)}
         words = [word for name, value in (given | changes).items() for word in (f"--{name}", value)]
         return [*words, *(["--quick"] if self.quick else [])]
 
 
-def say(text: str) -> None:
-    """Print on the first rank."""
+def say(text: str, error: bool = False) -> None:
+    """Print on the first rank; `error`: beside the results."""
     if tilescale.init().rank == 0:
-        print(text, flush=True)
+        print(text, flush=True, file=sys.stderr if error else sys.stdout)
 
 
 # -- compiling beforehand ----------------------------------------------------------------------------------------------
@@ -105,33 +108,38 @@ def compile_beforehand(choice: Choice, heats: list[Heat]) -> None:
 # -- racing ------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def progress(heats: list[Heat], rounds: int) -> Iterator[Progress]:
-    """A bar over all contenders and rounds, on the first rank's terminal."""
-    hidden = tilescale.init().rank != 0 or not sys.stderr.isatty()
-    with Progress(transient=True, disable=hidden) as bar:
-        bar.add_task("", total=sum(len(heat.contenders) + rounds for heat in heats))
-        yield bar
+def resumed(choice: Choice, heats: list[Heat], resume: bool) -> tuple[Steps, list[Heat]]:
+    """The steps of this run, with what earlier ones were lost in, and the works that they have not done; collective."""
+    world, results = tilescale.init(), choice.out / "asynchrony.json"
+    steps = Steps(
+        choice.out / "asynchrony.steps.json" if world.rank == 0 else None,
+        choice.limit,
+        functools.partial(say, error=True),
+    )
+    done = []
+    if resume and world.rank == 0:
+        steps.resume()
+        done = json.loads(results.read_text(encoding="utf-8"))["rows"] if results.exists() else []
+    steps.lost, done = world.broadcast((steps.lost, done))
+    return steps, [heat for heat in heats if not any(heat.is_of(row) for row in done)]
 
 
-def race_all(choice: Choice, heats: list[Heat]) -> None:
+def race_all(choice: Choice, heats: list[Heat], steps: Steps) -> None:
     """Race at every work; the rows of each are written at once."""
     world, about = tilescale.init(), (machine(), versions())
+    steps.start("all works", "libraries", "start")
     trials.device()
-    with progress(heats, choice.rounds) as bar:
-        for heat in heats:
-
-            def step(what: str, heat: Heat = heat) -> None:
-                bar.update(bar.task_ids[0], description=f"{heat.work}: {what}", advance=1)
-
-            begin = time.monotonic()
-            rows = race(heat, TIMERS[heat.mode](), world, choice.rounds, step=step)
-            if world.rank == 0:
-                record(choice.out / "asynchrony.json", rows, *about)
-            say(f"{heat.title}, {time.monotonic() - begin:.0f} s")
-            for row in rows:
-                say(f"    {line(row)}")
-            torch.cuda.empty_cache()
+    for heat in heats:
+        begin, title = time.monotonic(), heat.title
+        step = functools.partial(steps.start, title)
+        rows = race(heat, TIMERS[heat.mode](), world, choice.rounds, step=step, out=steps.lost.get(title))
+        steps.end()
+        if world.rank == 0:
+            record(choice.out / "asynchrony.json", rows, *about)
+        say(f"{title}, {time.monotonic() - begin:.0f} s")
+        for row in rows:
+            say(f"    {line(row)}")
+        torch.cuda.empty_cache()
 
 
 def serve_one(heats: list[Heat]) -> None:
@@ -159,12 +167,12 @@ def race_on_one_gpu(choice: Choice) -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path), default=SCRIPT.parent / "results", help="Folder of asynchrony.json."
 )
+@click.option("--limit", default=60.0, show_default=True, help="Seconds that a step may take before the run ends.")
+@click.option("--resume", is_flag=True, help="Go on after a run that ended: not with whom it ended, not what it did.")
 @click.option("--compile-only", is_flag=True, help="Fill TileLang's cache and end.")
-@click.option(
-    "--serve", is_flag=True, help="Time the contender whenever a number of calls comes in."
-)
+@click.option("--serve", is_flag=True, help="Time the contender whenever a number of calls comes in.")
 @click.option("--no-beforehand", is_flag=True, help="Compile each kernel when its turn comes.")
-def main(compile_only: bool, serve: bool, no_beforehand: bool, **given: object) -> None:
+def main(compile_only: bool, serve: bool, no_beforehand: bool, resume: bool, **given: object) -> None:
     """Compile, race, write."""
     choice, world = Choice(**given), tilescale.init()
     if not torch.cuda.is_available():
@@ -175,10 +183,11 @@ def main(compile_only: bool, serve: bool, no_beforehand: bool, **given: object) 
         return compile_all(heats)
     if serve:
         return serve_one(heats)
+    steps, heats = resumed(choice, heats, resume)
     if not no_beforehand and world.rank == 0:
         compile_beforehand(choice, heats + on_one)
     world.barrier()
-    race_all(choice, heats)
+    race_all(choice, heats, steps)
     if on_one:
         race_on_one_gpu(choice)
 

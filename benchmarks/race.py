@@ -20,9 +20,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
+Step = Callable[[str, str], None]
+"""Takes a contender's name and what it is about to do."""
 
 KEYS = ("work", "shape", "dtype", "gpus", "mode", "contender", "us", "spread", "baseline", "ratio")
 """What every row of a results file has; some have `tflops`, `gb_s`, or `failed`, which says why there is no time."""
+
+WORK = KEYS[:5]
+"""What rows of one heat have in common."""
 
 MODES = ("eager", "graph", "host")
 """Device time of calls in a row; the same in a CUDA graph; time that a call takes on the host."""
@@ -101,6 +106,10 @@ class Heat:
         """The work in words."""
         return f"{self.work} {'x'.join(map(str, self.shape))} {self.dtype}, {self.gpus} GPU, {self.mode}"
 
+    def is_of(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is of this heat."""
+        return same_work(row, {key: getattr(self, key) for key in WORK} | {"shape": list(self.shape)})
+
 
 @dataclass
 class Field:
@@ -117,40 +126,42 @@ def race(
     team: Team,
     rounds: int = 10,
     seeds: Iterable[int] = range(3),
-    step: Callable[[str], None] = lambda what: None,
+    step: Step = lambda contender, what: None,
+    out: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """Check all contenders, then time them in turns; collective. Returns the rows, in the contenders' order.
 
     Args:
         rounds: groups of calls for each contender.
         seeds: of the inputs on which each contender is checked.
-        step: told what comes next: once for each contender, once for each round.
+        step: told what comes next, and of whom: build, checks and preparation of each contender, and its rounds.
+        out: contenders that are known to fail, and how: they are not tried.
     """
-    entered = Field()
+    entered = Field(failed=dict(out or {}))
+    timer.meet()
     for contender in heat.contenders:
-        step(contender.name)
-        _admit(contender, entered, timer, team, list(seeds))
+        if contender.name not in entered.failed:
+            _admit(contender, entered, timer, team, list(seeds), step)
     for number in range(rounds):
-        step(f"round {number + 1} of {rounds}")
-        _round(entered, number, timer, team, heat.calls)
+        _round(entered, number, timer, team, heat.calls, step)
     return [_row(heat, contender.name, entered) for contender in heat.contenders]
 
 
-def _admit(contender: Contender, entered: Field, timer: Timer, team: Team, seeds: list[int]) -> None:
+def _admit(contender: Contender, entered: Field, timer: Timer, team: Team, seeds: list[int], step: Step) -> None:
     """Build a contender, check it, and prepare its timing; every step on all ranks or none."""
-
-    def checks(runner: Runner) -> None:
-        for seed in seeds if runner.check else ():
-            runner.check(seed)
-
-    timer.meet()
     try:
+        step(contender.name, "build")
         runner = _on_all(team, contender.make)
-        _on_all(team, lambda: checks(runner))
+        for seed in seeds if runner.check else ():
+            step(contender.name, f"check with inputs {seed}")
+            _on_all(team, lambda seed=seed: runner.check(seed))  # one by one: the next one begins with collectives
+        step(contender.name, "prepare")
         entered.groups[contender.name] = _on_all(team, lambda: runner.group or timer.prepare(runner.call))
         entered.times[contender.name] = {}
     except Out as out:
         entered.failed[contender.name] = str(out)
+        step(contender.name, f"is out: {out}")
+    timer.meet()  # what it has left on the devices is its own affair
 
 
 class Out(Exception):
@@ -181,10 +192,11 @@ def first_failure(errors: Sequence[str | None]) -> str | None:
     return error if len(errors) == 1 else f"rank {rank}: {error}"
 
 
-def _round(entered: Field, number: int, timer: Timer, team: Team, calls: int) -> None:
+def _round(entered: Field, number: int, timer: Timer, team: Team, calls: int, step: Step) -> None:
     """A group of calls of each contender, the first one another in each round."""
     mine = {}
     for name in rotated(list(entered.groups), number):
+        step(name, "race")
         timer.meet()
         mine[name] = _attempt(lambda name=name: entered.groups[name](calls))
     everywhere = team.all_gather(mine)
@@ -241,7 +253,7 @@ def line(row: Mapping[str, Any]) -> str:
 
 def same_work(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two rows are of one heat."""
-    return all(a[key] == b[key] for key in ("work", "shape", "dtype", "gpus", "mode"))
+    return all(a[key] == b[key] for key in WORK)
 
 
 def record(

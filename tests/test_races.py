@@ -144,6 +144,50 @@ def test_a_failure_names_its_rank(race: ModuleType):
     assert race.first_failure([None, None]) is None
 
 
+def test_a_check_that_fails_elsewhere_is_the_last_one_here(race: ModuleType):
+    class WrongElsewhere:
+        """The other rank fails at the second of its steps: it is built, and wrong for the first inputs."""
+
+        asked = 0
+
+        def all_gather(self, obj: Any) -> list[Any]:
+            self.asked += 1
+            return [obj, "ValueError: wrong" if self.asked == 2 else None]
+
+    seen: list[int] = []
+    one = heat(race, "a", check={"a": seen.append})
+    (row,) = race.race(one, Script({"a": []}), WrongElsewhere(), rounds=0)
+    assert seen == [0], "the next inputs begin with collectives, to which the other rank does not come"
+    assert row["failed"] == "rank 1: ValueError: wrong"
+
+
+def test_who_is_known_to_hang_is_not_tried(race: ModuleType):
+    steps: list[tuple[str, str]] = []
+    base, hangs = race.race(
+        heat(race, "base", "hangs"), Script({"base": [1]}), Alone(), 1, step=lambda *s: steps.append(s),
+        out={"hangs": "the run ended"},
+    )  # fmt: skip
+    assert base["us"] == 1 and hangs["failed"] == "the run ended"
+    assert steps == [("base", "build"), ("base", "prepare"), ("base", "race")]
+
+
+def test_a_step_that_takes_too_long_ends_the_run_and_the_next_one_knows(scripts: Callable, tmp_path: Path):
+    steps, path, script = scripts("steps"), tmp_path / "out" / "x.json", tmp_path / "hangs.py"
+    lines = f"import sys, time; sys.path.insert(0, {str(FOLDER)!r})", "from pathlib import Path", "import steps"
+    run = f"s = steps.Steps(Path({str(path)!r}), 0.5, print)", "s.start('work', 'good', 'build')"
+    script.write_text("\n".join([*lines, *run, "s.start('work', 'bad', 'check')", "time.sleep(60)"]))
+    ((code, text),) = scripts("jobs").finish([scripts("jobs").start(script, [])], 30)
+    assert code == 1 and "hangs.py" in text, "the stacks are shown"
+    resumed = steps.Steps(path, 60, print)
+    resumed.resume()
+    assert resumed.lost == {"work": {"bad": "the run ended in this step: check"}}
+    resumed.start("work", "next", "build")
+    resumed.end()
+    again = steps.Steps(path, 60, print)
+    again.resume()
+    assert again.lost == resumed.lost, "nobody is blamed for a step that has ended"
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +266,55 @@ def test_the_phases_program_gathers_and_multiplies(scripts: Callable):
     tilescale.emulate(program, [[x[None].clone(), y, c] for x, y, c in zip(a, b, outs, strict=True)])
     for y, c in zip(b, outs, strict=True):
         torch.testing.assert_close(c.double(), torch.stack(a).double() @ y.double().T, rtol=2**-7, atol=1e-3)
+
+
+OVERLAPPED_GATHERS = {
+    "queue": lambda p, *shape: p.ag_gemm_queue(*shape, p.Tiling(32, 64, 32, 2), 32),
+    "senders": lambda p, *shape: p.ag_gemm_senders(*shape, p.Tiling(32, 64, 32, 2), 32, 6, 2),
+}
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("way", OVERLAPPED_GATHERS)
+def test_overlapped_gathers_multiply_what_has_arrived(scripts: Callable, way: str, devices: int):
+    rows, n, k = 64, 128, 128
+    program = OVERLAPPED_GATHERS[way](scripts("programs"), devices, devices * rows, n, k)
+    a, b = products(rows, n, k, devices)
+    places = [torch.full((devices, rows, k), torch.nan, dtype=torch.bfloat16) for _ in range(devices)]
+    for rank, place in enumerate(places):
+        place[rank] = a[rank]
+    outs = [torch.full((devices, rows, n), torch.nan, dtype=torch.bfloat16) for _ in range(devices)]
+    tilescale.emulate(program, [list(given) for given in zip(places, b, outs, strict=True)])
+    for y, c in zip(b, outs, strict=True):
+        torch.testing.assert_close(c.double(), torch.stack(a).double() @ y.double().T, rtol=2**-7, atol=1e-3)
+
+
+OVERLAPPED_SCATTERS = {
+    "queue": lambda p, *shape: p.gemm_rs_queue(*shape, p.Tiling(32, 64, 32, 2), 32),
+    "direct": lambda p, *shape: p.gemm_rs_direct(*shape, p.Tiling(32, 64, 32, 2)),
+}
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("way", OVERLAPPED_SCATTERS)
+def test_overlapped_scatters_add_up_what_arrives(scripts: Callable, way: str, devices: int):
+    rows, n, k = 64, 128, 64
+    program = OVERLAPPED_SCATTERS[way](scripts("programs"), devices, devices * rows, n, k)
+    a, b = products(devices * rows, n, k, devices)
+    outs = [torch.full((rows, n), torch.nan, dtype=torch.bfloat16) for _ in range(devices)]
+    given = [[x.view(devices, rows, k).clone(), y, c] for x, y, c in zip(a, b, outs, strict=True)]
+    tilescale.emulate(program, given)
+    want = sum(x.double() @ y.double().T for x, y in zip(a, b, strict=True)).chunk(devices)
+    for c, expected in zip(outs, want, strict=True):
+        torch.testing.assert_close(c.double(), expected, rtol=2**-6, atol=0.3)  # parts are rounded on their way
+
+
+def test_clusters_multiply(scripts: Callable):
+    programs, (m, n, k) = scripts("programs"), (128, 128, 64)
+    a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
+    c = torch.full((m, n), torch.nan, dtype=torch.bfloat16)
+    tilescale.emulate(programs.cluster_gemm(m, n, k, programs.Tiling(32, 64, 32, 2)), [a, b, c])
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=2**-7, atol=1e-3)
 
 
 def test_puts_reach_the_next_device(scripts: Callable):

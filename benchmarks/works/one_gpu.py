@@ -20,21 +20,23 @@ import tilescale
 SCRIPT = Path(__file__).resolve().parents[1] / "asynchrony.py"
 BATCH, HEADS, DIM, PE_DIM = 32, 128, 512, 64
 """MLA decode as in DeepSeek-V3."""
+SPLITS = 2
+"""Blocks that share the keys of a device: with one, half of an H200 has nothing to do."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     """Products on one GPU, decode on one or, split by keys, on all."""
     if gpus == 1:
-        size, small = (1024, 1024) if quick else (8192, 4096)
-        yield _product("gemm", size, lambda: trials.example("08_tp_gemm").tp_gemm(1, size, size, size))
-        yield _product(
-            "cluster_gemm", small, lambda: trials.example("10_cluster_gemm").cluster_gemm(1, small, small, small)
-        )
+        size, small = (1536, 1024) if quick else (8192, 4096)
+        warpgroups = lambda: trials.example("08_tp_gemm").tp_gemm(1, size, size, size)  # noqa: E731
+        clusters = lambda: programs.cluster_gemm(small, small, small, Tiling())  # noqa: E731
+        yield _product("gemm", size, warpgroups, torch.float32)
+        yield _product("cluster_gemm", small, clusters, torch.bfloat16)
     yield Decode(quick, gpus).heat()
 
 
-def _product(work: str, size: int, program: Callable[[], Any]) -> Heat:
-    """All matrices (size, size); the programs of the examples leave C in float32, and take B as it is."""
+def _product(work: str, size: int, program: Callable[[], Any], dtype: torch.dtype) -> Heat:
+    """All matrices (size, size); the program takes B as it is, and leaves C in `dtype`."""
 
     def draw(seed: int) -> Case:
         a, b = trials.randoms(seed, torch.bfloat16, (size, size), (size, size))
@@ -45,9 +47,9 @@ def _product(work: str, size: int, program: Callable[[], Any]) -> Heat:
         a, b, c = (trials.nothing(size, size) for _ in range(3))
         return checked(draw, trials.into(a, b), lambda: torch.mm(a, b.T, out=c), [c])
 
-    def example(kernel: Any) -> Runner:
+    def own(kernel: Any) -> Runner:
         a, b = trials.nothing(size, size), trials.nothing(size, size)
-        c = trials.symmetric(size, size, dtype=torch.float32)
+        c = trials.symmetric(size, size, dtype=dtype)
         load = lambda left, right: trials.into(a, b)(left, right.T)  # noqa: E731
         return checked(draw, load, trials.returning(c, kernel, a, b, c), [c], kernel.synchronize)
 
@@ -58,7 +60,7 @@ def _product(work: str, size: int, program: Callable[[], Any]) -> Heat:
 
     entries = [
         Contender("cublas alone", cublas),
-        ours("tilescale", program, example),
+        ours("tilescale", program, own),
         ours("plain tiles", lambda: programs.gemm(size, size, size, Tiling()), plain),
     ]
     return Heat(work, (size,) * 3, "bfloat16", 1, "eager", "cublas alone", entries, 2 * size**3)
@@ -90,7 +92,7 @@ class Decode:
 
     def program(self) -> Any:
         """The example's."""
-        return trials.example("09_cp_flash_mla").cp_mla(self.gpus, BATCH, HEADS, self.keys, DIM, PE_DIM)
+        return trials.example("09_cp_flash_mla").cp_mla(self.gpus, BATCH, HEADS, self.keys, DIM, PE_DIM, splits=SPLITS)
 
     def draw(self, seed: int) -> Case:
         """The same whole tensors on every rank; this rank's keys."""

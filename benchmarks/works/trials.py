@@ -19,7 +19,7 @@ from race import Contender, Runner
 import tilescale
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
-WAIT_S = 10.0
+WAIT_S = 3.0
 """Longest wait of a kernel for its peers: a contender that hangs is out soon."""
 SKEW_CYCLES = 2_000_000
 """How far ranks are put out of step before a call that is checked: about a millisecond."""
