@@ -29,7 +29,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     if gpus == 1:
         size, small = (1536, 1024) if quick else (8192, 4096)
         warpgroups = lambda: trials.example("08_tp_gemm").tp_gemm(1, size, size, size)  # noqa: E731
-        clusters = lambda: programs.cluster_gemm(small, small, small, Tiling())  # noqa: E731
+        clusters = lambda: programs.cluster_gemm(small, small, small, Tiling(stages=3))  # noqa: E731
         yield _product("gemm", size, warpgroups, torch.float32)
         yield _product("cluster_gemm", small, clusters, torch.bfloat16)
     yield Decode(quick, gpus).heat()
