@@ -148,12 +148,12 @@ class GridLowering(Signature):
         annotations["pragma_import_c"] = "".join(texts) + str(annotations.get("pragma_import_c", ""))
         if self.lanes.pipelines.loops:
             annotations["tl.launch_threads"] = [self.lanes.pipelines.threads(), 1, 1]
+        if self.cluster is not None and self.cluster.added:
+            annotations["tl.launch_threads"] = [self.launch.thread_count + self.cluster.added, 1, 1]
         made = {**self.lanes.pipelines.barriers, **(self.cluster.barriers if self.cluster is not None else {})}
         arrivals = {data: counts for data, counts in made.items() if data in used}
         if arrivals:
             annotations["barrier_init"] = {**annotations.get("barrier_init", {}), **arrivals}
-            if self.cluster.added:
-                annotations["tl.launch_threads"] = [self.launch.thread_count + self.cluster.added, 1, 1]
         programs = list(zip(self.launch.programs, (self.expr(n) for n in self.launch.grid), strict=True))
         return tir.launch_nest(programs, self.launch.thread_vars, on_chip, annotations, body)
 
