@@ -310,10 +310,10 @@ def test_overlapped_scatters_add_up_what_arrives(scripts: Callable, way: str, de
 
 
 def test_clusters_multiply(scripts: Callable):
-    programs, (m, n, k) = scripts("programs"), (128, 128, 64)
+    m, n, k = 256, 512, 192
     a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
     c = torch.full((m, n), torch.nan, dtype=torch.bfloat16)
-    tilescale.emulate(programs.cluster_gemm(m, n, k, programs.Tiling(32, 64, 32, 2)), [a, b, c])
+    tilescale.emulate(scripts("one_gpu").by_clusters(m, n, k), [a, b, c])
     torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=2**-7, atol=1e-3)
 
 

@@ -29,10 +29,16 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     if gpus == 1:
         size, small = (1536, 1024) if quick else (8192, 4096)
         warpgroups = lambda: trials.example("08_tp_gemm").tp_gemm(1, size, size, size)  # noqa: E731
-        clusters = lambda: programs.cluster_gemm(small, small, small, Tiling(stages=3))  # noqa: E731
+        clusters = lambda: by_clusters(small, small, small)  # noqa: E731
         yield _product("gemm", size, warpgroups, torch.float32)
         yield _product("cluster_gemm", small, clusters, torch.bfloat16)
     yield Decode(quick, gpus).heat()
+
+
+def by_clusters(M: int, N: int, K: int) -> Any:
+    """The example's, with tiles of two blocks, each as large as those of the others."""
+    make = trials.example("10_cluster_gemm").cluster_gemm
+    return make(1, M, N, K, tile=(256, 256, 64), stages=4, dtype="bfloat16")
 
 
 def _product(work: str, size: int, program: Callable[[], Any], dtype: torch.dtype) -> Heat:

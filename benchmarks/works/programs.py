@@ -64,33 +64,6 @@ def gemm(M: int, N: int, K: int, t: Tiling):
     return plain_gemm
 
 
-def cluster_gemm(M: int, N: int, K: int, t: Tiling, size: int = 2):
-    """C = A B on one device, each tile of `size` times t.m rows by the blocks of a cluster; down the columns first."""
-    high, across = size * t.m, N // t.n
-    down = M // high
-
-    @T.prim_func
-    def gemm_by_clusters(
-        A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "bfloat16")
-    ):
-        with T.Kernel(cta_cluster=size, block=down * across * size, threads=THREADS):
-            with T.Scale("cta_cluster") as (tile, _):
-                a = T.alloc((high, t.k), "bfloat16")
-                b = T.alloc((t.k, t.n), "bfloat16")
-                c = T.alloc((high, t.n), "float32", level="l0")
-                out = T.alloc((high, t.n), "bfloat16")
-                m, n = tile % down * high, tile // down * t.n
-                T.clear(c)
-                for k in T.Pipelined(K // t.k, num_stages=t.stages):
-                    T.copy(A[m, k * t.k], a)
-                    T.copy(B[k * t.k, n], b)
-                    T.gemm(a, b, c, policy=T.GemmWarpPolicy.FullRow)
-                T.copy(c, out)
-                T.copy(out, C[m, n])
-
-    return gemm_by_clusters
-
-
 # -- all-gather and a product ------------------------------------------------------------------------------------------
 
 
