@@ -6,6 +6,7 @@
     trace.py     tracing: the current builder, scoped regions, source lines, our own operations
     dialect.py   hooks into TileLang's front end (installed when this package is imported)
     compile.py   lowering and compiling with the stock compiler
+    accesses.py  what TileLang's own statements read and write
     rules.py     what TileLang checks before it lowers
     stock.py     TileLang's language under one name
     modules.py   CUDA modules: options for some, being told of all (installed likewise)

@@ -13,6 +13,7 @@ from tilescale.errors import Location, PhaseError, UsageError
 from tilescale.hda import Machine
 from tilescale.passes.room import check_room
 from tilescale.passes.rules import check_rules
+from tilescale.program.effects import statements
 from tilescale.program.model import (
     Control,
     DevicePhase,
@@ -71,7 +72,7 @@ def _check_whole_uses(program: Program) -> None:
     split = {p.buffer.data: v for p in program.parameters for v in p.views if not v.layout.is_replica}
     if not split:
         return
-    for stmt in ir.statements(program.func.body):
+    for stmt, _, _ in statements(program.body):
         if isinstance(stmt, ir.Bind) and ir.op_name(stmt.value) == VIEW.name:
             continue
         view = next((split[var] for var in ir.uses(stmt) if var in split), None)

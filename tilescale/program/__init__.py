@@ -6,5 +6,6 @@
     asynchronous.py  which of them a unit's copy queue executes, and how the parts of a gather lie
     layout.py        how tiles lie over units
     model.py         launches, phases, parameters
+    effects.py       what each statement reads, writes, signals and waits for
     extents.py       symbolic extents
 """

@@ -19,8 +19,8 @@ from tilescale.backends.cuda.target import target_for
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
+from tilescale.passes.written import written_by_peers
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
-from tilescale.program.operations import Copy, operation, signalled
 from tilescale.settings import settings
 
 STRIDE = 1 << 36
@@ -104,25 +104,10 @@ def checked(
         AllocationTooLargeError: more shared memory than the machine has.
     """
     generated = stock.generate(kernel.func, target, pass_configs, one_array_each)
-    check_text(generated.text, remote_tensors(program))
+    check_text(generated.text, written_by_peers(program))
     asked = generated.dynamic_shared + static_shared_bytes(generated.text)
     check_shared(program.name, asked, machine, kernel.where)
     return generated.text
-
-
-def remote_tensors(program: Program) -> frozenset[str]:
-    """Names of the tensors that other devices write, flags included."""
-    names = {v.data: p.name for p in program.parameters for v in p.views}
-    found: set[str] = set()
-
-    def visit(node: Any) -> None:
-        made = operation(node)
-        written = [*signalled(made), *([made.target] if isinstance(made, Copy) and made.to_peer else [])]
-        for buffer in (ir.region_parts(region)[0] for region in written):
-            found.add(names.get(buffer.data, buffer.name))
-
-    ir.walk(program.func.body, visit)
-    return frozenset(found)
 
 
 def reason_against(program: Program) -> str | None:

@@ -23,7 +23,6 @@ from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import CONTINUE, Frame, is_vector, spread, without
 from tilescale.backends.emulator.registry import statement
 from tilescale.backends.emulator.scheduler import Family, Wait
-from tilescale.passes.written import written_data
 from tilescale.program.model import location
 
 
@@ -217,8 +216,9 @@ def _barriers(compiler: Compiler, statements: list[ir.Stmt]) -> dict[tuple[int, 
     """For an earlier and a later branch that share memory, one of them writing it, the barrier before the later one."""
     tiles = {compiler.slot(b.data): b.name for b in compiler.launch.buffers if b.scope() in ir.SHARED}
     roots = lambda found: {compiler.root(compiler.slot(data)) for data in found} & tiles.keys()  # noqa: E731
-    written = [roots(written_data(s)) for s in statements]
-    used = [roots(data for inner in ir.statements(s) for data in ir.uses(inner)) for s in statements]
+    effects = [compiler.surroundings.all_effects(s) for s in statements]
+    written = [roots(access.root for access in e.writes) for e in effects]
+    used = [roots(access.root for access in e.accesses) for e in effects]
     found = {}
     for later, earlier in itertools.combinations(range(len(statements) - 1, -1, -1), 2):
         both = written[earlier] & used[later] | used[earlier] & written[later]

@@ -8,7 +8,7 @@ this package register theirs in registry.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
 from tilescale.program.asynchronous import is_asynchronous, owns_a_queue
+from tilescale.program.effects import Surroundings, statements
 from tilescale.program.model import Launch, Program, bytes_of
 from tilescale.program.operations import Rank, TileView
 from tilescale.program.ops import RANK, VIEW
@@ -126,12 +127,15 @@ class Compiler:
                 self._homes.setdefault(self.slot(buffer.data), buffer)
             self._owners.update((self.slot(data), level) for data, level in launch.owners)
             self._barriers.update((self.slot(data), counts) for data, counts in launch.barriers)
-        ir.walk(self.program.func.body, self._survey_node)
-        self.flags = {self.root(self.slot(data)) for data in flags.named(self.program.func.body)}
+            self._survey_notes(dict(launch.notes))
+        for stmt, _, _ in statements(self.program.body):
+            self._survey_statement(stmt)
+        self.surroundings = Surroundings(self.program)
+        self.flags = {self.slot(root) for root in flags.named(self.program, self.surroundings)}
         # Those that are zero when a call begins.
         self.zeroed = {self.slot(data) for launch in self.program.launches for data in launch.flags}
 
-    def _survey_node(self, node: Any) -> None:
+    def _survey_statement(self, node: ir.Stmt) -> None:
         if isinstance(node, ir.Bind) and ir.op_name(node.value) == VIEW.name:
             view = self.views[self.slot(node.var)] = TileView.of(node.value)
             if view.layout.is_replica:
@@ -141,10 +145,13 @@ class Compiler:
         elif isinstance(node, ir.For):
             self.loop_variables.add(node.loop_var)
         elif isinstance(node, ir.SBlock):
-            for data, value in node.annotations.get("safe_value_map", {}).items():
-                self._safe[self.slot(data)] = value
-            for data, info in node.annotations.get("reducer_info_v2", {}).items():
-                self._reducers[self.slot(data)] = str(info["op"])
+            self._survey_notes(node.annotations)
+
+    def _survey_notes(self, notes: Mapping[str, Any]) -> None:
+        for data, value in notes.get("safe_value_map", {}).items():
+            self._safe[self.slot(data)] = value
+        for data, info in notes.get("reducer_info_v2", {}).items():
+            self._reducers[self.slot(data)] = str(info["op"])
 
     def _differs_between_lanes(self, expr: Any) -> bool:
         def lane(node: Any) -> bool:

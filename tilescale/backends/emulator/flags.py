@@ -12,6 +12,8 @@ from tilelang_core import ir
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, is_vector
 from tilescale.passes.structure import location
+from tilescale.program.effects import Surroundings, statements
+from tilescale.program.model import Program
 from tilescale.program.operations import Operation, operation, signalled, waited
 
 if TYPE_CHECKING:
@@ -24,24 +26,19 @@ def signals(stmt: ir.Stmt) -> bool:
     return bool(signalled(operation(call)))
 
 
-def named(body: ir.Stmt) -> list[ir.Var]:
+def named(program: Program, names: Surroundings) -> set[ir.Var]:
     """The data of all flags: what signals and waits name, and numbers that loops look at and other statements write."""
-    found: list[ir.Var] = []
-    polled: list[ir.Var] = []
+    found: set[ir.Var] = set()
+    polled: set[ir.Var] = set()
     written: set[ir.Var] = set()
-
-    def visit(node: Any) -> None:
-        name = ir.op_name(node) or ""
-        found.extend(ir.region_parts(flag)[0].data for flag in _named_by(operation(node)))
-        if isinstance(node, ir.While):
-            ir.walk(node, lambda inner: polled.append(inner.buffer.data) if _could_be_flag(inner) else None)
-        elif isinstance(node, ir.BufferStore):
-            written.add(node.buffer.data)
-        elif "atomic" in name and "load" not in name:
-            written.update(inner.buffer.data for inner in _loads(node.args[0]))
-
-    ir.walk(body, visit)
-    return [*found, *(data for data in polled if data in written)]
+    for stmt, _, _ in statements(program.body):
+        effects = names.effects(stmt)
+        found.update(event.flag.root for event in (*effects.tells, *effects.awaits))
+        if isinstance(stmt, ir.While):
+            polled.update(a.root for a in names.all_effects(stmt).accesses if a.reads and _could_be_flag(a.buffer))
+        elif isinstance(stmt, ir.BufferStore) or any(access.atomic for access in effects.writes):
+            written.update(access.root for access in effects.writes)
+    return found | polled & written
 
 
 def _named_by(found: Operation | None) -> list[ir.Call]:
@@ -50,10 +47,8 @@ def _named_by(found: Operation | None) -> list[ir.Call]:
     return [*signalled(found), *([waits.flag] if waits is not None else [])]
 
 
-def _could_be_flag(node: Any) -> bool:
-    if not isinstance(node, ir.BufferLoad) or node.buffer.scope().startswith("local"):
-        return False
-    return "int" in str(node.buffer.dtype)
+def _could_be_flag(buffer: ir.Buffer) -> bool:
+    return not buffer.scope().startswith("local") and "int" in str(buffer.dtype)
 
 
 def _loads(node: Any) -> list[ir.BufferLoad]:

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""What statements of TileLang read and write, as far as they say so.
+
+A tile operation declares its regions, and whether it reads or writes each. Loads, stores, atomics and declared pointers
+(`T.access_ptr`) name their elements. Everything else that is no pure function is opaque: it may do more than what it is
+handed, or be done later: external functions, barriers, asynchronous copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import arith, ir, tirx
+from tvm.tirx import stmt_functor
+from tvm.tirx.expr import CallEffectKind
+
+READS, WRITES = 1, 2
+"""The bits of a region's access mask."""
+
+_TILE_OP = "tl.tileop."
+_OVERWRITES = frozenset(_TILE_OP + name for name in ("copy", "fill", "transpose", "im2col", "c2d_im2col"))
+"""Tile operations that only write what they declare to write; others may read it too, as T.reduce(clear=False)."""
+_LATER = tuple(_TILE_OP + name for name in ("async_copy", "tma_copy", "wgmma_", "tcgen05_"))
+_BEYOND = frozenset(("barrier", "dst_block", "cluster_mask"))
+"""Annotations of operations that are done later, or reach other blocks."""
+_POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
+_EFFECT = "TCallEffectKind"
+
+
+@dataclass(frozen=True)
+class Access:
+    """Some elements of a buffer that a statement reads or writes.
+
+    Attributes:
+        begins, extents: the region; None where it is not known, which means anywhere in the buffer.
+        atomic: whether other threads may do the same at the same time.
+    """
+
+    buffer: tirx.Buffer
+    begins: tuple[tirx.PrimExpr, ...] | None
+    extents: tuple[tirx.PrimExpr, ...] | None
+    reads: bool
+    writes: bool
+    atomic: bool = False
+
+
+@dataclass
+class Found:
+    """What a statement itself does, without the statements inside it.
+
+    Attributes:
+        handed: data variables that an operation gets as plain pointers, and may read and write anywhere.
+        calls: calls that the caller of `accesses_of` claimed; their arguments are not in `accesses`.
+        opaque: whether it may do more than what it says, or later.
+    """
+
+    accesses: list[Access] = field(default_factory=list)
+    handed: list[tirx.Var] = field(default_factory=list)
+    calls: list[tirx.Call] = field(default_factory=list)
+    opaque: bool = False
+
+
+def accesses_of(node: Any, claims: Callable[[str], bool] = lambda name: False) -> Found:
+    """What a statement itself, or an expression, reads and writes.
+
+    Args:
+        claims: names of operations that the caller knows better; they are listed, and not looked into.
+    """
+    found = Found()
+    reader = _Reader(found, claims)
+    if isinstance(node, tirx.BufferStore):
+        found.accesses.append(_element(node.buffer, node.indices, WRITES))
+        reader.expressions([*node.indices, node.value])
+    else:
+        reader.expressions(_own_expressions(node))
+    return found
+
+
+def _own_expressions(node: Any) -> list[Any]:
+    if isinstance(node, tirx.Bind | tirx.Evaluate | tirx.AttrStmt):
+        return [node.value]
+    if isinstance(node, tirx.For):
+        return [node.min, node.extent]
+    if isinstance(node, tirx.While | tirx.IfThenElse | tirx.AssertStmt):
+        return [node.condition]
+    return [] if isinstance(node, tirx.Stmt) else [node]
+
+
+def _element(buffer: tirx.Buffer, indices: Iterable[Any], mask: int) -> Access:
+    """One element; a vector of several counts as anywhere."""
+    indices = tuple(indices)
+    if any(isinstance(i, tirx.Ramp) or "x" in str(i.dtype) for i in indices):
+        return Access(buffer, None, None, bool(mask & READS), bool(mask & WRITES))
+    ones = tuple(tirx.IntImm("int32", 1) for _ in indices)
+    return Access(buffer, indices, ones, bool(mask & READS), bool(mask & WRITES))
+
+
+class _Reader:
+    def __init__(self, found: Found, claims: Callable[[str], bool]):
+        self.found, self.claims = found, claims
+
+    def expressions(self, exprs: Iterable[Any]) -> None:
+        """Look at expressions and all below them."""
+        for expr in exprs:
+            if isinstance(expr, tirx.PrimExpr):
+                stmt_functor.pre_order_visit(expr, self._visit)
+
+    def _visit(self, node: Any) -> bool:
+        """One node; whether to go on below it."""
+        if isinstance(node, tirx.BufferLoad):
+            self.found.accesses.append(_element(node.buffer, node.indices, READS))
+        if not isinstance(node, tirx.Call):
+            return True
+        name = node.op.name if isinstance(node.op, ir.Op) else ""
+        if self.claims(name):
+            self.found.calls.append(node)
+        elif name == "tl.region":
+            self._region(node, overwrites=False)
+        elif name in _POINTERS:
+            self._pointer(node, name)
+        elif name.startswith(_TILE_OP) and not name.startswith(_LATER) and not _BEYOND & set(node.annotations or {}):
+            self._tile_operation(node, overwrites=name in _OVERWRITES)
+        elif name.startswith("tl.atomic_"):
+            self._atomic(node)
+        elif name and int(node.op.get_attr(_EFFECT) or 0) <= CallEffectKind.ReadState.value:
+            return True
+        else:
+            self._opaque(node)
+        return False
+
+    def _region(self, region: tirx.Call, overwrites: bool) -> None:
+        load, mask = region.args[0], int(region.args[1])
+        reads = bool(mask & READS) or not overwrites and bool(mask & WRITES)
+        extents = tuple(region.args[2:])
+        self.found.opaque |= "barrier" in load.buffer.scope()
+        self.found.accesses.append(Access(load.buffer, tuple(load.indices), extents, reads, bool(mask & WRITES)))
+        self.expressions([*load.indices, *extents])
+
+    def _tile_operation(self, call: tirx.Call, overwrites: bool) -> None:
+        atomic, before = "atomic" in call.op.name, len(self.found.accesses)
+        for arg in call.args:
+            if isinstance(arg, tirx.Call) and isinstance(arg.op, ir.Op) and arg.op.name == "tl.region":
+                self._region(arg, overwrites)
+            else:
+                self.expressions([arg])
+        mine = self.found.accesses[before:]
+        self.found.opaque |= any("barrier" in access.buffer.scope() for access in mine)
+        if atomic:
+            self.found.accesses[before:] = [_as_atomic(access) for access in mine]
+
+    def _atomic(self, call: tirx.Call) -> None:
+        before = len(self.found.accesses)
+        self.expressions(call.args[:1])
+        self.found.accesses[before:] = [_as_atomic(access) for access in self.found.accesses[before:]]
+        self.expressions(call.args[1:])
+
+    def _pointer(self, call: tirx.Call, name: str) -> None:
+        """A pointer to elements: those of `T.access_ptr` are declared, others may be followed anywhere."""
+        if name == "tirx.tvm_access_ptr":
+            self.found.handed.append(call.args[1])
+            return
+        load = call.args[0]
+        if not isinstance(load, tirx.BufferLoad):
+            self.found.opaque = True
+            return
+        self.expressions(load.indices)
+        if name == "tirx.address_of":
+            self.found.accesses.append(Access(load.buffer, None, None, reads=True, writes=True))
+            return
+        mask, one = int(call.args[2]), isinstance(call.args[1], tirx.IntImm) and int(call.args[1]) == 1
+        access = _element(load.buffer, load.indices, mask)
+        self.found.accesses.append(access if one else Access(load.buffer, None, None, access.reads, access.writes))
+
+    def _opaque(self, call: tirx.Call) -> None:
+        self.found.opaque = True
+        for arg in call.args:
+            if isinstance(arg, tirx.Var) and str(arg.dtype) == "handle":
+                self.found.handed.append(arg)
+            elif isinstance(arg, tirx.BufferLoad):  # it may take the element by address
+                self.found.accesses.append(_element(arg.buffer, arg.indices, READS | WRITES))
+                self.expressions(arg.indices)
+            else:
+                self.expressions([arg])
+
+
+def _as_atomic(access: Access) -> Access:
+    return Access(access.buffer, access.begins, access.extents, access.reads, access.writes, atomic=access.writes)
+
+
+def span(begin: Any, extent: Any, ranges: dict[tirx.Var, tuple[Any, Any]]) -> tuple[Any, Any] | None:
+    """The least begin and the greatest end of a range whose begin depends on variables.
+
+    Args:
+        ranges: variables that run, each over range(begin, begin + extent) of its pair.
+
+    Returns:
+        Two expressions without these variables, or None if no bounds are known.
+    """
+    analyzer = arith.Analyzer()
+    sets = {var: arith.IntervalSet(low, analyzer.simplify(low + count - 1)) for var, (low, count) in ranges.items()}
+    ends = [analyzer.int_set(tirx.convert(expr), sets) for expr in (begin, begin + extent)]
+    low, high = ends[0].min_value, ends[1].max_value
+    unknown = [*ranges, arith.int_set.pos_inf(), arith.int_set.neg_inf()]
+    if any(_uses(bound, var) for bound in (low, high) for var in unknown):
+        return None
+    return analyzer.simplify(low), analyzer.simplify(high)
+
+
+def _uses(expr: Any, var: tirx.Var) -> bool:
+    found: list[bool] = []
+    stmt_functor.post_order_visit(expr, lambda node: found.append(True) if node.same_as(var) else None)
+    return bool(found)
+
+
+def known_before(a: Any, b: Any) -> bool:
+    """Whether a <= b holds whatever the variables are."""
+    return bool(arith.Analyzer().can_prove(a <= b))

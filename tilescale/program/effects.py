@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: MIT
+"""What every statement does, declared once: what it reads, writes, signals and waits for, and when it is complete.
+
+`tilelang_core/accesses.py` knows TileLang's own statements; here our operations are added, views are resolved to the
+tensors and tiles behind them, and each access says whose instance it is, the unit's own or a peer's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tilelang_core import accesses, ir
+from tilescale.program.asynchronous import is_asynchronous
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
+from tilescale.program.operations import Barrier, Collective, Copy, Signal, TileView, Wait, operation
+from tilescale.program.ops import ALL_OPS, RANK
+
+
+class Completion(enum.Enum):
+    """When what a statement does is done."""
+
+    AT_ONCE = "before the next statement of its unit"
+    DEFERRED = "at the peer before a signal or barrier of its unit, and at the end of its phase"
+    QUEUED = "known to who waits for its flag, and at the end of the call"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another unit of a level, by its rank; None for all of them."""
+
+    level: str
+    rank: ir.PrimExpr | None
+
+
+@dataclass(frozen=True)
+class Access:
+    """Some elements that a statement reads or writes.
+
+    Attributes:
+        root: the data of the tensor or tile, behind all views.
+        buffer: in whose indices the region counts.
+        begins, extents: the region; None where it may be anywhere.
+        atomic: whether it is no race with another one that is atomic.
+        at: whose instance; None for that of the executing unit, or of the unit around it.
+    """
+
+    root: ir.Var
+    buffer: ir.Buffer
+    begins: tuple[ir.PrimExpr, ...] | None
+    extents: tuple[ir.PrimExpr, ...] | None
+    reads: bool
+    writes: bool
+    atomic: bool = False
+    at: Peer | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """An update of a flag that releases what its unit did before.
+
+    Attributes:
+        value: what is added or stored, by `op`; None for the 1 that a collective adds.
+    """
+
+    flag: Access
+    value: ir.PrimExpr | None
+    op: str
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A wait for `flag compare value`, which acquires what was released with the flag."""
+
+    flag: Access
+    compare: str
+    value: ir.PrimExpr
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A barrier or collective of a level: all its units come to it.
+
+    Attributes:
+        everybody: whether each of them knows afterwards that all have come; after a broadcast they only know of the
+            root.
+    """
+
+    level: str
+    everybody: bool
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a statement does.
+
+    Attributes:
+        opaque: it may also read and write all that its unit reaches, and order units: nothing is known of it.
+    """
+
+    accesses: tuple[Access, ...] = ()
+    tells: tuple[Told, ...] = ()
+    awaits: tuple[Awaited, ...] = ()
+    meets: tuple[Meeting, ...] = ()
+    completes: Completion = Completion.AT_ONCE
+    opaque: bool = False
+
+    @property
+    def orders(self) -> bool:
+        """Whether it orders units, or may."""
+        return bool(self.tells or self.awaits or self.meets) or self.opaque
+
+    @property
+    def reads(self) -> tuple[Access, ...]:
+        """The accesses that read."""
+        return tuple(a for a in self.accesses if a.reads)
+
+    @property
+    def writes(self) -> tuple[Access, ...]:
+        """The accesses that write."""
+        return tuple(a for a in self.accesses if a.writes)
+
+
+def union(effects: Iterable[Effects]) -> Effects:
+    """The effects of several statements together; it is complete when the last of them is."""
+    parts = list(effects)
+    order = list(Completion)
+    return Effects(
+        tuple(a for part in parts for a in part.accesses),
+        tuple(t for part in parts for t in part.tells),
+        tuple(w for part in parts for w in part.awaits),
+        tuple(m for part in parts for m in part.meets),
+        max((part.completes for part in parts), key=order.index, default=Completion.AT_ONCE),
+        any(part.opaque for part in parts),
+    )
+
+
+class Surroundings:
+    """What the statements of a program name: views, and which of them are whole tensors of units.
+
+    Args:
+        program: any program, also one whose phases have been rewritten; its phases are looked at.
+    """
+
+    def __init__(self, program: Program):
+        self._units = {name for launch in program.launches for name, _ in launch.extents}
+        self.views: dict[ir.Var, TileView] = {}
+        for stmt, _, _ in statements(program.body):
+            view = operation(stmt.value) if isinstance(stmt, ir.Bind) else None
+            if isinstance(view, TileView):
+                self.views[stmt.var] = view
+        tensors = [p.buffer for p in program.parameters if p.buffer is not None]
+        known = [*tensors, *(buffer for launch in program.launches for buffer in launch.buffers)]
+        self.homes: dict[ir.Var, ir.Buffer] = {buffer.data: buffer for buffer in known}
+
+    def root(self, data: ir.Var) -> ir.Var:
+        """The data of the tensor or tile behind a view."""
+        while data in self.views:
+            data = self.views[data].base.data
+        return data
+
+    def shared(self, root: ir.Var) -> bool:
+        """Whether a tensor or tile lies in device memory, where other programs and devices reach it."""
+        home = self.homes.get(root)
+        return home is None or home.scope() == "global"
+
+    def resolved(self, access: accesses.Access, at: Peer | None = None) -> Access:
+        """An access of TileLang's as one of what lies behind its views."""
+        buffer, begins, extents = access.buffer, access.begins, access.extents
+        while buffer.data in self.views:
+            view = self.views[buffer.data]
+            base, first, count = ir.region_parts(view.region)
+            if not self._is_tensor_of_units(view):
+                begins, extents = tuple(first), tuple(count)  # a share of a tile: anywhere in what is viewed
+                buffer = base
+            elif base.data in self.views:
+                buffer = base
+            else:
+                break
+        root = self.root(buffer.data)
+        return Access(root, buffer, begins, extents, access.reads, access.writes, access.atomic, at)
+
+    def _is_tensor_of_units(self, view: TileView) -> bool:
+        """Whether each unit passes what the view says as its own tensor, so that indices count within it."""
+        return view.level in self._units and view.base.scope() == "global"
+
+    def region(self, region: ir.Call, access: str, at: Peer | None = None, *, atomic: bool = False) -> Access:
+        """A region argument of our operations as an access; "r", "w" or "rw"."""
+        buffer, begins, extents = ir.region_parts(region)
+        reads, writes = "r" in access, "w" in access
+        plain = accesses.Access(buffer, tuple(begins), tuple(extents), reads, writes, atomic)
+        return self.resolved(plain, at)
+
+    def effects(self, stmt: ir.Stmt, *, on_device: bool = False) -> Effects:
+        """What a statement itself does, without the statements inside it: of a loop, what its extent reads.
+
+        Args:
+            on_device: whether it stands in a phase of units that own a copy queue (`asynchronous.owns_a_queue`).
+        """
+        found = accesses.accesses_of(stmt, lambda name: name in ALL_OPS and name != RANK.name)
+        handed = [self._anywhere(var) for var in found.handed if self.root(var) in self.homes]
+        own = Effects((*map(self.resolved, found.accesses), *handed), opaque=found.opaque)
+        return union([own, *(self._operation(call, on_device) for call in found.calls)])
+
+    def _anywhere(self, data: ir.Var) -> Access:
+        root = self.root(data)
+        return Access(root, self.homes[root], None, None, reads=True, writes=True)
+
+    def all_effects(self, stmt: ir.Stmt, *, on_device: bool = False) -> Effects:
+        """What a statement and all inside it do."""
+        return union(self.effects(inner, on_device=on_device) for inner in ir.statements(stmt))
+
+    # -- our operations ----------------------------------------------------------------------------------------------
+
+    def _operation(self, call: ir.Call, on_device: bool) -> Effects:
+        made = operation(call)
+        if isinstance(made, Copy):
+            read = self._values([made.source, made.target, made.signal], made.peer, made.value)
+            return union([self._copy(made, on_device), read])
+        if isinstance(made, Signal):
+            at = None if made.peer is None or made.level is None else Peer(made.level, made.peer)
+            flag = self.region(made.flag, "rw", at, atomic=True)
+            told = Effects((flag,), tells=(Told(flag, made.value, made.op),))
+            return union([told, self._values([made.flag], made.value, made.peer)])
+        if isinstance(made, Wait):
+            return self._wait(made)
+        if isinstance(made, Barrier):
+            return Effects(meets=(Meeting(made.level, True),))
+        if isinstance(made, Collective):
+            return self._collective(made)
+        return Effects()
+
+    def _values(self, regions: Iterable[ir.Call | None], *expressions: ir.PrimExpr | None) -> Effects:
+        """What the indices of regions, and expressions among an operation's arguments, read."""
+        parts = [ir.region_parts(region) for region in regions if region is not None]
+        indices = [expr for _, begins, extents in parts for expr in (*begins, *extents)]
+        return union(self.effects(ir.Evaluate(expr)) for expr in (*indices, *expressions) if expr is not None)
+
+    def _wait(self, wait: Wait) -> Effects:
+        flag = self.region(wait.flag, "r", atomic=True)
+        waits = Effects((flag,), awaits=(Awaited(flag, wait.compare, wait.value),))
+        return union([waits, self._values([wait.flag], wait.value)])
+
+    def _copy(self, copy: Copy, on_device: bool) -> Effects:
+        far = Peer(copy.level, copy.peer)
+        moved = (
+            self.region(copy.source, "r", None if copy.to_peer else far),
+            self.region(copy.target, "w", far if copy.to_peer else None),
+        )
+        completes = Completion.DEFERRED if copy.to_peer else Completion.AT_ONCE
+        flags: tuple[Access, ...] = ()
+        tells: tuple[Told, ...] = ()
+        if copy.signal is not None:
+            flags = (self.region(copy.signal, "rw", far, atomic=True),)
+            tells = (Told(flags[0], copy.value, copy.op or "add"),)
+        if on_device and is_asynchronous(copy.call):
+            completes = Completion.QUEUED
+        after = self._wait(copy.after) if copy.after is not None else Effects()
+        return union([after, Effects((*moved, *flags), tells, completes=completes)])
+
+    def _collective(self, made: Collective) -> Effects:
+        if made.flags is not None:
+            all_units = Peer(made.level, None)
+            flag = self.region(made.flags, "rw", all_units, atomic=True)
+            moved = (self.region(made.source, "r"), self.region(made.target, "w", all_units), flag)
+            return Effects(moved, (Told(flag, None, "add"),), completes=Completion.QUEUED)
+        tiles = (
+            [self.region(tile, "rw") for tile in made.tiles]
+            if made.is_in_place
+            else [self.region(made.source, "r"), self.region(made.target, "w")]
+        )
+        read = self._values(made.tiles, made.root)
+        return union([read, Effects(tuple(tiles), meets=(Meeting(made.level, made.name != "broadcast"),))])
+
+
+# -- walks over the phases of a program --------------------------------------------------------------------------------
+
+
+def phases(part: Part) -> Iterator[tuple[DevicePhase | GridPhase, Launch | None]]:
+    """All phases in program order, each with its launch; None for what stands between launches."""
+    if isinstance(part, DevicePhase | GridPhase):
+        yield part, None
+        return
+    for inner in (part.body,) if isinstance(part, Launch) else part.parts:
+        for phase, launch in phases(inner):
+            yield phase, launch or (part if isinstance(part, Launch) else None)
+
+
+def statements(part: Part) -> Iterator[tuple[ir.Stmt, DevicePhase | GridPhase | None, Launch | None]]:
+    """All statements in program order, each with its phase and launch; a loop around phases has no phase."""
+    if isinstance(part, DevicePhase | GridPhase):
+        yield from ((stmt, part, None) for stmt in ir.statements(part.stmt))
+        return
+    if isinstance(part, Control):
+        yield part.stmt, None, None
+    for inner in (part.body,) if isinstance(part, Launch) else part.parts:
+        for stmt, phase, launch in statements(inner):
+            yield stmt, phase, launch or (part if isinstance(part, Launch) else None)
+
