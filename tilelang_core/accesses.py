@@ -2,8 +2,8 @@
 """What statements of TileLang read and write, as far as they say so.
 
 A tile operation declares its regions, and whether it reads or writes each. Loads, stores, atomics and declared pointers
-(`T.access_ptr`) name their elements. Everything else that is no pure function is opaque: it may do more than what it is
-handed, or be done later: external functions, barriers, asynchronous copies.
+(`T.access_ptr`) name their elements. Other operations of TileLang's with an effect are *fixed*: they order threads, or
+are done later. Functions from elsewhere are *opaque*: nothing is known of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _OVERWRITES = frozenset(_TILE_OP + name for name in ("copy", "fill", "transpose"
 _LATER = tuple(_TILE_OP + name for name in ("async_copy", "tma_copy", "wgmma_", "tcgen05_"))
 _BEYOND = frozenset(("barrier", "dst_block", "cluster_mask"))
 """Annotations of operations that are done later, or reach other blocks."""
+_OF_THREADS = ("tl.", "tirx.ptx_", "tirx.tvm_storage_sync", "tirx.tvm_warp_")
+"""Operations that reach nothing but what they are handed."""
 _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
 _EFFECT = "TCallEffectKind"
 
@@ -53,12 +55,14 @@ class Found:
     Attributes:
         handed: data variables that an operation gets as plain pointers, and may read and write anywhere.
         calls: calls that the caller of `accesses_of` claimed; their arguments are not in `accesses`.
-        opaque: whether it may do more than what it says, or later.
+        fixed: whether it orders threads, is done later, or leaves a loop: nothing may be moved across it.
+        opaque: whether it may read and write more than it says.
     """
 
     accesses: list[Access] = field(default_factory=list)
     handed: list[tirx.Var] = field(default_factory=list)
     calls: list[tirx.Call] = field(default_factory=list)
+    fixed: bool = False
     opaque: bool = False
 
 
@@ -127,14 +131,14 @@ class _Reader:
         elif name and int(node.op.get_attr(_EFFECT) or 0) <= CallEffectKind.ReadState.value:
             return True
         else:
-            self._opaque(node)
+            self._other(node, name)
         return False
 
     def _region(self, region: tirx.Call, overwrites: bool) -> None:
         load, mask = region.args[0], int(region.args[1])
         reads = bool(mask & READS) or not overwrites and bool(mask & WRITES)
         extents = tuple(region.args[2:])
-        self.found.opaque |= "barrier" in load.buffer.scope()
+        self.found.fixed |= "barrier" in load.buffer.scope()
         self.found.accesses.append(Access(load.buffer, tuple(load.indices), extents, reads, bool(mask & WRITES)))
         self.expressions([*load.indices, *extents])
 
@@ -146,7 +150,7 @@ class _Reader:
             else:
                 self.expressions([arg])
         mine = self.found.accesses[before:]
-        self.found.opaque |= any("barrier" in access.buffer.scope() for access in mine)
+        self.found.fixed |= any("barrier" in access.buffer.scope() for access in mine)
         if atomic:
             self.found.accesses[before:] = [_as_atomic(access) for access in mine]
 
@@ -173,8 +177,9 @@ class _Reader:
         access = _element(load.buffer, load.indices, mask)
         self.found.accesses.append(access if one else Access(load.buffer, None, None, access.reads, access.writes))
 
-    def _opaque(self, call: tirx.Call) -> None:
-        self.found.opaque = True
+    def _other(self, call: tirx.Call, name: str) -> None:
+        self.found.fixed = True
+        self.found.opaque |= not name.startswith(_OF_THREADS)
         for arg in call.args:
             if isinstance(arg, tirx.Var) and str(arg.dtype) == "handle":
                 self.found.handed.append(arg)

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
-from tilescale.backends.cuda.running.occupancy import check_resident, programs, waits_across
+from tilescale.backends.cuda.running.occupancy import check_resident
 from tilescale.errors import LaunchError, Location
 from tilescale.hda import Machine
 from tilescale.passes.structure import structure
+from tilescale.program.grids import programs
 from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
+from tilescale.program.waiting import waits_across
 
 MACHINE = Machine.load("h200-sxm-8")
 BLOCKS, DEVICES = 8, 4
@@ -76,9 +78,10 @@ def phases(part: Part, launch: Launch | None = None) -> Iterator[tuple[GridPhase
 
 
 def found(func: Any) -> Location | None:
-    ((phase, launch),) = phases(structure(func, MACHINE).body)
+    program = structure(func, MACHINE)
+    ((phase, launch),) = phases(program.body)
     assert programs(launch, SIZES) == BLOCKS
-    return waits_across(phase, launch, MACHINE, SIZES)
+    return waits_across(phase, launch, program, MACHINE, SIZES)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from tilelang_core import ir
 from tilescale.errors import AllocationTooLargeError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
+from tilescale.program.dependence import lifetimes
+from tilescale.program.effects import Surroundings
 from tilescale.program.model import GridPhase, Launch, bytes_of, declaration, location
 
 
-def check_room(phase: GridPhase, launch: Launch, machine: Machine) -> None:
+def check_room(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machine) -> None:
     """Check one grid phase.
 
     Raises:
@@ -26,15 +28,10 @@ def check_room(phase: GridPhase, launch: Launch, machine: Machine) -> None:
     if sum(sizes.values()) <= room:
         return
     order = list(ir.statements(phase.stmt))
-    first: dict[ir.Var, int] = {}
-    last: dict[ir.Var, int] = {}
-    for number, stmt in enumerate(order):
-        for data in sizes.keys() & set(ir.uses(stmt)):
-            first.setdefault(data, number)
-            last[data] = number
+    live = {data: span for data, span in lifetimes(phase, names).items() if data in sizes}
     buffers = {b.data: b for b in launch.buffers}
-    for number in sorted(first.values()):
-        alive = [data for data in first if first[data] <= number <= last[data]]
+    for number in sorted(first for first, _ in live.values()):
+        alive = [data for data, (first, last) in live.items() if first <= number <= last]
         asked = sum(sizes[data] for data in alive)
         if asked > room:
             tiles = ", ".join(f"{buffers[data].name!r} {format_bytes(sizes[data])}" for data in alive)

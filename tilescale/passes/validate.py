@@ -13,7 +13,7 @@ from tilescale.errors import Location, PhaseError, UsageError
 from tilescale.hda import Machine
 from tilescale.passes.room import check_room
 from tilescale.passes.rules import check_rules
-from tilescale.program.effects import statements
+from tilescale.program.effects import Surroundings, statements
 from tilescale.program.model import (
     Control,
     DevicePhase,
@@ -44,12 +44,13 @@ def validate(program: Program, machine: Machine) -> None:
         check_rules(program)
     _check_launches(program)
     _check_whole_uses(program)
+    names = Surroundings(program)
     for launch in program.launches:
         _check_extents(program, launch)
         _check_device_phases(launch, machine)
         _check_tiles(launch, machine)
         for phase in _grid_phases(launch.body):
-            check_room(phase, launch, machine)
+            check_room(phase, launch, names, machine)
 
 
 def _check_launches(program: Program) -> None:

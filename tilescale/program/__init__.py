@@ -6,6 +6,11 @@
     asynchronous.py  which of them a unit's copy queue executes, and how the parts of a gather lie
     layout.py        how tiles lie over units
     model.py         launches, phases, parameters
-    effects.py       what each statement reads, writes, signals and waits for
+    effects.py       what each statement reads, writes, signals and waits for, and when it is complete
+    regions.py       whether two accesses may touch the same element
+    dependence.py    what waits order, what signals publish, what may change places, what is live when
+    rendezvous.py    whether devices must come together when a call begins or ends
+    waiting.py       whether programs of a grid wait for one another
+    grids.py         values of expressions in all programs of a grid
     extents.py       symbolic extents
 """

@@ -96,6 +96,7 @@ class Effects:
     """What a statement does.
 
     Attributes:
+        fixed: it orders threads of its unit, is done later, or leaves a loop: nothing may be moved across it.
         opaque: it may also read and write all that its unit reaches, and order units: nothing is known of it.
     """
 
@@ -104,12 +105,13 @@ class Effects:
     awaits: tuple[Awaited, ...] = ()
     meets: tuple[Meeting, ...] = ()
     completes: Completion = Completion.AT_ONCE
+    fixed: bool = False
     opaque: bool = False
 
     @property
     def orders(self) -> bool:
-        """Whether it orders units, or may."""
-        return bool(self.tells or self.awaits or self.meets) or self.opaque
+        """Whether it orders units or threads, or may."""
+        return bool(self.tells or self.awaits or self.meets or self.fixed or self.opaque)
 
     @property
     def reads(self) -> tuple[Access, ...]:
@@ -132,6 +134,7 @@ def union(effects: Iterable[Effects]) -> Effects:
         tuple(w for part in parts for w in part.awaits),
         tuple(m for part in parts for m in part.meets),
         max((part.completes for part in parts), key=order.index, default=Completion.AT_ONCE),
+        any(part.fixed for part in parts),
         any(part.opaque for part in parts),
     )
 
@@ -200,7 +203,7 @@ class Surroundings:
         """
         found = accesses.accesses_of(stmt, lambda name: name in ALL_OPS and name != RANK.name)
         handed = [self._anywhere(var) for var in found.handed if self.root(var) in self.homes]
-        own = Effects((*map(self.resolved, found.accesses), *handed), opaque=found.opaque)
+        own = Effects((*map(self.resolved, found.accesses), *handed), fixed=found.fixed, opaque=found.opaque)
         return union([own, *(self._operation(call, on_device) for call in found.calls)])
 
     def _anywhere(self, data: ir.Var) -> Access:

@@ -32,7 +32,9 @@ from tilescale.comm.heap.group import Group
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program import extents
+from tilescale.program.grids import programs
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence, location
+from tilescale.program.waiting import waits_across
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
@@ -182,7 +184,7 @@ class DeviceProgram:
     def _check_room(self, phase: GridPhase, launch: Launch, func: ir.PrimFunc, kernel: Any) -> None:
         """A grid whose programs wait for one another has to be on the device as a whole. Raises LaunchError."""
         sizes, machine = dict(self.sizes), self.target.machine
-        where = occupancy.waits_across(phase, launch, machine, sizes)
+        where = waits_across(phase, launch, self.program, machine, sizes)
         if where is None:
             return
 
@@ -192,7 +194,7 @@ class DeviceProgram:
             code = stock.device_code(made.text, kernel.target, self.options.get("pass_configs"))
             image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster_size)
             held = occupancy.resident(image, self.device.index)
-            occupancy.check_resident(self.program.name, occupancy.programs(launch, sizes), *held, where)
+            occupancy.check_resident(self.program.name, programs(launch, sizes), *held, where)
 
         on_all(self._group, check)
 

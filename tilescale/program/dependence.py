@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: MIT
+"""What must stay in order: dependence between the statements of a program, and between its phases, from their effects.
+
+All units execute one text, so what happens before a statement on any unit stands before it in the text, or in a loop
+around both. Every answer errs on the side of "depends". It assumes what a call promises: tensors that are passed for
+different parameters do not overlap.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from tilelang_core import ir
+from tilescale.hda import Machine
+from tilescale.program.asynchronous import owns_a_queue
+from tilescale.program.effects import Access, Completion, Effects, Surroundings
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
+from tilescale.program.operations import Wait
+from tilescale.program.ops import SCALE
+from tilescale.program.regions import Inside, conflict
+
+Around: TypeAlias = tuple["ir.Stmt | tuple[ir.IfThenElse, bool]", ...]
+"""Loops, and conditions with whether they hold, outermost first."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A statement at its place in the program, without the statements inside it.
+
+    Attributes:
+        number: in the order of the text.
+        around: the loops and conditions around it; those around phases included.
+        on_device: whether units that own a copy queue execute it.
+    """
+
+    number: int
+    stmt: ir.Stmt
+    effects: Effects
+    around: Around
+    phase: DevicePhase | GridPhase | None
+    launch: Launch | None
+    on_device: bool
+
+    @property
+    def loops(self) -> list[ir.Stmt]:
+        """The loops around it."""
+        return [stmt for stmt in self.around if isinstance(stmt, ir.Stmt)]
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """What a wait orders: accesses that must stay behind it.
+
+    Attributes:
+        everything: all of device memory, because nobody knows who signals the flag, and after what.
+        written, read: tensors and tiles that somebody wrote, or read, before he signalled.
+    """
+
+    names: Surroundings
+    everything: bool
+    written: frozenset[ir.Var] = frozenset()
+    read: frozenset[ir.Var] = frozenset()
+
+    def load(self, data: ir.Var) -> bool:
+        """Whether a later load from a buffer, or a view of it, must stay behind the wait."""
+        root = self.names.root(data)
+        return root in self.written or self.everything and self.names.shared(root)
+
+    def store(self, data: ir.Var) -> bool:
+        """Whether a later store must: also one to what somebody read before he signalled."""
+        return self.load(data) or self.names.root(data) in self.read
+
+
+class Dependence:
+    """The dependence of a program's statements.
+
+    Args:
+        program: as `passes.pipeline.analyse` returns it.
+    """
+
+    def __init__(self, program: Program, machine: Machine):
+        self.program, self.machine = program, machine
+        self.names = Surroundings(program)
+        self._queues = owns_a_queue(machine.tensor_level, machine)
+        self.steps: list[Step] = []
+        self._collect(program.body, None, ())
+
+    def _collect(self, part: Part, launch: Launch | None, around: Around) -> None:
+        if isinstance(part, DevicePhase | GridPhase):
+            self._statement(part.stmt, part, launch, around)
+        elif isinstance(part, Launch):
+            self._collect(part.body, part, around)
+        elif isinstance(part, Control):
+            self._step(part.stmt, None, launch, around)
+            for inner, inside in zip(part.parts, _inside(part.stmt, around), strict=False):
+                self._collect(inner, launch, inside)
+        else:
+            for inner in part.parts:
+                self._collect(inner, launch, around)
+
+    def _statement(self, stmt: ir.Stmt, phase: DevicePhase | GridPhase, launch: Launch | None, around: Around) -> None:
+        self._step(stmt, phase, launch, around)
+        for inner, inside in zip(ir.children(stmt), _inside(stmt, around), strict=False):
+            self._statement(inner, phase, launch, inside)
+
+    def _step(
+        self, stmt: ir.Stmt, phase: DevicePhase | GridPhase | None, launch: Launch | None, around: Around
+    ) -> None:
+        on_device = self._queues and isinstance(phase, DevicePhase)
+        effects = self.names.effects(stmt, on_device=on_device)
+        self.steps.append(Step(len(self.steps), stmt, effects, around, phase, launch, on_device))
+
+    @staticmethod
+    def precedes(a: Step, b: Step) -> bool:
+        """Whether step a may happen before step b on one unit: it stands before it, or both are in one loop."""
+        return a.number < b.number or any(x.same_as(y) for x in a.loops for y in b.loops)
+
+    @cached_property
+    def is_opaque(self) -> bool:
+        """Whether there is a statement of which nothing is known: it may signal any flag."""
+        return any(step.effects.opaque for step in self.steps)
+
+    # -- what a wait orders ------------------------------------------------------------------------------------------
+
+    def ordered_by(self, wait: ir.Call) -> Ordered:
+        """What the later accesses of a unit that waits must stay behind.
+
+        Guaranteed: an access of which `load` or `store` says no may be executed before the wait without changing what
+        it reads, or what anybody else reads. That covers what the signallers did before they signalled, also what they
+        had learnt from others by waits and barriers. A flag that nothing in the program updates, and any flag of a
+        program with statements of which nothing is known, orders all of device memory.
+
+        Args:
+            wait: a call of `tilescale.wait` in terms of this program.
+        """
+        return self._released(self.names.region(Wait.of(wait).flag, "r").root)
+
+    def _released(self, flag: ir.Var) -> Ordered:
+        """What may have happened before an update of a flag."""
+        if self.is_opaque:
+            return Ordered(self.names, everything=True)
+        before: dict[int, Step] = {}
+        flags, done = [flag], set[ir.Var]()
+        while flags:
+            current = flags.pop()
+            if current in done:
+                continue
+            done.add(current)
+            updates = [step for step in self.steps if any(a.root.same_as(current) for a in step.effects.writes)]
+            if not updates:
+                return Ordered(self.names, everything=True)
+            found = [s for s in self.steps if any(s is u or self.precedes(s, u) for u in updates)]
+            before |= {step.number: step for step in found}
+            flags += [awaited.flag.root for step in found for awaited in step.effects.awaits]
+        accesses = [a for step in before.values() for a in step.effects.accesses if self._reaches_others(a)]
+        written = frozenset(a.root for a in accesses if a.writes)
+        return Ordered(self.names, False, written, frozenset(a.root for a in accesses if a.reads))
+
+    @cached_property
+    def _reached(self) -> frozenset[ir.Var]:
+        """Tiles on chip that units reach at one another."""
+        return frozenset(a.root for step in self.steps for a in step.effects.accesses if a.at is not None)
+
+    @cached_property
+    def _forks(self) -> bool:
+        """Whether units inside a program execute statements of their own: they share its tiles."""
+        scales = [s.stmt for s in self.steps if isinstance(s.stmt, ir.AttrStmt) and str(s.stmt.attr_key) == SCALE]
+        return any(self.machine.level(str(scale.value.value)).kind == "lanes" for scale in scales)
+
+    def _reaches_others(self, access: Access) -> bool:
+        """Whether an access is to memory of which other units see anything."""
+        root = access.root
+        return self.names.shared(root) or root in self._reached or self._forks and not self._private(access)
+
+    # -- what a signal publishes -------------------------------------------------------------------------------------
+
+    def complete_before(self, signal: ir.Call) -> tuple[Step, ...]:
+        """The remote copies that must be complete before a signal, or a copy with a signal, updates its flag.
+
+        Guaranteed: a copy that stands before the signal, or in one loop with it, and is not in the result, may still be
+        under way when the flag changes: nobody who waits for that flag, or learns of it from others, touches what it
+        writes, or writes what it reads. A copy with this signal is in the result itself. Operations of a copy queue
+        are not: their end is known by their own flags.
+
+        Args:
+            signal: a call of `tilescale.signal` or `tilescale.copy` in terms of this program. One that is not found in
+                it publishes all.
+        """
+        mine = next((s for s in self.steps if isinstance(s.stmt, ir.Evaluate) and s.stmt.value.same_as(signal)), None)
+        deferred = [s for s in self.steps if s.effects.completes is Completion.DEFERRED]
+        if mine is None:
+            return tuple(deferred)
+        before = [s for s in deferred if s is mine or self.precedes(s, mine)]
+        after = self._learn_of([told.flag.root for told in mine.effects.tells])
+        if after is None:
+            return tuple(before)
+        return tuple(s for s in before if s is mine or _shared_roots(_moved(s.effects), _accesses(after)))
+
+    def _learn_of(self, flags: Iterable[ir.Var]) -> list[Step] | None:
+        """Steps of units that know of updates of flags; None if anybody may."""
+        if self.is_opaque:
+            return None
+        found: dict[int, Step] = {}
+        todo, done = list(flags), set[ir.Var]()
+        while todo:
+            flag = todo.pop()
+            if flag in done:
+                continue
+            done.add(flag)
+            waits = [s for s in self.steps if any(w.flag.root.same_as(flag) for w in s.effects.awaits)]
+            polls = [s for s in self.steps if any(a.reads and a.root.same_as(flag) for a in s.effects.accesses)]
+            if not waits or len([s for s in polls if not s.effects.awaits and not s.effects.tells]) > 0:
+                return None  # somebody reads it by other means, or outside of the program
+            later = [s for s in self.steps if any(self.precedes(w, s) for w in waits)]
+            found |= {step.number: step for step in later}
+            todo += [told.flag.root for step in later for told in step.effects.tells]
+        # Who meets them later learns of it too, and may be anywhere.
+        return self.steps if any(step.effects.meets for step in found.values()) else list(found.values())
+
+    # -- what may change places --------------------------------------------------------------------------------------
+
+    def independent(
+        self, a: ir.Stmt | DevicePhase | GridPhase, b: ir.Stmt | DevicePhase | GridPhase, *, on_device: bool = False
+    ) -> bool:
+        """Whether two neighbours may change places, or run beside each other.
+
+        Guaranteed: whichever order a unit executes them in, all units compute the same, and a program without races
+        stays without. It does not say that a grid has room to run them at the same time.
+
+        Args:
+            a, b: statements that one unit executes one after the other, in the same iteration of all loops around
+                both; or phases of one launch, with all their programs.
+            on_device: whether the statements stand in a phase of units that own a copy queue.
+        """
+        one, other = (self._side(x, on_device) for x in (a, b))
+        if any(e.opaque or e.fixed for e in (one.effects, other.effects)):
+            return False
+        if one.effects.orders and other.effects.orders:
+            return False
+        if one.inside.names & other.uses or other.inside.names & one.uses:
+            return False
+        if conflict(one.effects.accesses, one.inside, other.effects.accesses, other.inside):
+            return False
+        return not (self._ordered(one.effects, other.effects) or self._ordered(other.effects, one.effects))
+
+    def _side(self, x: ir.Stmt | DevicePhase | GridPhase, on_device: bool) -> _Side:
+        if isinstance(x, DevicePhase | GridPhase):
+            launch = next((s.launch for s in self.steps if s.phase is x), None)
+            on_device = self._queues and isinstance(x, DevicePhase)
+            inside = Inside.of(x.stmt, launch if isinstance(x, GridPhase) else None)
+            stmt = x.stmt
+        else:
+            stmt, inside = x, Inside.of(x)
+        used = {var for inner in ir.statements(stmt) for var in ir.uses(inner)}
+        return _Side(self.names.all_effects(stmt, on_device=on_device), inside, used)
+
+    def _ordered(self, sync: Effects, other: Effects) -> bool:
+        """Whether what orders units orders the other statement too."""
+        if sync.meets and any(not self._private(a) for a in other.accesses):
+            return True
+        for awaited in sync.awaits:
+            ordered = self._released(awaited.flag.root)
+            if any(ordered.store(a.root) if a.writes else ordered.load(a.root) for a in other.accesses):
+                return True
+        if not sync.tells:
+            return False
+        after = self._learn_of([told.flag.root for told in sync.tells])
+        visible = [a for a in other.accesses if self._reaches_others(a)]
+        return bool(visible) and (after is None or _shared_roots(visible, _accesses(after)))
+
+    def _private(self, access: Access) -> bool:
+        """Whether only the unit itself reaches what it accesses."""
+        home = self.names.homes.get(access.root)
+        return access.at is None and home is not None and home.scope().startswith("local")
+
+
+@dataclass(frozen=True)
+class _Side:
+    effects: Effects
+    inside: Inside
+    uses: set[ir.Var]
+
+
+def _inside(stmt: ir.Stmt, around: Around) -> Iterator[Around]:
+    """What is around each statement inside one."""
+    if isinstance(stmt, ir.IfThenElse):
+        yield from ((*around, (stmt, True)), (*around, (stmt, False)))
+    elif isinstance(stmt, ir.For | ir.While):
+        yield (*around, stmt)
+    else:
+        yield from itertools.repeat(around)
+
+
+def _accesses(steps: Iterable[Step]) -> list[Access]:
+    return [access for step in steps for access in step.effects.accesses]
+
+
+def _moved(effects: Effects) -> list[Access]:
+    """What a copy reads and writes, without the flag that tells of it."""
+    flags = {told.flag.root for told in effects.tells}
+    return [access for access in effects.accesses if access.root not in flags]
+
+
+def _shared_roots(a: Iterable[Access], b: Iterable[Access]) -> bool:
+    """Whether one of two groups of accesses writes what the other touches, whatever the regions."""
+    ours: dict[Any, bool] = {}
+    for access in a:
+        ours[access.root] = ours.get(access.root, False) or access.writes
+    return any(access.root in ours and (access.writes or ours[access.root]) for access in b)
+
+
+def lifetimes(phase: DevicePhase | GridPhase, names: Surroundings) -> dict[ir.Var, tuple[int, int]]:
+    """Of each tensor or tile that a phase touches, also through views, which of its statements are the first and the
+    last to do so, by their numbers in `ir.statements`.
+
+    Guaranteed: it is live from the one to the other in the order of the text. A loop around them may make it live for
+    longer.
+    """
+    found: dict[ir.Var, tuple[int, int]] = {}
+    for number, stmt in enumerate(ir.statements(phase.stmt)):
+        for access in names.effects(stmt).accesses:
+            found[access.root] = found.get(access.root, (number, number))[0], number
+    return found

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""Values of expressions in all programs of a grid at once, where they follow from numbers that are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.hda import Machine
+from tilescale.program.extents import evaluate
+from tilescale.program.model import DevicePhase, GridPhase, Launch
+from tilescale.program.operations import Rank, operation
+
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ir.Add: np.add,
+    ir.Sub: np.subtract,
+    ir.Mul: np.multiply,
+    ir.FloorDiv: np.floor_divide,
+    ir.FloorMod: np.mod,
+    ir.Min: np.minimum,
+    ir.Max: np.maximum,
+    ir.EQ: np.equal,
+    ir.NE: np.not_equal,
+    ir.LT: np.less,
+    ir.LE: np.less_equal,
+    ir.GT: np.greater,
+    ir.GE: np.greater_equal,
+    ir.And: np.logical_and,
+    ir.Or: np.logical_or,
+}
+
+
+class Unknown(Exception):
+    """A value that is not known before the launch."""
+
+
+@dataclass
+class Grid:
+    """What variables of a phase stand for.
+
+    Attributes:
+        count: how many programs.
+        known: variables with the values they have in each program of the grid.
+        free: variables that take several values, with how many.
+        bound: variables that stand for an expression.
+    """
+
+    count: int
+    known: dict[ir.Var, Any]
+    free: dict[ir.Var, int] = field(default_factory=dict)
+    bound: dict[ir.Var, Any] = field(default_factory=dict)
+
+    def value(self, expr: Any, at: Mapping[ir.Var, int]) -> Any:
+        """An expression's value: a number, or an array of those in each program. Raises Unknown."""
+        if isinstance(expr, int | ir.IntImm):
+            return int(expr)
+        if isinstance(expr, ir.Var):
+            for values in (self.known, at):
+                if expr in values:
+                    return values[expr]
+            if expr in self.bound:
+                return self.value(self.bound[expr], at)
+        if isinstance(expr, ir.Cast):
+            return self.value(expr.value, at)
+        if isinstance(expr, ir.Not):
+            return np.logical_not(self.value(expr.a, at))
+        rule = _ARITHMETIC.get(type(expr))
+        if rule is None:
+            raise Unknown
+        return rule(self.value(expr.a, at), self.value(expr.b, at))
+
+    def depends_on(self, expr: Any) -> set[ir.Var]:
+        """The free variables behind an expression."""
+        found: set[ir.Var] = set()
+        for var in ir.variables(expr) if isinstance(expr, ir.PrimExpr) else ():
+            if var in self.bound:
+                found |= self.depends_on(self.bound[var])
+            elif var in self.free:
+                found.add(var)
+        return found
+
+
+def programs(launch: Launch, sizes: Mapping[str, int]) -> int | None:
+    """How many programs the grid has; None if that is not known before the launch."""
+    shape = _shape(launch, sizes)
+    return None if shape is None else math.prod(shape)
+
+
+def _shape(launch: Launch, sizes: Mapping[str, int]) -> list[int] | None:
+    known = {var: sizes[name] for name, var in launch.extents if isinstance(var, ir.Var)}
+    shape = [evaluate(n, known) for n in launch.grid]
+    return None if None in shape else [n for n in shape if n is not None]
+
+
+def grid_of(
+    phase: DevicePhase | GridPhase,
+    launch: Launch,
+    machine: Machine,
+    sizes: Mapping[str, int],
+    ranks: Mapping[str, int] | None = None,
+) -> Grid | None:
+    """The variables of a phase; None for a grid of unknown extent.
+
+    Args:
+        sizes: units of each launched level.
+        ranks: of the unit that executes it; without, each of its ranks takes all values.
+    """
+    shape = _shape(launch, sizes) if isinstance(phase, GridPhase) else []
+    if shape is None:
+        return None
+    axes = [axis.reshape(-1) for axis in np.meshgrid(*[np.arange(n) for n in shape], indexing="ij")]
+    number = sum(axis * math.prod(shape[:i]) for i, axis in enumerate(axes))
+    grid = Grid(math.prod(shape), dict(zip(launch.programs, axes, strict=False)))
+    grid.known |= {var: sizes[name] for name, var in launch.extents if isinstance(var, ir.Var)}
+    for stmt in ir.statements(phase.stmt):
+        if isinstance(stmt, ir.For) and ir.constant(stmt.min) == 0 and ir.constant(stmt.extent) is not None:
+            grid.free[stmt.loop_var] = int(stmt.extent)
+        elif isinstance(stmt, ir.Bind):
+            rank = operation(stmt.value)
+            if not isinstance(rank, Rank):
+                grid.bound[stmt.var] = stmt.value
+            elif ranks is not None and rank.level in ranks:
+                grid.known[stmt.var] = ranks[rank.level]
+            elif rank.level in sizes:
+                grid.free[stmt.var] = sizes[rank.level]
+            elif machine.level(rank.level).kind == "program" and launch.cluster_size == 1:
+                grid.known[stmt.var] = number
+    return grid

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""Whether two accesses may touch the same element.
+
+A variable that is bound outside both statements has one value for both; one that runs inside a statement, such as a
+loop's, takes all its values. Regions count as apart only where that is proven along one dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang_core import accesses, ir
+from tilescale.program.effects import Access
+from tilescale.program.model import Launch
+
+
+@dataclass
+class Inside:
+    """The variables that a statement binds itself.
+
+    Attributes:
+        ranges: loop variables, and those of the programs of a whole grid: where each begins, how many values it takes.
+        values: other variables, and what they stand for; None where that is read from memory.
+        names: those that it binds itself: all but the numbers of programs and threads.
+    """
+
+    ranges: dict[ir.Var, tuple[Any, Any]] = field(default_factory=dict)
+    values: dict[ir.Var, ir.PrimExpr | None] = field(default_factory=dict)
+    names: set[ir.Var] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, stmt: ir.Stmt, launch: Launch | None = None) -> Inside:
+        """Of a statement; with a launch, of all programs of its grid that execute it."""
+        found = cls()
+        if launch is not None:
+            zero = ir.IntImm("int32", 0)
+            found.ranges = {var: (zero, count) for var, count in zip(launch.programs, launch.grid, strict=True)}
+            found.ranges |= {var: (zero, ir.IntImm("int32", launch.threads[axis])) for var, axis in launch.thread_vars}
+        for inner in ir.statements(stmt):
+            if isinstance(inner, ir.For):
+                found.ranges[inner.loop_var] = (inner.min, inner.extent)
+                found.names.add(inner.loop_var)
+            elif isinstance(inner, ir.Bind):
+                calls = ir.contains(inner.value, lambda node: isinstance(node, ir.Call))
+                found.names.add(inner.var)
+                found.values[inner.var] = inner.value if ir.is_pure(inner.value) and not calls else None
+        return found
+
+    def bounds(self, access: Access) -> list[tuple[Any, Any] | None]:
+        """Begin and end along each dimension of the smallest box that is known to hold an access."""
+        if access.begins is None or access.extents is None:
+            return [None] * len(access.buffer.shape)
+        return [self._bounds(*pair) for pair in zip(access.begins, access.extents, strict=True)]
+
+    def _bounds(self, begin: Any, extent: Any) -> tuple[Any, Any] | None:
+        begin, extent = self._known(begin), self._known(extent)
+        return None if begin is None or extent is None else accesses.span(begin, extent, self.ranges)
+
+    def _known(self, expr: Any) -> Any:
+        """An expression in variables from outside and those that run; None if it depends on memory."""
+        while used := ir.variables(expr) & self.values.keys():
+            if any(self.values[var] is None for var in used):
+                return None
+            expr = ir.substitute(expr, {var: self.values[var] for var in used})
+        return None if ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad | ir.Call)) else expr
+
+
+def may_meet(a: Access, inside_a: Inside, b: Access, inside_b: Inside) -> bool:
+    """Whether two accesses may touch the same element of an instance; those of a peer may be of the unit itself."""
+    if not a.root.same_as(b.root):
+        return False
+    if str(a.buffer.dtype) != str(b.buffer.dtype) or _text(a.buffer.shape) != _text(b.buffer.shape):
+        return True  # the indices of one say nothing of those of the other
+    pairs = zip(inside_a.bounds(a), inside_b.bounds(b), strict=True)
+    return not any(first and second and _apart(first, second) for first, second in pairs)
+
+
+def _apart(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    return accesses.known_before(a[1], b[0]) or accesses.known_before(b[1], a[0])
+
+
+def _text(shape: Sequence[Any]) -> list[str]:
+    return [str(n) for n in shape]
+
+
+def conflict(
+    a: Sequence[Access], inside_a: Inside, b: Sequence[Access], inside_b: Inside
+) -> tuple[Access, Access] | None:
+    """Two accesses of which one writes what the other may touch; None if there are none. Atomic ones count too."""
+    for first in a:
+        for second in b:
+            if (first.writes or second.writes) and may_meet(first, inside_a, second, inside_b):
+                return first, second
+    return None

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: MIT
+"""Whether all devices must come together when a call of a program begins, and when it ends.
+
+A call promises that what came before it on the host of a device is over before another device touches that device's
+memory, and that nobody touches it any more when the call is over there. Where the program orders this itself, by
+barriers, or by flags that begin at zero and of which each signal is waited for, no rendezvous has to. Collectives bring
+their own order. What a device does with its own memory needs none: its stream is in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.hda import Machine
+from tilescale.program.dependence import Dependence, Step
+from tilescale.program.effects import Access, Awaited, Completion, Effects, Peer, Told
+from tilescale.program.grids import Grid, Unknown, grid_of
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, location
+from tilescale.program.waiting import TRIED
+
+
+@dataclass(frozen=True)
+class Need:
+    """Whether a rendezvous is needed, and why or why not, in words for a person."""
+
+    needed: bool
+    why: str
+
+    def __bool__(self) -> bool:
+        return self.needed
+
+
+def needs_rendezvous_at_entry(program: Program, machine: Machine) -> Need:
+    """Whether devices must wait for each other before a call begins.
+
+    Guaranteed, if not: every access of a device to another one's memory stands behind a barrier or collective of all
+    devices, on every way to it, so the other one has begun the call before.
+    """
+    found = _Search(Dependence(program, machine), reverse=False).part(program.body)
+    if isinstance(found, ir.Stmt):
+        return Need(True, f"a device reaches another one's memory before they have met{_line(found)}")
+    return Need(False, "devices meet before one reaches another's memory" if found else _ALONE)
+
+
+def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[str, int] | None = None) -> Need:
+    """Whether devices must wait for each other before a call ends.
+
+    Guaranteed, if not: every access of a device to another one's memory is ordered before the end of the call there.
+    Behind it stands a barrier or collective of all devices, on every way to the end, or it has a signal whose flag is
+    zero when the call begins, and the other device waits until all signals to that flag are there.
+
+    Args:
+        sizes: units of each launched level, where the program leaves them open.
+    """
+    graph = Dependence(program, machine)
+    known = {name: ir.constant(extent) or (sizes or {}).get(name) for name, extent in program.extents}
+    awaited = frozenset[ir.Var]()
+    if len(known) == 1 and None not in known.values():
+        awaited = _Arrivals(graph, {name: size for name, size in known.items() if size is not None}).awaited()
+
+    def arrives(effects: Effects) -> bool:
+        reads = [a for a in effects.reads if a.at is not None and not a.atomic]
+        return bool(effects.tells) and not reads and all(told.flag.root in awaited for told in effects.tells)
+
+    search = _Search(graph, reverse=True, arrives=arrives)
+    found = search.queued()
+    found = search.part(program.body) if found is None else found
+    if isinstance(found, ir.Stmt):
+        return Need(True, f"a device may reach another one's memory when the call is over there{_line(found)}")
+    return Need(False, "all that reaches another device's memory is known there to be over" if search.seen else _ALONE)
+
+
+_ALONE = "no device reaches another one's memory"
+_MET = "met"
+
+
+def _line(stmt: ir.Stmt) -> str:
+    where = location(stmt)
+    return f": {where.file}:{where.line}" if where else ""
+
+
+class _Search:
+    """What comes first (from the end: last) on any way through a program: a meeting of all devices, an access to a
+    peer's memory (the statement), or neither (None)."""
+
+    def __init__(self, graph: Dependence, *, reverse: bool, arrives: Callable[[Effects], bool] = lambda effects: False):
+        self.graph, self.reverse, self.arrives = graph, reverse, arrives
+        self.levels = [name for name, _ in graph.program.extents]
+        self.seen = any(self._reaches_out(step.effects) for step in graph.steps)
+
+    def queued(self) -> ir.Stmt | None:
+        """An access of a copy queue that nobody is known to wait for: it goes on behind any meeting."""
+        asynchronous = [s for s in self.graph.steps if s.effects.completes is Completion.QUEUED]
+        return next((s.stmt for s in asynchronous if not self.arrives(s.effects)), None)
+
+    def part(self, part: Part) -> Any:
+        """In a part of the program."""
+        if isinstance(part, Launch):
+            return self.part(part.body)
+        if isinstance(part, DevicePhase | GridPhase):
+            return self.statement(part.stmt)
+        if isinstance(part, Control):
+            return self._control(part.stmt, [self.part(inner) for inner in part.parts])
+        return self._first([lambda inner=inner: self.part(inner) for inner in part.parts])
+
+    def statement(self, stmt: ir.Stmt) -> Any:
+        """In a statement."""
+        inner = list(ir.children(stmt))
+        if isinstance(stmt, ir.For | ir.While | ir.IfThenElse):
+            return self._control(stmt, [self.statement(s) for s in inner])
+        if inner:
+            return self._first([lambda s=s: self.statement(s) for s in inner])
+        return self._leaf(stmt)
+
+    def _first(self, parts: Sequence[Callable[[], Any]]) -> Any:
+        for part in reversed(parts) if self.reverse else parts:
+            found = part()
+            if found is not None:
+                return found
+        return None
+
+    def _control(self, stmt: ir.Stmt, found: list[Any]) -> Any:
+        for result in found:
+            if isinstance(result, ir.Stmt):
+                return result
+        if isinstance(stmt, ir.For):
+            runs = (ir.constant(stmt.extent) or 0) > 0
+        else:
+            runs = isinstance(stmt, ir.IfThenElse) and len(found) == 2
+        return _MET if runs and all(result == _MET for result in found) else None
+
+    def _leaf(self, stmt: ir.Stmt) -> Any:
+        effects = self.graph.names.effects(stmt)
+        if effects.opaque and self.levels:
+            return stmt
+        if [m.level for m in effects.meets if m.everybody] == self.levels:
+            return _MET
+        return stmt if self._reaches_out(effects) and not self.arrives(effects) else None
+
+    def _reaches_out(self, effects: Effects) -> bool:
+        return any(access.at is not None and access.at.level in self.levels for access in effects.accesses)
+
+
+class _Arrivals:
+    """The signals that flags get during a call, and how many of them are waited for, counted over all units."""
+
+    def __init__(self, graph: Dependence, sizes: Mapping[str, int]):
+        self.graph, self.sizes = graph, sizes
+        ((self.level, self.devices),) = sizes.items()
+
+    def awaited(self) -> frozenset[ir.Var]:
+        """Flags of which each device has waited for all signals before its call ends."""
+        zeroed = {data for launch in self.graph.program.launches for data in launch.flags}
+        return frozenset() if self.graph.is_opaque else frozenset(flag for flag in zeroed if self._is_awaited(flag))
+
+    def _is_awaited(self, flag: ir.Var) -> bool:
+        steps = [s for s in self.graph.steps if any(a.root.same_as(flag) for a in s.effects.accesses)]
+        told: Counter[tuple[int, ...]] = Counter()
+        wanted: dict[tuple[int, ...], int] = {}
+        try:
+            for step, device in product(steps, range(self.devices)):
+                events = [*step.effects.tells, *step.effects.awaits]
+                if not events:
+                    return False  # it is changed, or looked at, by other means
+                for event in events:
+                    if event.flag.root.same_as(flag):
+                        self._count(step, event, device, told, wanted)
+        except Unknown:
+            return False
+        return bool(told) and all(wanted.get(place, 0) >= count for place, count in told.items())
+
+    def _count(
+        self,
+        step: Step,
+        event: Told | Awaited,
+        device: int,
+        told: Counter[tuple[int, ...]],
+        wanted: dict[tuple[int, ...], int],
+    ) -> None:
+        """Add what a step does on one device: for each flag, of (device, index), signals or the number waited for."""
+        if step.phase is None or step.launch is None:
+            raise Unknown
+        grid = grid_of(step.phase, step.launch, self.graph.machine, self.sizes, {self.level: device})
+        if grid is None:
+            raise Unknown
+        if isinstance(event, Told) and event.value is None:
+            told.update(self._raised(event.flag, device))
+            return
+        for at, runs in _iterations(step, grid):
+            index = [_column(grid, begin, at) for begin in _begins(event.flag)]
+            value = _column(grid, event.value, at)
+            whose = self._whose(event.flag.at, device, grid, at)
+            for place, number, active in zip(zip(whose, *index, strict=True), value, runs, strict=True):
+                if active and isinstance(event, Told):
+                    if event.op != "add" or number <= 0:
+                        raise Unknown
+                    told[place] += number
+                elif active and isinstance(event, Awaited) and event.compare in _AT_LEAST:
+                    wanted[place] = max(wanted.get(place, 0), number + _AT_LEAST[event.compare])
+
+    def _whose(self, peer: Peer | None, device: int, grid: Grid, at: Mapping[ir.Var, int]) -> list[int]:
+        if peer is None:
+            return [device] * grid.count
+        if peer.rank is None or peer.level != self.level:
+            raise Unknown
+        return _column(grid, peer.rank, at)
+
+    def _raised(self, flags: Access, device: int) -> list[tuple[int, ...]]:
+        """What a gather raises for one device's part: its row of flags, on all devices."""
+        shape = [ir.constant(n) for n in flags.extents or ()]
+        if len(shape) != 2 or shape[1] is None or shape[0] != self.devices:
+            raise Unknown
+        if any(ir.constant(begin) != 0 for begin in _begins(flags)):
+            raise Unknown
+        return [(there, device, chunk) for there in range(self.devices) for chunk in range(shape[1])]
+
+
+_AT_LEAST = {">=": 0, "==": 0, ">": 1}
+"""Comparisons that hold only when so many signals are there: what is added to the value."""
+
+
+def _begins(flag: Access) -> tuple[Any, ...]:
+    if flag.begins is None:
+        raise Unknown
+    return flag.begins
+
+
+def _column(grid: Grid, expr: Any, at: Mapping[ir.Var, int]) -> list[int]:
+    """The value of an expression in each program."""
+    return np.broadcast_to(grid.value(expr, at), (grid.count,)).tolist()
+
+
+def _iterations(step: Step, grid: Grid) -> list[tuple[dict[ir.Var, int], list[bool]]]:
+    """Values of the loop variables around a step, and in which programs it runs with them.
+
+    Raises:
+        Unknown: loops or conditions that are not known before the launch, or too many iterations to try.
+    """
+    found: list[tuple[dict[ir.Var, int], Any]] = [({}, np.ones(grid.count, bool))]
+    for around in step.around:
+        following = []
+        for at, runs in found:
+            if isinstance(around, ir.While):
+                raise Unknown
+            if isinstance(around, ir.For):
+                begin, extent = (np.broadcast_to(grid.value(e, at), (grid.count,)) for e in (around.min, around.extent))
+                low, high = int(begin.min(initial=0)), int((begin + extent).max(initial=0))
+                if prod((len(found), high - low, grid.count)) > TRIED:
+                    raise Unknown
+                inside = [(i, runs & (begin <= i) & (i < begin + extent)) for i in range(low, high)]
+                following += [({**at, around.loop_var: i}, now) for i, now in inside]
+            else:
+                stmt, taken = around
+                holds = np.broadcast_to(grid.value(stmt.condition, at), (grid.count,)).astype(bool)
+                following.append((at, runs & (holds if taken else ~holds)))
+        found = following
+    return [(at, runs.tolist()) for at, runs in found if runs.any()]
