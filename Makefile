@@ -33,6 +33,7 @@ test: lint
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check --quiet .
+	@$(BIN)/python -m mypy --no-error-summary
 
 docs: $(READY)
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs site
@@ -51,5 +52,5 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	@rm -rf $(VENV) build dist site docs/examples .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist site docs/examples .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

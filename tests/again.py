@@ -18,7 +18,7 @@ import tilescale
 from tests.kernels.base import PlainKernel
 from tilescale.backends.cuda import support
 from tilescale.hda import Machine
-from tilescale.passes.structure import structure
+from tilescale.passes.pipeline import analyse
 from tilescale.program.model import Program
 
 MACHINE = "h200-sxm-8"
@@ -69,7 +69,7 @@ class Again:
             # Keeps the program, so that no other one gets its number.
             self._programs[id(func)] = func, self._done(func) + 1
             self._of_test += 1
-            program = structure(func, Machine.load(MACHINE))
+            program = analyse(func, Machine.load(MACHINE))
             reason = support.reason_against(program) or self.hand_on(program, given, _per_unit(args))
         self.reasons[reason or ""] = self.reasons.get(reason or "", 0) + 1
         return report

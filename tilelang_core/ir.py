@@ -13,39 +13,60 @@ from typing import Any
 from tilelang.ir import get_buffer_span, get_stmt_span, span_to_location
 from tilelang.language import dtypes
 from tilelang.utils import side_effect
-from tvm import DataType, tirx
+from tvm import DataType
 from tvm.arith import Analyzer
 from tvm.ir import Op, Range
-from tvm.tirx import stmt_functor
+from tvm.tirx import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    AllocBuffer,
+    And,
+    AssertStmt,
+    AttrStmt,
+    Bind,
+    Buffer,
+    BufferLoad,
+    BufferRegion,
+    BufferStore,
+    Call,
+    Cast,
+    DeclBuffer,
+    Div,
+    Evaluate,
+    FloatImm,
+    FloorDiv,
+    FloorMod,
+    For,
+    IfThenElse,
+    IntImm,
+    Let,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Not,
+    Or,
+    PrimExpr,
+    PrimFunc,
+    SBlock,
+    SBlockRealize,
+    Select,
+    SeqStmt,
+    Stmt,
+    StringImm,
+    Sub,
+    Var,
+    While,
+    stmt_functor,
+)  # fmt: skip
 from tvm.tirx.expr import CallEffectKind
 from tvm.tirx.stmt import ForKind
 from tvm_ffi import Array
-
-Add, Sub, Mul, Div, Mod = tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod
-FloorDiv, FloorMod, Min, Max = tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max
-EQ, NE, LT, LE, GT, GE = tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE
-And, Or, Not, Select, Let = tirx.And, tirx.Or, tirx.Not, tirx.Select, tirx.Let
-Cast = tirx.Cast
-IntImm, FloatImm, StringImm, Var, Call, PrimExpr = (
-    tirx.IntImm,
-    tirx.FloatImm,
-    tirx.StringImm,
-    tirx.Var,
-    tirx.Call,
-    tirx.PrimExpr,
-)
-Buffer, BufferLoad, BufferRegion, PrimFunc = tirx.Buffer, tirx.BufferLoad, tirx.BufferRegion, tirx.PrimFunc
-Stmt, Bind, For, While, IfThenElse, SeqStmt = (
-    tirx.Stmt,
-    tirx.Bind,
-    tirx.For,
-    tirx.While,
-    tirx.IfThenElse,
-    tirx.SeqStmt,
-)
-Evaluate, AttrStmt, AssertStmt, BufferStore = tirx.Evaluate, tirx.AttrStmt, tirx.AssertStmt, tirx.BufferStore
-AllocBuffer, DeclBuffer = tirx.AllocBuffer, tirx.DeclBuffer
-SBlock, SBlockRealize = tirx.SBlock, tirx.SBlockRealize
 
 __all__ = [
     "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt",

@@ -13,8 +13,8 @@ from tests.ladder import EXAMPLES, load
 from tilescale.backends.cuda import support
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
+from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
-from tilescale.passes.structure import structure
 from tilescale.program.model import Program
 
 EMULATED_ONLY = ("19_two_nodes", "20_wafer_mesh", "21_stacked_dram")
@@ -24,7 +24,7 @@ KERNEL = re.compile(r'^extern "C" __global__ void [^;]*? \{\n.*?^\}$', re.MULTIL
 def program(func: Any, machine: str = "h200-sxm-8") -> Program:
     """A traced function, taken apart for a machine."""
     described = Machine.load(machine)
-    return structure(for_machine(func, described), described)
+    return analyse(for_machine(func, described), described)
 
 
 def source(func: Any, machine: str = "h200-sxm-8") -> str:

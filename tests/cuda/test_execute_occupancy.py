@@ -10,7 +10,7 @@ import tilescale.language as T
 from tilescale.backends.cuda.running.occupancy import check_resident
 from tilescale.errors import LaunchError, Location
 from tilescale.hda import Machine
-from tilescale.passes.structure import structure
+from tilescale.passes.pipeline import analyse
 from tilescale.program.grids import programs
 from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
 from tilescale.program.waiting import waits_across
@@ -78,7 +78,7 @@ def phases(part: Part, launch: Launch | None = None) -> Iterator[tuple[GridPhase
 
 
 def found(func: Any) -> Location | None:
-    program = structure(func, MACHINE)
+    program = analyse(func, MACHINE)
     ((phase, launch),) = phases(program.body)
     assert programs(launch, SIZES) == BLOCKS
     return waits_across(phase, launch, program, MACHINE, SIZES)

@@ -307,8 +307,8 @@ def test_flags_are_zero_in_every_call():
 
 def test_flags_of_a_call_are_part_of_the_launch():
     from tilescale.hda import Machine
-    from tilescale.passes.structure import structure
+    from tilescale.passes.pipeline import analyse
 
-    first, second = structure(counted(), Machine.load("h200-sxm-8")).launches
+    first, second = analyse(counted(), Machine.load("h200-sxm-8")).launches
     names = [{b.name for b in launch.buffers if b.data in launch.flags} for launch in (first, second)]
     assert names == [{"count"}, {"again"}]

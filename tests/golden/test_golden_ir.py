@@ -9,7 +9,7 @@ import pytest
 
 from tests.language import programs
 from tilescale.hda import Machine
-from tilescale.passes.structure import structure
+from tilescale.passes.pipeline import analyse
 from tilescale.program.model import Control, DevicePhase, Launch, Part, Sequence
 
 PROGRAMS = {
@@ -40,7 +40,7 @@ def outline(part: Part, depth: int = 0) -> list[str]:
 
 
 def text(func: Any) -> str:
-    program = structure(func, Machine.load("h200-sxm-8"))
+    program = analyse(func, Machine.load("h200-sxm-8"))
     script = re.sub(r'("tilescale.machine": )"\w+"', r'\1"..."', func.script())
     return "\n".join([*outline(program.body), "", script, ""])
 

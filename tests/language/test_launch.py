@@ -8,13 +8,13 @@ import tilescale
 import tilescale.language as T
 from tilescale.errors import LaunchError, UnknownLevelError, UsageError
 from tilescale.hda import Machine
-from tilescale.passes.structure import structure
+from tilescale.passes.pipeline import analyse
 
 H200 = Machine.load("h200-sxm-8")
 
 
 def launch_of(func, machine: Machine = H200):
-    (launch,) = structure(func, machine).launches
+    (launch,) = analyse(func, machine).launches
     return launch
 
 

@@ -6,7 +6,7 @@ import pytest
 import tilescale.language as T
 from tilescale.errors import PhaseError, UsageError
 from tilescale.hda import Machine
-from tilescale.passes.structure import structure
+from tilescale.passes.pipeline import analyse
 
 H200 = Machine.load("h200-sxm-8")
 
@@ -19,7 +19,7 @@ def test_a_program_index_in_a_device_phase(mistake):
                 A[bx] = 1  # <-
 
     with mistake(PhaseError, "'bx' is an index of a block", "once per device", "T.Scale('block')"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_a_thread_index_in_a_device_phase(mistake):
@@ -31,7 +31,7 @@ def test_a_thread_index_in_a_device_phase(mistake):
                 A[tx] = 1  # <-
 
     with mistake(PhaseError, "'tx' is an index of a block"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_a_program_index_in_a_device_phase_through_a_variable(mistake):
@@ -43,7 +43,7 @@ def test_a_program_index_in_a_device_phase_through_a_variable(mistake):
                 A[row] = 1
 
     with mistake(PhaseError, "'bx' is an index of a block"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 @pytest.mark.parametrize("control", ["if", "for"])
@@ -63,7 +63,7 @@ def test_a_program_index_in_control_flow_around_phases(mistake, control: str):
                     T.barrier()
 
     with mistake(PhaseError, "'bx' is an index of a block"):
-        structure(branch if control == "if" else loop, H200)
+        analyse(branch if control == "if" else loop, H200)
 
 
 def test_a_tile_used_across_phases(mistake):
@@ -78,7 +78,7 @@ def test_a_tile_used_across_phases(mistake):
 
     hints = "keep it in device memory", "`with T.Scale('block'):`"
     with mistake(PhaseError, "tile 'tile' is used in two phases", "(first used)", *hints):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_a_tile_of_blocks_in_a_device_phase(mistake):
@@ -91,7 +91,7 @@ def test_a_tile_of_blocks_in_a_device_phase(mistake):
                 T.copy(tile, B, dst=1 - rank)  # <-
 
     with mistake(PhaseError, "tile 'tile' is one of a block", "once per device", "inside T.Scale('block')"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_a_view_of_a_tile_used_across_phases(mistake):
@@ -106,7 +106,7 @@ def test_a_view_of_a_tile_used_across_phases(mistake):
             A[bx] = part[0, 0]  # <-
 
     with mistake(PhaseError, "tile 'tile' is used in two phases"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_a_tile_used_in_a_condition_across_phases(mistake):
@@ -121,7 +121,7 @@ def test_a_tile_used_in_a_condition_across_phases(mistake):
                 A[bx] = 0
 
     with mistake(PhaseError, "tile 'tile' is used in two phases"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_a_value_read_from_memory_in_another_phase(mistake):
@@ -134,7 +134,7 @@ def test_a_value_read_from_memory_in_another_phase(mistake):
             A[bx] = A[bx] - before  # <-
 
     with mistake(PhaseError, "'before' is read from memory in one phase and used in another", "(read here)"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 @pytest.mark.parametrize("where", ["statement", "condition", "loop", "copy", "macro"])
@@ -164,7 +164,7 @@ def test_a_split_parameter_used_whole(mistake, where: str):
                 touch(A)
 
     with mistake(UsageError, "is split over level 'device' by a view, but used whole here", "use the view"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_launches_with_different_units(mistake):
@@ -176,7 +176,7 @@ def test_launches_with_different_units(mistake):
             A[bx] = 2
 
     with mistake(PhaseError, "use different units: device=2 and device=4", "the same levels"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_a_launch_with_and_one_without_devices(mistake):
@@ -188,7 +188,7 @@ def test_a_launch_with_and_one_without_devices(mistake):
             A[bx] = 2
 
     with mistake(PhaseError, "device=2 and one device"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_no_launch():
@@ -197,7 +197,7 @@ def test_no_launch():
         T.evaluate(0)
 
     with pytest.raises(UsageError, match="'f' launches nothing"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_an_extent_that_differs_between_units(mistake):
@@ -209,7 +209,7 @@ def test_an_extent_that_differs_between_units(mistake):
                 T.clear(work)
 
     with mistake(UsageError, "the shape (rank + 1) of 'work' depends on rank, which has no value"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_an_extent_of_a_loop(mistake):
@@ -221,7 +221,7 @@ def test_an_extent_of_a_loop(mistake):
                 T.clear(tile)
 
     with mistake(UsageError, "'tile' depends on i"):
-        structure(f, H200)
+        analyse(f, H200)
 
 
 def test_extents_that_follow_from_the_arguments():
@@ -234,4 +234,4 @@ def test_extents_that_follow_from_the_arguments():
                 work = T.alloc((n // size, m + 1), "float32", level="l2")
                 T.clear(work)
 
-    structure(f, H200)
+    analyse(f, H200)

@@ -8,7 +8,7 @@ import tilescale
 import tilescale.language as T
 from tilelang_core import ir
 from tilescale.hda import Machine
-from tilescale.passes.structure import structure
+from tilescale.passes.pipeline import analyse
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
 
 H200 = Machine.load("h200-sxm-8")
@@ -27,7 +27,7 @@ def outline(part: Part) -> list:
 
 def phases(func) -> list:
     """The outline of a program's only launch."""
-    (launch,) = outline(structure(func, H200).body)
+    (launch,) = outline(analyse(func, H200).body)
     return list(launch[1:])
 
 
@@ -160,7 +160,7 @@ def test_several_launches_share_tensors():
         with T.Kernel(device=2, block=8, threads=32) as bx:
             A[bx] = work[bx]
 
-    program = structure(f, H200)
+    program = analyse(f, H200)
     assert outline(program.body) == [
         ("launch", "grid"), ("For", [("launch", "grid", "device")]), ("launch", "grid"),
     ]  # fmt: skip
@@ -296,7 +296,7 @@ def test_parameters_have_the_shape_that_a_unit_passes():
                 c = T.view(C, layout=T.Replica)
                 a[0, 0] = b[0] + c[0] + s
 
-    a, b, c, s = structure(f, H200).parameters
+    a, b, c, s = analyse(f, H200).parameters
     assert [str(e) for p in (a, b, c) for e in p.shape] == ["8", "3", "n // 2", "4"]
     assert [p.name for p in (a, b, c, s)] == ["A", "B", "C", "s"]
     assert s.buffer is None and not s.views
@@ -313,7 +313,7 @@ def test_barriers_and_names():
             T.barrier_arrive(b[0])
             A[0] = 1
 
-    program = structure(f, H200)
+    program = analyse(f, H200)
     (launch,) = program.launches
     assert program.name == "f" and launch.where.file == __file__
     assert [counts for _, counts in launch.barriers] == [(32, 16)]
@@ -344,7 +344,7 @@ def test_what_is_hierarchical(kind: str):
             T.signal(A[bx])
 
     func = {"plain": plain, "launch": launch, "scale": scale, "operation": operation}[kind]
-    assert structure(func, H200).is_hierarchical == (kind != "plain")
+    assert analyse(func, H200).is_hierarchical == (kind != "plain")
 
 
 def test_a_replica_may_be_used_whole():
@@ -374,7 +374,7 @@ def test_phases_keep_their_lines():
             return [p for inner in part.parts for p in grid_phases(inner)]
         return [part] if isinstance(part, GridPhase) else []
 
-    (launch,) = structure(f, H200).launches
+    (launch,) = analyse(f, H200).launches
     *_, last = grid_phases(launch.body)
     lines = [ir.stmt_location(s)[1] for s in ir.statements(last.stmt) if not isinstance(s, ir.SeqStmt)]
     first = f.orig_func.__code__.co_firstlineno

@@ -8,16 +8,16 @@ import tilescale
 import tilescale.language as T
 from tilescale.errors import AllocationTooLargeError, LayoutError, PhaseError, ShapeError, UnknownLayerError, UsageError
 from tilescale.hda import Machine
-from tilescale.passes.structure import structure
+from tilescale.passes.pipeline import analyse
 
 
 def allocated(func, machine: str = "h200-sxm-8") -> dict[str, str]:
-    (launch,) = structure(func, Machine.load(machine)).launches
+    (launch,) = analyse(func, Machine.load(machine)).launches
     return {buffer.name: buffer.scope() for buffer in launch.buffers}
 
 
 def owners(func) -> dict[str, str]:
-    (launch,) = structure(func, Machine.load("h200-sxm-8")).launches
+    (launch,) = analyse(func, Machine.load("h200-sxm-8")).launches
     names = {buffer.data: buffer.name for buffer in launch.buffers}
     return {names[var]: level for var, level in launch.owners}
 

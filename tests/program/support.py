@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.hda import Machine
-from tilescale.passes.structure import structure
+from tilescale.passes.pipeline import analyse
 from tilescale.program.effects import Effects, Surroundings, statements
 from tilescale.program.model import DevicePhase, Program, location
 
@@ -15,7 +15,7 @@ H200 = Machine.load("h200-sxm-8")
 
 def taken_apart(func: Any) -> Program:
     """A traced function as a program for the machine of the tests."""
-    return structure(func, H200)
+    return analyse(func, H200)
 
 
 def marked(program: Program, mark: str) -> list[tuple[ir.Stmt, bool]]:

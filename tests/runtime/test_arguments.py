@@ -14,7 +14,7 @@ from tests.kernels.registry import KERNELS
 from tests.runtime import programs
 from tilescale.errors import ArgumentError
 from tilescale.hda.current import current_machine
-from tilescale.passes.structure import structure
+from tilescale.passes.pipeline import analyse
 from tilescale.passes.written import written_parameters
 from tilescale.runtime.placement import local_tensor
 
@@ -76,7 +76,7 @@ def test_tensors_may_require_gradients():
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_written_parameters_cover_the_results(kernel: Any):
     """What is not among them does not come back from the rank that emulates."""
-    program = structure(kernel.build(T), current_machine())
+    program = analyse(kernel.build(T), current_machine())
     results = kernel.reference(kernel.inputs(torch.Generator().manual_seed(1)))
     assert results.keys() <= written_parameters(program)
 
@@ -87,7 +87,7 @@ def test_written_parameters_cover_the_results(kernel: Any):
     ids=["matmul", "total", "cyclic", "stuck"],
 )
 def test_written_parameters_see_through_views(func: Any, written: set[int]):
-    assert written_parameters(structure(func, current_machine())) == written
+    assert written_parameters(analyse(func, current_machine())) == written
 
 
 # -- DTensor ---------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def mesh() -> Iterator[Any]:
 
 def argument(func: Any, name: str, mesh: Any, *placements: Any) -> Any:
     """What the runtime makes of a DTensor that is passed for a parameter."""
-    program = structure(func, current_machine())
+    program = analyse(func, current_machine())
     parameter = next(p for p in program.parameters if p.name == name)
     return local_tensor(program, parameter, DTensor.from_local(torch.ones(4, 4), mesh, placements, run_check=False))
 

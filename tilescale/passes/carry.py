@@ -11,19 +11,30 @@ Declines: a value that was read from memory may be another one later, which is a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilelang_core import ir
 from tilescale.errors import PhaseError
-from tilescale.program.model import Control, DevicePhase, GridPhase, Part, Sequence, location
+from tilescale.hda import Machine
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, Sequence, location
 from tilescale.program.ops import VIEW
 
 
-def carry(body: Part) -> Part:
-    """The phases of a launch, each with all bindings of earlier grid phases that it uses.
+def carry(program: Program, machine: Machine) -> Program:
+    """The program, in which each phase has all bindings of earlier grid phases that it uses.
 
     Raises:
         PhaseError: a value read from memory in one phase and used in another.
     """
-    return _Carrier().part(body)
+    return replace(program, body=_in_launches(program.body))
+
+
+def _in_launches(part: Part) -> Part:
+    if isinstance(part, Launch):
+        return replace(part, body=_Carrier().part(part.body))
+    if isinstance(part, Sequence | Control):
+        return replace(part, parts=tuple(map(_in_launches, part.parts)))
+    return part
 
 
 class _Carrier:

@@ -12,13 +12,12 @@ no order is an error (validate.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core.trace import DEFAULT_THREADS
 from tilescale.hda import Machine
-from tilescale.passes.carry import carry
-from tilescale.passes.validate import validate
 from tilescale.program.model import (
     Control,
     DevicePhase,
@@ -31,24 +30,31 @@ from tilescale.program.model import (
     View,
     location,
 )
-from tilescale.program.operations import TileView
-from tilescale.program.ops import EXTENT, FLAGS, OWNER, SCALE, VIEW
+from tilescale.program.operations import TileView, operation
+from tilescale.program.ops import ALL_OPS, EXTENT, FLAGS, OWNER, SCALE
 
 
 def structure(func: ir.PrimFunc, machine: Machine) -> Program:
     """The program that a traced function is, for a machine.
 
-    Raises:
-        PhaseError, UsageError: as `carry` and `validate`.
+    It knows nothing yet of values between phases, and has not been checked: see pipeline.py.
     """
-    program = Program(
+    return Program(
         name=str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "program",
         func=func,
         parameters=_parameters(func),
         body=_Builder(machine).host(func.body),
+        is_hierarchical=ir.contains(func.body, _is_ours),
     )
-    validate(program, machine)
-    return program
+
+
+def _is_ours(node: object) -> bool:
+    """Whether a node is something that stock TileLang does not have."""
+    if isinstance(node, ir.AttrStmt):
+        return str(node.attr_key) == SCALE
+    if isinstance(node, ir.SBlock):
+        return any(str(key).startswith(EXTENT) for key in node.annotations)
+    return ir.op_name(node) in ALL_OPS
 
 
 class _Builder:
@@ -80,7 +86,7 @@ class _Builder:
             stmt = stmt.body
         for inner in _flat(stmt):
             if isinstance(inner, ir.Bind):
-                threads.append((inner.var, ir.constant(inner.value.args[0])))
+                threads.append((inner.var, int(inner.value.args[0])))
             elif isinstance(inner, ir.SBlockRealize):
                 block = inner.block
         notes = {str(k): v for k, v in block.annotations.items()}
@@ -90,15 +96,15 @@ class _Builder:
             extents=tuple((name, extents[name]) for name in coarse_first),
             grid=tuple(grid),
             programs=tuple(programs),
-            threads=tuple(int(n) for n in notes.get("tl.launch_threads", (DEFAULT_THREADS, 1, 1))),
+            threads=_three(notes.get("tl.launch_threads", (DEFAULT_THREADS, 1, 1))),
             thread_vars=tuple(threads),
-            cluster=tuple(int(n) for n in notes.get("cluster_dims", (1, 1, 1))),
+            cluster=_three(notes.get("cluster_dims", (1, 1, 1))),
             buffers=(*self.buffers, *block.alloc_buffers),
             owners=tuple((var, str(level.value)) for var, level in notes.get(OWNER, {}).items()),
             barriers=tuple((v, tuple(int(n) for n in counts)) for v, counts in notes.get("barrier_init", {}).items()),
             flags=tuple(notes.get(FLAGS, ())),
             notes=tuple(notes.items()),
-            body=carry(self.phases(block.body)),
+            body=self.phases(block.body),
             where=where,
         )
 
@@ -163,8 +169,14 @@ class _Builder:
         return 0 <= index <= self.program_index or (index >= 0 and self.machine.levels[index].kind == "cluster")
 
     def _scale_index(self, node: object) -> int:
-        is_scale = isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE
-        return self.machine.index(str(node.value.value)) if is_scale else -1
+        if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != SCALE:
+            return -1
+        return self.machine.index(str(node.value.value))
+
+
+def _three(extents: Iterable[Any]) -> tuple[int, int, int]:
+    x, y, z = map(int, extents)
+    return x, y, z
 
 
 def _is_grid_loop(node: object) -> bool:
@@ -201,8 +213,11 @@ def _parameters(func: ir.PrimFunc) -> tuple[Parameter, ...]:
     views = list(_views(func))
     result = []
     for var, buffer in ir.parameters(func):
-        mine = tuple(v for v in views if buffer is not None and v.parameter.same_as(buffer.data))
-        shape = tuple(buffer.shape) if buffer is not None else ()
+        if buffer is None:
+            result.append(Parameter(var, None))
+            continue
+        mine = tuple(v for v in views if v.parameter.same_as(buffer.data))
+        shape = tuple(buffer.shape)
         for view in mine:
             shape = view.shape
         result.append(Parameter(var, buffer, shape, mine))
@@ -211,9 +226,7 @@ def _parameters(func: ir.PrimFunc) -> tuple[Parameter, ...]:
 
 def _views(func: ir.PrimFunc) -> Iterator[View]:
     tensors = [b.data for _, b in ir.parameters(func) if b is not None]
-    binds: list[ir.Bind] = []
-    ir.walk(func.body, lambda n: binds.append(n) if isinstance(n, ir.Bind) and ir.op_name(n.value) == VIEW.name else 0)
-    for bind in binds:
-        view = TileView.of(bind.value)
-        if any(view.base.data.same_as(t) for t in tensors):
+    for bind in (stmt for stmt in ir.statements(func.body) if isinstance(stmt, ir.Bind)):
+        view = operation(bind.value)
+        if isinstance(view, TileView) and any(view.base.data.same_as(t) for t in tensors):
             yield View(view.base.data, bind.var, view.level, view.layout, view.shape, location(bind))

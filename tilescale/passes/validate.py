@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Misuse that shows once a program is taken apart: values, tiles and tensors where they do not exist.
 
-It changes nothing. Tracing has checked single statements before; these checks need the phases.
+They change nothing. Tracing has checked single statements before; these checks need the phases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tilescale.errors import Location, PhaseError, UsageError
 from tilescale.hda import Machine
 from tilescale.passes.room import check_room
 from tilescale.passes.rules import check_rules
-from tilescale.program.effects import Surroundings, statements
+from tilescale.program.effects import Surroundings, phases, statements
 from tilescale.program.model import (
     Control,
     DevicePhase,
@@ -28,32 +28,15 @@ from tilescale.program.model import (
 from tilescale.program.ops import VIEW
 
 
-def validate(program: Program, machine: Machine) -> None:
-    """Check a whole program.
+def check_launches(program: Program, machine: Machine) -> None:
+    """All launches are of the same units.
 
     Raises:
-        PhaseError: a program index or an on-chip tile in a device phase, an on-chip tile that lives across phases,
-            launches that differ in their units.
-        UsageError: a sharded parameter used whole; a tile whose extent is known in the launch only; no launch at all;
-            loops that TileLang refuses.
-        AllocationTooLargeError: tiles that do not fit shared memory together.
+        UsageError: there is none.
+        PhaseError: they differ.
     """
     if not program.launches:
         raise UsageError(f"{program.name!r} launches nothing", hint="write the work inside `with T.Kernel(...)`")
-    if program.is_hierarchical:  # a plain one is TileLang's
-        check_rules(program)
-    _check_launches(program)
-    _check_whole_uses(program)
-    names = Surroundings(program)
-    for launch in program.launches:
-        _check_extents(program, launch)
-        _check_device_phases(launch, machine)
-        _check_tiles(launch, machine)
-        for phase in _grid_phases(launch.body):
-            check_room(phase, launch, names, machine)
-
-
-def _check_launches(program: Program) -> None:
     first, *others = program.launches
     for launch in others:
         if [(k, str(v)) for k, v in launch.extents] != [(k, str(v)) for k, v in first.extents]:
@@ -64,13 +47,39 @@ def _check_launches(program: Program) -> None:
             )
 
 
+def check_loops(program: Program, machine: Machine) -> None:
+    """No loops that TileLang refuses, in a program that TileLang does not get as it is.
+
+    Raises:
+        UsageError: there are.
+    """
+    if program.is_hierarchical:
+        check_rules(program)
+
+
+def check_rooms(program: Program, machine: Machine) -> None:
+    """The tiles of each grid phase fit.
+
+    Raises:
+        AllocationTooLargeError: they do not.
+    """
+    names = Surroundings(program)
+    for phase, launch in phases(program.body):
+        if isinstance(phase, GridPhase) and launch is not None:
+            check_room(phase, launch, names, machine)
+
+
 def _text(launch: Launch) -> str:
     return ", ".join(f"{name}={extent}" for name, extent in launch.extents) or "one device"
 
 
-def _check_whole_uses(program: Program) -> None:
-    """A parameter that is split over units exists nowhere as a whole: its uses must go through the view."""
-    split = {p.buffer.data: v for p in program.parameters for v in p.views if not v.layout.is_replica}
+def check_whole_uses(program: Program, machine: Machine) -> None:
+    """A parameter that is split over units exists nowhere as a whole: its uses must go through the view.
+
+    Raises:
+        UsageError: one does not.
+    """
+    split = {v.parameter: v for p in program.parameters for v in p.views if not v.layout.is_replica}
     if not split:
         return
     for stmt, _, _ in statements(program.body):
@@ -85,22 +94,31 @@ def _check_whole_uses(program: Program) -> None:
             )
 
 
-def _check_extents(program: Program, launch: Launch) -> None:
-    """Memory is allocated before anything runs, the same for all units: by what a call knows of its arguments."""
+def check_extents(program: Program, machine: Machine) -> None:
+    """Memory is allocated before anything runs, the same for all units: by what a call knows of its arguments.
+
+    Raises:
+        UsageError: a tile whose extent is known in the launch only.
+    """
     known = {p.var for p in program.parameters} | {var for _, var in program.extents if isinstance(var, ir.Var)}
     for parameter in program.parameters:
         if parameter.buffer is not None:
             known |= {var for n in parameter.buffer.shape for var in ir.variables(n)}
-    for buffer in launch.buffers:
-        unknown = sorted({var.name for n in buffer.shape for var in ir.variables(n) if var not in known})
-        if unknown:
-            raise UsageError(
-                f"the shape ({', '.join(map(str, buffer.shape))}) of {buffer.name!r} depends on {', '.join(unknown)}, "
-                "which has no value when memory is allocated",
-                hint="take an extent that is the same for all units: a number, or one that follows from the arguments; "
-                "and a part of it, tile[0:n], where less is needed",
-                where=declaration(buffer, "") or launch.where,
-            )
+    for launch in program.launches:
+        for buffer in launch.buffers:
+            _check_extent(buffer, launch, known)
+
+
+def _check_extent(buffer: ir.Buffer, launch: Launch, known: set[ir.Var]) -> None:
+    unknown = sorted({str(var.name) for n in buffer.shape for var in ir.variables(n) if var not in known})
+    if unknown:
+        raise UsageError(
+            f"the shape ({', '.join(map(str, buffer.shape))}) of {buffer.name!r} depends on {', '.join(unknown)}, "
+            "which has no value when memory is allocated",
+            hint="take an extent that is the same for all units: a number, or one that follows from the arguments; "
+            "and a part of it, tile[0:n], where less is needed",
+            where=declaration(buffer, "") or launch.where,
+        )
 
 
 # -- the phases of a launch --------------------------------------------------------------------------------------------
@@ -112,14 +130,23 @@ def _tiles(launch: Launch, machine: Machine) -> dict[ir.Var, ir.Buffer]:
     return {b.data: b for b in launch.buffers if b.scope() != "global" and b.data not in owned_above}
 
 
+def check_device_phases(program: Program, machine: Machine) -> None:
+    """A device phase, and control flow around phases, has no program index, no thread index and no program's tiles.
+
+    Raises:
+        PhaseError: it has.
+    """
+    for launch in program.launches:
+        _check_device_phases(launch, machine)
+
+
 def _check_device_phases(launch: Launch, machine: Machine) -> None:
-    """A device phase, and control flow around phases, has no program index, no thread index and no program's tiles."""
     program, device = machine.program_level.name, machine.tensor_level.name
     indices = {*launch.programs, *(var for var, _ in launch.thread_vars)}
     tiles = {data: b for data, b in _tiles(launch, machine).items() if b.scope() != "local.var"}
     for stmt in _device_statements(launch.body):
         used = next((var for var in ir.uses(stmt) if var in indices or var in tiles), None)
-        if used in indices:
+        if used is not None and used in indices:
             raise PhaseError(
                 f"{used.name!r} is an index of a {program}, but this runs once per {device}",
                 hint=f"write it inside T.Scale({program!r}); ranks of coarser levels are there too",
@@ -144,11 +171,20 @@ def _device_statements(part: Part) -> Iterator[ir.Stmt]:
         yield from ir.statements(part.stmt)
 
 
+def check_tiles(program: Program, machine: Machine) -> None:
+    """What a program holds on chip ends with its grid phase.
+
+    Raises:
+        PhaseError: it is used in two.
+    """
+    for launch in program.launches:
+        _check_tiles(launch, machine)
+
+
 def _check_tiles(launch: Launch, machine: Machine) -> None:
-    """What a program holds on chip ends with its grid phase."""
     tiles = _tiles(launch, machine)
     seen: dict[ir.Var, tuple[int, Location | None]] = {}
-    for number, phase in enumerate(_grid_phases(launch.body)):
+    for number, phase in enumerate(_grids(launch)):
         for stmt in ir.statements(phase.stmt):
             for data in tiles.keys() & set(ir.uses(stmt)):
                 first, where = seen.setdefault(data, (number, location(stmt, "first used")))
@@ -163,9 +199,5 @@ def _check_tiles(launch: Launch, machine: Machine) -> None:
                     )
 
 
-def _grid_phases(part: Part) -> Iterator[GridPhase]:
-    if isinstance(part, Sequence | Control):
-        for inner in part.parts:
-            yield from _grid_phases(inner)
-    elif isinstance(part, GridPhase):
-        yield part
+def _grids(launch: Launch) -> list[GridPhase]:
+    return [phase for phase, _ in phases(launch.body) if isinstance(phase, GridPhase)]

@@ -8,8 +8,7 @@ the whole grid; the phases of one unit follow one another.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.errors import Location
 from tilescale.program.layout import Layout
-from tilescale.program.ops import ALL_OPS, EXTENT, SCALE
 
 
 def location(stmt: ir.Stmt, what: str = "") -> Location | None:
@@ -34,8 +32,13 @@ def declaration(buffer: ir.Buffer, what: str = "declared") -> Location | None:
 
 def bytes_of(extents: Iterable[Any], dtype: Any) -> int | None:
     """Bytes of so many elements of a type; None if an extent is known at launch only."""
-    known = [ir.constant(n) for n in extents]
-    return None if None in known else math.prod(known) * ir.bits(str(dtype)) // 8
+    total = 1
+    for extent in extents:
+        known = ir.constant(extent)
+        if known is None:
+            return None
+        total *= known
+    return total * ir.bits(str(dtype)) // 8
 
 
 @dataclass(frozen=True)
@@ -153,12 +156,18 @@ Part = DevicePhase | GridPhase | Sequence | Control | Launch
 
 @dataclass(frozen=True)
 class Program:
-    """A traced function, taken apart."""
+    """A traced function, taken apart.
+
+    Attributes:
+        func: what it was made of. What it does is in `body`: passes have changed that.
+        is_hierarchical: whether it uses anything that stock TileLang does not have.
+    """
 
     name: str
     func: ir.PrimFunc = field(compare=False)
     parameters: tuple[Parameter, ...]
     body: Part
+    is_hierarchical: bool
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
@@ -170,21 +179,8 @@ class Program:
         """Units of each launched level above the program, coarsest first; the same for all launches."""
         return self.launches[0].extents
 
-    @property
-    def is_hierarchical(self) -> bool:
-        """Whether the program uses anything that stock TileLang does not have."""
 
-        def ours(node: object) -> bool:
-            if isinstance(node, ir.AttrStmt):
-                return str(node.attr_key) == SCALE
-            if isinstance(node, ir.SBlock):
-                return any(str(key).startswith(EXTENT) for key in node.annotations)
-            return ir.op_name(node) in ALL_OPS
-
-        return ir.contains(self.func.body, ours)
-
-
-def _launches(part: Part):
+def _launches(part: Part) -> Iterator[Launch]:
     if isinstance(part, Launch):
         yield part
     elif isinstance(part, Sequence | Control):

@@ -109,7 +109,7 @@ class _Search:
             return self.statement(part.stmt)
         if isinstance(part, Control):
             return self._control(part.stmt, [self.part(inner) for inner in part.parts])
-        return self._first([lambda inner=inner: self.part(inner) for inner in part.parts])
+        return self._first(self.part, part.parts)
 
     def statement(self, stmt: ir.Stmt) -> Any:
         """In a statement."""
@@ -117,12 +117,12 @@ class _Search:
         if isinstance(stmt, ir.For | ir.While | ir.IfThenElse):
             return self._control(stmt, [self.statement(s) for s in inner])
         if inner:
-            return self._first([lambda s=s: self.statement(s) for s in inner])
+            return self._first(self.statement, inner)
         return self._leaf(stmt)
 
-    def _first(self, parts: Sequence[Callable[[], Any]]) -> Any:
-        for part in reversed(parts) if self.reverse else parts:
-            found = part()
+    def _first(self, search: Callable[[Any], Any], inside: Sequence[Any]) -> Any:
+        for inner in reversed(inside) if self.reverse else inside:
+            found = search(inner)
             if found is not None:
                 return found
         return None
@@ -167,7 +167,7 @@ class _Arrivals:
         wanted: dict[tuple[int, ...], int] = {}
         try:
             for step, device in product(steps, range(self.devices)):
-                events = [*step.effects.tells, *step.effects.awaits]
+                events: list[Told | Awaited] = [*step.effects.tells, *step.effects.awaits]
                 if not events:
                     return False  # it is changed, or looked at, by other means
                 for event in events:

@@ -12,8 +12,8 @@ from tilescale import backends
 from tilescale.comm import World, init
 from tilescale.errors import ArgumentError, LaunchError, RankMismatchError
 from tilescale.hda import Machine
+from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
-from tilescale.passes.structure import structure
 from tilescale.passes.written import written_parameters
 from tilescale.program.model import Program
 from tilescale.runtime.outputs import allocate_outputs, output_positions, place_arguments
@@ -56,7 +56,7 @@ class Kernel:
     @cached_property
     def program(self) -> Program:
         """The program's structure: parameters, launches, phases."""
-        return structure(self._func, self.machine)
+        return analyse(self._func, self.machine)
 
     @property
     def source(self) -> str:

@@ -22,9 +22,8 @@ from tilescale.backends.emulator.run import Activity, Run
 from tilescale.errors import ArgumentError, LaunchError, Location, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
-from tilescale.passes.retrace import for_machine
+from tilescale.passes.pipeline import analyse
 from tilescale.passes.rules import check_rules
-from tilescale.passes.structure import structure
 from tilescale.program.model import Program
 from tilescale.settings import settings
 from tilescale.timing.collector import no_cyclic_collection
@@ -171,7 +170,7 @@ def emulate(
         NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor.
     """
     target = as_machine(machine)
-    program = structure(for_machine(func, target), target)
+    program = analyse(func, target)
     if not program.is_hierarchical:
         check_rules(program)  # others have been checked
     if args is None and data:

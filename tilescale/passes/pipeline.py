@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: MIT
+"""From a traced function to a program that back ends run: all passes, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilelang_core import ir
+from tilescale.hda import Machine
+from tilescale.passes import carry, retrace, structure, validate
+from tilescale.program.model import Program
+
+REWRITES: tuple[Callable[[Program, Machine], Program], ...] = (
+    carry.carry,  # each phase gets the values of earlier ones that it uses
+)
+"""What changes a program once it is taken apart."""
+
+CHECKS: tuple[Callable[[Program, Machine], None], ...] = (
+    validate.check_launches,  # there are some, of the same units
+    validate.check_loops,  # no loops that TileLang refuses
+    validate.check_whole_uses,  # what is split over units is used through its view
+    validate.check_extents,  # memory has a size before anything runs
+    validate.check_device_phases,  # no index and no tile of a program where a device executes
+    validate.check_tiles,  # what a program holds on chip ends with its phase
+    validate.check_rooms,  # and fits there
+)
+"""What looks at the result and changes nothing."""
+
+
+def analyse(func: ir.PrimFunc, machine: Machine) -> Program:
+    """The program that a function is on a machine; it is traced again if it was traced for another one.
+
+    Raises:
+        PhaseError, UsageError, AllocationTooLargeError: as the passes say.
+    """
+    program = structure.structure(retrace.for_machine(func, machine), machine)
+    for rewrite in REWRITES:
+        program = rewrite(program, machine)
+    for check in CHECKS:
+        check(program, machine)
+    return program
