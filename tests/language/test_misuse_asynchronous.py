@@ -7,7 +7,7 @@ import tilescale.language as T
 from tests.language.support import on_devices
 from tilescale.errors import CollectiveNotReachedError, PhaseError, ShapeError, UsageError
 from tilescale.hda import Machine
-from tilescale.passes.structure import structure
+from tilescale.passes.pipeline import analyse
 from tilescale.runtime.schedule import describe
 
 
@@ -258,7 +258,7 @@ def test_the_schedule_says_what_is_started():
         T.barrier()
 
     machine = Machine.load("h200-sxm-8")
-    text = describe(structure(started(right), machine), machine)
+    text = describe(analyse(started(right), machine), machine)
     assert "start copy(X, Y) between devices beside what follows after flags >= 4, signals flags" in text
     assert "start all_gather(X, G) between devices beside what follows, signals flags" in text
     assert ", barrier() between devices" in text
