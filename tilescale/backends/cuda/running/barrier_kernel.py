@@ -7,11 +7,13 @@ every rank knows who is missing, and a rank with another program order or other 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from tilelang_core import stock as T
+from tilelang_core.compile import entry
 from tilescale.backends.cuda.lowering.lower import prelude
+from tilescale.backends.cuda.running.steps import Launch
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm.heap import SymmetricHeap
 
@@ -50,16 +52,17 @@ class Meetings:
         import torch
 
         team = heap.team
-        self._kernel = compile(barrier_function(team.size, heap.addresses.stride))
+        self._kernel = entry(compile(barrier_function(team.size, heap.addresses.stride)))
         self.words = heap.zeros(team.size, torch.int64)
         self._everywhere = heap.peers(self.words)
         self._epochs = torch.zeros(1, dtype=torch.int32, device=heap.device)
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
 
-    def meet(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> None:
-        """Add a meeting to the current stream. `call` is a digest of what must be the same on all ranks."""
+    def meeting(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Launch:
+        """What adds a meeting to the current stream. `call` is a digest of what must be the same on all ranks."""
         word = purpose(site, call)
-        self._kernel(self._slot, self._rank, word, limit_ns, site, self._everywhere, self._epochs, records.device)
+        tensors = self._everywhere, self._epochs, records.device
+        return partial(self._kernel, self._slot, self._rank, word, limit_ns, site, *tensors)
 
     def clear(self) -> None:
         """Count from zero. Nothing may run on any rank's device."""

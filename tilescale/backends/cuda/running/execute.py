@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence as Values
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -40,18 +37,6 @@ if TYPE_CHECKING:
 
 OWN_OPTIONS = ("out_idx", "wait_s")
 """Options of a kernel that are not TileLang's compiler's."""
-
-
-@dataclass
-class Call:
-    """One call of a program: what the caller passed, and the values of host-level variables."""
-
-    values: list[Any]
-    variables: dict[ir.Var, int | float] = field(default_factory=dict)
-
-    def evaluate(self, expr: Any) -> int:
-        """An expression of host-level variables as a number."""
-        return extents.evaluate(expr, self.variables)
 
 
 class DeviceProgram:

@@ -14,6 +14,7 @@ from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.barrier_kernel import Meetings, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
+from tilescale.backends.cuda.running.steps import Launch
 from tilescale.backends.cuda.running.streams import Idle, wait_idle
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm import World
@@ -57,15 +58,15 @@ class Guard:
         """How long a wait may take, in nanoseconds."""
         return self._limit_ns
 
-    def meet(self, site: int, call: int = 0, patience: int = 3) -> None:
-        """All ranks meet, in the order of the current stream.
+    def meeting(self, site: int, call: int = 0, patience: int = 3) -> Launch:
+        """What lets all ranks meet, in the order of the current stream.
 
         Args:
             call: a digest that must be the same on all ranks.
             patience: how many times as long as a wait it takes at most. A rank that comes late because it waits itself,
                 in a kernel or a barrier there, is to fail first, and says why.
         """
-        self._meetings.meet(site, call, patience * self._limit_ns, self.records)
+        return self._meetings.meeting(site, call, patience * self._limit_ns, self.records)
 
     # -- failures ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""Plans: what a call launches, kept for later calls with tensors at the same places.
+
+A plan has everything bound that arguments decide, so a call that finds one evaluates nothing. When it is used for the
+third time its launches become a CUDA graph, and from then on the host's part of a call is one launch. A plan owns none
+of the caller's memory: it is right for whatever tensors lie where those of its first call lay.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tilescale.backends.cuda.running.steps import Launch, run
+
+if TYPE_CHECKING:
+    import torch
+
+KEPT = 32
+"""Plans of one program that are kept, those used last."""
+
+LAUNCHED_BEFORE = 2
+"""Calls after which a plan becomes a graph: capturing one takes as long as some twenty calls without."""
+
+Key = tuple[Any, ...]
+
+
+def key_of(values: Sequence[Any]) -> Key | None:
+    """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars.
+
+    None for a tensor of a class of its own, such as a DTensor, which has no place.
+    """
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    key: list[Any] = []
+    for x in values:
+        kind = x.__class__
+        if kind in plain:
+            key.append((x.data_ptr(), x.shape, x.stride(), x.dtype))
+        elif isinstance(x, torch.Tensor):
+            return None
+        else:
+            key.append((kind, x))
+    return tuple(key)
+
+
+class Plan:
+    """The launches of one call, in order."""
+
+    def __init__(self, launches: list[Launch], *, can_repeat: bool):
+        """`can_repeat`: whether a graph of them would do the same."""
+        self._launches, self._can_repeat = launches, can_repeat
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def launch(self, *, capturing: bool) -> None:
+        """Put everything on the current stream, which may be `capturing` a graph of the caller's."""
+        if capturing or not self._can_repeat:
+            return run(self._launches)
+        if self._graph is None and self._calls == LAUNCHED_BEFORE:
+            self._graph = _captured(self._launches)
+        if self._graph is not None:
+            return self._graph.replay()
+        self._calls += 1
+        run(self._launches)
+
+
+class Plans:
+    """The plans of one program that were used last."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[Key, Plan] = OrderedDict()
+
+    def get(self, key: Key | None) -> Plan | None:
+        """The plan of a call; None if there is none."""
+        plan = self._plans.get(key) if key is not None else None
+        if plan is not None:
+            self._plans.move_to_end(key)
+        return plan
+
+    def keep(self, key: Key | None, plan: Plan) -> None:
+        """From now on the plan of such calls."""
+        if key is None:
+            return
+        self._plans[key] = plan
+        if len(self._plans) > KEPT:
+            self._plans.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all of them: something that they are bound to has changed."""
+        self._plans.clear()
+
+
+def standing_for(value: Any) -> Any:
+    """A tensor at the same place that does not keep the memory there; other values are themselves."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return value
+    nbytes = value.untyped_storage().nbytes() - value.storage_offset() * value.dtype.itemsize
+    storage = torch._C._construct_storage_from_data_pointer(value.data_ptr(), value.device, nbytes)
+    return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
+
+
+def _captured(launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may allocate meanwhile: what they do is no part of it.
+    with torch.cuda.stream(_side_stream(torch.cuda.current_device())):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            run(launches)
+        finally:
+            graph.capture_end()
+    return graph
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """A stream to capture on: the caller's may be the default one, which cannot."""
+    import torch
+
+    return torch.cuda.Stream(device)
