@@ -170,7 +170,7 @@ class Program:
         """Units of each launched level above the program, coarsest first; the same for all launches."""
         return self.launches[0].extents
 
-    @property
+    @cached_property
     def is_hierarchical(self) -> bool:
         """Whether the program uses anything that stock TileLang does not have."""
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """From a program to plain TileLang functions and operations of the host.
 
+program.py                  a program for a target: the same tree of parts, each lowered
 plan.py spread.py           device phases taken apart into operations of the host and grids
 lower.py                    one grid phase to a TileLang function: the rank dimension, hidden arguments, the walk
 peers.py exchange.py        rules: copies and signals between devices, collectives of devices on tiles

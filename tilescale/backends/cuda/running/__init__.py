@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Kernels and device phases, run in order on the caller's stream.
 
-execute.py                        a program: arguments, compilation once for a node, launches
+execute.py                        a program: built once, called with tensors
+steps.py plans.py memory.py       steps bound to a call's arguments, kept for the next call; what kernels are passed
+grids.py                          compilation once for a node, launches
 phases.py nccl.py                 operations of the host: copy engine, NCCL
 control.py                        loops and branches around phases
 guard.py                          what keeps a program from hanging, with:

@@ -13,7 +13,7 @@ from typing import Any
 from tilelang_core import stock as T
 from tilelang_core.compile import entry
 from tilescale.backends.cuda.lowering.lower import prelude
-from tilescale.backends.cuda.running.steps import Launch
+from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm.heap import SymmetricHeap
 
@@ -58,7 +58,7 @@ class Meetings:
         self._epochs = torch.zeros(1, dtype=torch.int32, device=heap.device)
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
 
-    def meeting(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Launch:
+    def meeting(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Work:
         """What adds a meeting to the current stream. `call` is a digest of what must be the same on all ranks."""
         word = purpose(site, call)
         tensors = self._everywhere, self._epochs, records.device

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.running.phases import Part
-from tilescale.backends.cuda.running.steps import Call, Launch, Step, run
+from tilescale.backends.cuda.running.steps import Call, Step, Work, run
 from tilescale.errors import Location
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ def loop(own: DeviceProgram, stmt: ir.For, body: Step, where: Location) -> Step:
     """A counted loop."""
     begin, extent = HostValue(own, stmt.min, where), HostValue(own, stmt.extent, where)
 
-    def rounds(call: Call) -> list[Launch]:
+    def rounds(call: Call) -> list[Work]:
         first = begin(call)
-        launches: list[Launch] = []
+        launches: list[Work] = []
         for value in range(first, first + extent(call)):
             call.variables[stmt.loop_var] = value
             launches += body(call)
@@ -73,7 +73,7 @@ def loop_while(own: DeviceProgram, stmt: ir.While, body: Step, where: Location) 
     """A loop with a condition."""
     condition = HostValue(own, stmt.condition, where)
 
-    def bind(call: Call) -> list[Launch]:
+    def bind(call: Call) -> list[Work]:
         at = call.later()
 
         def launch() -> None:
@@ -89,7 +89,7 @@ def branch(own: DeviceProgram, stmt: ir.IfThenElse, bodies: Sequence[Step], wher
     """One of two ways, or none."""
     condition = HostValue(own, stmt.condition, where)
 
-    def taken(call: Call) -> list[Launch]:
+    def taken(call: Call) -> list[Work]:
         if condition(call):
             return bodies[0](call)
         return bodies[1](call) if len(bodies) > 1 else []
@@ -100,7 +100,7 @@ def branch(own: DeviceProgram, stmt: ir.IfThenElse, bodies: Sequence[Step], wher
 def _when_reached(step: Step) -> Step:
     """A step that is bound when the stream has come to it."""
 
-    def bind(call: Call) -> list[Launch]:
+    def bind(call: Call) -> list[Work]:
         at = call.later()
         return [lambda: run(step(at))]
 

@@ -14,7 +14,7 @@ from tilescale.backends.cuda.lowering.check import kernels
 from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
 from tilescale.backends.cuda.lowering.program import LoweredGrid
 from tilescale.backends.cuda.running import occupancy
-from tilescale.backends.cuda.running.steps import Call, Launch, Step
+from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.backends.cuda.support import checked
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def grid_step(own: DeviceProgram, grid: LoweredGrid) -> Step:
             own.memory.declare(argument)
     open_extents = [n for n in launch.grid if not ir.constant(n)]
 
-    def bind(call: Call) -> list[Launch]:
+    def bind(call: Call) -> list[Work]:
         if 0 in [call.evaluate(n) for n in open_extents]:
             return []  # CUDA refuses a grid of no programs
         return [partial(run, *[own.memory.value(a, call) for a in lowered.arguments])]

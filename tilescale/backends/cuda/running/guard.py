@@ -14,7 +14,7 @@ from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.barrier_kernel import Meetings, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
-from tilescale.backends.cuda.running.steps import Launch
+from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.streams import Idle, wait_idle
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm import World
@@ -58,7 +58,7 @@ class Guard:
         """How long a wait may take, in nanoseconds."""
         return self._limit_ns
 
-    def meeting(self, site: int, call: int = 0, patience: int = 3) -> Launch:
+    def meeting(self, site: int, call: int = 0, patience: int = 3) -> Work:
         """What lets all ranks meet, in the order of the current stream.
 
         Args:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Operations on whole tensors as work on a device's stream: copies by the copy engine, collectives by NCCL.
 
-Each is a step (steps.py): bound to a call's tensors, it returns what it launches. Nothing here waits for the device, and
-what is allocated comes from PyTorch's pool, so a CUDA graph can capture it.
+Each is a step (steps.py): bound to a call's tensors, it returns what it launches. Nothing here waits for the device,
+and what is allocated comes from PyTorch's pool, so a CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running.nccl import group
-from tilescale.backends.cuda.running.steps import Call, Launch, Step
+from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Copy, Rank
 
@@ -47,7 +47,7 @@ def _bind(own: DeviceProgram, stmt: ir.Bind) -> Step:
     is_rank = ir.op_name(stmt.value) == ops.RANK.name
     rank = own.rank(Rank.of(stmt.value).level) if is_rank else None
 
-    def bind(call: Call) -> list[Launch]:
+    def bind(call: Call) -> list[Work]:
         call.variables[stmt.var] = call.evaluate(stmt.value) if rank is None else rank
         return []
 
@@ -123,7 +123,7 @@ def _local_copy(own: DeviceProgram, step: HostStep) -> Step:
     return lambda at: [_copied(source.local(at), target.local(at))]
 
 
-def _copied(source: torch.Tensor, out: torch.Tensor) -> Launch:
+def _copied(source: torch.Tensor, out: torch.Tensor) -> Work:
     """`out` becomes `source`, which has as many elements in the same order."""
     if source.shape == out.shape:
         return partial(out.copy_, source)
@@ -136,7 +136,7 @@ def _copy(own: DeviceProgram, step: HostStep) -> Step:
     source, target, to_peer = Part(own, copy.source), Part(own, copy.target), copy.to_peer
     (target if to_peer else source).reached()
 
-    def bind(at: Call) -> list[Launch]:
+    def bind(at: Call) -> list[Work]:
         device = _peer(own, copy.level, at.evaluate(copy.peer))
         if to_peer:
             return [_copied(source.local(at), target.on(device, at))]
@@ -192,14 +192,14 @@ def _broadcast(own: DeviceProgram, step: HostStep) -> Step:
     part, level = Part(own, made.target), made.level
     team = group(own, level)
 
-    def bind(at: Call) -> list[Launch]:
+    def bind(at: Call) -> list[Work]:
         root = _peer(own, level, at.evaluate(made.root))
         return [_on_dense(part.local(at), lambda dense: dist.broadcast(dense, root, group=team))]
 
     return bind
 
 
-def _on_dense(tensor: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> Launch:
+def _on_dense(tensor: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> Work:
     """`change` of a tensor, which takes contiguous ones only."""
     if tensor.is_contiguous():
         return partial(change, tensor)
@@ -218,7 +218,7 @@ def _from_parts(own: DeviceProgram, step: HostStep, exchange: Callable[..., Any]
     source, target, axis = Part(own, made.source), Part(own, made.target), made.dim
     team = group(own, made.level)
 
-    def bind(at: Call) -> list[Launch]:
+    def bind(at: Call) -> list[Work]:
         out, given = target.local(at), source.local(at)
         # What is gathered side by side has one more dimension than its parts.
         given = given if given.ndim == out.ndim else given.unsqueeze(axis)
@@ -267,9 +267,9 @@ def _by_copies(own: DeviceProgram, step: HostStep, cut: Callable[[torch.Tensor, 
     size, rank, meet = dict(own.sizes)[level], own.rank(level), _meeting(own, step)
     target.reached()
 
-    def bind(at: Call) -> list[Launch]:
+    def bind(at: Call) -> list[Work]:
         given = source.local(at)
-        copies: list[Launch] = []
+        copies: list[Work] = []
         for step in range(size):
             peer = (rank + step) % size  # everybody writes to another one first
             out = target.on(_peer(own, level, peer), at)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.cuda.running.steps import Launch, run
+from tilescale.backends.cuda.running.steps import Work, run
 
 if TYPE_CHECKING:
     import torch
@@ -50,8 +50,8 @@ def key_of(values: Sequence[Any]) -> Key | None:
 class Plan:
     """The launches of one call, in order."""
 
-    def __init__(self, launches: list[Launch], *, can_repeat: bool):
-        """`can_repeat`: whether a graph of them would do the same."""
+    def __init__(self, launches: list[Work], *, can_repeat: bool):
+        """`can_repeat`: whether a graph of them does the same in each call, and may be kept: NCCL's groups can end."""
         self._launches, self._can_repeat = launches, can_repeat
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -105,7 +105,7 @@ def standing_for(value: Any) -> Any:
     return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
 
 
-def _captured(launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
+def _captured(launches: Sequence[Work]) -> torch.cuda.CUDAGraph:
     import torch
 
     graph = torch.cuda.CUDAGraph()

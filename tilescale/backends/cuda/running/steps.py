@@ -15,8 +15,8 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.program import extents
 
-Launch = Callable[[], Any]
-"""Puts work on the current stream, and touches nothing else."""
+Work = Callable[[], Any]
+"""Puts work on the current stream, and touches nothing else: a launch, a copy, a collective."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Call:
         return Call(self.values, dict(self.variables))
 
 
-Step = Callable[[Call], list[Launch]]
+Step = Callable[[Call], list[Work]]
 """A part of the program as a function of the call: what it launches, in order."""
 
 
@@ -47,7 +47,7 @@ def in_order(steps: list[Step]) -> Step:
     return lambda call: [launch for step in steps for launch in step(call)]
 
 
-def run(launches: Iterable[Launch]) -> None:
-    """Launch in order."""
+def run(launches: Iterable[Work]) -> None:
+    """Work in order."""
     for launch in launches:
         launch()
