@@ -8,6 +8,7 @@ peers.py exchange.py        rules: copies and signals between devices, collectiv
 combine.py                  how elements of several units combine
 nvshmem.py                  rule: copies by NVSHMEM where a program asks for it
 arguments.py signature.py   what a generated kernel takes
+rendezvous.py               where all devices meet when a call begins and ends, and when its kernel does it
 check.py                    the generated text before it is compiled
 
 Folders: `lanes` (units inside a program), `clusters` (programs of a cluster).

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering import exchange, peers  # noqa: F401 - they register their rules
 from tilescale.backends.cuda.lowering.clusters import collectives  # noqa: F401 - likewise
 from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
 from tilescale.backends.cuda.lowering.plan import plan
+from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed, fits_inside, needed
 from tilescale.backends.cuda.lowering.signature import Site, Target
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
 
@@ -33,6 +35,7 @@ class LoweredProgram:
 
     Attributes:
         body: its tree of parts, launches with their bodies.
+        meets: where all devices meet when it is called.
         sites: the places in grids that wait or signal, by number.
         notes: which implementation was chosen for each operation between units, and why, in words.
     """
@@ -40,6 +43,7 @@ class LoweredProgram:
     program: Program
     target: Target
     body: Part
+    meets: Rendezvous
     sites: tuple[Site, ...]
     notes: tuple[str, ...]
 
@@ -56,18 +60,23 @@ def lower(program: Program, target: Target) -> LoweredProgram:
         UnsupportedError: something that has no lowering, with its line.
     """
     body, planned = plan(program, target)
-    lowering = _Lowering(program, target)
+    meets = needed(body, target)
+    if (meets.entry or meets.exit) and fits_inside(body, target.machine):
+        meets = replace(meets, inside=True)
+    lowering = _Lowering(program, target, meets)
     lowered = lowering.part(body, None, ())
     # What a device phase becomes has been noted when it was planned.
     own = {id(launch.grid) for launch in program.launches}
     noted = [n for grid in _grids(lowered) if id(grid.launch.grid) in own for n in grid.kernel.notes]
-    return LoweredProgram(program, target, lowered, tuple(lowering.sites), tuple(dict.fromkeys([*planned, *noted])))
+    notes = tuple(dict.fromkeys([*planned, *noted]))
+    return LoweredProgram(program, target, lowered, meets, tuple(lowering.sites), notes)
 
 
 @dataclass
 class _Lowering:
     program: Program
     target: Target
+    meets: Rendezvous
     sites: list[Site] = field(default_factory=list)
     grids: int = 0
 
@@ -86,6 +95,8 @@ class _Lowering:
         lowering = GridLowering(
             self.program, launch, self.target, self.grids, first_site=len(self.sites), around=around
         )
+        if self.meets.inside:
+            lowering.enclose = partial(enclosed, meets=self.meets)
         kernel = lowering.lower(phase)
         self.grids += 1
         self.sites += kernel.sites

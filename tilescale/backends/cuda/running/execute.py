@@ -12,6 +12,7 @@ from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
+from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.lowering.signature import Site, Target
 from tilescale.backends.cuda.running import control, nccl
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
@@ -92,9 +93,10 @@ class DeviceProgram:
         self._steps = self._step(self._lowered.body)
         self._generation = generation
         self._waits = bool(self.sites) or not self.is_alone
-        at = self.program.launches[0].where
-        self._entry, self._exit = len(self.sites), len(self.sites) + 1
-        self.sites += [Site("the meeting at its entry", at), Site("the meeting at its exit", at)]
+        if not self._lowered.meets.inside:
+            at = self.program.launches[0].where
+            self._entry, self._exit = len(self.sites), len(self.sites) + 1
+            self.sites += [Site(ENTRY, at), Site(EXIT, at)]
 
     def _sizes(self) -> tuple[tuple[str, int], ...]:
         """Units of each launched level; what is left open takes what the job has.
@@ -222,9 +224,8 @@ class DeviceProgram:
 
     def _plan(self, values: list[Any]) -> Plan:
         """What a call on these arguments launches, kept for the next ones. Collective where it needs new memory."""
-        reached = sorted(self.reached)
         known = self._variables_of(values)
-        staged = self.memory.staged(values, reached) if reached else {}
+        staged = self.memory.staged(values)
         given = [standing_for(x) for x in values]
         call = Call([staged.get(i, x) for i, x in enumerate(given)], known)
         self.memory.prepare(call)  # now: later this device may wait for a peer, which waits for the memory
@@ -239,10 +240,11 @@ class DeviceProgram:
 
     def _meetings(self, call: Call) -> tuple[list[Work], list[Work]]:
         """How all ranks meet when a call begins, and when it ends."""
-        if not self._waits:
+        meets = self._lowered.meets
+        if meets.inside or not self._waits:
             return [], []
-        digest = self.memory.digest(call, sorted(self.reached))
-        return [self.guard.meeting(self._entry, digest, patience=1)], [self.guard.meeting(self._exit)]
+        begin = [self.guard.meeting(self._entry, self.memory.digest(call), patience=1)] if meets.entry else []
+        return begin, [self.guard.meeting(self._exit)] if meets.exit else []
 
     def _variables_of(self, values: list[Any]) -> dict[ir.Var, float]:
         """What the job and the arguments say of the program's variables: units, scalars, and open extents."""

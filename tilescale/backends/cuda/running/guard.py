@@ -33,6 +33,7 @@ class Guard:
     Attributes:
         sites: the places of the program that wait or signal, by number.
         records: what the device leaves when a wait fails.
+        meetings: what ranks meet by.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Guard:
         self._group = Group(world)
         self.sites = sites
         self.records = WaitRecords(heap)
-        self._meetings = Meetings(heap, compile)
+        self.meetings = Meetings(heap, compile)
         self._error: TileScaleError | None = None
         _watch(self)
 
@@ -66,7 +67,7 @@ class Guard:
             patience: how many times as long as a wait it takes at most. A rank that comes late because it waits itself,
                 in a kernel or a barrier there, is to fail first, and says why.
         """
-        return self._meetings.meeting(site, call, patience * self._limit_ns, self.records)
+        return self.meetings.meeting(site, call, patience * self._limit_ns, self.records)
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
@@ -93,11 +94,11 @@ class Guard:
         return error
 
     def _scene(self) -> Scene:
-        own = standings(self.records.beside(self._meetings.words))
+        own = standings(self.records.beside(self.meetings.words))
         elsewhere = []
         for other in _guards:
             if other is not self:
-                known = standings(self.records.beside(other._meetings.words))
+                known = standings(self.records.beside(other.meetings.words))
                 mine = known[self._world.rank]
                 elsewhere += [(rank, other._program) for rank, at in enumerate(known) if mine.behind(at) > 0]
         limit_s = self._limit_ns / 1e9
@@ -142,7 +143,7 @@ class Guard:
         if any(aborted for _, aborted in programs):
             nccl.renew()
         clear()
-        self._meetings.clear()
+        self.meetings.clear()
         self.records.clear()
         self._error = None
         self._group.all_gather(call, None)

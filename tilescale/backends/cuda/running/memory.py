@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.lowering import arguments as arg
+from tilescale.backends.cuda.running.barrier_kernel import purpose
 from tilescale.backends.cuda.running.steps import Call
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ class Memory:
             else:
                 self._workspaces[name] = torch.zeros(shape, dtype=dtype, device=self._own.device)
 
-    def staged(self, values: Sequence[Any], reached: Sequence[int]) -> dict[int, torch.Tensor]:
+    def staged(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Symmetric stand-ins, by position, for tensors that peers reach and that are not in the heap."""
-        heap = self._own.heap
-        return {i: self._staging(i, values[i]) for i in reached if not heap.is_symmetric(values[i])}
+        reached = sorted(self._own.reached)
+        return {i: self._staging(i, values[i]) for i in reached if not self._own.heap.is_symmetric(values[i])}
 
     def _staging(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
         known = self._staged.get(position)
@@ -79,9 +80,9 @@ class Memory:
             known = self._staged[position] = self._own.heap.empty(tuple(tensor.shape), tensor.dtype)
         return known
 
-    def digest(self, call: Call, reached: Sequence[int]) -> int:
+    def digest(self, call: Call) -> int:
         """What must be the same on all ranks: where the tensors that peers reach lie, and their shapes."""
-        tensors = [call.values[i] for i in reached]
+        tensors = [call.values[i] for i in sorted(self._own.reached)]
         offset = self._own.heap.offset
         return zlib.crc32(repr([(offset(x), *x.shape, *x.stride()) for x in tensors]).encode())
 
@@ -102,5 +103,8 @@ _VALUES: dict[type, Callable[[Memory, DeviceProgram, Any, Call], Any]] = {
     arg.SlotShift: lambda memory, own, a, call: own.heap.addresses.slot(0),
     arg.Limit: lambda memory, own, a, call: own.guard.limit_ns,
     arg.WaitRecord: lambda memory, own, a, call: own.guard.records.device,
+    arg.MeetingWords: lambda memory, own, a, call: own.guard.meetings.everywhere,
+    arg.MeetingCounts: lambda memory, own, a, call: own.guard.meetings.counts,
+    arg.Purpose: lambda memory, own, a, call: purpose(a.site, memory.digest(call) if a.checked else 0),
     arg.HostVariable: lambda memory, own, a, call: call.variables[a.var],
 }
