@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.memory import Memory
 from tilescale.backends.cuda.running.phases import host_step
-from tilescale.backends.cuda.running.plans import Plan, Plans, key_of, standing_for
+from tilescale.backends.cuda.running.plans import Plan, Plans, standing_for
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.support import STRIDE
@@ -30,11 +31,14 @@ from tilescale.comm.heap.group import Group
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program import extents
-from tilescale.program.model import Control, Launch, Part, Program, Sequence, location
+from tilescale.program.model import Control, Launch, Part, Program, location
+from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
     pass
+
+_NO_TURN = nullcontext()
 
 OWN_OPTIONS = ("out_idx", "wait_s")
 """Options of a kernel that are not TileLang's compiler's."""
@@ -66,7 +70,8 @@ class DeviceProgram:
         self.target = Target(machine, self.sizes, stride, nccl=not settings().share_gpus)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
-        self._plans = Plans()
+        self._plans, self._turns = Plans(), turns(self.device)
+        self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
         self._build()
@@ -126,7 +131,7 @@ class DeviceProgram:
     def _step(self, part: Part) -> Step:
         if isinstance(part, Launch):
             return self._step(part.body)
-        if isinstance(part, Sequence):
+        if isinstance(part, Parts):
             return in_order([self._step(p) for p in part.parts])
         if isinstance(part, Control):
             return self._control(part)
@@ -162,15 +167,15 @@ class DeviceProgram:
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
-    def again(self, values: tuple[Any, ...]) -> bool:
+    def again(self, values: Sequence[Any]) -> bool:
         """Run on arguments at the same places as those of an earlier call; False, and nothing done, on others.
 
         Raises as a call does.
         """
-        plan = self._plans.get(key_of(values))
+        plan = self._plans.get(values)
         if plan is None or self._generation != nccl.generation():
             return False
-        self._launch(lambda: plan)
+        self._run(plan, values)
         return True
 
     def __call__(self, values: list[Any]) -> None:
@@ -183,33 +188,28 @@ class DeviceProgram:
         # Kernels are compiled for dense tensors: others are copied in and out.
         dense = {i: x.contiguous() for i, x in enumerate(values) if hasattr(x, "stride") and not x.is_contiguous()}
         given = [dense.get(i, x) for i, x in enumerate(values)]
-        if not self.again(tuple(given)):
-            self._launch(lambda: self._plan(given))
+        if not self.again(given):
+            self._run(None, given)
         for i, copy in dense.items():
             values[i].copy_(copy)
 
-    def _launch(self, make: Callable[[], Plan]) -> None:
-        import torch
-
-        capturing = torch.cuda.is_current_stream_capturing()
+    def _run(self, plan: Plan | None, values: Sequence[Any]) -> None:
+        """Launch what a plan says, or what it takes to make one for these arguments."""
+        capturing = self._is_capturing()
         if capturing:
             self._check_capture()
         if not self._waits:
-            return make().launch(capturing=capturing)
+            return (plan or self._plan(values)).launch(capturing)
         self.guard.check()
         if self._generation != nccl.generation():
             self._build()
-        if capturing:  # what is captured has the order of its graph
-            return self._guarded(make, capturing)
-        with turns(self.device):
-            self._guarded(make, capturing)
-
-    def _guarded(self, make: Callable[[], Plan], capturing: bool) -> None:
-        try:
-            make().launch(capturing=capturing)
-        except BaseException:
-            self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
-            raise
+        # What is captured has the order of its graph.
+        with _NO_TURN if capturing else self._turns:
+            try:
+                (plan or self._plan(values)).launch(capturing)
+            except BaseException:
+                self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
+                raise
 
     def _check_capture(self) -> None:
         """Refuse what a CUDA graph would not repeat. Raises UnsupportedError."""
@@ -222,7 +222,7 @@ class DeviceProgram:
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
-    def _plan(self, values: list[Any]) -> Plan:
+    def _plan(self, values: Sequence[Any]) -> Plan:
         """What a call on these arguments launches, kept for the next ones. Collective where it needs new memory."""
         known = self._variables_of(values)
         staged = self.memory.staged(values)
@@ -235,7 +235,7 @@ class DeviceProgram:
         plan = Plan(
             [*into, *begin, *self._steps(call), *end, *out], can_repeat=self.reads_at is None and not self.by_nccl
         )
-        self._plans.keep(key_of(values), plan)
+        self._plans.keep(values, plan)
         return plan
 
     def _meetings(self, call: Call) -> tuple[list[Work], list[Work]]:
@@ -246,7 +246,7 @@ class DeviceProgram:
         begin = [self.guard.meeting(self._entry, self.memory.digest(call), patience=1)] if meets.entry else []
         return begin, [self.guard.meeting(self._exit)] if meets.exit else []
 
-    def _variables_of(self, values: list[Any]) -> dict[ir.Var, float]:
+    def _variables_of(self, values: Sequence[Any]) -> dict[ir.Var, float]:
         """What the job and the arguments say of the program's variables: units, scalars, and open extents."""
         parameters = self.program.parameters
         units = zip(self.program.extents, self.sizes, strict=True)

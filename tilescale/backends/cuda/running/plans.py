@@ -27,26 +27,6 @@ LAUNCHED_BEFORE = 2
 Key = tuple[Any, ...]
 
 
-def key_of(values: Sequence[Any]) -> Key | None:
-    """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars.
-
-    None for a tensor of a class of its own, such as a DTensor, which has no place.
-    """
-    import torch
-
-    plain = (torch.Tensor, torch.nn.Parameter)
-    key: list[Any] = []
-    for x in values:
-        kind = x.__class__
-        if kind in plain:
-            key.append((x.data_ptr(), x.shape, x.stride(), x.dtype))
-        elif isinstance(x, torch.Tensor):
-            return None
-        else:
-            key.append((kind, x))
-    return tuple(key)
-
-
 class Plan:
     """The launches of one call, in order."""
 
@@ -56,7 +36,7 @@ class Plan:
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def launch(self, *, capturing: bool) -> None:
+    def launch(self, capturing: bool) -> None:
         """Put everything on the current stream, which may be `capturing` a graph of the caller's."""
         if capturing or not self._can_repeat:
             return run(self._launches)
@@ -72,17 +52,22 @@ class Plans:
     """The plans of one program that were used last."""
 
     def __init__(self) -> None:
+        import torch
+
+        self._plain = (torch.Tensor, torch.nn.Parameter)
         self._plans: OrderedDict[Key, Plan] = OrderedDict()
 
-    def get(self, key: Key | None) -> Plan | None:
-        """The plan of a call; None if there is none."""
-        plan = self._plans.get(key) if key is not None else None
+    def get(self, values: Sequence[Any]) -> Plan | None:
+        """The plan of a call on these arguments; None if there is none."""
+        key = self.key(values)
+        plan = self._plans.get(key)
         if plan is not None:
             self._plans.move_to_end(key)
         return plan
 
-    def keep(self, key: Key | None, plan: Plan) -> None:
-        """From now on the plan of such calls."""
+    def keep(self, values: Sequence[Any], plan: Plan) -> None:
+        """From now on the plan of calls on such arguments."""
+        key = self.key(values)
         if key is None:
             return
         self._plans[key] = plan
@@ -92,6 +77,22 @@ class Plans:
     def clear(self) -> None:
         """Forget all of them: something that they are bound to has changed."""
         self._plans.clear()
+
+    def key(self, values: Sequence[Any]) -> Key | None:
+        """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars.
+
+        None for a tensor of a class of its own, such as a DTensor, which has no place.
+        """
+        key: list[Any] = []
+        for x in values:
+            kind = x.__class__
+            if kind in self._plain:
+                key.append((x.data_ptr(), x.shape, x.stride(), x.dtype))
+            elif isinstance(x, self._plain):
+                return None
+            else:
+                key.append((kind, x))
+        return tuple(key)
 
 
 def standing_for(value: Any) -> Any:
