@@ -46,17 +46,24 @@ __device__ inline void barrier_of_ranks(i64* words, i64 stride, int slot, int ra
   tell_host(report);
 }
 
-// One thread of each block, before the block touches another device: the first block tells, all wait. The count stays
-// as it is until the last block leaves, so all of them know it.
-__device__ inline void enter(i64* words, i64 stride, int slot, int rank, int ranks, const int* counts, int purpose,
+// How often this device has met when its kernel begins. It stays so until the last block leaves: all of them know it.
+__device__ __forceinline__ unsigned met_before(const int* counts) {
+  return static_cast<unsigned>(*const_cast<const volatile int*>(counts));
+}
+
+// One thread of each block, first of all: the first block tells that this rank has come.
+__device__ inline void come(i64* words, i64 stride, int rank, int ranks, const int* counts, int purpose,
+                            const i64* report) {
+  if (blockIdx.x != 0 || blockIdx.y != 0 || blockIdx.z != 0 || stopped(report)) return;
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+  tell_ranks(words, stride, rank, ranks, met_before(counts) + 1u, purpose);
+}
+
+// One thread of each block, before the block touches another device.
+__device__ inline void enter(const i64* words, i64 stride, int slot, int ranks, const int* counts, int purpose,
                              i64 limit, i64* report, int site) {
   if (stopped(report)) return tell_host(report);
-  unsigned epoch = static_cast<unsigned>(*const_cast<const volatile int*>(counts)) + 1u;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
-    tell_ranks(words, stride, rank, ranks, epoch, purpose);
-  }
-  await_ranks(words, stride, slot, ranks, epoch, purpose, limit, report, site);
+  await_ranks(words, stride, slot, ranks, met_before(counts) + 1u, purpose, limit, report, site);
 }
 
 // One thread of each block, after drain() by all and a barrier: the last block counts, and if `MEETS` tells and waits.

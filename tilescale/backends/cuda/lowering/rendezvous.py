@@ -169,24 +169,47 @@ def _is_by_library(node: Any) -> bool:
 
 
 def enclosed(lowering: GridLowering, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
-    """The body of a grid between `enter` and `leave`."""
+    """The body of a grid that meets: blocks come first of all, enter before they reach other devices, and leave."""
     lowering.headers.append("rendezvous.cuh")
-    words, record, limit = _common(lowering), lowering.record(), lowering.limit()
-    first, last = lowering.site(ENTRY), lowering.site(EXIT)
-    came = lowering.scalar(arg.Purpose(first, checked=True), "at_entry", "int32")
-    goes = lowering.scalar(arg.Purpose(last), "at_exit", "int32")
-    enter = tir.extern("tilescale::enter", *words, came, limit, record, first)
-    how = f"tilescale::leave<{int(meets.exit)}>"
-    leave = tir.extern(how, *words, goes, limit * EXIT_PATIENCE, record, last)
-    return tir.sequence([lowering.after_wait(tir.evaluate(enter)), body, lowering.published(tir.evaluate(leave))])
-
-
-def _common(lowering: GridLowering) -> list[Any]:
-    """Which words, whose, how many, and the counts."""
     devices, rank = lowering.target.devices, ir.IntImm("int32", 0)
     for name, size in lowering.target.sizes:
         rank = rank * size + lowering.rank(name)
-    words = lowering.everywhere(arg.MeetingWords(), "meeting_words", (devices,), "int64")
-    counts = lowering.tensor(arg.MeetingCounts(), "meeting_counts", [2], "int32")
-    stride = ir.IntImm("int64", lowering.target.stride // 8)
-    return [tir.address_of(words), stride, lowering.slot(rank), rank, devices, tir.address_of(counts)]
+    words = tir.address_of(lowering.everywhere(arg.MeetingWords(), "meeting_words", (devices,), "int64"))
+    counts = tir.address_of(lowering.tensor(arg.MeetingCounts(), "meeting_counts", [2], "int32"))
+    stride, slot = ir.IntImm("int64", lowering.target.stride // 8), lowering.slot(rank)
+    limit, record = lowering.limit(), lowering.record()
+    begin, end = lowering.site(ENTRY), lowering.site(EXIT)
+    came = lowering.scalar(arg.Purpose(begin, checked=True), "at_entry", "int32")
+    goes = lowering.scalar(arg.Purpose(end), "at_exit", "int32")
+
+    come = tir.extern("tilescale::come", words, stride, rank, devices, counts, came, record)
+    enter = tir.extern("tilescale::enter", words, stride, slot, devices, counts, came, limit, record, begin)
+    kind = f"tilescale::leave<{int(meets.exit)}>"
+    leave = tir.extern(kind, words, stride, slot, rank, devices, counts, goes, limit * EXIT_PATIENCE, record, end)
+    before, after = _until_remote(lowering, body)
+    return tir.sequence(
+        [
+            lowering.one_thread(tir.evaluate(come)),
+            *before,
+            lowering.after_wait(tir.evaluate(enter)),
+            *after,
+            lowering.published(tir.evaluate(leave)),
+        ]
+    )
+
+
+def _until_remote(lowering: GridLowering, body: ir.Stmt) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
+    """The statements of a lowered body before the first one that names another device's memory or synchronises."""
+    far = {
+        buffer.data
+        for (_, buffer), argument in zip(lowering.parameters, lowering.arguments, strict=True)
+        if isinstance(argument, arg.Peers) or isinstance(argument, arg.Workspace) and argument.peers
+    }
+
+    def is_remote(node: Any) -> bool:
+        touched = node.buffer.data in far if isinstance(node, ir.BufferLoad | ir.BufferStore) else False
+        return touched or tir.is_extern(node)
+
+    statements = list(ir.children(body)) if isinstance(body, ir.SeqStmt) else [body]
+    first = next((i for i, stmt in enumerate(statements) if ir.contains(stmt, is_remote)), len(statements))
+    return statements[:first], statements[first:]
