@@ -21,6 +21,7 @@ from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.hda import Machine
 from tilescale.program import ops
 from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
+from tilescale.program.operations import Barrier, Collective, Copy, Signal, Wait, operation
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.lower import GridLowering
@@ -110,20 +111,19 @@ def _effects(node: Any, machine: Machine) -> Iterator[str]:
 def _effects_of_step(step: HostStep, machine: Machine) -> Iterator[str]:
     if isinstance(step.stmt, ir.Bind):
         return
-    if step.impl and step.call.op.name in ops.COLLECTIVES:
-        # One that takes flags has not ended when the next statement begins.
-        yield _GATHERS if len(step.call.args) <= 2 else _TOUCHES
+    made = operation(step.call)
+    if isinstance(made, Collective):
+        # One that raises flags has not ended when the next statement begins.
+        yield _GATHERS if made.flags is None else _TOUCHES
     else:
         yield from _effects_of_call(step.call, machine)
 
 
-def _effects_of_call(call: Any, machine: Machine) -> Iterator[str]:
-    name = ir.op_name(call)
-    level = ir.attribute(call, "level") if name in ops.ALL_OPS else None
-    between_devices = level is not None and machine.level(level).kind == "unit"
-    if name == ops.WAIT.name or name == ops.SIGNAL.name or name == ops.COPY.name and between_devices:
+def _effects_of_call(node: Any, machine: Machine) -> Iterator[str]:
+    made = operation(node)
+    if isinstance(made, Wait | Signal) or isinstance(made, Copy) and machine.level(made.level).kind == "unit":
         yield _TOUCHES
-    elif name == ops.BARRIER.name and between_devices:
+    elif isinstance(made, Barrier) and machine.level(made.level).kind == "unit":
         yield _MEETS
 
 
@@ -165,7 +165,8 @@ def _is_pipelined(node: Any) -> bool:
 
 def _is_by_library(node: Any) -> bool:
     """Whether a copy is made by a library that completes it in its own way."""
-    return ir.op_name(node) == ops.COPY.name and ir.attribute(node, "impl") == nvshmem_link.IMPL
+    made = operation(node)
+    return isinstance(made, Copy) and made.impl == nvshmem_link.IMPL
 
 
 def enclosed(lowering: GridLowering, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
