@@ -116,6 +116,29 @@ def test_loops_of_the_host_are_unrolled_with_their_steps(device: Device):
     assert own.again((x, 2)) and len(device.names()) == 5
 
 
+def test_scalars_that_only_kernels_take_need_no_plan_of_their_own(device: Device):
+    @T.prim_func
+    def turns(F: T.Tensor((4,), "int32"), turn: T.int32):
+        with T.Kernel(device=2, block=4, threads=64) as bx:
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.signal(F[bx], dst=(rank + 1) % size)
+                T.wait(F[bx], ">=", turn)
+
+    own = device.program(turns)
+    flags = device.heap.zeros((4,), torch.int32)
+    own([flags, 1])
+    (place,) = (i for i, x in enumerate(device.log[0][1:]) if isinstance(x, int) and x == 1 and i)
+    for turn in (2, 3):
+        assert own.again((flags, turn))
+    assert [entry[1 + place] for entry in device.log] == [1, 2, 3] and not device.graphs
+    device.log.clear()
+    for _ in range(LAUNCHED_BEFORE + 1):
+        assert own.again((flags, 7))
+    assert device.names() == ["turns_0"] * LAUNCHED_BEFORE + ["replay"]
+    assert device.graphs[0][0][1 + place] == 7
+    assert own.again((flags, 8)) and device.log[0][1 + place] == 8, "the graph was for another scalar"
+
+
 def test_what_looks_at_the_device_is_never_a_graph(device: Device, monkeypatch: pytest.MonkeyPatch):
     own = device.program(halved())
     looks = []

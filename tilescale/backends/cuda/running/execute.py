@@ -90,6 +90,8 @@ class DeviceProgram:
 
     def _build(self) -> None:
         self._plans.clear()
+        shapes = [extent for p in self.program.parameters for extent in p.shape if not isinstance(extent, int)]
+        self._asked = {var for extent in shapes for var in ir.variables(extent)}
         self.sites[:] = self._lowered.sites
         self.reads_at: Location | None = None
         self.by_nccl = False
@@ -199,14 +201,14 @@ class DeviceProgram:
         if capturing:
             self._check_capture()
         if not self._waits:
-            return (plan or self._plan(values)).launch(capturing)
+            return (plan or self._plan(values)).launch(values, capturing)
         self.guard.check()
         if self._generation != nccl.generation():
             self._build()
         # What is captured has the order of its graph.
         with _NO_TURN if capturing else self._turns:
             try:
-                (plan or self._plan(values)).launch(capturing)
+                (plan or self._plan(values)).launch(values, capturing)
             except BaseException:
                 self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
                 raise
@@ -232,11 +234,21 @@ class DeviceProgram:
         into: list[Work] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
         out: list[Work] = [partial(given[i].copy_, copy) for i, copy in staged.items()]
         begin, end = self._meetings(call)
-        plan = Plan(
-            [*into, *begin, *self._steps(call), *end, *out], can_repeat=self.reads_at is None and not self.by_nccl
-        )
+        launches = [*into, *begin, *self._steps(call), *end, *out]
+        self._tell_apart(call)
+        can_repeat = self.reads_at is None and not self.by_nccl
+        plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat)
         self._plans.keep(values, plan)
         return plan
+
+    def _tell_apart(self, call: Call) -> None:
+        """Scalars that nothing was bound to only pass through to kernels: calls that differ in them share a plan."""
+        self._asked |= call.asked
+        free = [i for i, p in enumerate(self.program.parameters) if p.buffer is None and p.var not in self._asked]
+        passed = frozenset(free if self.reads_at is None else ())
+        if passed != self._plans.passed:
+            self._plans.clear()
+            self._plans.passed = passed
 
     def _meetings(self, call: Call) -> tuple[list[Work], list[Work]]:
         """How all ranks meet when a call begins, and when it ends."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
@@ -14,7 +13,7 @@ from tilescale.backends.cuda.lowering.check import kernels
 from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
 from tilescale.backends.cuda.lowering.program import LoweredGrid
 from tilescale.backends.cuda.running import occupancy
-from tilescale.backends.cuda.running.steps import Call, Step, Work
+from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work
 from tilescale.backends.cuda.support import checked
 
 if TYPE_CHECKING:
@@ -40,12 +39,17 @@ def grid_step(own: DeviceProgram, grid: LoweredGrid) -> Step:
     for argument in lowered.arguments:
         if isinstance(argument, arg.Workspace):
             own.memory.declare(argument)
+    scalars = tuple(
+        (place, a.position)
+        for place, a in enumerate(lowered.arguments)
+        if isinstance(a, arg.Given) and own.program.parameters[a.position].buffer is None
+    )
     open_extents = [n for n in launch.grid if not ir.constant(n)]
 
     def bind(call: Call) -> list[Work]:
         if 0 in [call.evaluate(n) for n in open_extents]:
             return []  # CUDA refuses a grid of no programs
-        return [partial(run, *[own.memory.value(a, call) for a in lowered.arguments])]
+        return [KernelLaunch(run, [own.memory.value(a, call) for a in lowered.arguments], scalars)]
 
     return bind
 

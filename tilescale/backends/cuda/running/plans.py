@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.cuda.running.steps import Work, run
+from tilescale.backends.cuda.running.steps import KernelLaunch, Work, run
 
 if TYPE_CHECKING:
     import torch
@@ -30,14 +30,24 @@ Key = tuple[Any, ...]
 class Plan:
     """The launches of one call, in order."""
 
-    def __init__(self, launches: list[Work], *, can_repeat: bool):
-        """`can_repeat`: whether a graph of them does the same in each call, and may be kept: NCCL's groups can end."""
+    def __init__(self, launches: list[Work], values: Sequence[Any], passed: Sequence[int], *, can_repeat: bool):
+        """Bound to a call's `values`.
+
+        Args:
+            passed: positions of the scalars that kernels take and nothing else depends on: calls may differ in them.
+            can_repeat: whether a graph of them does the same in each call, and may be kept: NCCL's groups can end.
+        """
         self._launches, self._can_repeat = launches, can_repeat
+        self._kernels = [launch for launch in launches if isinstance(launch, KernelLaunch)]
+        self._passed = tuple(passed)
+        self._scalars = [values[i] for i in passed]
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def launch(self, capturing: bool) -> None:
+    def launch(self, values: Sequence[Any], capturing: bool) -> None:
         """Put everything on the current stream, which may be `capturing` a graph of the caller's."""
+        if self._passed:
+            self._take(values)
         if capturing or not self._can_repeat:
             return run(self._launches)
         if self._graph is None and self._calls == LAUNCHED_BEFORE:
@@ -47,13 +57,26 @@ class Plan:
         self._calls += 1
         run(self._launches)
 
+    def _take(self, values: Sequence[Any]) -> None:
+        scalars = [values[i] for i in self._passed]
+        if scalars == self._scalars:
+            return
+        for kernel in self._kernels:
+            kernel.take(values)
+        self._scalars, self._calls, self._graph = scalars, 0, None
+
 
 class Plans:
-    """The plans of one program that were used last."""
+    """The plans of one program that were used last.
+
+    Attributes:
+        passed: positions of scalars that only kernels depend on, by which calls are not told apart.
+    """
 
     def __init__(self) -> None:
         import torch
 
+        self.passed: frozenset[int] = frozenset()
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._plans: OrderedDict[Key, Plan] = OrderedDict()
 
@@ -79,19 +102,19 @@ class Plans:
         self._plans.clear()
 
     def key(self, values: Sequence[Any]) -> Key | None:
-        """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars.
+        """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars that matter.
 
         None for a tensor of a class of its own, such as a DTensor, which has no place.
         """
         key: list[Any] = []
-        for x in values:
+        for i, x in enumerate(values):
             kind = x.__class__
             if kind in self._plain:
                 key.append((x.data_ptr(), x.shape, x.stride(), x.dtype))
             elif isinstance(x, self._plain):
                 return None
             else:
-                key.append((kind, x))
+                key.append(kind if i in self.passed else (kind, x))
         return tuple(key)
 
 
