@@ -126,11 +126,11 @@ class GridLowering(Signature):
         if self.cluster is not None:
             body = self.cluster.enclose(body)
             self.ordered = self.ordered or self.cluster.meets
-        body = _ordered(self.lanes.pipelines.beside(body))
+        body = self.lanes.pipelines.beside(body)
         if self.enclose is not None:
             self.where = self.launch.where
             body = self.enclose(self, body)
-        nest = self._nest(body)
+        nest = self._nest(_ordered(body))
         order = sorted(range(len(self.arguments)), key=lambda i: self.parameters[i][1] is not None)
         name = f"{self.program.name}_{self.number}"
         func = tir.function(
