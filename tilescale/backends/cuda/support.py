@@ -20,7 +20,7 @@ from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.target import target_for
 from tilescale.hda import Machine
 from tilescale.program.model import Program
-from tilescale.program.operations import Copy, operation, signalled
+from tilescale.program.operations import Collective, Copy, operation, signalled
 from tilescale.settings import settings
 
 STRIDE = 1 << 36
@@ -140,6 +140,8 @@ def remote_tensors(program: Program) -> frozenset[str]:
     def visit(node: Any) -> None:
         made = operation(node)
         written = [*signalled(made), *([made.target] if isinstance(made, Copy) and made.to_peer else [])]
+        if isinstance(made, Collective) and made.flags is not None:
+            written = [made.target, made.flags]
         for buffer in (ir.region_parts(region)[0] for region in written):
             found.add(names.get(buffer.data, buffer.name))
 

@@ -3,6 +3,7 @@
 
 program.py                  a program for a target: the same tree of parts, each lowered
 plan.py spread.py           device phases taken apart into operations of the host and grids
+queued.py                   what a device's copy queue executes, and why not the rest
 lower.py                    one grid phase to a TileLang function: the rank dimension, hidden arguments, the walk
 peers.py exchange.py        rules: copies and signals between devices, collectives of devices on tiles
 combine.py                  how elements of several units combine

@@ -16,7 +16,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
-from tilescale.backends.cuda.lowering.plan import HostStep
+from tilescale.backends.cuda.lowering.plan import JOIN, HostStep
 from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.hda import Machine
 from tilescale.program import ops
@@ -112,7 +112,9 @@ def _effects_of_step(step: HostStep, machine: Machine) -> Iterator[str]:
     if isinstance(step.stmt, ir.Bind):
         return
     made = operation(step.call)
-    if isinstance(made, Collective):
+    if step.impl == JOIN:
+        yield _TOUCHES  # what others have started for this device no barrier of theirs waits for
+    elif isinstance(made, Collective):
         # One that raises flags has not ended when the next statement begins.
         yield _GATHERS if made.flags is None else _TOUCHES
     else:

@@ -48,6 +48,8 @@ class HostValue:
             WaitTimeoutError, OutOfBoundsError, RankMismatchError, RankFailedError: as waiting for the device does.
         """
         if self._reads:
+            if self._own.queue is not None:
+                self._own.queue.flush()
             self._own.synchronize()
         for var, part in self._reads:
             call.variables[var] = part.local(call).item()

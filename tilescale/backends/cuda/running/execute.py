@@ -15,8 +15,9 @@ from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.lowering.signature import Site, Target
-from tilescale.backends.cuda.running import control, nccl
+from tilescale.backends.cuda.running import control, nccl, queued
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
+from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.memory import Memory
@@ -74,6 +75,8 @@ class DeviceProgram:
         self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
+        self.sums = queued.Sums()
+        self.queue: CopyQueue | None = None  # once a step uses it
         self._build()
         if self._waits:
             self.guard.check()  # made here, where all ranks are
@@ -210,6 +213,8 @@ class DeviceProgram:
             try:
                 (plan or self._plan(values)).launch(values, capturing)
             except BaseException:
+                if self.queue is not None:
+                    self.queue.drop()
                 self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
                 raise
 
@@ -234,7 +239,7 @@ class DeviceProgram:
         into: list[Work] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
         out: list[Work] = [partial(given[i].copy_, copy) for i, copy in staged.items()]
         begin, end = self._meetings(call)
-        launches = [*into, *begin, *self._steps(call), *end, *out]
+        launches = [*into, *self.memory.zeroed(), *begin, *self._steps(call), *end, *out]
         self._tell_apart(call)
         can_repeat = self.reads_at is None and not self.by_nccl
         plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat)

@@ -8,12 +8,14 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.barrier_kernel import Meetings, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
+from tilescale.backends.cuda.running.queue_watch import Watch
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.streams import Idle, wait_idle
 from tilescale.backends.cuda.running.timeouts import WaitRecords
@@ -53,6 +55,11 @@ class Guard:
         self.meetings = Meetings(heap, compile)
         self._error: TileScaleError | None = None
         _watch(self)
+
+    @cached_property
+    def watch(self) -> Watch:
+        """What bounds the waits of the copy queue."""
+        return Watch(self.records, self._limit_ns, self._device, lambda: self.records.beside(self._meetings.words))
 
     @property
     def limit_ns(self) -> int:

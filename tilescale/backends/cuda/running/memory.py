@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.running.barrier_kernel import purpose
-from tilescale.backends.cuda.running.steps import Call
+from tilescale.backends.cuda.running.steps import Call, Work
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,8 @@ class Memory:
         self._declared: dict[str, arg.Workspace] = {}
         self._workspaces: dict[str, torch.Tensor] = {}
         self._staged: dict[int, torch.Tensor] = {}
+        launches = own.program.launches
+        self._flags = {b.name for launch in launches for b in launch.buffers if b.data in launch.flags}
 
     def declare(self, workspace: arg.Workspace) -> None:
         """A workspace that calls need."""
@@ -43,6 +45,10 @@ class Memory:
         """Workspaces are zero again."""
         for tensor in self._workspaces.values():
             tensor.zero_()
+
+    def zeroed(self) -> list[Work]:
+        """What makes flags of `T.alloc_flags` zero, before the meeting at the entry: who comes from it may signal."""
+        return [tensor.zero_ for name, tensor in self._workspaces.items() if name in self._flags]
 
     def prepare(self, call: Call) -> None:
         """Make what a call needs, zero when it is made. Collective if its shape is new."""

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
     from tilescale.backends.cuda.running.execute import DeviceProgram
 
-_RULES: dict[tuple[str, str], Callable[[DeviceProgram, HostStep], Step]] = {}
+_RULES: dict[tuple[str | None, str], Callable[[DeviceProgram, HostStep], Step]] = {}
 
 
-def _runs(name: str, impl: str = "") -> Callable:
+def runs(name: str | None, impl: str = "") -> Callable:
+    """Register the rule of an operation of the host, by its name and implementation."""
+
     def register(rule: Callable) -> Callable:
         _RULES[name, impl] = rule
         return rule
@@ -59,6 +61,7 @@ class Part:
 
     def __init__(self, own: DeviceProgram, region: Any):
         buffer, self.begins, self.extents = ir.region_parts(region)
+        self.name = buffer.name
         self.own, self.position, self.workspace = own, None, None
         for position, parameter in enumerate(own.program.parameters):
             datas = [parameter.buffer.data, *(v.data for v in parameter.views)] if parameter.buffer is not None else []
@@ -72,15 +75,18 @@ class Part:
         """The whole tensor on this device."""
         return call.values[self.position] if self.position is not None else self.own.memory.tensor(self.workspace)
 
-    def _index(self, call: Call) -> tuple[slice, ...]:
-        begins = [call.evaluate(b) for b in self.begins]
+    def index(self, call: Call) -> list[int]:
+        """Where the region begins."""
+        return [call.evaluate(b) for b in self.begins]
+
+    def _slices(self, call: Call) -> tuple[slice, ...]:
         sizes = [call.evaluate(e) for e in self.extents]
-        return tuple(slice(b, b + n) for b, n in zip(begins, sizes, strict=True))
+        return tuple(slice(b, b + n) for b, n in zip(self.index(call), sizes, strict=True))
 
     def local(self, call: Call) -> torch.Tensor:
         """The region on this device."""
         tensor = self.tensor(call)
-        return tensor if self._is_whole(tensor, call) else tensor[self._index(call)]
+        return tensor if self._is_whole(tensor, call) else tensor[self._slices(call)]
 
     def reached(self) -> None:
         """Peers touch this tensor."""
@@ -91,18 +97,21 @@ class Part:
         sizes = [call.evaluate(e) for e in self.extents]
         return None in sizes or tuple(sizes) == tuple(tensor.shape)
 
+    def tensor_on(self, device: int, call: Call) -> torch.Tensor:
+        """The whole tensor on another device."""
+        return self.own.heap.peers(self.tensor(call))[self.own.heap.addresses.slot(device)]
+
     def on(self, device: int, call: Call) -> torch.Tensor:
         """The region on another device."""
-        tensor = self.tensor(call)
-        remote = self.own.heap.peers(tensor)[self.own.heap.addresses.slot(device)]
-        return remote if self._is_whole(tensor, call) else remote[self._index(call)]
+        tensor, remote = self.tensor(call), self.tensor_on(device, call)
+        return remote if self._is_whole(tensor, call) else remote[self._slices(call)]
 
 
 def _parts(own: DeviceProgram, call: ir.Call) -> list[Part]:
     return [Part(own, region) for region in call.args if ir.op_name(region) == "tl.region"]
 
 
-def _peer(own: DeviceProgram, level: str, rank: int) -> int:
+def device_of(own: DeviceProgram, level: str, rank: int) -> int:
     """The number, over all devices, of a rank at a level as seen from this device."""
     number = 0
     for name, size in own.sizes:
@@ -110,13 +119,13 @@ def _peer(own: DeviceProgram, level: str, rank: int) -> int:
     return number
 
 
-@_runs("tl.tileop.fill")
+@runs("tl.tileop.fill")
 def _fill(own: DeviceProgram, step: HostStep) -> Step:
     (target,), value = _parts(own, step.call), step.call.args[1].value
     return lambda at: [partial(target.local(at).fill_, value)]
 
 
-@_runs("tl.tileop.copy")
+@runs("tl.tileop.copy")
 def _local_copy(own: DeviceProgram, step: HostStep) -> Step:
     source, target = _parts(own, step.call)
 
@@ -130,14 +139,14 @@ def _copied(source: torch.Tensor, out: torch.Tensor) -> Work:
     return lambda: out.copy_(source.reshape(out.shape))  # reshaping may copy
 
 
-@_runs(ops.COPY.name, "copy_engine")
+@runs(ops.COPY.name, "copy_engine")
 def _copy(own: DeviceProgram, step: HostStep) -> Step:
     copy = Copy.of(step.call)
     source, target, to_peer = Part(own, copy.source), Part(own, copy.target), copy.to_peer
     (target if to_peer else source).reached()
 
     def bind(at: Call) -> list[Work]:
-        device = _peer(own, copy.level, at.evaluate(copy.peer))
+        device = device_of(own, copy.level, at.evaluate(copy.peer))
         if to_peer:
             return [_copied(source.local(at), target.on(device, at))]
         return [_copied(source.on(device, at), target.local(at))]
@@ -153,7 +162,7 @@ def _meeting(own: DeviceProgram, step: HostStep) -> Step:
     return lambda at: [own.meeting(site)]
 
 
-@_runs(ops.BARRIER.name)
+@runs(ops.BARRIER.name)
 def _barrier(own: DeviceProgram, step: HostStep) -> Step:
     return _meeting(own, step)
 
@@ -174,7 +183,7 @@ def _along_first(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     return tensor.movedim(axis, 0).contiguous()
 
 
-@_runs(ops.ALLREDUCE.name, "nccl")
+@runs(ops.ALLREDUCE.name, "nccl")
 def _allreduce(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
@@ -184,7 +193,7 @@ def _allreduce(own: DeviceProgram, step: HostStep) -> Step:
     return lambda at: [_on_dense(part.local(at), lambda dense: dist.all_reduce(dense, op, group=team))]
 
 
-@_runs(ops.BROADCAST.name, "nccl")
+@runs(ops.BROADCAST.name, "nccl")
 def _broadcast(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
@@ -193,7 +202,7 @@ def _broadcast(own: DeviceProgram, step: HostStep) -> Step:
     team = group(own, level)
 
     def bind(at: Call) -> list[Work]:
-        root = _peer(own, level, at.evaluate(made.root))
+        root = device_of(own, level, at.evaluate(made.root))
         return [_on_dense(part.local(at), lambda dense: dist.broadcast(dense, root, group=team))]
 
     return bind
@@ -234,7 +243,7 @@ def _from_parts(own: DeviceProgram, step: HostStep, exchange: Callable[..., Any]
     return bind
 
 
-@_runs(ops.REDUCE_SCATTER.name, "nccl")
+@runs(ops.REDUCE_SCATTER.name, "nccl")
 def _reduce_scatter(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
@@ -242,14 +251,14 @@ def _reduce_scatter(own: DeviceProgram, step: HostStep) -> Step:
     return _from_parts(own, step, lambda out, given, team: dist.reduce_scatter_tensor(out, given, op, group=team))
 
 
-@_runs(ops.ALL_GATHER.name, "nccl")
+@runs(ops.ALL_GATHER.name, "nccl")
 def _all_gather(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
     return _from_parts(own, step, lambda out, given, team: dist.all_gather_into_tensor(out, given, group=team))
 
 
-@_runs(ops.ALL_TO_ALL.name, "nccl")
+@runs(ops.ALL_TO_ALL.name, "nccl")
 def _all_to_all(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
@@ -272,7 +281,7 @@ def _by_copies(own: DeviceProgram, step: HostStep, cut: Callable[[torch.Tensor, 
         copies: list[Work] = []
         for step in range(size):
             peer = (rank + step) % size  # everybody writes to another one first
-            out = target.on(_peer(own, level, peer), at)
+            out = target.on(device_of(own, level, peer), at)
             share = out.shape[axis] // size
             copies.append(partial(out.narrow(axis, rank * share, share).copy_, cut(given, size, peer)))
         return [*meet(at), *copies, *meet(at)]
@@ -280,12 +289,12 @@ def _by_copies(own: DeviceProgram, step: HostStep, cut: Callable[[torch.Tensor, 
     return bind
 
 
-@_runs(ops.ALL_GATHER.name, "copy_engine")
+@runs(ops.ALL_GATHER.name, "copy_engine")
 def _all_gather_by_copies(own: DeviceProgram, step: HostStep) -> Step:
     return _by_copies(own, step, lambda given, size, peer: given)
 
 
-@_runs(ops.ALL_TO_ALL.name, "copy_engine")
+@runs(ops.ALL_TO_ALL.name, "copy_engine")
 def _all_to_all_by_copies(own: DeviceProgram, step: HostStep) -> Step:
     axis = Collective.of(step.call).dim
     return _by_copies(own, step, lambda given, size, peer: given.chunk(size, axis)[peer])
