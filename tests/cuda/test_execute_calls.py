@@ -370,12 +370,13 @@ def test_one_device_meets_nobody():
 
 def test_meetings_stand_around_a_call(device: Device):
     own = device.program(put(rows=16 * 256, blocks=256))
-    own([device.heap.zeros((16 * 256, 64), torch.float32) for _ in range(2)])
+    given = [[device.heap.zeros((16 * 256, 64), torch.float32) for _ in range(2)] for _ in range(2)]
+    own(given[0])
     (_, entry, digest), kernel, (_, exit, nothing) = device.log
     assert own.sites[entry].what == "the meeting at its entry" and own.sites[exit].what == "the meeting at its exit"
     assert kernel[0] == "put_0" and digest and not nothing
     device.log.clear()
-    own([device.heap.zeros((16 * 256, 64), torch.float32) for _ in range(2)])
+    own(given[1])
     assert device.log[0][2] != digest, "other tensors"
 
 
