@@ -16,7 +16,9 @@ import torch
 
 import tilescale
 from tests.kernels.base import PlainKernel
+from tilescale.backends.base import Target
 from tilescale.backends.cuda import support
+from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
 from tilescale.program.model import Program
@@ -70,7 +72,7 @@ class Again:
             self._programs[id(func)] = func, self._done(func) + 1
             self._of_test += 1
             program = analyse(func, Machine.load(MACHINE))
-            reason = support.reason_against(program) or self.hand_on(program, given, _per_unit(args))
+            reason = _reason_against(program) or self.hand_on(program, given, _per_unit(args))
         self.reasons[reason or ""] = self.reasons.get(reason or "", 0) + 1
         return report
 
@@ -107,9 +109,22 @@ def _per_unit(args: Sequence[Any]) -> list[list[Any]]:
     return [list(a) for a in args] if all(isinstance(a, list | tuple) for a in args) else [list(args)]
 
 
+def _reason_against(program: Program) -> str | None:
+    """Why CUDA GPUs do not run a program; None if they do."""
+    try:
+        _lowered(program)
+    except TileScaleError as error:
+        return error.message
+    return None
+
+
+def _lowered(program: Program) -> Any:
+    return support.lower(program, Target.of(program, Machine.load(MACHINE)))
+
+
 def _lower(program: Program, _given: Any, _found: Any) -> str | None:
     try:
-        support.source(program, Machine.load(MACHINE), None, None)
+        _lowered(program).source({})
     except RuntimeError as error:
         if NO_LAYOUT in str(error):
             return NO_LAYOUT

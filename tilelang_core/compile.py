@@ -15,7 +15,7 @@ from tilelang.backend.target import determine_target
 from tilelang.jit import JITImpl, _CallFormCache
 from tvm import tirx
 
-__all__ = ["JIT", "Generated", "compile_kernel", "cuda_source", "device_code", "generate", "jit"]
+__all__ = ["JIT", "Generated", "compile_kernel", "cuda_source", "device_code", "entry", "generate", "jit"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,19 @@ def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = N
     """`tilelang.compile`: a kernel for the GPU at hand. `rewrite` has the last word on its text."""
     with _text_through(rewrite):
         return tilelang.compile(func, **options)
+
+
+def entry(kernel: Any) -> Callable[..., Any]:
+    """What a compiled kernel without outputs calls in the end, without what it looks up and counts before.
+
+    Anything else that can be called is its own entry, kernels of other execution backends than TVM's among it.
+    """
+    find = getattr(getattr(kernel, "adapter", None), "_get_executable", None)
+    if find is None:
+        return kernel
+    executable = find()
+    module = executable.jit() if isinstance(executable, tvm.runtime.Executable) else executable
+    return module[module.entry_name]
 
 
 class JIT(JITImpl):

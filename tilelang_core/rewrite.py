@@ -107,6 +107,11 @@ def extern(name: str, *args: Any, dtype: str = "handle") -> tirx.Call:
     return tirx.call_extern(dtype, name, *args)
 
 
+def is_extern(node: Any) -> bool:
+    """Whether a node calls a function of the prelude, as `extern` makes them."""
+    return isinstance(node, tirx.Call) and getattr(node.op, "name", None) == "tirx.call_extern"
+
+
 def address_of(buffer: tirx.Buffer) -> tirx.PrimExpr:
     """The address of a buffer's first element."""
     return call("tirx.address_of", tirx.BufferLoad(buffer, [tirx.IntImm("int32", 0)] * len(buffer.shape)))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.ladder import EXAMPLES, load
+from tilescale.backends.base import Target
 from tilescale.backends.cuda import support
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
@@ -27,10 +28,16 @@ def program(func: Any, machine: str = "h200-sxm-8") -> Program:
     return analyse(for_machine(func, described), described)
 
 
+def lowered(func: Any, machine: str = "h200-sxm-8", devices: int | None = None) -> support.DeviceLowered:
+    """A traced function as the CUDA back end has it."""
+    taken_apart = program(func, machine)
+    return support.lower(taken_apart, Target.of(taken_apart, Machine.load(machine), devices))
+
+
 def source(func: Any, machine: str = "h200-sxm-8") -> str:
     """The checked CUDA text of a traced function."""
     with use_machine(machine):
-        return support.source(program(func, machine), Machine.load(machine), None, None)
+        return lowered(func, machine).source({})
 
 
 def bodies(text: str) -> str:
@@ -40,7 +47,7 @@ def bodies(text: str) -> str:
 
 def notes(func: Any, machine: str = "h200-sxm-8") -> list[str]:
     """What was chosen for a program."""
-    return support.notes(program(func, machine), Machine.load(machine))
+    return list(lowered(func, machine).notes)
 
 
 def example_programs() -> dict[str, Callable[[], list[Any]]]:

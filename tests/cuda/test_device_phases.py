@@ -39,7 +39,7 @@ def _words(part: Part, launch: Launch | None) -> Iterator[str]:
     elif isinstance(part, GridPhase):
         yield f"grid {ir.constant(launch.grid[0])} x {launch.thread_count}"
     elif isinstance(part, HostStep) and not isinstance(part.stmt, ir.Bind):
-        yield f"{part.call.op.name.rpartition('.')[2]} {part.impl}".strip()
+        yield f"{(ir.op_name(part.call) or '').rpartition('.')[2]} {part.impl}".strip()
 
 
 def on_devices(statements: Any, devices: int = 4) -> Any:

@@ -95,6 +95,14 @@ def test_a_flag_that_does_not_come():
     assert error.where == (Location("program.py", 12, "rank 0 waits here"),)
 
 
+def test_a_program_without_meetings_knows_nothing_of_the_others():
+    error = error_for([report(Kind.ABSENT, site=1, index=1)], scene(Standing(0, 0), Standing(0, 0)))
+    assert type(error) is WaitTimeoutError and error.message.endswith(
+        "T.barrier of level 'device': rank 1 did not come in time. The others: nobody knows, as this program has no "
+        "meeting of ranks around it"
+    )
+
+
 def test_another_ranks_report_names_that_rank():
     error = error_for([report(Kind.TIMEOUT, rank=1)], scene(at(6, EXIT), at(5)))
     assert "gemm on rank 1" in error.message and "so rank 0 stopped too" in error.message

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.cuda import programs
-from tests.cuda.support import bodies, program, source
+from tests.cuda.support import bodies, lowered, source
 from tests.language import programs as reference
-from tilescale.backends.cuda import support
-from tilescale.hda import Machine
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cuda"
 
@@ -43,5 +41,5 @@ def test_text_carries_the_header_once():
     text = source(programs.whole_copy())
     assert text.count("#ifndef TILESCALE_SYNC_CUH") == text.count("#define TILESCALE_SYNC_CUH") >= 2
     assert "tilescale::signal<" in text and "__device__ inline void signal(" in text
-    kernels = support.lowered_kernels(program(programs.whole_copy()), Machine.load("h200-sxm-8"))
+    kernels = lowered(programs.whole_copy()).kernels
     assert all("#ifndef TILESCALE_SYNC_CUH" in kernel.func.script(show_meta=True) for kernel in kernels)

@@ -20,14 +20,13 @@ import tilescale.language as T
 from tests.cuda import lane_programs
 from tests.cuda.lane_exchanges import large_sum
 from tests.cuda.lane_programs import CASES
-from tests.cuda.support import bodies, program, source
+from tests.cuda.support import bodies, lowered, program, source
 from tests.cuda.test_compiles import _apart as apart
 from tests.cuda.test_compiles import _compile as compile_text
 from tests.ladder import NUMBERED, load
 from tests.language import programs as reference
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import support
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.lanes.ranges import _Ranges
 from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
@@ -39,7 +38,7 @@ from tilescale.hda import Machine
 
 def kernel(func: Any, devices: int = 1) -> LoweredKernel:
     """The first kernel of a program."""
-    return support.lowered_kernels(program(func), Machine.load("h200-sxm-8"), devices)[0]
+    return lowered(func, devices=devices).kernels[0]
 
 
 def plain(lowered: LoweredKernel) -> Any:

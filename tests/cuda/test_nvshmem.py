@@ -14,10 +14,10 @@ import tvm_ffi
 import tilescale
 import tilescale.language as T
 from tests.cuda import nvshmem_programs as programs
-from tests.cuda.support import bodies, notes, program, source
+from tests.cuda.support import bodies, lowered, notes, source
 from tilelang_core import compile as stock
 from tilelang_core import modules
-from tilescale.backends.cuda import nvshmem_link, support
+from tilescale.backends.cuda import nvshmem_link
 from tilescale.cost.choose import Transfer, mechanism
 from tilescale.errors import DependencyError, UnsupportedError, UsageError
 from tilescale.hda import Machine
@@ -48,7 +48,7 @@ def test_text_declares_what_it_calls_and_only_then():
 
 def test_tensors_that_peers_reach_are_known():
     """They have to be symmetric, though the kernel takes this device's address only."""
-    (kernel,) = support.lowered_kernels(program(programs.ring()), Machine.load("h200-sxm-8"))
+    (kernel,) = lowered(programs.ring()).kernels
     assert kernel.reached == {1, 3} and kernel.libraries == {"nvshmem"}
 
 
@@ -65,7 +65,7 @@ def test_a_device_of_another_node_is_a_number_too():
                 with T.Scale("block"), T.Scale("node") as (rank, size):
                     T.copy(X, Y, dst=(rank + 1) % size, impl="nvshmem")
 
-    text = support.source(program(put, "h200-sxm-8x4"), Machine.load("h200-sxm-8x4"), TARGET, None)
+    text = lowered(put, "h200-sxm-8x4").source({"target": TARGET})
     assert "((node_rank + 1) & 1) * 4) + device_rank" in bodies(text)
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tests.gpu import queue_programs  # noqa: E402
 from tilescale.settings import settings  # noqa: E402
 
 LIMIT_S = 240.0
@@ -261,8 +263,13 @@ def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     torch.testing.assert_close(got.cpu(), want, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
 
 
-def check(func: Any, machine: str | None = None, graph: bool = True) -> None:
-    """Several calls with new inputs, then a graph of one call replayed with new inputs."""
+def check(
+    func: Any, machine: str | None = None, graph: bool = True, wanted: Callable[[list[Any]], Any] | None = None
+) -> None:
+    """Several calls with new inputs, then a graph of one call replayed with new inputs.
+
+    `wanted` makes of all ranks' arguments what they are afterwards; left out, the emulator does.
+    """
     world = tilescale.init()
     with tilescale.use_machine(machine or tilescale.current_machine()):
         kernel = tilescale.compile(func)
@@ -277,7 +284,7 @@ def check(func: Any, machine: str | None = None, graph: bool = True) -> None:
             time.sleep(random.random() * 0.01)
             run()
             torch.cuda.synchronize()
-            tilescale.emulate(func, everyone)
+            (wanted or partial(tilescale.emulate, func))(everyone)
             for number, (tensor, value) in enumerate(zip(mine, everyone[world.rank], strict=True)):
                 same(tensor, value, f"call {seed}, argument {number}")
 
@@ -321,6 +328,9 @@ def checks() -> dict[str, Callable[[], None]]:
     for side in ("dst", "src"):
         for impl, dtype in (("tma", "float32"), ("tma", "bfloat16"), ("lsu", "bfloat16")):
             found[f"tiles {side} {impl} {dtype}"] = lambda s=side, i=impl, d=dtype: check(tiles(s, i, d))
+    if not settings().share_gpus:  # there a copy to a peer may be one within a GPU, which takes a processor
+        for name, (func, wanted) in queue_programs.checks().items():
+            found[f"async {name}"] = lambda func=func, wanted=wanted: check(func, wanted=wanted)
     if settings().share_gpus:
         return {name: run for name, run in found.items() if "nccl" not in name}
     if size % 2 == 0:

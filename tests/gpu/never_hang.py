@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Provokes every way in which a job could hang, on GPUs, and expects an error on all ranks in bounded time.
 
-    python tests/gpu/never_hang.py            (a rank for each GPU; under torchrun, as many as it starts)
+    python tests/gpu/never_hang.py [parts of names]     (a rank for each GPU; under torchrun, as many as it starts)
 
 ONE PROCESS that starts the ranks itself, because launchers kill the others as soon as one is gone. Prints PASS or FAIL
 for each case.
 """
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -25,7 +24,19 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
-import tilescale.language as T  # noqa: E402
+from tests.gpu.never_hang_common import (  # noqa: E402
+    BLOCKS,
+    COLUMNS,
+    ROWS,
+    WAIT_S,
+    Rank,
+    crowd_program,
+    expect,
+    ring_program,
+    shift_program,
+    sum_program,
+)
+from tests.gpu.never_hang_queue import CASES, with_copies  # noqa: E402
 from tilescale.errors import (  # noqa: E402
     LaunchError,
     OutOfBoundsError,
@@ -35,140 +46,8 @@ from tilescale.errors import (  # noqa: E402
     WaitTimeoutError,
 )
 
-WAIT_S = 3.0
-JOB_S = {"survive": 80.0, "kill-1": 30.0, "kill-0": 30.0}
-BLOCKS, ROWS, COLUMNS = 4, 64, 128
+JOB_S = {"survive": 120.0, "kill-1": 30.0, "kill-0": 30.0, "kill-copies-1": 40.0}
 PROCESSORS = 132
-
-
-def ring_program(blocks: int = BLOCKS, name: str = "ring"):
-    """Every block puts a tile to the next rank and waits for the flag of the one that it gets; `silent` does not."""
-
-    @T.prim_func
-    def ring(
-        A: T.Tensor((blocks * ROWS, COLUMNS), "float32"),
-        B: T.Tensor((blocks * ROWS, COLUMNS), "float32"),
-        F: T.Tensor((blocks,), "int32"),
-        turn: T.int32,
-        silent: T.int32,
-        beyond: T.int32,
-    ):
-        with T.Kernel(device=T.ALL, block=blocks, threads=128) as bx:
-            with T.Scale("block"):
-                tile = T.alloc((ROWS, COLUMNS), "float32")
-                with T.Scale("device") as (d, n):
-                    T.copy(A[bx * ROWS, 0], tile)
-                    if d != silent:
-                        T.copy(tile, B[bx * ROWS, 0], dst=(d + 1) % n, signal=F[bx])
-                    T.wait(F[bx + beyond], ">=", turn)
-
-    return ring.with_attr("global_symbol", name)
-
-
-def shift_program(name: str):
-    """Every block puts a tile to the next rank; all meet; then it doubles what it got."""
-
-    @T.prim_func
-    def shift(
-        A: T.Tensor((BLOCKS * ROWS, COLUMNS), "float32"),
-        B: T.Tensor((BLOCKS * ROWS, COLUMNS), "float32"),
-        C: T.Tensor((BLOCKS * ROWS, COLUMNS), "float32"),
-    ):
-        with T.Kernel(device=T.ALL, block=BLOCKS, threads=128) as bx:
-            with T.Scale("block"):
-                tile = T.alloc((ROWS, COLUMNS), "float32")
-                with T.Scale("device") as (d, n):
-                    T.copy(A[bx * ROWS, 0], tile)
-                    T.copy(tile, B[bx * ROWS, 0], dst=(d + 1) % n)
-                    T.barrier()
-                T.copy(B[bx * ROWS, 0], tile)
-                for i, j in T.Parallel(ROWS, COLUMNS):
-                    C[bx * ROWS + i, j] = 2 * tile[i, j]
-
-    return shift.with_attr("global_symbol", name)
-
-
-def crowd_program(blocks: int):
-    """Every block waits for all blocks of the grid on the rank before."""
-
-    @T.prim_func
-    def crowd(F: T.Tensor((1,), "int32"), turn: T.int32):
-        with T.Kernel(device=T.ALL, block=blocks, threads=128):
-            with T.Scale("block"):
-                with T.Scale("device") as (d, n):
-                    T.signal(F[0], dst=(d + 1) % n)
-                    T.wait(F[0], ">=", turn * blocks)
-
-    return crowd
-
-
-def sum_program():
-    """The sum of a tensor over all devices, by NCCL."""
-
-    @T.prim_func
-    def total(X: T.Tensor((256, 256), "float32")):
-        with T.Kernel(device=T.ALL, block=1, threads=128):
-            with T.Scale("device"):
-                T.allreduce(X, impl="nccl")
-
-    return total
-
-
-class Rank:
-    """One rank of a job: what all cases use."""
-
-    def __init__(self) -> None:
-        self.world = tilescale.init(timeout_s=30)
-        self.rank, self.size = self.world.rank, self.world.size
-        self.last = (self.rank - 1) % self.size
-        torch.cuda.set_device(self.world.device)
-        self.generator = random.Random(self.rank)
-        shape = (BLOCKS * ROWS, COLUMNS)
-        self.a, self.b, self.other = (tilescale.zeros(shape, torch.float32) for _ in range(3))
-        self.c = torch.empty(shape, device="cuda")
-        self.flags = tilescale.zeros((BLOCKS,), torch.int32)
-        self.ring = tilescale.compile(ring_program(), wait_s=WAIT_S)
-
-    def data(self, rank: int, turn: int) -> torch.Tensor:
-        """What a rank puts in a turn."""
-        generator = torch.Generator().manual_seed(1000 * turn + rank)
-        return torch.randn(self.a.shape, generator=generator).cuda()
-
-    def skew(self) -> None:
-        """Let the ranks drift apart."""
-        time.sleep(0.02 * self.generator.random())
-
-    def run_ring(self, turn: int, silent: int = -1, beyond: int = 0) -> None:
-        """One turn of the ring; compares what arrived."""
-        self.a.copy_(self.data(self.rank, turn))
-        self.b.fill_(float("nan"))
-        torch.cuda.synchronize()
-        self.world.barrier()
-        self.skew()
-        self.ring(self.a, self.b, self.flags, turn, silent, beyond)
-        self.ring.synchronize()
-        assert torch.equal(self.b, self.data(self.last, turn)), "wrong data"
-
-    def fresh(self, *kernels) -> None:
-        """After a failure: all kernels and flags as at the beginning."""
-        for kernel in kernels:
-            kernel.reset()
-        self.flags.zero_()
-        torch.cuda.synchronize()
-        self.world.barrier()
-
-
-def expect(kinds: type[BaseException] | tuple, call: Callable[[], object], *texts: str, within: float) -> str:
-    """The error that a call must raise in so many seconds."""
-    begin = time.monotonic()
-    try:
-        call()
-    except kinds as error:
-        took, text = time.monotonic() - begin, str(error)
-        assert took < within, f"took {took:.1f} s: {text}"
-        assert all(part in text for part in texts), f"{texts} in: {text}"
-        return text
-    raise AssertionError(f"no error within {time.monotonic() - begin:.1f} s")
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -325,29 +204,45 @@ SURVIVED = [
     graph_replays,
     two_streams,
     nccl_in_order,
+    *CASES,
 ]
 
 
-def survive() -> None:
-    """All cases after which a job goes on."""
+def chosen(names: list[str]) -> list[Callable[[Rank], None]]:
+    """The cases after which a job goes on whose names contain one of these; all for none."""
+    return [case for case in SURVIVED if any(name in case.__name__ for name in names or [""])]
+
+
+def survive(names: list[str]) -> None:
+    """One after the other."""
     own = Rank()
-    for case in SURVIVED:
+    for case in chosen(names):
         begin = time.monotonic()
         case(own)
         print(f"done {case.__name__} rank {own.rank} ({time.monotonic() - begin:.1f} s)", flush=True)
 
 
-def kill(victim: int) -> None:
-    """A rank is killed while all are in a kernel; then the others wait for it in vain."""
-    own = Rank()
+def in_a_kernel(own: Rank) -> Callable[[], object]:
+    """What ranks are in when one is killed: a kernel that nobody gets out of."""
     own.ring = tilescale.compile(ring_program(name="ring_kill"), wait_s=25)
     own.run_ring(1)
+
+    def calls() -> None:
+        own.ring(own.a, own.b, own.flags, 1000, -1, 0)
+        own.ring.synchronize()
+
+    return calls
+
+
+def kill(victim: int, prepare: Callable[[Rank], Callable[[], object]]) -> None:
+    """A rank is killed while all are busy; then the others wait for it in vain."""
+    own = Rank()
+    calls = prepare(own)
+    own.world.barrier()
     begin = time.monotonic()
     if own.rank == victim:
         threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-    # Nobody reaches this turn: every rank is in its kernel when the victim dies.
-    own.ring(own.a, own.b, own.flags, 1000, -1, 0)
-    text = expect(RankFailedError, own.ring.synchronize, f"rank {victim}", "disappeared", within=10)
+    text = expect(RankFailedError, calls, f"rank {victim}", "disappeared", within=10)
     if own.rank == (victim + 1) % own.size:
         print(text, flush=True)
     print(f"done killed rank {own.rank} ({time.monotonic() - begin:.1f} s)", flush=True)
@@ -356,17 +251,17 @@ def kill(victim: int) -> None:
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def child(job: str) -> None:
+def child(job: str, names: list[str]) -> None:
     """One rank."""
     warnings.simplefilter("ignore")
     try:
-        survive() if job == "survive" else kill(int(job[-1]))
+        survive(names) if job == "survive" else kill(int(job[-1]), with_copies if "copies" in job else in_a_kernel)
     except (TileScaleError, AssertionError, RuntimeError):
         print(f"rank {os.environ['RANK']}: {traceback.format_exc()}", flush=True)
         raise SystemExit(1) from None
 
 
-def start(job: str, size: int) -> tuple[list[str], list[int | None], float]:
+def start(job: str, names: list[str], size: int) -> tuple[list[str], list[int | None], float]:
     """Run a job; the ranks' outputs, the ranks' exit codes (None: had to be killed) and its seconds."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -378,7 +273,7 @@ def start(job: str, size: int) -> tuple[list[str], list[int | None], float]:
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         outputs.append(Path(f"/tmp/never_hang_{os.getpid()}_{rank}.log"))
         with outputs[-1].open("w") as log:
-            command = [sys.executable, "-u", __file__, job]
+            command = [sys.executable, "-u", __file__, "--job", job, *names]
             ranks.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
     codes: list[int | None] = []
     for process in ranks:
@@ -390,13 +285,15 @@ def start(job: str, size: int) -> tuple[list[str], list[int | None], float]:
     return [log.read_text() for log in outputs], codes, time.monotonic() - begin
 
 
-def main() -> int:
-    """Run all jobs; how many cases failed."""
+def main(names: list[str]) -> int:
+    """Run the jobs and cases whose names contain one of these, or all; how many cases failed."""
     size, failed = int(os.environ.get("WORLD_SIZE", torch.cuda.device_count())), 0
     for job in JOB_S:
-        outputs, codes, took = start(job, size)
         victims = {int(job[-1])} if job.startswith("kill") else set()
-        cases = {case.__name__: size for case in SURVIVED} if not victims else {"killed": size - 1}
+        cases = {case.__name__: size for case in chosen(names)} if not victims else {"killed": size - 1}
+        if not cases or victims and names and not any(name in job for name in names):
+            continue
+        outputs, codes, took = start(job, names, size)
         for case, wanted in cases.items():
             passed = sum(f"done {case} rank" in output for output in outputs) == wanted
             failed += not passed
@@ -411,7 +308,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        child(sys.argv[1])
+    if sys.argv[1:2] == ["--job"]:
+        child(sys.argv[2], sys.argv[3:])
     elif os.environ.get("RANK", "0") == "0":
-        raise SystemExit(main() != 0)
+        raise SystemExit(main(sys.argv[1:]) != 0)

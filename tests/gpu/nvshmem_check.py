@@ -30,6 +30,7 @@ import tilelang.language as stock_language  # noqa: E402
 
 import tilescale  # noqa: E402
 from tilelang_core import compile as stock  # noqa: E402
+from tilescale.backends.base import Target  # noqa: E402
 from tilescale.backends.cuda import nvshmem_link, support  # noqa: E402
 from tilescale.comm.heap import default_heap  # noqa: E402
 
@@ -62,10 +63,9 @@ class Job:
         assert heap.provider == "nvshmem", heap.provider
         nvshmem_link.prepare(heap, {}, None)
         if self.world.local_rank == 0:
-            lowered = [
-                k for f in self.kernels.values() for k in support.lowered_kernels(f.program, f.machine, self.size)
-            ]
-            texts = [stock.generate(kernel.func, "auto").text for kernel in lowered]
+            targets = [(f.program, Target.of(f.program, f.machine, self.size)) for f in self.kernels.values()]
+            kernels = [kernel for program, target in targets for kernel in support.lower(program, target).kernels]
+            texts = [stock.generate(kernel.func, "auto").text for kernel in kernels]
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda text: stock.device_code(text, "auto"), texts))
         self.world.barrier()

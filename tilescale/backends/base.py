@@ -1,15 +1,41 @@
 # SPDX-License-Identifier: MIT
-"""Back ends as manifests: what each can run, and how. Shared code asks the manifest, never the name."""
+"""Back ends as manifests: what each makes of a program. Shared code asks the manifest, never the name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from tilescale.errors import UnsupportedError
+from tilelang_core import ir
+from tilescale.errors import TileScaleError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Program
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a program is lowered for.
+
+    Attributes:
+        machine: its machine.
+        sizes: units of each launched level above the grid, coarsest first; None where only the job says how many.
+    """
+
+    machine: Machine
+    sizes: tuple[tuple[str, int | None], ...]
+
+    @classmethod
+    def of(cls, program: Program, machine: Machine, units: int | None = None) -> Target:
+        """The target of a program in a job of so many units that own tensors, or in no job."""
+        known = [(name, ir.constant(extent)) for name, extent in program.extents]
+        fixed = 1
+        for _, size in known:
+            fixed *= size or 1
+        left_open = [name for name, size in known if size is None]
+        if len(left_open) == 1 and units is not None and units % fixed == 0:
+            known = [(name, units // fixed if size is None else size) for name, size in known]
+        return cls(machine, tuple(known))
 
 
 @dataclass(frozen=True)
@@ -20,6 +46,10 @@ class Executable:
         run: takes, for each tensor-owning unit that this process drives, its list of arguments (changed in place).
         gathers: whether one process runs all units of the job, so that their arguments come to it.
         device: where it wants the tensors, "cpu" or "cuda".
+        direct: stands for `run` where the arguments are nobody's affair but the compiled kernel's: it takes them as the
+            caller passes them, and returns what the caller gets. None if there is no such kernel.
+        again: runs on arguments at the same places as those of an earlier `run`, without looking at them once more;
+            False, and nothing done, for others.
         synchronize: waits until every call has ended, and raises what went wrong in it.
         reset: collective, makes it run again after a call that failed on the device.
     """
@@ -27,8 +57,30 @@ class Executable:
     run: Callable[[list[list[Any]]], Any]
     gathers: bool
     device: str
+    direct: Callable[..., Any] | None = None
+    again: Callable[[tuple[Any, ...]], bool] = lambda values: False
     synchronize: Callable[[], None] = lambda: None
     reset: Callable[[], None] = lambda: None
+
+
+class Lowered(Protocol):
+    """A program as a back end has it, for a target.
+
+    Attributes:
+        notes: which implementations were chosen for its operations, and why.
+    """
+
+    notes: tuple[str, ...]
+
+    def source(self, options: dict[str, Any]) -> str:
+        """The generated text; options are those of `tilelang.compile`.
+
+        Raises:
+            UnsupportedError: the machine, or the back end, has none.
+        """
+
+    def build(self, options: dict[str, Any]) -> Executable:
+        """Make it run on this computer; options are those of `tilelang.compile`."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +90,16 @@ class Backend:
     Attributes:
         name: what a person calls it.
         available: whether this computer can run it now.
-        accepts: None if it runs the program, else why not.
-        build: makes the executable; options are those of `tilelang.compile`.
-        priority: the first available one that accepts a program, highest first, runs it.
-        source: the text that it generates for a program, on any computer; None if it generates none.
-        notes: which implementations it chooses for a program's operations, and why; None if it has no choice.
+        lower: makes of a program what it runs, on any computer; raises UnsupportedError for what it does not run.
+        priority: the first available one that lowers a program, highest first, runs it.
+        generates: whether it generates text.
     """
 
     name: str
     available: Callable[[], bool]
-    accepts: Callable[[Program], str | None]
-    build: Callable[[Program, Machine, dict[str, Any]], Executable]
+    lower: Callable[[Program, Target], Lowered]
     priority: int
-    source: Callable[[Program, Machine, dict[str, Any]], str] | None = None
-    notes: Callable[[Program, Machine], list[str]] | None = None
+    generates: bool = False
 
 
 _BACKENDS: list[Backend] = []
@@ -65,35 +113,28 @@ def register(backend: Backend) -> None:
     _BACKENDS.sort(key=lambda b: -b.priority)
 
 
-def source(program: Program, machine: Machine, options: dict[str, Any]) -> str:
-    """The text that the first back end with one generates for a program.
-
-    Raises:
-        UnsupportedError: something in the program, or the machine, has no lowering.
-    """
-    generator = next(b.source for b in _BACKENDS if b.source is not None)
-    return generator(program, machine, options)
+def generator() -> Backend:
+    """The first back end that generates text, whether or not it runs on this computer."""
+    return next(b for b in _BACKENDS if b.generates)
 
 
-def notes(program: Program, machine: Machine) -> list[str]:
-    """What the first back end that has a choice of implementations chooses for a program; nothing if it has none."""
-    chooser = next(b.notes for b in _BACKENDS if b.notes is not None)
-    try:
-        return chooser(program, machine)
-    except UnsupportedError:
-        return []
+def choose(program: Program, lower: Callable[[Backend], Lowered]) -> Lowered:
+    """The program as the back end has it that runs it on this computer.
 
-
-def choose(program: Program) -> Backend:
-    """The back end that runs a program on this computer.
+    Args:
+        lower: lowers the program by a back end, as `Backend.lower`.
 
     Raises:
         UnsupportedError: none does; says why each does not.
     """
     reasons = []
     for backend in _BACKENDS:
-        reason = backend.accepts(program) if backend.available() else "not available on this computer"
-        if reason is None:
-            return backend
-        reasons.append(f"{backend.name}: {reason}")
+        if not backend.available():
+            reasons.append(f"{backend.name}: not available on this computer")
+            continue
+        try:
+            return lower(backend)
+        except TileScaleError as error:
+            where = f" ({error.where[0].file}:{error.where[0].line})" if error.where else ""
+            reasons.append(f"{backend.name}: {error.message}{where}")
     raise UnsupportedError(f"no back end runs {program.name!r}: {'; '.join(reasons)}")

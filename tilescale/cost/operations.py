@@ -15,12 +15,19 @@ from tilescale.program.model import bytes_of
 from tilescale.program.operations import Collective, Copy
 
 
-def copy_choice(call: ir.Call, machine: Machine, sizes: Mapping[str, int], programs: int | None) -> Choice:
+def copy_choice(
+    call: ir.Call,
+    machine: Machine,
+    sizes: Mapping[str, int],
+    programs: int | None,
+    starters: tuple[str, ...] = ("program", "host"),
+) -> Choice:
     """The mechanism of a `T.copy` to or from another unit.
 
     Args:
         sizes: units of each launched level, coarsest first.
         programs: how many programs of a unit copy at the same time, None for a copy of whole tensors.
+        starters: who may start a copy of whole tensors.
 
     Raises:
         UnsupportedError: what `impl=` asks for, or every mechanism, cannot do it.
@@ -29,19 +36,20 @@ def copy_choice(call: ir.Call, machine: Machine, sizes: Mapping[str, int], progr
     copy = Copy.of(call)
     if network is None:
         raise UnsupportedError(f"no network of {machine.name} connects units of level {copy.level!r}")
-    return mechanism(network, _transfer(copy, programs or 1, whole=programs is None), copy.impl)
+    return mechanism(network, _transfer(copy, programs or 1, starters if programs is None else None), copy.impl)
 
 
-def _transfer(copy: Copy, programs: int, whole: bool) -> Transfer:
+def _transfer(copy: Copy, programs: int, whole: tuple[str, ...] | None) -> Transfer:
+    """What a copy moves; `whole` says who may start one of whole tensors."""
     near_buffer, far_buffer = ir.region_parts(copy.near)[0], ir.region_parts(copy.far)[0]
     rows = math.gcd(_row_bytes(copy.near), _row_bytes(copy.far))
     if near_buffer.dtype != far_buffer.dtype:
         rows = 1  # a conversion on the way takes the elements one by one
     operation, nbytes = "put" if copy.to_peer else "get", region_bytes(copy.near)
-    if not whole:
+    if whole is None:
         return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, programs)
     # A grid is made for extents that are known.
-    starters = ("host",) if nbytes is None else ("program", "host")
+    starters = ("host",) if nbytes is None else whole
     return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, whole=True, starters=starters)
 
 

@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 from tilelang_core import ir
 from tilescale import backends
-from tilescale.comm import World, init
-from tilescale.errors import ArgumentError, LaunchError, RankMismatchError
+from tilescale.comm import current_world, init
+from tilescale.errors import ArgumentError, LaunchError, RankMismatchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.written import written_parameters
 from tilescale.program.model import Program
-from tilescale.runtime.outputs import allocate_outputs, output_positions, place_arguments
+from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule import describe
 
@@ -39,6 +40,8 @@ class Kernel:
         self.options = options
         self.report: Any = None
         self._func = for_machine(func, machine)
+        self._known: dict[tuple[str, backends.Target], backends.Lowered] = {}
+        self._call: Callable[..., Any] = self._first_call  # then what that has chosen
 
     def __repr__(self) -> str:
         return f"<tilescale.Kernel {self.program.name} for {self.machine.name}>"
@@ -65,7 +68,7 @@ class Kernel:
         Raises:
             UnsupportedError: the program uses levels that have no CUDA lowering, or the machine has no CUDA target.
         """
-        return backends.source(self.program, self.machine, self.options)
+        return self._lowered(backends.generator()).source(self.options)
 
     def get_kernel_source(self) -> str:
         """`source`, under TileLang's name."""
@@ -74,7 +77,10 @@ class Kernel:
     @property
     def schedule(self) -> str:
         """What runs in which order, in words: launches, phases, operations; which implementations, and why."""
-        chosen = backends.notes(self.program, self.machine) if self.program.is_hierarchical else []
+        try:
+            chosen = self._lowered(backends.generator()).notes
+        except UnsupportedError:
+            chosen = ()
         return describe(self.program, self.machine, chosen)
 
     @property
@@ -113,15 +119,28 @@ class Kernel:
 
     @cached_property
     def _executable(self) -> backends.Executable:
-        return backends.choose(self.program).build(self.program, self.machine, self.options)
+        if self.program.is_hierarchical:
+            init()  # the job says how many devices there are
+        return backends.choose(self.program, self._lowered).build(self.options)
+
+    def _lowered(self, backend: backends.Backend) -> backends.Lowered:
+        """The program as a back end has it, made once for the devices that there are. Raises as `Backend.lower`."""
+        world = current_world()
+        units = world.size if world is not None and world.size > 1 else None
+        target = backends.Target.of(self.program, self.machine, units)
+        known = self._known.get((backend.name, target))
+        if known is None:
+            known = self._known[backend.name, target] = backend.lower(self.program, target)
+        return known
 
     @cached_property
-    def _outputs(self) -> list[int]:
-        return output_positions(self.program, self.options.get("out_idx"))
+    def _outputs(self) -> Outputs:
+        positions = output_positions(self.program, self.options.get("out_idx"))
+        return Outputs(self.program, positions, self._executable.device)
 
     @cached_property
     def _changed(self) -> frozenset[int]:
-        return written_parameters(self.program) | set(self._outputs)
+        return written_parameters(self.program) | set(self._outputs.positions)
 
     @cached_property
     def _signature(self) -> tuple[str, str, str]:
@@ -138,40 +157,67 @@ class Kernel:
             WaitTimeoutError: on GPUs, a wait of an earlier call ran out of time.
             DeadlockError, OutOfBoundsError, ...: as `tilescale.emulate`, on every rank.
         """
+        return self._call(*args)
+
+    def _first_call(self, *args: Any) -> Any:
+        """Choose how calls are made, and make the first one."""
         executable = self._executable
-        if not executable.gathers and not self.program.is_hierarchical:
-            return executable.run([list(args)])  # TileLang's own kernel: it checks arguments and allocates outputs
-        values = place_arguments(self.program, self._outputs, args)
-        for i, parameter in enumerate(self.program.parameters):
-            values[i] = _on(executable.device, parameter.name, local_tensor(self.program, parameter, values[i]))
-        world = init()
-        ranks = world.size if self._spans_units else 1
-        self._check_ranks(ranks)
-        if ranks == 1 or not executable.gathers:
-            (values,) = self._run(executable, [values])
+        if executable.direct is not None:
+            self._call = executable.direct
+        elif executable.gathers:
+            self._call = self._on_emulator
         else:
-            values = self._gather_and_run(executable, values, world)
-        outputs = [values[i] for i in self._outputs]
-        return outputs[0] if len(outputs) == 1 else outputs or None
+            self._call = self._on_device
+        return self._call(*args)
+
+    def _on_device(self, *args: Any) -> Any:
+        if not self._outputs.positions and self._executable.again(args):
+            return None
+        values = self._outputs.allocate(self._given(args))
+        self._executable.run([values])
+        return self._outputs.returned(values)
+
+    def _on_emulator(self, *args: Any) -> Any:
+        values = self._given(args)
+        if self._ranks == 1:
+            (values,) = self._emulate([values])
+        else:
+            values = self._gather_and_emulate(values)
+        return self._outputs.returned(values)
+
+    def _given(self, args: Sequence[Any]) -> list[Any]:
+        """This rank's part of the arguments, None for outputs, after all that can be said of them on the host."""
+        values = place_arguments(self.program, self._outputs.positions, args)
+        for i, parameter in enumerate(self.program.parameters):
+            values[i] = _on(self._executable.device, parameter.name, local_tensor(self.program, parameter, values[i]))
+        self._ranks  # noqa: B018 - raises if the job does not fit the program
+        return values
+
+    @cached_property
+    def _ranks(self) -> int:
+        """How many ranks one launch spans. Raises LaunchError if the job has another number."""
+        ranks = init().size if self._spans_units else 1
+        self._check_ranks(ranks)
+        return ranks
 
     @property
     def _spans_units(self) -> bool:
         """Whether the ranks of a job are the units of one launch, and not each a launch of its own."""
         return bool(self.program.extents) or self.machine.program_level == self.machine.tensor_level
 
-    def _run(self, executable: backends.Executable, per_unit: list[list[Any]]) -> list[list[Any]]:
+    def _emulate(self, per_unit: list[list[Any]]) -> list[list[Any]]:
         """Run the units that this process drives; returns the arguments of each, with its outputs."""
-        complete = [allocate_outputs(self.program, self._outputs, values, executable.device) for values in per_unit]
-        self.report = executable.run(complete)
+        complete = [self._outputs.allocate(values) for values in per_unit]
+        self.report = self._executable.run(complete)
         return complete
 
-    def _gather_and_run(self, executable: backends.Executable, values: list[Any], world: World) -> list[Any]:
+    def _gather_and_emulate(self, values: list[Any]) -> list[Any]:
         def at_root(payloads: list[Any]) -> list[Any]:
             _check_signatures([s for s, _ in payloads])
-            complete = self._run(executable, [v for _, v in payloads])
+            complete = self._emulate([v for _, v in payloads])
             return [{i: unit[i] for i in self._changed} for unit in complete]
 
-        for i, result in world.run_at_root((self._signature, values), at_root).items():
+        for i, result in init().run_at_root((self._signature, values), at_root).items():
             values[i] = _stored(values[i], result)
         return values
 

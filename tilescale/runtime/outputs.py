@@ -29,39 +29,71 @@ def output_positions(program: Program, out_idx: Any) -> list[int]:
     return [i % count for i in chosen]
 
 
-def place_arguments(program: Program, outputs: list[int], given: Sequence[Any]) -> list[Any]:
+def place_arguments(program: Program, outputs: Sequence[int], given: Sequence[Any]) -> list[Any]:
     """What was given, at the position of its parameter; None at those of the outputs.
 
     Raises:
         ArgumentError: another number of arguments.
     """
-    names = [p.name for i, p in enumerate(program.parameters) if i not in outputs]
-    if len(given) != len(names):
+    count = len(program.parameters)
+    if len(given) + len(outputs) != count:
+        names = [p.name for i, p in enumerate(program.parameters) if i not in outputs]
         raise ArgumentError(
             f"{program.name} was called with {len(given)} arguments", hint=f"it takes {len(names)}: {', '.join(names)}"
         )
+    if not outputs:
+        return list(given)
     inputs = iter(given)
-    return [None if i in outputs else next(inputs) for i in range(len(program.parameters))]
+    return [None if i in outputs else next(inputs) for i in range(count)]
 
 
-def allocate_outputs(program: Program, outputs: list[int], values: list[Any], device: str) -> list[Any]:
-    """`values` with new tensors on `device` at the positions of the outputs.
+class Outputs:
+    """The outputs of a program: new tensors for each call.
 
-    Raises:
-        ArgumentError: an output whose extent no argument determines.
+    Attributes:
+        positions: of their parameters, in the order in which they are returned.
     """
-    parameters = program.parameters
-    sizes = solve(parameters, [getattr(value, "shape", None) for value in values]) if outputs else {}
-    return [_empty(parameters[i], sizes, device) if i in outputs else value for i, value in enumerate(values)]
+
+    def __init__(self, program: Program, positions: Sequence[int], device: str):
+        self.positions = positions
+        self._program, self._device = program, device
+        self._known: dict[Any, list[tuple[int, list[int], Any]]] = {}
+
+    def allocate(self, values: list[Any]) -> list[Any]:
+        """`values` with new tensors at the positions of the outputs.
+
+        Raises:
+            ArgumentError: an output whose extent no argument determines.
+        """
+        if not self.positions:
+            return values
+        import torch
+
+        shapes = tuple(getattr(value, "shape", None) for value in values)
+        made = self._known.get(shapes)
+        if made is None:
+            made = self._known[shapes] = self._solve(shapes)
+        complete = list(values)
+        for position, shape, dtype in made:
+            complete[position] = torch.empty(shape, dtype=dtype, device=self._device)
+        return complete
+
+    def returned(self, values: Sequence[Any]) -> Any:
+        """What a call returns of its arguments: the output, a list of several, or None."""
+        outputs = [values[i] for i in self.positions]
+        return outputs[0] if len(outputs) == 1 else outputs or None
+
+    def _solve(self, shapes: tuple[Any, ...]) -> list[tuple[int, list[int], Any]]:
+        sizes = solve(self._program.parameters, shapes)
+        parameters = [(i, self._program.parameters[i]) for i in self.positions]
+        return [(i, _shape(p, sizes), ir.torch_dtype(str(p.buffer.dtype))) for i, p in parameters]
 
 
-def _empty(parameter: Parameter, sizes: dict[ir.Var, int], device: str) -> Any:
-    import torch
-
+def _shape(parameter: Parameter, sizes: dict[ir.Var, int]) -> list[int]:
     shape = [evaluate(n, sizes) for n in parameter.shape]
     if None in shape:
         raise ArgumentError(
             f"the shape of output {parameter.name!r} does not follow from the arguments: {tuple(parameter.shape)}",
             hint="pass the output tensor",
         )
-    return torch.empty(shape, dtype=ir.torch_dtype(str(parameter.buffer.dtype)), device=device)
+    return shape

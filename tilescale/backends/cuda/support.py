@@ -1,97 +1,118 @@
 # SPDX-License-Identifier: MIT
-"""What the CUDA back end lowers, found by trying: generated text without a GPU, or the reason why not."""
+"""A program as the CUDA back end has it: lowered once; text on any computer, an executable where there are GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tilelang_core import compile as stock
-from tilelang_core import ir
-from tilescale.backends.cuda.lowering import exchange, peers  # noqa: F401 - they register their rules
+from tilescale.backends.base import Executable
+from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda.lowering.check import check_shared, check_text, static_shared_bytes
-from tilescale.backends.cuda.lowering.clusters import collectives  # noqa: F401 - likewise
 from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
-from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
-from tilescale.backends.cuda.lowering.plan import plan
+from tilescale.backends.cuda.lowering.lower import LoweredKernel
+from tilescale.backends.cuda.lowering.program import LoweredProgram
+from tilescale.backends.cuda.lowering.program import lower as lower_for
 from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.target import target_for
-from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
-from tilescale.hda.current import current_machine
 from tilescale.passes.written import written_by_peers
-from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
+from tilescale.program.model import Program
 from tilescale.settings import settings
 
 STRIDE = 1 << 36
 """Bytes between devices in the address range that a text is generated for where there is no heap."""
 
 DEVICES = 4
-"""How many devices a text is generated for where the program leaves it open."""
+"""How many devices a text is generated for where the program leaves it open and there is no job."""
 
 
-def lowered_kernels(program: Program, machine: Machine, devices: int = DEVICES) -> list[LoweredKernel]:
-    """The grids of a program as TileLang functions, those of its device phases included.
-
-    Raises:
-        UnsupportedError: something that has no lowering, with its line.
-    """
-    return [kernel for _, kernel in _lowered(program, machine, devices)[0]]
-
-
-def notes(program: Program, machine: Machine, devices: int = DEVICES) -> list[str]:
-    """Which implementation was chosen for each operation between units, and why, in words.
+def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:
+    """A program for a target.
 
     Raises:
         UnsupportedError: something that has no lowering, with its line.
     """
-    kernels, planned = _lowered(program, machine, devices)
-    # What a device phase becomes has been noted when it was planned.
-    grids = {id(launch.grid) for launch in program.launches}
-    return list(dict.fromkeys([*planned, *(n for launch, k in kernels if id(launch.grid) in grids for n in k.notes)]))
-
-
-def _lowered(
-    program: Program, machine: Machine, devices: int
-) -> tuple[list[tuple[Launch, LoweredKernel]], tuple[str, ...]]:
-    sizes = tuple((name, ir.constant(extent) or devices) for name, extent in program.extents)
-    target = Target(machine, sizes, STRIDE, nccl=not settings().share_gpus)
-    body, planned = plan(program, target)
-    result: list[tuple[Launch, LoweredKernel]] = []
-    for launch, phase, around in _grid_phases(body, None, ()):
-        lowered = GridLowering(program, launch, target, len(result), around=around).lower(phase)
-        result.append((launch, lowered))
-    return result, planned
-
-
-def _grid_phases(
-    part: Part, launch: Launch | None, around: tuple[ir.Var, ...]
-) -> Iterator[tuple[Launch, GridPhase, tuple[ir.Var, ...]]]:
-    if isinstance(part, Launch):
-        yield from _grid_phases(part.body, part, around)
-    elif isinstance(part, Sequence):
-        for inner in part.parts:
-            yield from _grid_phases(inner, launch, around)
-    elif isinstance(part, Control):
-        own = (part.stmt.loop_var,) if isinstance(part.stmt, ir.For) else ()
-        for inner in part.parts:
-            yield from _grid_phases(inner, launch, around + own)
-    elif isinstance(part, GridPhase):
-        yield launch, part, around
-
-
-def source(program: Program, machine: Machine, target: Any, pass_configs: dict[str, Any] | None) -> str:
-    """The CUDA text of a program: one kernel for each grid phase, checked.
-
-    Raises:
-        UnsupportedError: something that has no lowering, with its line.
-        AllocationTooLargeError: more shared memory than the machine has.
-    """
-    target = target or target_for(machine)
     if not program.is_hierarchical:
-        return stock.cuda_source(program.func, target, pass_configs)
-    texts = [checked(kernel, program, machine, target, pass_configs) for kernel in lowered_kernels(program, machine)]
-    return "\n".join(texts)
+        return PlainLowered(program, target.machine)
+    sizes = tuple((name, size or DEVICES) for name, size in target.sizes)
+    return DeviceLowered(lower_for(program, Target(target.machine, sizes, STRIDE, nccl=not settings().share_gpus)))
+
+
+@dataclass(frozen=True)
+class PlainLowered:
+    """A program without our constructs: stock TileLang's."""
+
+    program: Program
+    machine: Machine
+    notes: tuple[str, ...] = ()
+
+    def source(self, options: dict[str, Any]) -> str:
+        """The text. Raises UnsupportedError for a machine that names no CUDA target."""
+        target = options.get("target") or target_for(self.machine)
+        return stock.cuda_source(self.program.func, target, options.get("pass_configs"))
+
+    def build(self, options: dict[str, Any]) -> Executable:
+        """TileLang's own kernel, which checks arguments and allocates outputs."""
+        given = {k: v for k, v in options.items() if v is not None and k != "wait_s"}
+        kernel = stock.compile_kernel(self.program.func, **given)
+        return Executable(
+            lambda per_unit: kernel(*per_unit[0]),
+            gathers=False,
+            device="cuda",
+            direct=kernel.torch_function,
+            synchronize=_synchronize,
+        )
+
+
+@dataclass(frozen=True)
+class DeviceLowered:
+    """A program of devices: one TileLang function for each grid, and operations of the host."""
+
+    lowered: LoweredProgram
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which implementation was chosen for each operation between units, and why."""
+        return self.lowered.notes
+
+    @cached_property
+    def kernels(self) -> list[LoweredKernel]:
+        """The grids of the program as TileLang functions, those of its device phases included."""
+        return [grid.kernel for grid in self.lowered.grids]
+
+    def source(self, options: dict[str, Any]) -> str:
+        """The text: one kernel for each grid, checked.
+
+        Raises:
+            UnsupportedError: the machine names no CUDA target.
+            AllocationTooLargeError: more shared memory than the machine has.
+        """
+        program, machine = self.lowered.program, self.lowered.target.machine
+        target, configs = options.get("target") or target_for(machine), options.get("pass_configs")
+        return "\n".join(checked(kernel, program, machine, target, configs) for kernel in self.kernels)
+
+    def build(self, options: dict[str, Any]) -> Executable:
+        """Its kernels compiled, for the devices of this job. Collective. Raises as `DeviceProgram`."""
+        from tilescale.backends.cuda.running.execute import DeviceProgram
+
+        own = DeviceProgram(self.lowered, options)
+        return Executable(
+            lambda per_unit: own(per_unit[0]),
+            gathers=False,
+            device="cuda",
+            again=own.again,
+            synchronize=own.synchronize,
+            reset=own.reset,
+        )
+
+
+def _synchronize() -> None:
+    import torch
+
+    torch.cuda.synchronize()
 
 
 def checked(
@@ -110,13 +131,3 @@ def checked(
     return generated.text
 
 
-def reason_against(program: Program) -> str | None:
-    """Why the CUDA back end does not run a program; None if it does."""
-    if not program.is_hierarchical:
-        return None
-    try:
-        lowered_kernels(program, current_machine())
-    except TileScaleError as error:
-        where = f" ({error.where[0].file}:{error.where[0].line})" if error.where else ""
-        return f"{error.message}{where}"
-    return None

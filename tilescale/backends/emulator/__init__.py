@@ -21,17 +21,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from tilescale.backends.base import Backend, Executable
-from tilescale.hda import Machine
+from tilescale.backends.base import Backend, Executable, Target
+from tilescale.errors import UnsupportedError
 from tilescale.program.model import Program
 
 
-def _build(program: Program, machine: Machine, options: dict[str, Any]) -> Executable:
-    from tilescale.backends.emulator.emulate import emulate
+@dataclass(frozen=True)
+class _Emulated:
+    """Any program on any machine: there is nothing to lower before it is called."""
 
-    return Executable(lambda per_unit: emulate(program.func, per_unit, machine=machine), gathers=True, device="cpu")
+    program: Program
+    target: Target
+    notes: tuple[str, ...] = ()
+
+    def source(self, options: dict[str, Any]) -> str:
+        raise UnsupportedError("the emulator generates no text")
+
+    def build(self, options: dict[str, Any]) -> Executable:
+        from tilescale.backends.emulator.emulate import emulate
+
+        func, machine = self.program.func, self.target.machine
+        return Executable(lambda per_unit: emulate(func, per_unit, machine=machine), gathers=True, device="cpu")
 
 
-BACKEND = Backend("emulator", available=lambda: True, accepts=lambda program: None, build=_build, priority=0)
+BACKEND = Backend("emulator", available=lambda: True, lower=_Emulated, priority=0)

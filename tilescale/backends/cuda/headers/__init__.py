@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Device functions in CUDA C++ that generated kernels carry as text.
 
-sync.cuh: signals, bounded waits, meetings of ranks; cluster.cuh: shared memory of a cluster; units.cuh: barriers of
-units inside a program; nvshmem.cuh: copies by NVSHMEM.
+sync.cuh: signals, bounded waits, barriers; rendezvous.cuh: all ranks meet as a call begins and ends; cluster.cuh:
+shared memory of a cluster; units.cuh: barriers of units inside a program; nvshmem.cuh: copies by NVSHMEM.
 """
 
 from __future__ import annotations

@@ -196,34 +196,6 @@ __device__ inline void barrier(int* counters, i64 stride, int slot, int rank, in
   }
 }
 
-// The same for whole devices, by a kernel of one thread, with one word for each rank: its count in the upper half, and
-// below what it is about to do, which must be the same on all ranks (barrier_kernel.py says what).
-__device__ inline void barrier_of_ranks(i64* words, i64 stride, int slot, int rank, int ranks, int* epochs, int purpose,
-                                        i64 limit, i64* report, int site) {
-  if (!stopped(report)) {
-    unsigned epoch = static_cast<unsigned>(epochs[0]) + 1u;
-    epochs[0] = static_cast<int>(epoch);
-    i64 word = static_cast<i64>(static_cast<u64>(epoch) << 32 | static_cast<unsigned>(purpose));
-    for (int s = 0; s < ranks; ++s) store_release(words + s * stride + rank, word);
-    for (int r = 0; r < ranks; ++r) {
-      u64 seen;
-      auto here = [&] {
-        seen = static_cast<u64>(load_acquire(words + slot * stride + r));
-        return static_cast<int>(static_cast<unsigned>(seen >> 32) - epoch) >= 0;
-      };
-      Outcome outcome = await(here, limit, report);
-      if (outcome == LATE) fail(report, ABSENT, site, r, epoch, static_cast<i64>(seen >> 32));
-      if (outcome != READY) break;
-      // A rank whose count is ahead has compared this one's word with its own before it went on.
-      if (static_cast<unsigned>(seen >> 32) == epoch && static_cast<unsigned>(seen) != static_cast<unsigned>(purpose)) {
-        fail(report, DIFFERENT, site, r, static_cast<unsigned>(purpose), static_cast<unsigned>(seen));
-        break;
-      }
-    }
-  }
-  tell_host(report);
-}
-
 }  // namespace tilescale
 
 #endif

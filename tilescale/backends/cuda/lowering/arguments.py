@@ -70,10 +70,40 @@ class WaitRecord:
 
 
 @dataclass(frozen=True)
+class MeetingWords:
+    """The words by which all ranks meet, on all devices."""
+
+
+@dataclass(frozen=True)
+class MeetingCounts:
+    """How often this device has met, and how many blocks have left its kernel."""
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a rank comes to the meeting at a place for; `checked`: with what must be the same on all ranks."""
+
+    site: int
+    checked: bool = False
+
+
+@dataclass(frozen=True)
 class HostVariable:
     """The variable of a loop around phases."""
 
     var: ir.Var
 
 
-Argument = HostVariable | Given | Peers | Workspace | Rank | SlotShift | Limit | WaitRecord
+Argument = (
+    HostVariable
+    | Given
+    | Peers
+    | Workspace
+    | Rank
+    | SlotShift
+    | Limit
+    | WaitRecord
+    | MeetingWords
+    | MeetingCounts
+    | Purpose
+)

@@ -88,6 +88,8 @@ class GridLowering(Signature):
         cluster: the cluster around a program, if the launch has clusters.
         libraries: names of device libraries that it calls, with the text that declares them.
         ordered: whether the order of its statements matters to peers, or branches on threads rule out others.
+        enclose: puts the lowered body into what all blocks do around it.
+        headers: files of device functions beside sync.cuh that it calls.
     """
 
     around: tuple[ir.Var, ...] = ()
@@ -96,6 +98,8 @@ class GridLowering(Signature):
     cluster: ClusterUnit | None = None
     libraries: dict[str, str] = field(default_factory=dict)
     ordered: bool = False
+    enclose: Callable[[GridLowering, ir.Stmt], ir.Stmt] | None = None
+    headers: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,7 +126,11 @@ class GridLowering(Signature):
         if self.cluster is not None:
             body = self.cluster.enclose(body)
             self.ordered = self.ordered or self.cluster.meets
-        nest = self._nest(_ordered(self.lanes.pipelines.beside(body)))
+        body = self.lanes.pipelines.beside(body)
+        if self.enclose is not None:
+            self.where = self.launch.where
+            body = self.enclose(self, body)
+        nest = self._nest(_ordered(body))
         order = sorted(range(len(self.arguments)), key=lambda i: self.parameters[i][1] is not None)
         name = f"{self.program.name}_{self.number}"
         func = tir.function(
@@ -143,7 +151,7 @@ class GridLowering(Signature):
         ir.walk(body, lambda n: used.add(n.buffer.data) if isinstance(n, ir.BufferLoad | ir.BufferStore) else None)
         on_chip = [b for b in (*self.launch.buffers, *self.tiles) if b.scope() != "global" and b.data in used]
         annotations = {k: v for k, v in self.launch.notes if not k.startswith("tilescale.")}
-        headers = () if self.cluster is None else ("cluster.cuh",)
+        headers = [*self.headers, *(["cluster.cuh"] if self.cluster is not None else [])]
         texts = [prelude(*headers), *self.libraries.values(), self.lanes.prelude()]
         annotations["pragma_import_c"] = "".join(texts) + str(annotations.get("pragma_import_c", ""))
         if self.lanes.pipelines.loops:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from tilelang_core import ir, trace
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering.combine import fold
+from tilescale.backends.cuda.lowering.queued import Queued
 from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.lowering.spread import THREADS, Grids, is_known, with_args
 from tilescale.cost.choose import Choice
@@ -47,6 +49,10 @@ BY_COPIES = (ops.ALL_GATHER.name, ops.ALL_TO_ALL.name)
 
 NCCL_TYPES = frozenset(("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"))
 
+QUEUE, JOIN = "queue", "join"
+"""What a `HostStep` says instead of a mechanism: the device's copy queue executes it beside what follows; and, of no
+operation, what follows waits for the queue."""
+
 _HOST_CALLS = ("tirx.if_then_else", "tirx.shift_left", "tirx.shift_right")
 """Calls of TIR that fold to a number when their operands are numbers."""
 
@@ -73,7 +79,10 @@ def plan(program: Program, target: Target) -> tuple[Part, tuple[str, ...]]:
         UnsupportedError: a statement that has no lowering, with its line.
     """
     planner = _Planner(program, target)
-    return planner.part(program.body), tuple(planner.notes)
+    body = planner.part(program.body)
+    if planner.uses_queue:
+        body = model.Sequence((body, planner.join()))
+    return body, tuple(planner.notes)
 
 
 class _Planner(Grids):
@@ -81,9 +90,14 @@ class _Planner(Grids):
         super().__init__(program.launches[0])
         self.program, self.target = program, target
         self.notes: list[str] = []
+        self.uses_queue = False
         known = zip(program.extents, target.sizes, strict=True)
         self._sizes = {var: ir.IntImm("int32", n) for (_, var), (_, n) in known if isinstance(var, ir.Var)}
         self._names = {v.data: p.name for p in program.parameters for v in p.views}
+
+    @cached_property
+    def _queue(self) -> Queued:
+        return Queued(self.program, self.target)
 
     # -- the tree of phases ------------------------------------------------------------------------------------------
 
@@ -183,6 +197,31 @@ class _Planner(Grids):
         if copy.impl == nvshmem_link.IMPL:
             # It tells the peer itself, after the data.
             return [self.grid([ir.Evaluate(call)], ir.Var("bx", "int32"), 1, THREADS)]
+        if copy.signal is None:
+            return self._copy_in_order(copy)
+        what = f"T.copy(dst=, signal=) of {self._tensors((copy.source, copy.target))} by each device"
+        reason = self._queue.against_copy(copy)
+        if reason is None:
+            return [self._on_queue(call, what)]
+        if self._queue.waits:
+            found = f"{what}, in a program where a copy waits for a flag, has no CUDA lowering: {reason}"
+            raise self.unsupported(found)
+        in_order = self._copy_in_order(copy)
+        self.notes.append(f"{what}: before what follows, not beside it: {reason}")
+        # The queue's operations are older, and whoever sees this one's flag may rely on them.
+        return [*([self.join()] if self._queue.any else []), *in_order]
+
+    def _on_queue(self, call: ir.Call, what: str) -> HostStep:
+        self.uses_queue = True
+        self.notes.append(f"{what}: on the copy queue, beside what follows")
+        return self._host(ir.Evaluate(call), QUEUE)
+
+    def join(self) -> HostStep:
+        """What follows waits for the queue."""
+        return HostStep(ir.Evaluate(ir.IntImm("int32", 0)), JOIN, self.where or self.launch.where)
+
+    def _copy_in_order(self, copy: Copy) -> list[Part | ir.Stmt]:
+        call = copy.call
         choice = self._chosen(lambda: copy_choice(call, self.target.machine, dict(self.target.sizes), None))
         side, regions = "dst" if copy.to_peer else "src", (copy.source, copy.target)
         self.notes.append(f"T.copy({side}=) of {self._tensors(regions)} by each device: {choice}")
@@ -212,6 +251,8 @@ class _Planner(Grids):
 
     def _collective(self, call: ir.Call) -> list[Part]:
         made = Collective.of(call)
+        if made.flags is not None:
+            return [self._asynchronous_gather(made)]
         name, short, level = call.op.name, made.name, made.level
         if name in IN_PLACE and dict(self.target.sizes).get(level) == 1:
             self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: nothing, there is one")
@@ -228,6 +269,13 @@ class _Planner(Grids):
         if made.combine is not None:
             return self._gather_and_fold(made, made.combine)
         return [self._host(ir.Evaluate(call), choice.name)]
+
+    def _asynchronous_gather(self, gather: Collective) -> HostStep:
+        what = f"T.all_gather(signal=) of {self._tensors(gather.tiles)} between {gather.level}s"
+        reason = self._queue.against_gather(gather)
+        if reason is not None:
+            raise self.unsupported(f"{what} has no CUDA lowering: {reason}")
+        return self._on_queue(gather.call, what)
 
     def _able(self, call: ir.Call) -> list[str]:
         """Implementations for the tensors of a collective, preferred ones first."""

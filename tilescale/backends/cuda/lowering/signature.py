@@ -158,11 +158,12 @@ class Signature:
 
     def workspace_peers(self, name: str, shape: tuple[int, ...], dtype: str) -> ir.Buffer:
         """All devices' instances of it."""
+        return self.everywhere(Workspace(self._own(name), shape, dtype, peers=True), f"{name}_peers", shape, dtype)
+
+    def everywhere(self, argument: Argument, name: str, shape: Any, dtype: str) -> ir.Buffer:
+        """A tensor parameter of all devices' instances: one more leading dimension, and the heap's stride."""
         strides = self._peer_strides(shape, dtype)
-        all_shape = (self.target.devices, *shape)
-        return self.tensor(
-            Workspace(self._own(name), shape, dtype, peers=True), f"{name}_peers", all_shape, dtype, strides
-        )
+        return self.tensor(argument, name, (self.target.devices, *shape), dtype, strides)
 
     def _peer_strides(self, shape: Any, dtype: str) -> list[Any]:
         strides: list[Any] = []
@@ -203,5 +204,4 @@ class Signature:
         """All devices' instances of a tensor."""
         position, buffer, shape, dtype, name = self._global(data)
         argument = Workspace.of(buffer, peers=True) if position is None else Peers(position)
-        strides = self._peer_strides(shape, dtype)
-        return self.tensor(argument, f"{name}_peers", (self.target.devices, *shape), dtype, strides)
+        return self.everywhere(argument, f"{name}_peers", shape, dtype)

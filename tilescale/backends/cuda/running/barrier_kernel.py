@@ -7,11 +7,13 @@ every rank knows who is missing, and a rank with another program order or other 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from tilelang_core import stock as T
+from tilelang_core.compile import entry
 from tilescale.backends.cuda.lowering.lower import prelude
+from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm.heap import SymmetricHeap
 
@@ -43,28 +45,34 @@ class Standing:
 
 
 class Meetings:
-    """The meetings of all ranks that one program makes, in the order of its stream."""
+    """The meetings of all ranks that one program makes, in the order of its stream.
+
+    Attributes:
+        words: on this device, one for each rank; `everywhere`: those of all devices.
+        counts: how often this device has met; how many blocks have left a kernel that meets by itself.
+    """
 
     def __init__(self, heap: SymmetricHeap, compile: Callable[[Any], Any]):
         """Collective. `compile` makes a kernel of a traced function."""
         import torch
 
         team = heap.team
-        self._kernel = compile(barrier_function(team.size, heap.addresses.stride))
+        self._kernel = entry(compile(barrier_function(team.size, heap.addresses.stride)))
         self.words = heap.zeros(team.size, torch.int64)
-        self._everywhere = heap.peers(self.words)
-        self._epochs = torch.zeros(1, dtype=torch.int32, device=heap.device)
+        self.everywhere = heap.peers(self.words)
+        self.counts = torch.zeros(2, dtype=torch.int32, device=heap.device)
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
 
-    def meet(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> None:
-        """Add a meeting to the current stream. `call` is a digest of what must be the same on all ranks."""
+    def meeting(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Work:
+        """What adds a meeting to the current stream. `call` is a digest of what must be the same on all ranks."""
         word = purpose(site, call)
-        self._kernel(self._slot, self._rank, word, limit_ns, site, self._everywhere, self._epochs, records.device)
+        tensors = self.everywhere, self.counts, records.device
+        return partial(self._kernel, self._slot, self._rank, word, limit_ns, site, *tensors)
 
     def clear(self) -> None:
         """Count from zero. Nothing may run on any rank's device."""
         self.words.zero_()
-        self._epochs.zero_()
+        self.counts.zero_()
 
 
 def standings(words: list[int]) -> list[Standing]:
@@ -74,7 +82,7 @@ def standings(words: list[int]) -> list[Standing]:
 
 @cache
 def barrier_function(devices: int, stride: int) -> Any:
-    """A traced function `(slot, rank, purpose, limit, site, words of all devices, epochs, wait record)`."""
+    """A traced function `(slot, rank, purpose, limit, site, words of all devices, counts, wait record)`."""
 
     @T.prim_func
     def device_barrier(
@@ -84,10 +92,10 @@ def barrier_function(devices: int, stride: int) -> Any:
         limit: T.int64,
         site: T.int32,
         words: T.StridedTensor((devices, devices), (stride // 8, 1), T.int64),
-        epochs: T.Tensor((1,), T.int32),
+        counts: T.Tensor((2,), T.int32),
         record: T.Tensor((8,), T.int64),
     ):
-        with T.Kernel(1, threads=1, prelude=prelude()):
+        with T.Kernel(1, threads=1, prelude=prelude("rendezvous.cuh")):
             T.call_extern("handle", "tilescale::drain")
             T.call_extern(
                 "handle",
@@ -97,7 +105,7 @@ def barrier_function(devices: int, stride: int) -> Any:
                 slot,
                 rank,
                 devices,
-                T.address_of(epochs[0]),
+                T.address_of(counts[0]),
                 purpose,
                 limit,
                 T.address_of(record[0]),

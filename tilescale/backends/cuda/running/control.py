@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Loops and branches around phases: the host's, which reads in device memory what they depend on."""
+"""Loops and branches around phases: the host's, which reads in device memory what they depend on.
+
+Those that depend on nothing there are unrolled when they are bound to a call. The others are bound as their turn comes.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.running.phases import Part, Step
+from tilescale.backends.cuda.running.phases import Part
+from tilescale.backends.cuda.running.steps import Call, Step, Work, run
 from tilescale.errors import Location
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.execute import Call, DeviceProgram
+    from tilescale.backends.cuda.running.execute import DeviceProgram
 
 
 class HostValue:
@@ -32,6 +36,11 @@ class HostValue:
         self._reads.append((var, Part(self._own, node)))
         return var
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it depends on nothing in device memory."""
+        return not self._reads
+
     def __call__(self, call: Call) -> int:
         """Its value where the stream has come to. Waits for the device if it reads there.
 
@@ -39,6 +48,8 @@ class HostValue:
             WaitTimeoutError, OutOfBoundsError, RankMismatchError, RankFailedError: as waiting for the device does.
         """
         if self._reads:
+            if self._own.queue is not None:
+                self._own.queue.flush()
             self._own.synchronize()
         for var, part in self._reads:
             call.variables[var] = part.local(call).item()
@@ -49,33 +60,50 @@ def loop(own: DeviceProgram, stmt: ir.For, body: Step, where: Location) -> Step:
     """A counted loop."""
     begin, extent = HostValue(own, stmt.min, where), HostValue(own, stmt.extent, where)
 
-    def run(call: Call) -> None:
+    def rounds(call: Call) -> list[Work]:
         first = begin(call)
+        launches: list[Work] = []
         for value in range(first, first + extent(call)):
             call.variables[stmt.loop_var] = value
-            body(call)
+            launches += body(call)
+        return launches
 
-    return run
+    return rounds if begin.is_known and extent.is_known else _when_reached(rounds)
 
 
 def loop_while(own: DeviceProgram, stmt: ir.While, body: Step, where: Location) -> Step:
     """A loop with a condition."""
     condition = HostValue(own, stmt.condition, where)
 
-    def run(call: Call) -> None:
-        while condition(call):
-            body(call)
+    def bind(call: Call) -> list[Work]:
+        at = call.later()
 
-    return run
+        def launch() -> None:
+            while condition(at):
+                run(body(at))
+
+        return [launch]
+
+    return bind
 
 
 def branch(own: DeviceProgram, stmt: ir.IfThenElse, bodies: Sequence[Step], where: Location) -> Step:
     """One of two ways, or none."""
     condition = HostValue(own, stmt.condition, where)
 
-    def run(call: Call) -> None:
-        taken = condition(call)
-        if taken or len(bodies) > 1:
-            bodies[0 if taken else 1](call)
+    def taken(call: Call) -> list[Work]:
+        if condition(call):
+            return bodies[0](call)
+        return bodies[1](call) if len(bodies) > 1 else []
 
-    return run
+    return taken if condition.is_known else _when_reached(taken)
+
+
+def _when_reached(step: Step) -> Step:
+    """A step that is bound when the stream has come to it."""
+
+    def bind(call: Call) -> list[Work]:
+        at = call.later()
+        return [lambda: run(step(at))]
+
+    return bind

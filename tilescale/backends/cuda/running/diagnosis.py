@@ -106,6 +106,8 @@ def _mismatch_hint() -> str:
 
 def _others(waiting: int, scene: Scene) -> str:
     """How far the other ranks are, as seen from the one that waits."""
+    if not scene.standings[waiting].count:
+        return "nobody knows, as this program has no meeting of ranks around it"
     parts = []
     for rank, at in enumerate(scene.standings):
         ahead = scene.standings[waiting].behind(at)

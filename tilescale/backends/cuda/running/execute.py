@@ -4,56 +4,45 @@
 from __future__ import annotations
 
 import math
-import warnings
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.cuda import nvshmem_link
-from tilescale.backends.cuda.lowering import arguments as arg
-from tilescale.backends.cuda.lowering.check import kernels
 from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
-from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
-from tilescale.backends.cuda.lowering.plan import plan
+from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
+from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.lowering.signature import Site, Target
-from tilescale.backends.cuda.running import control, nccl, occupancy
+from tilescale.backends.cuda.running import control, nccl, queued
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
+from tilescale.backends.cuda.running.copy_queue import CopyQueue
+from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.guard import Guard
+from tilescale.backends.cuda.running.memory import Memory
 from tilescale.backends.cuda.running.phases import host_step
+from tilescale.backends.cuda.running.plans import Plan, Plans, standing_for
+from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
-from tilescale.backends.cuda.support import STRIDE, checked
+from tilescale.backends.cuda.support import STRIDE
 from tilescale.comm import World, init
 from tilescale.comm.heap import SymmetricHeap, default_heap
 from tilescale.comm.heap.group import Group
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program import extents
-from tilescale.program.grids import programs
-from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence, location
-from tilescale.program.waiting import waits_across
+from tilescale.program.model import Control, Launch, Part, Program, location
+from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
-    import torch
+    pass
+
+_NO_TURN = nullcontext()
 
 OWN_OPTIONS = ("out_idx", "wait_s")
 """Options of a kernel that are not TileLang's compiler's."""
-
-
-@dataclass
-class Call:
-    """One call of a program: what the caller passed, and the values of host-level variables."""
-
-    values: list[Any]
-    variables: dict[ir.Var, int | float] = field(default_factory=dict)
-
-    def evaluate(self, expr: Any) -> int:
-        """An expression of host-level variables as a number."""
-        return extents.evaluate(expr, self.variables)
 
 
 class DeviceProgram:
@@ -63,27 +52,31 @@ class DeviceProgram:
     only if it waits for something.
     """
 
-    def __init__(self, program: Program, machine: Machine, options: dict[str, Any]):
+    def __init__(self, lowered: LoweredProgram, options: dict[str, Any]):
+        """Collective. What was lowered for another number of devices, or address range, is lowered again."""
         import torch
 
-        self.program = program
+        self.program, machine = lowered.program, lowered.target.machine
         self.options = {k: v for k, v in options.items() if v is not None and k not in OWN_OPTIONS}
         self.world: World = init()
         self.device = self.world.device
         torch.cuda.set_device(self.device)
-        self.is_alone = not program.extents
+        self.is_alone = not self.program.extents
         if self.is_alone:
             self.world = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
         self._group = Group(self.world)
-        agree(self._group, _facts(program, machine, self.options))
+        agree(self._group, _facts(self.program, machine, self.options))
         self.sizes = self._sizes()
         stride = STRIDE if self.is_alone else self.heap.addresses.stride
         self.target = Target(machine, self.sizes, stride, nccl=not settings().share_gpus)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
-        self.workspaces: dict[str, torch.Tensor] = {}
-        self._declared: dict[str, arg.Workspace] = {}
-        self._staged: dict[int, torch.Tensor] = {}
+        self._plans, self._turns = Plans(), turns(self.device)
+        self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
+        self.memory = Memory(self, self._plans.clear)
+        self.sums = queued.Sums()
+        self.queue: CopyQueue | None = None  # once a step uses it
         self._build()
         if self._waits:
             self.guard.check()  # made here, where all ranks are
@@ -99,18 +92,21 @@ class DeviceProgram:
         return Guard(self.program.name, self.world, self.heap, self._limit_ns, self.sites, self.compile)
 
     def _build(self) -> None:
-        self.sites.clear()
-        self._declared.clear()
-        self.kernels = 0
+        self._plans.clear()
+        shapes = [extent for p in self.program.parameters for extent in p.shape if not isinstance(extent, int)]
+        self._asked = {var for extent in shapes for var in ir.variables(extent)}
+        self.sites[:] = self._lowered.sites
         self.reads_at: Location | None = None
-        self.reached: set[int] = set()
-        self._variables: list[ir.Var] = []
-        self._generation = nccl.generation()
-        self.run = self._part(plan(self.program, self.target)[0])
+        self.by_nccl = False
+        self.reached = {position for grid in self._lowered.grids for position in grid.kernel.reached}
+        generation = nccl.generation()
+        self._steps = self._step(self._lowered.body)
+        self._generation = generation
         self._waits = bool(self.sites) or not self.is_alone
-        at = self.program.launches[0].where
-        self._entry, self._exit = len(self.sites), len(self.sites) + 1
-        self.sites += [Site("the meeting at its entry", at), Site("the meeting at its exit", at)]
+        if not self._lowered.meets.inside:
+            at = self.program.launches[0].where
+            self._entry, self._exit = len(self.sites), len(self.sites) + 1
+            self.sites += [Site(ENTRY, at), Site(EXIT, at)]
 
     def _sizes(self) -> tuple[tuple[str, int], ...]:
         """Units of each launched level; what is left open takes what the job has.
@@ -129,78 +125,31 @@ class DeviceProgram:
             )
         return tuple((name, self.world.size // fixed if n is None else n) for name, n in known)
 
-    # -- parts -------------------------------------------------------------------------------------------------------
+    def rank(self, level: str) -> int:
+        """This rank's rank at a level: devices are numbered row-major, the coarsest level slowest."""
+        names = [name for name, _ in self.sizes]
+        finer = math.prod(n for _, n in self.sizes[names.index(level) + 1 :])
+        return self.world.rank // finer % dict(self.sizes)[level]
 
-    def _part(self, part: Part, launch: Launch | None = None) -> Callable[[Call], None]:
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _step(self, part: Part) -> Step:
         if isinstance(part, Launch):
-            return self._part(part.body, part)
-        if isinstance(part, Sequence):
-            return _in_order([self._part(p, launch) for p in part.parts])
+            return self._step(part.body)
+        if isinstance(part, Parts):
+            return in_order([self._step(p) for p in part.parts])
         if isinstance(part, Control):
-            return self._control(part, launch)
-        if isinstance(part, GridPhase):
-            return self._kernel(part, launch)
-        return host_step(self, part)
+            return self._control(part)
+        return grid_step(self, part) if isinstance(part, LoweredGrid) else host_step(self, part)
 
-    def _control(self, part: Control, launch: Launch | None) -> Callable[[Call], None]:
+    def _control(self, part: Control) -> Step:
         stmt, where = part.stmt, location(part.stmt) or self.program.launches[0].where
-        if not isinstance(stmt, ir.For):
-            bodies = [self._part(p, launch) for p in part.parts]
-            if isinstance(stmt, ir.While):
-                return control.loop_while(self, stmt, bodies[0], where)
-            return control.branch(self, stmt, bodies, where)
-        self._variables.append(stmt.loop_var)
-        body = self._part(part.parts[0], launch)
-        self._variables.pop()
-        return control.loop(self, stmt, body, where)
-
-    def _kernel(self, phase: GridPhase, launch: Launch) -> Callable[[Call], None]:
-        around = tuple(self._variables)
-        lowering = GridLowering(
-            self.program, launch, self.target, self.kernels, first_site=len(self.sites), around=around
-        )
-        self.kernels += 1
-        lowered = lowering.lower(phase)
-        by_nvshmem = nvshmem_link.IMPL in lowered.libraries
-        if by_nvshmem:
-            on_all(self._group, lambda: nvshmem_link.prepare(self.heap, self.options, launch.where))
-        kernel = self.compile(lowered.func, lambda: self._check_text(lowered))
-        self._check_room(phase, launch, lowered.func, kernel)
-        if by_nvshmem:
-            kernel = nvshmem_link.started(kernel, launch.where)
-        self.sites += lowered.sites
-        self.reached |= lowered.reached
-        for argument in lowered.arguments:
-            if isinstance(argument, arg.Workspace):
-                self.declare(argument)
-        open_extents = [n for n in launch.grid if not ir.constant(n)]
-
-        def step(call: Call) -> None:
-            if 0 not in [call.evaluate(n) for n in open_extents]:  # CUDA refuses a grid of no programs
-                kernel(*[_VALUES[type(a)](self, a, call) for a in lowered.arguments])
-
-        return step
-
-    def _check_room(self, phase: GridPhase, launch: Launch, func: ir.PrimFunc, kernel: Any) -> None:
-        """A grid whose programs wait for one another has to be on the device as a whole. Raises LaunchError."""
-        sizes, machine = dict(self.sizes), self.target.machine
-        where = waits_across(phase, launch, self.program, machine, sizes)
-        if where is None:
-            return
-
-        def check() -> None:
-            made = stock.generate(func, kernel.target, self.options.get("pass_configs"), one_array_each)
-            text = next(kernels(made.text))
-            code = stock.device_code(made.text, kernel.target, self.options.get("pass_configs"))
-            image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster_size)
-            held = occupancy.resident(image, self.device.index)
-            occupancy.check_resident(self.program.name, programs(launch, sizes), *held, where)
-
-        on_all(self._group, check)
-
-    def _check_text(self, lowered: LoweredKernel) -> None:
-        target, configs = self.options.get("target") or "auto", self.options.get("pass_configs")
-        checked(lowered, self.program, self.target.machine, target, configs)
+        bodies = [self._step(p) for p in part.parts]
+        if isinstance(stmt, ir.For):
+            return control.loop(self, stmt, bodies[0], where)
+        if isinstance(stmt, ir.While):
+            return control.loop_while(self, stmt, bodies[0], where)
+        return control.branch(self, stmt, bodies, where)
 
     def compile(self, func: ir.PrimFunc, check: Callable[[], None] | None = None) -> Any:
         """The kernel; one rank of each node checks and compiles, the others find the result in the cache."""
@@ -213,42 +162,26 @@ class DeviceProgram:
 
         return once_per_node(self._group, first, make)
 
-    # -- arguments ---------------------------------------------------------------------------------------------------
+    def on_all(self, check: Callable[[], Any]) -> None:
+        """Collective: run a check; what it raises on any rank is raised on all."""
+        on_all(self._group, check)
 
-    def declare(self, workspace: arg.Workspace) -> None:
-        """A workspace that a call needs."""
-        self._declared.setdefault(workspace.name, workspace)
-
-    def tensor(self, workspace: arg.Workspace) -> torch.Tensor:
-        """A workspace's instance on this device, as the call in hand needs it."""
-        return self.workspaces[workspace.name]
-
-    def _make_workspaces(self, call: Call) -> None:
-        """What the call needs, zero when it is made: again where a call needs another shape."""
-        import torch
-
-        for name, workspace in self._declared.items():
-            shape = tuple(call.evaluate(n) for n in workspace.shape)
-            known = self.workspaces.get(name)
-            if known is not None and known.shape == shape:
-                continue
-            dtype = getattr(torch, workspace.dtype)
-            if workspace.symmetric and not self.is_alone:
-                self.workspaces[name] = self.heap.zeros(shape, dtype)
-            else:
-                self.workspaces[name] = torch.zeros(shape, dtype=dtype, device=self.device)
-
-    def rank(self, level: str) -> int:
-        """This rank's rank at a level: devices are numbered row-major, the coarsest level slowest."""
-        names = [name for name, _ in self.sizes]
-        finer = math.prod(n for _, n in self.sizes[names.index(level) + 1 :])
-        return self.world.rank // finer % dict(self.sizes)[level]
+    def meeting(self, site: int) -> Work:
+        """What lets all devices meet, in the order of the current stream."""
+        return self.guard.meeting(site)
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
-    def meet(self, site: int) -> None:
-        """All devices meet, in the order of the current stream."""
-        self.guard.meet(site)
+    def again(self, values: Sequence[Any]) -> bool:
+        """Run on arguments at the same places as those of an earlier call; False, and nothing done, on others.
+
+        Raises as a call does.
+        """
+        plan = self._plans.get(values)
+        if plan is None or self._generation != nccl.generation():
+            return False
+        self._run(plan, values)
+        return True
 
     def __call__(self, values: list[Any]) -> None:
         """Run on this rank's arguments; returns when everything is on the stream.
@@ -259,49 +192,78 @@ class DeviceProgram:
         """
         # Kernels are compiled for dense tensors: others are copied in and out.
         dense = {i: x.contiguous() for i, x in enumerate(values) if hasattr(x, "stride") and not x.is_contiguous()}
-        self._call([dense.get(i, x) for i, x in enumerate(values)])
+        given = [dense.get(i, x) for i, x in enumerate(values)]
+        if not self.again(given):
+            self._run(None, given)
         for i, copy in dense.items():
             values[i].copy_(copy)
 
-    def _call(self, values: list[Any]) -> None:
-        known = self._variables_of(values)
-        self._check_capture()
+    def _run(self, plan: Plan | None, values: Sequence[Any]) -> None:
+        """Launch what a plan says, or what it takes to make one for these arguments."""
+        capturing = self._is_capturing()
+        if capturing:
+            self._check_capture()
         if not self._waits:
-            call = Call(list(values), known)
-            self._make_workspaces(call)
-            return self.run(call)
+            return (plan or self._plan(values)).launch(values, capturing)
         self.guard.check()
         if self._generation != nccl.generation():
             self._build()
-        reached = {i: values[i] for i in sorted(self.reached)}
-        staged = {i: self._staging(i, x) for i, x in reached.items() if not self.heap.is_symmetric(x)}
-        call = Call([staged.get(i, value) for i, value in enumerate(values)], known)
-        with turns(self.device).turn():
-            self._make_workspaces(call)  # now: later this device may wait for a peer, which waits for the memory
+        # What is captured has the order of its graph.
+        with _NO_TURN if capturing else self._turns:
             try:
-                for i, copy in staged.items():
-                    copy.copy_(values[i])
-                self.guard.meet(self._entry, self._digest(call), patience=1)
-                self.run(call)
-                self.guard.meet(self._exit)
+                (plan or self._plan(values)).launch(values, capturing)
             except BaseException:
+                if self.queue is not None:
+                    self.queue.drop()
                 self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
                 raise
-            for i, copy in staged.items():
-                values[i].copy_(copy)
 
     def _check_capture(self) -> None:
         """Refuse what a CUDA graph would not repeat. Raises UnsupportedError."""
-        import torch
-
-        if self.reads_at is not None and torch.cuda.is_current_stream_capturing():
+        if self.reads_at is not None:
             raise UnsupportedError(
                 f"{self.program.name!r} decides on values in device memory what to launch, which a CUDA graph cannot",
                 hint="capture a program whose loops have a number of steps that is known before the call",
                 where=self.reads_at,
             )
 
-    def _variables_of(self, values: list[Any]) -> dict[ir.Var, float]:
+    # -- plans -------------------------------------------------------------------------------------------------------
+
+    def _plan(self, values: Sequence[Any]) -> Plan:
+        """What a call on these arguments launches, kept for the next ones. Collective where it needs new memory."""
+        known = self._variables_of(values)
+        staged = self.memory.staged(values)
+        given = [standing_for(x) for x in values]
+        call = Call([staged.get(i, x) for i, x in enumerate(given)], known)
+        self.memory.prepare(call)  # now: later this device may wait for a peer, which waits for the memory
+        into: list[Work] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
+        out: list[Work] = [partial(given[i].copy_, copy) for i, copy in staged.items()]
+        begin, end = self._meetings(call)
+        launches = [*into, *self.memory.zeroed(), *begin, *self._steps(call), *end, *out]
+        self._tell_apart(call)
+        can_repeat = self.reads_at is None and not self.by_nccl
+        plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat)
+        self._plans.keep(values, plan)
+        return plan
+
+    def _tell_apart(self, call: Call) -> None:
+        """Scalars that nothing was bound to only pass through to kernels: calls that differ in them share a plan."""
+        self._asked |= call.asked
+        free = [i for i, p in enumerate(self.program.parameters) if p.buffer is None and p.var not in self._asked]
+        passed = frozenset(free if self.reads_at is None else ())
+        if passed != self._plans.passed:
+            self._plans.clear()
+            self._plans.passed = passed
+
+    def _meetings(self, call: Call) -> tuple[list[Work], list[Work]]:
+        """How all ranks meet when a call begins, and when it ends."""
+        meets = self._lowered.meets
+        if meets.inside or not self._waits:
+            return [], []
+        begin = [self.guard.meeting(self._entry, self.memory.digest(call), patience=1)] if meets.entry else []
+        return begin, [self.guard.meeting(self._exit)] if meets.exit else []
+
+    def _variables_of(self, values: Sequence[Any]) -> dict[ir.Var, float]:
         """What the job and the arguments say of the program's variables: units, scalars, and open extents."""
         parameters = self.program.parameters
         units = zip(self.program.extents, self.sizes, strict=True)
@@ -309,23 +271,7 @@ class DeviceProgram:
         known |= {p.var: value for p, value in zip(parameters, values, strict=True) if p.buffer is None}
         return extents.solve(parameters, [getattr(value, "shape", None) for value in values], known)
 
-    def _digest(self, call: Call) -> int:
-        """What must be the same on all ranks: where the tensors that peers reach lie, and their shapes."""
-        tensors = [call.values[i] for i in sorted(self.reached)]
-        return zlib.crc32(repr([(self.heap.offset(x), *x.shape, *x.stride()) for x in tensors]).encode())
-
-    def _staging(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
-        """Symmetric memory for a tensor that peers reach and that is not in the heap."""
-        known = self._staged.get(position)
-        if known is None or known.shape != tensor.shape:
-            name = self.program.parameters[position].name
-            warnings.warn(
-                f"{self.program.name}: peers reach {name!r}, which is not a symmetric tensor: each call copies it in "
-                "and out. Allocate it with tilescale.empty, zeros or from_tensor to avoid the copies.",
-                stacklevel=4,
-            )
-            known = self._staged[position] = self.heap.empty(tuple(tensor.shape), tensor.dtype)
-        return known
+    # -- after a call ------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Wait until the device has done everything. Raises as a call does, for all calls until now."""
@@ -339,35 +285,11 @@ class DeviceProgram:
     def reset(self) -> None:
         """Collective: begin anew after a failed wait, with counters and workspaces of zero. Raises as `Guard.reset`."""
         if self._waits:
-            self.guard.reset(self._clear)
+            self.guard.reset(self.memory.clear)
         else:
-            self._clear()
-
-    def _clear(self) -> None:
-        for tensor in self.workspaces.values():
-            tensor.zero_()
+            self.memory.clear()
 
 
 def _facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:
     given = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
     return Facts(program.name, ir.fingerprint(program.func), (machine.name, machine.digest), given or "no options")
-
-
-def _in_order(steps: list[Callable[[Call], None]]) -> Callable[[Call], None]:
-    def run(call: Call) -> None:
-        for step in steps:
-            step(call)
-
-    return run
-
-
-_VALUES: dict[type, Callable[[DeviceProgram, Any, Call], Any]] = {
-    arg.Given: lambda own, a, call: call.values[a.position],
-    arg.Peers: lambda own, a, call: own.heap.peers(call.values[a.position]),
-    arg.Workspace: lambda own, a, call: own.heap.peers(own.tensor(a)) if a.peers else own.tensor(a),
-    arg.Rank: lambda own, a, call: own.rank(a.level),
-    arg.SlotShift: lambda own, a, call: own.heap.addresses.slot(0),
-    arg.Limit: lambda own, a, call: own.guard.limit_ns,
-    arg.WaitRecord: lambda own, a, call: own.guard.records.device,
-    arg.HostVariable: lambda own, a, call: call.variables[a.var],
-}

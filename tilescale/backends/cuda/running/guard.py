@@ -8,12 +8,15 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.barrier_kernel import Meetings, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
+from tilescale.backends.cuda.running.queue_watch import Watch
+from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.streams import Idle, wait_idle
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm import World
@@ -32,6 +35,7 @@ class Guard:
     Attributes:
         sites: the places of the program that wait or signal, by number.
         records: what the device leaves when a wait fails.
+        meetings: what ranks meet by.
     """
 
     def __init__(
@@ -48,24 +52,29 @@ class Guard:
         self._group = Group(world)
         self.sites = sites
         self.records = WaitRecords(heap)
-        self._meetings = Meetings(heap, compile)
+        self.meetings = Meetings(heap, compile)
         self._error: TileScaleError | None = None
         _watch(self)
+
+    @cached_property
+    def watch(self) -> Watch:
+        """What bounds the waits of the copy queue."""
+        return Watch(self.records, self._limit_ns, self._device, lambda: self.records.beside(self._meetings.words))
 
     @property
     def limit_ns(self) -> int:
         """How long a wait may take, in nanoseconds."""
         return self._limit_ns
 
-    def meet(self, site: int, call: int = 0, patience: int = 3) -> None:
-        """All ranks meet, in the order of the current stream.
+    def meeting(self, site: int, call: int = 0, patience: int = 3) -> Work:
+        """What lets all ranks meet, in the order of the current stream.
 
         Args:
             call: a digest that must be the same on all ranks.
             patience: how many times as long as a wait it takes at most. A rank that comes late because it waits itself,
                 in a kernel or a barrier there, is to fail first, and says why.
         """
-        self._meetings.meet(site, call, patience * self._limit_ns, self.records)
+        return self.meetings.meeting(site, call, patience * self._limit_ns, self.records)
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
@@ -92,11 +101,11 @@ class Guard:
         return error
 
     def _scene(self) -> Scene:
-        own = standings(self.records.beside(self._meetings.words))
+        own = standings(self.records.beside(self.meetings.words))
         elsewhere = []
         for other in _guards:
             if other is not self:
-                known = standings(self.records.beside(other._meetings.words))
+                known = standings(self.records.beside(other.meetings.words))
                 mine = known[self._world.rank]
                 elsewhere += [(rank, other._program) for rank, at in enumerate(known) if mine.behind(at) > 0]
         limit_s = self._limit_ns / 1e9
@@ -141,7 +150,7 @@ class Guard:
         if any(aborted for _, aborted in programs):
             nccl.renew()
         clear()
-        self._meetings.clear()
+        self.meetings.clear()
         self.records.clear()
         self._error = None
         self._group.all_gather(call, None)

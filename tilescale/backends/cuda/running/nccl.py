@@ -40,6 +40,7 @@ def group(own: DeviceProgram, level: str) -> Any:
     """The process group of the devices that are siblings at a level. Collective: all ranks ask in the same order."""
     import torch.distributed as dist
 
+    own.by_nccl = True
     _start(own)
     teams = _teams(own, level)
     if teams not in _groups:

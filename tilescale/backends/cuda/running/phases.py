@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Operations on whole tensors as work on a device's stream: copies by the copy engine, collectives by NCCL.
 
-Nothing here waits for the device, and what is allocated comes from PyTorch's pool, so a CUDA graph can capture it.
+Each is a step (steps.py): bound to a call's tensors, it returns what it launches. Nothing here waits for the device,
+and what is allocated comes from PyTorch's pool, so a CUDA graph can capture it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
@@ -14,19 +16,21 @@ from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running.nccl import group
+from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Copy, Rank
 
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.execute import Call, DeviceProgram
+    from tilescale.backends.cuda.running.execute import DeviceProgram
 
-Step = Callable[["Call"], None]
-_RULES: dict[tuple[str, str], Callable[[DeviceProgram, HostStep], Step]] = {}
+_RULES: dict[tuple[str | None, str], Callable[[DeviceProgram, HostStep], Step]] = {}
 
 
-def _runs(name: str, impl: str = "") -> Callable:
+def runs(name: str | None, impl: str = "") -> Callable:
+    """Register the rule of an operation of the host, by its name and implementation."""
+
     def register(rule: Callable) -> Callable:
         _RULES[name, impl] = rule
         return rule
@@ -42,10 +46,14 @@ def host_step(own: DeviceProgram, step: HostStep) -> Step:
 
 
 def _bind(own: DeviceProgram, stmt: ir.Bind) -> Step:
-    if ir.op_name(stmt.value) == ops.RANK.name:
-        rank = own.rank(Rank.of(stmt.value).level)
-        return lambda call: call.variables.__setitem__(stmt.var, rank)
-    return lambda call: call.variables.__setitem__(stmt.var, call.evaluate(stmt.value))
+    is_rank = ir.op_name(stmt.value) == ops.RANK.name
+    rank = own.rank(Rank.of(stmt.value).level) if is_rank else None
+
+    def bind(call: Call) -> list[Work]:
+        call.variables[stmt.var] = call.evaluate(stmt.value) if rank is None else rank
+        return []
+
+    return bind
 
 
 class Part:
@@ -53,6 +61,7 @@ class Part:
 
     def __init__(self, own: DeviceProgram, region: Any):
         buffer, self.begins, self.extents = ir.region_parts(region)
+        self.name = buffer.name
         self.own, self.position, self.workspace = own, None, None
         for position, parameter in enumerate(own.program.parameters):
             datas = [parameter.buffer.data, *(v.data for v in parameter.views)] if parameter.buffer is not None else []
@@ -60,21 +69,24 @@ class Part:
                 self.position = position
         if self.position is None:
             self.workspace = arg.Workspace.of(buffer)
-            own.declare(self.workspace)
+            own.memory.declare(self.workspace)
 
     def tensor(self, call: Call) -> torch.Tensor:
         """The whole tensor on this device."""
-        return call.values[self.position] if self.position is not None else self.own.tensor(self.workspace)
+        return call.values[self.position] if self.position is not None else self.own.memory.tensor(self.workspace)
 
-    def _index(self, call: Call) -> tuple[slice, ...]:
-        begins = [call.evaluate(b) for b in self.begins]
+    def index(self, call: Call) -> list[int]:
+        """Where the region begins."""
+        return [call.evaluate(b) for b in self.begins]
+
+    def _slices(self, call: Call) -> tuple[slice, ...]:
         sizes = [call.evaluate(e) for e in self.extents]
-        return tuple(slice(b, b + n) for b, n in zip(begins, sizes, strict=True))
+        return tuple(slice(b, b + n) for b, n in zip(self.index(call), sizes, strict=True))
 
     def local(self, call: Call) -> torch.Tensor:
         """The region on this device."""
         tensor = self.tensor(call)
-        return tensor if self._is_whole(tensor, call) else tensor[self._index(call)]
+        return tensor if self._is_whole(tensor, call) else tensor[self._slices(call)]
 
     def reached(self) -> None:
         """Peers touch this tensor."""
@@ -85,18 +97,21 @@ class Part:
         sizes = [call.evaluate(e) for e in self.extents]
         return None in sizes or tuple(sizes) == tuple(tensor.shape)
 
+    def tensor_on(self, device: int, call: Call) -> torch.Tensor:
+        """The whole tensor on another device."""
+        return self.own.heap.peers(self.tensor(call))[self.own.heap.addresses.slot(device)]
+
     def on(self, device: int, call: Call) -> torch.Tensor:
         """The region on another device."""
-        tensor = self.tensor(call)
-        remote = self.own.heap.peers(tensor)[self.own.heap.addresses.slot(device)]
-        return remote if self._is_whole(tensor, call) else remote[self._index(call)]
+        tensor, remote = self.tensor(call), self.tensor_on(device, call)
+        return remote if self._is_whole(tensor, call) else remote[self._slices(call)]
 
 
 def _parts(own: DeviceProgram, call: ir.Call) -> list[Part]:
     return [Part(own, region) for region in call.args if ir.op_name(region) == "tl.region"]
 
 
-def _peer(own: DeviceProgram, level: str, rank: int) -> int:
+def device_of(own: DeviceProgram, level: str, rank: int) -> int:
     """The number, over all devices, of a rank at a level as seen from this device."""
     number = 0
     for name, size in own.sizes:
@@ -104,35 +119,39 @@ def _peer(own: DeviceProgram, level: str, rank: int) -> int:
     return number
 
 
-@_runs("tl.tileop.fill")
+@runs("tl.tileop.fill")
 def _fill(own: DeviceProgram, step: HostStep) -> Step:
     (target,), value = _parts(own, step.call), step.call.args[1].value
-    return lambda at: target.local(at).fill_(value)
+    return lambda at: [partial(target.local(at).fill_, value)]
 
 
-@_runs("tl.tileop.copy")
+@runs("tl.tileop.copy")
 def _local_copy(own: DeviceProgram, step: HostStep) -> Step:
     source, target = _parts(own, step.call)
 
-    def run(at: Call) -> None:
-        out = target.local(at)
-        out.copy_(source.local(at).reshape(out.shape))
-
-    return run
+    return lambda at: [_copied(source.local(at), target.local(at))]
 
 
-@_runs(ops.COPY.name, "copy_engine")
+def _copied(source: torch.Tensor, out: torch.Tensor) -> Work:
+    """`out` becomes `source`, which has as many elements in the same order."""
+    if source.shape == out.shape:
+        return partial(out.copy_, source)
+    return lambda: out.copy_(source.reshape(out.shape))  # reshaping may copy
+
+
+@runs(ops.COPY.name, "copy_engine")
 def _copy(own: DeviceProgram, step: HostStep) -> Step:
     copy = Copy.of(step.call)
     source, target, to_peer = Part(own, copy.source), Part(own, copy.target), copy.to_peer
     (target if to_peer else source).reached()
 
-    def run(at: Call) -> None:
-        device = _peer(own, copy.level, at.evaluate(copy.peer))
-        out = target.on(device, at) if to_peer else target.local(at)
-        out.copy_((source.local(at) if to_peer else source.on(device, at)).reshape(out.shape))
+    def bind(at: Call) -> list[Work]:
+        device = device_of(own, copy.level, at.evaluate(copy.peer))
+        if to_peer:
+            return [_copied(source.local(at), target.on(device, at))]
+        return [_copied(source.on(device, at), target.local(at))]
 
-    return run
+    return bind
 
 
 def _meeting(own: DeviceProgram, step: HostStep) -> Step:
@@ -140,10 +159,10 @@ def _meeting(own: DeviceProgram, step: HostStep) -> Step:
     what = f"T.{step.call.op.name.removeprefix('tilescale.')} of level {ir.attribute(step.call, 'level')!r}"
     own.sites.append(Site(what, step.where))
     site = len(own.sites) - 1
-    return lambda at: own.meet(site)
+    return lambda at: [own.meeting(site)]
 
 
-@_runs(ops.BARRIER.name)
+@runs(ops.BARRIER.name)
 def _barrier(own: DeviceProgram, step: HostStep) -> Step:
     return _meeting(own, step)
 
@@ -164,24 +183,17 @@ def _along_first(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     return tensor.movedim(axis, 0).contiguous()
 
 
-@_runs(ops.ALLREDUCE.name, "nccl")
+@runs(ops.ALLREDUCE.name, "nccl")
 def _allreduce(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
     made = Collective.of(step.call)
     part, op, team = Part(own, made.target), _reduce_op(step.call), group(own, made.level)
 
-    def run(at: Call) -> None:
-        tensor = part.local(at)
-        dense = tensor.contiguous()
-        dist.all_reduce(dense, op, group=team)
-        if dense is not tensor:
-            tensor.copy_(dense)
-
-    return run
+    return lambda at: [_on_dense(part.local(at), lambda dense: dist.all_reduce(dense, op, group=team))]
 
 
-@_runs(ops.BROADCAST.name, "nccl")
+@runs(ops.BROADCAST.name, "nccl")
 def _broadcast(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
@@ -189,14 +201,24 @@ def _broadcast(own: DeviceProgram, step: HostStep) -> Step:
     part, level = Part(own, made.target), made.level
     team = group(own, level)
 
-    def run(at: Call) -> None:
-        tensor = part.local(at)
-        dense = tensor.contiguous()
-        dist.broadcast(dense, _peer(own, level, at.evaluate(made.root)), group=team)
-        if dense is not tensor:
-            tensor.copy_(dense)
+    def bind(at: Call) -> list[Work]:
+        root = device_of(own, level, at.evaluate(made.root))
+        return [_on_dense(part.local(at), lambda dense: dist.broadcast(dense, root, group=team))]
 
-    return run
+    return bind
+
+
+def _on_dense(tensor: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> Work:
+    """`change` of a tensor, which takes contiguous ones only."""
+    if tensor.is_contiguous():
+        return partial(change, tensor)
+
+    def launch() -> None:
+        dense = tensor.contiguous()
+        change(dense)
+        tensor.copy_(dense)
+
+    return launch
 
 
 def _from_parts(own: DeviceProgram, step: HostStep, exchange: Callable[..., Any]) -> Step:
@@ -205,19 +227,23 @@ def _from_parts(own: DeviceProgram, step: HostStep, exchange: Callable[..., Any]
     source, target, axis = Part(own, made.source), Part(own, made.target), made.dim
     team = group(own, made.level)
 
-    def run(at: Call) -> None:
+    def bind(at: Call) -> list[Work]:
         out, given = target.local(at), source.local(at)
         # What is gathered side by side has one more dimension than its parts.
         given = given if given.ndim == out.ndim else given.unsqueeze(axis)
-        dense = _along_first(out, axis)
-        exchange(dense, _along_first(given, axis), team)
-        if dense.data_ptr() != out.data_ptr():
-            out.copy_(dense.movedim(0, axis))
 
-    return run
+        def launch() -> None:
+            dense = _along_first(out, axis)
+            exchange(dense, _along_first(given, axis), team)
+            if dense.data_ptr() != out.data_ptr():
+                out.copy_(dense.movedim(0, axis))
+
+        return [launch]
+
+    return bind
 
 
-@_runs(ops.REDUCE_SCATTER.name, "nccl")
+@runs(ops.REDUCE_SCATTER.name, "nccl")
 def _reduce_scatter(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
@@ -225,14 +251,14 @@ def _reduce_scatter(own: DeviceProgram, step: HostStep) -> Step:
     return _from_parts(own, step, lambda out, given, team: dist.reduce_scatter_tensor(out, given, op, group=team))
 
 
-@_runs(ops.ALL_GATHER.name, "nccl")
+@runs(ops.ALL_GATHER.name, "nccl")
 def _all_gather(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
     return _from_parts(own, step, lambda out, given, team: dist.all_gather_into_tensor(out, given, group=team))
 
 
-@_runs(ops.ALL_TO_ALL.name, "nccl")
+@runs(ops.ALL_TO_ALL.name, "nccl")
 def _all_to_all(own: DeviceProgram, step: HostStep) -> Step:
     import torch.distributed as dist
 
@@ -250,25 +276,25 @@ def _by_copies(own: DeviceProgram, step: HostStep, cut: Callable[[torch.Tensor, 
     size, rank, meet = dict(own.sizes)[level], own.rank(level), _meeting(own, step)
     target.reached()
 
-    def run(at: Call) -> None:
-        meet(at)
+    def bind(at: Call) -> list[Work]:
         given = source.local(at)
+        copies: list[Work] = []
         for step in range(size):
             peer = (rank + step) % size  # everybody writes to another one first
-            out = target.on(_peer(own, level, peer), at)
+            out = target.on(device_of(own, level, peer), at)
             share = out.shape[axis] // size
-            out.narrow(axis, rank * share, share).copy_(cut(given, size, peer))
-        meet(at)
+            copies.append(partial(out.narrow(axis, rank * share, share).copy_, cut(given, size, peer)))
+        return [*meet(at), *copies, *meet(at)]
 
-    return run
+    return bind
 
 
-@_runs(ops.ALL_GATHER.name, "copy_engine")
+@runs(ops.ALL_GATHER.name, "copy_engine")
 def _all_gather_by_copies(own: DeviceProgram, step: HostStep) -> Step:
     return _by_copies(own, step, lambda given, size, peer: given)
 
 
-@_runs(ops.ALL_TO_ALL.name, "copy_engine")
+@runs(ops.ALL_TO_ALL.name, "copy_engine")
 def _all_to_all_by_copies(own: DeviceProgram, step: HostStep) -> Step:
     axis = Collective.of(step.call).dim
     return _by_copies(own, step, lambda given, size, peer: given.chunk(size, axis)[peer])

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -21,40 +20,40 @@ _LOOK_S = 0.05
 
 
 class Turns:
-    """Programs of one device follow one another, whatever streams they are called on.
+    """Programs of one device follow one another, whatever streams they are called on: `with` one is the next turn.
 
     Side by side, one could hold the processors here that another one holds on the peer, each waiting for the other's
-    counterpart; and calls of one program share its counters. What is captured in a graph has the order of the graph.
+    counterpart; and calls of one program share its counters. What is added to the current stream inside runs after what
+    was added in the last turn. What is captured in a graph has the order of the graph: it takes no turn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         import torch
 
+        self._device = device
+        self._number: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._event = torch.cuda.Event()
         self._last: torch.cuda.Stream | None = None
+        self._last_number = -1
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """What is added to the current stream inside runs after what was added in the last turn."""
-        import torch
+    def __enter__(self) -> None:
+        number = self._number(self._device.index)
+        if number != self._last_number:
+            import torch
 
-        if torch.cuda.is_current_stream_capturing():
-            yield
-            return
-        stream = torch.cuda.current_stream()
-        if self._last is not None and self._last != stream:
-            stream.wait_event(self._event)
-        try:
-            yield
-        finally:
-            self._event.record(stream)
-            self._last = stream
+            stream = torch.cuda.current_stream(self._device)
+            if self._last is not None:
+                stream.wait_event(self._event)
+            self._last, self._last_number = stream, number
+
+    def __exit__(self, *_error: object) -> None:
+        self._event.record(self._last)
 
 
 @cache
 def turns(device: torch.device) -> Turns:
     """The turns on a device of this process."""
-    return Turns()
+    return Turns(device)
 
 
 class Idle:

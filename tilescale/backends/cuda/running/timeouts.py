@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from tilescale.backends.cuda.running import stream_memory
+from tilescale.backends.cuda.running.stream_memory import Word
 from tilescale.comm.heap import SymmetricHeap
+from tilescale.comm.heap.tensors import tensor_at
 
 if TYPE_CHECKING:
     import torch
@@ -111,6 +114,25 @@ class WaitRecords:
         with torch.cuda.stream(self._stream):
             self._words[:1].copy_(self._stop, non_blocking=True)  # by copy engine: kernels may fill all processors
         self._stopped[0] = STOPPED_BY_HOST
+
+    def fail(self, kind: Kind, site: int, index: int, expected: int, seen: int) -> None:
+        """Report a wait of this rank that no kernel reports, on all devices, and stop all: `fail` of sync.cuh."""
+        rank, ranks = self._heap.team.rank, self._heap.team.size
+        row = HEAD + ROW * rank
+        # The state comes last, and then the word that stops. Streams write them: kernels may fill all processors.
+        words = [*enumerate((kind, site, 0, index, expected, seen), row + 1), (row, COMPLETE), (0, rank + 1)]
+        everywhere = self._heap.peers(self._words)
+        for slot in range(ranks):
+            for at, value in words:
+                stream_memory.write(self._stream, Word.of(everywhere, (slot, at)), value)
+        self._stopped[0] = rank + 1
+
+    def read_at(self, word: Word) -> int:
+        """The number in a word of this device as it is now, also while kernels run."""
+        import torch
+
+        dtype = {4: torch.int32, 8: torch.int64}[word.nbytes]
+        return self.beside(tensor_at(word.address, (1,), (1,), dtype, self._heap.device, lambda: None))[0]
 
     def read(self) -> list[Report]:
         """The failed waits of all ranks that this device knows of, also while kernels run."""

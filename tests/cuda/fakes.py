@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""A device that writes down what it is given, for tests of how programs are called where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cuda.support import lowered
+from tilescale.backends.cuda.running import execute, plans, streams
+from tilescale.comm import World
+
+STREAM = 7
+
+
+class Heap:
+    """Symmetric tensors are those that it made; two ranks."""
+
+    def __init__(self) -> None:
+        self.addresses = SimpleNamespace(stride=1 << 36, slot=lambda peer: peer)
+        self.made: set[int] = set()
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.zeros(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.zeros(shape, dtype=dtype)
+        self.made.add(tensor.data_ptr())
+        return tensor
+
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() in self.made
+
+    def offset(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr()
+
+    def peers(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.expand(2, *tensor.shape)
+
+
+class Guard:
+    """Meetings go to the log; `error` is what a call finds."""
+
+    def __init__(self, log: list[Any]):
+        self.log, self.limit_ns, self.error = log, 10**9, None
+        self.stopped = False
+        self.records = SimpleNamespace(device=torch.zeros(8, dtype=torch.int64), stop=self._stop)
+        self.meetings = SimpleNamespace(everywhere=torch.zeros(2, 2), counts=torch.zeros(2))
+
+    def _stop(self) -> None:
+        self.stopped = True
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def meeting(self, site: int, call: int = 0, patience: int = 3) -> Any:
+        return lambda: self.log.append(("meets", site, call))
+
+
+class Device:
+    """What a program does on rank 0 of two.
+
+    Attributes:
+        log: kernels with their arguments, and meetings, in order.
+        graphs: what was captured.
+        events: of the turns on the device's streams.
+        on_launch: called for each kernel, with its name and arguments.
+        capturing: whether the caller captures a graph; broken: whether kernels fail to launch.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.log: list[Any] = []
+        self.graphs: list[list[Any]] = []
+        self.heap, self.guard = Heap(), Guard(self.log)
+        self.capturing = self.broken = False
+        self.events: list[str] = []
+        self.on_launch: Callable[..., None] = lambda name, *args: None
+        self.stream = STREAM
+        world = World(ranks=(0, 1), rank=0, launcher=None, node_of=(0, 0))
+        patch.setattr(World, "device", torch.device("cpu"), raising=False)
+        patch.setattr(execute, "init", lambda: world)
+        patch.setattr(execute, "default_heap", lambda: self.heap)
+        patch.setattr(execute, "agree", lambda group, facts: None)
+        patch.setattr(execute, "Group", lambda world: None)
+        patch.setattr(execute.DeviceProgram, "guard", self.guard)
+        patch.setattr(execute.DeviceProgram, "on_all", lambda own, check: None)
+        patch.setattr(execute.DeviceProgram, "compile", lambda own, func, check=None: self._kernel(func))
+        patch.setattr(plans, "_captured", self._captured)
+        patch.setattr(torch.cuda, "set_device", lambda device: None)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        patch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda s: self.events.append(f"record {s}")))
+        patch.setattr(torch.cuda, "current_stream", lambda device: self._stream())
+        patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream, raising=False)
+        streams.turns.cache_clear()
+
+    def _stream(self) -> Any:
+        class Stream(int):
+            def wait_event(own, event: Any) -> None:
+                self.events.append(f"{own} waits")
+
+        return Stream(self.stream)
+
+    def _kernel(self, func: Any) -> Any:
+        name = str(func.attrs["global_symbol"])
+
+        def run(*args: Any) -> None:
+            if self.broken:
+                raise RuntimeError("the launch failed")
+            self.log.append((name, *args))
+            self.on_launch(name, *args)
+
+        return run
+
+    def _captured(self, launches: list[Any]) -> Any:
+        begin = len(self.log)
+        for launch in launches:
+            launch()
+        self.graphs.append(self.log[begin:])
+        del self.log[begin:]
+        return SimpleNamespace(replay=lambda: self.log.append("replay"))
+
+    def program(self, func: Any) -> execute.DeviceProgram:
+        """The program as it runs on this rank."""
+        return execute.DeviceProgram(lowered(func, devices=2).lowered, {})
+
+    def names(self) -> list[Any]:
+        """What was launched since the last look: kernels by name, meetings by what they are for."""
+        names = [entry if isinstance(entry, str) else entry[0] for entry in self.log]
+        self.log.clear()
+        return names

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: MIT
+"""How programs are called: plans, graphs, what is copied in and out, where devices meet. The device takes notes."""
+
+import gc
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.cuda import programs
+from tests.cuda.fakes import Device
+from tests.cuda.support import lowered
+from tilescale import backends
+from tilescale.backends.cuda.lowering.rendezvous import Rendezvous
+from tilescale.backends.cuda.running.plans import KEPT, LAUNCHED_BEFORE, Plans
+from tilescale.errors import UnsupportedError, WaitTimeoutError
+
+NEVER, BEGIN = Rendezvous(False, False), Rendezvous(True, False)
+BOTH, INSIDE = Rendezvous(True, True), Rendezvous(True, True, inside=True)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Rank 0 of two."""
+    return Device(monkeypatch)
+
+
+def put(rows: int = 64, blocks: int = 4, ends_with_barrier: bool = False) -> Any:
+    """Every block puts its tile into the next device's memory."""
+
+    @T.prim_func
+    def put(X: T.Tensor((rows, 64), "float32"), Y: T.Tensor((rows, 64), "float32")):
+        with T.Kernel(device=2, block=blocks, threads=128) as bx:
+            tile = T.alloc((16, 64), "float32", level="l1")
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.copy(X[bx * 16, 0], tile)
+                T.copy(tile, Y[bx * 16, 0], dst=(rank + 1) % size)
+                if ends_with_barrier:
+                    T.barrier()
+
+    return put
+
+
+def scaled() -> Any:
+    """Loops of the host around a grid: three launches, then one for each step that `n` asks for."""
+
+    @T.prim_func
+    def scaled(X: T.Tensor((64, 64), "float32"), n: T.int32):
+        with T.Kernel(device=2, block=4, threads=64) as bx:
+            with T.Scale("device"):
+                for step in T.serial(3 + n):
+                    with T.Scale("block"):
+                        for i, j in T.Parallel(16, 64):
+                            X[bx * 16 + i, j] = X[bx * 16 + i, j] * step
+
+    return scaled
+
+
+def halved() -> Any:
+    """A loop that looks at the device."""
+
+    @T.prim_func
+    def halved(X: T.Tensor((1,), "float32")):
+        with T.Kernel(device=2, block=1, threads=64):
+            with T.Scale("device"):
+                while X[0] > 1.0:
+                    with T.Scale("block"):
+                        X[0] = X[0] / 2
+
+    return halved
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_bound_once_for_the_same_tensors(device: Device, monkeypatch: pytest.MonkeyPatch):
+    own = device.program(put())
+    x, y = device.heap.zeros((64, 64), torch.float32), device.heap.zeros((64, 64), torch.float32)
+    assert not own.again((x, y)) and device.names() == []
+    own([x, y])
+    first = list(device.log)
+    assert device.names() == ["put_0"]
+    monkeypatch.setattr(device.heap, "offset", None)  # nothing is looked up again
+    assert own.again((x, y))
+    assert [a if not torch.is_tensor(a) else a.data_ptr() for a in device.log[0]] == [
+        a if not torch.is_tensor(a) else a.data_ptr() for a in first[0]
+    ]
+
+
+def test_a_plan_that_repeats_becomes_a_graph(device: Device):
+    own = device.program(put())
+    given = [device.heap.zeros((64, 64), torch.float32) for _ in range(2)]
+    for _ in range(LAUNCHED_BEFORE):
+        own(given)
+    assert device.names() == ["put_0"] * LAUNCHED_BEFORE and not device.graphs
+    for _ in range(3):
+        assert own.again(tuple(given))
+    assert device.names() == ["replay"] * 3
+    assert [[entry[0] for entry in graph] for graph in device.graphs] == [["put_0"]]
+    device.capturing = True  # a graph of the caller's has kernels in it, not a graph
+    assert own.again(tuple(given)) and device.names() == ["put_0"]
+
+
+def test_loops_of_the_host_are_unrolled_with_their_steps(device: Device):
+    own = device.program(scaled())
+    x = torch.zeros(64, 64)
+    for n in (0, 2):
+        own([x, n])
+        steps = [entry[1] for entry in device.log]
+        assert steps == list(range(3 + n)), "each launch has its own step"
+        device.log.clear()
+    assert own.again((x, 2)) and len(device.names()) == 5
+
+
+def test_scalars_that_only_kernels_take_need_no_plan_of_their_own(device: Device):
+    @T.prim_func
+    def turns(F: T.Tensor((4,), "int32"), turn: T.int32):
+        with T.Kernel(device=2, block=4, threads=64) as bx:
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.signal(F[bx], dst=(rank + 1) % size)
+                T.wait(F[bx], ">=", turn)
+
+    own = device.program(turns)
+    flags = device.heap.zeros((4,), torch.int32)
+    own([flags, 1])
+    (place,) = (i for i, x in enumerate(device.log[0][1:]) if isinstance(x, int) and x == 1 and i)
+    for turn in (2, 3):
+        assert own.again((flags, turn))
+    assert [entry[1 + place] for entry in device.log] == [1, 2, 3] and not device.graphs
+    device.log.clear()
+    for _ in range(LAUNCHED_BEFORE + 1):
+        assert own.again((flags, 7))
+    assert device.names() == ["turns_0"] * LAUNCHED_BEFORE + ["replay"]
+    assert device.graphs[0][0][1 + place] == 7
+    assert own.again((flags, 8)) and device.log[0][1 + place] == 8, "the graph was for another scalar"
+
+
+def test_what_looks_at_the_device_is_never_a_graph(device: Device, monkeypatch: pytest.MonkeyPatch):
+    own = device.program(halved())
+    looks = []
+    monkeypatch.setattr(own, "synchronize", lambda: looks.append(len(device.log)))
+    x = torch.tensor([4.0])
+
+    device.on_launch = lambda name, *args: x.div_(2)
+    for wanted in (2, 3, 3, 3):
+        x.fill_(2.0**wanted)
+        if not own.again((x,)):
+            own([x])
+        assert device.names() == ["halved_0"] * wanted
+    assert looks and not device.graphs
+    device.capturing = True
+    with pytest.raises(UnsupportedError, match="decides on values in device memory"):
+        own([x])
+
+
+def test_plans_are_told_apart_by_all_that_kernels_see():
+    x = torch.zeros(8, 8)
+    others = [x[1:], x.T, x.view(torch.int32), torch.zeros(8, 8), x[:, :4]]
+    key_of = Plans().key
+    keys = [key_of([t]) for t in (x, *others)]
+    assert len(set(keys)) == len(keys)
+    assert key_of([x.view(8, 8), 1]) == key_of([x, 1]) != key_of([x, 1.0])
+
+    class Own(torch.Tensor):
+        pass
+
+    assert key_of([x.as_subclass(Own)]) is None
+
+
+def test_plans_keep_no_tensor_alive_and_are_right_for_the_next_one_there(device: Device):
+    own = device.program(scaled())
+    memory = torch.zeros(64 * 64)
+    x = memory.clone()
+    gone = weakref.ref(x.untyped_storage())
+    own([x.view(64, 64), 0])
+    device.log.clear()
+    del x
+    gc.collect()
+    assert gone() is None
+    own([memory.view(64, 64), 0])
+    assert own.again((memory.as_strided((64, 64), (64, 1)), 0))
+
+
+def test_few_plans_are_kept(device: Device):
+    own = device.program(scaled())
+    tensors = [torch.zeros(64, 64) for _ in range(KEPT + 1)]
+    for x in tensors:
+        own([x, 0])
+    assert not own.again((tensors[0], 0)) and all(own.again((x, 0)) for x in tensors[1:])
+
+
+# -- what kernels cannot take as it is ---------------------------------------------------------------------------------
+
+
+def test_tensors_with_gaps_are_copied_in_and_out(device: Device):
+    own = device.program(scaled())
+    x = torch.ones(64, 128)[:, ::2]
+    device.on_launch = lambda name, *args: args[-1].mul_(3)
+    own([x, 0])
+    assert x.eq(27).all() and x.stride() == (128, 2)
+
+
+def test_tensors_that_are_not_symmetric_are_staged_with_one_warning(device: Device):
+    own = device.program(put())
+    x, y = torch.ones(64, 64), torch.zeros(64, 64)
+    device.on_launch = lambda name, *args: args[-4][0].copy_(args[-5] + 1)
+    with pytest.warns(UserWarning, match="'Y', which is not a symmetric tensor"):
+        own([x, y])
+    assert y.eq(2).all() and x.eq(1).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x.fill_(5)
+        assert own.again((x, y))
+    assert y.eq(6).all(), "a plan copies, too"
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_failure_is_raised_before_anything_is_launched(device: Device):
+    own = device.program(put())
+    given = [device.heap.zeros((64, 64), torch.float32) for _ in range(2)]
+    own(given)
+    device.log.clear()
+    device.guard.error = WaitTimeoutError("it hangs")
+    with pytest.raises(WaitTimeoutError):
+        own.again(tuple(given))
+    assert device.names() == []
+
+
+def test_a_call_that_breaks_off_stops_the_waits(device: Device):
+    own = device.program(put())
+    given = [device.heap.zeros((64, 64), torch.float32) for _ in range(2)]
+    device.broken = True
+    with pytest.raises(RuntimeError, match="the launch failed"):
+        own(given)
+    assert device.guard.stopped
+
+
+def test_programs_take_turns_on_streams(device: Device):
+    own = device.program(put())
+    given = [device.heap.zeros((64, 64), torch.float32) for _ in range(2)]
+    for stream in (7, 7, 9):
+        device.stream = stream
+        own(given)
+    assert device.events == ["record 7", "record 7", "9 waits", "record 9"]
+    device.capturing, device.stream = True, 11
+    own(given)
+    assert len(device.events) == 4, "what is captured has the order of its graph"
+
+
+# -- where devices meet ------------------------------------------------------------------------------------------------
+
+
+def on_tensors(statements: Any) -> Any:
+    """Traces the macro `statements(X, Y, flags, rank, size)` in a device phase."""
+
+    @T.prim_func
+    def f(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32"), flags: T.Tensor((8,), "int32")):
+        with T.Kernel(device=2):
+            with T.Scale("device") as (rank, size):
+                statements(X, Y, flags, rank, size)
+
+    return f
+
+
+@T.macro
+def reduced(X, Y, flags, rank, size):
+    T.allreduce(X, impl="one_shot")
+
+
+@T.macro
+def reduced_by_nccl(X, Y, flags, rank, size):
+    T.allreduce(X, impl="nccl")
+
+
+@T.macro
+def local(X, Y, flags, rank, size):
+    T.copy(X, Y)
+
+
+@T.macro
+def copied(X, Y, flags, rank, size):
+    T.copy(X, Y, dst=(rank + 1) % size, impl="copy_engine")
+
+
+@T.macro
+def copied_and_met(X, Y, flags, rank, size):
+    T.copy(X, Y, dst=(rank + 1) % size, impl="copy_engine")
+    T.barrier()
+
+
+@T.macro
+def met_and_copied(X, Y, flags, rank, size):
+    T.barrier()
+    T.copy(X, Y, dst=(rank + 1) % size, impl="copy_engine")
+
+
+@T.macro
+def copied_and_perhaps_met(X, Y, flags, rank, size):
+    T.copy(X, Y, dst=(rank + 1) % size, impl="copy_engine")
+    for _ in T.serial(flags[0]):
+        T.barrier()
+
+
+@T.macro
+def told(X, Y, flags, rank, size):
+    T.copy(X, Y, dst=(rank + 1) % size, signal=flags[0], impl="copy_engine")
+    T.wait(flags[0], ">=", 1)
+
+
+@T.macro
+def waits_alone(X, Y, flags, rank, size):
+    T.wait(flags[0], ">=", 1)
+
+
+@pytest.mark.parametrize(
+    ("func", "wanted"),
+    [
+        (on_tensors(local), NEVER),
+        (on_tensors(reduced), NEVER),
+        (on_tensors(reduced_by_nccl), BEGIN),
+        (on_tensors(copied), BOTH),
+        (on_tensors(copied_and_met), BEGIN),
+        (on_tensors(met_and_copied), BOTH),
+        (on_tensors(copied_and_perhaps_met), BOTH),
+        (on_tensors(told), BOTH),
+        (on_tensors(waits_alone), INSIDE),
+        (programs.sum_of_tiles(), NEVER),
+        (programs.meeting(), NEVER),
+        (programs.put_with_signal(), INSIDE),
+        (put(), INSIDE),
+        (put(ends_with_barrier=True), Rendezvous(True, False, inside=True)),
+        (put(rows=16 * 256, blocks=256), BOTH),
+        (programs.steps(), BOTH),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_which_meetings_a_program_needs(func: Any, wanted: Rendezvous):
+    assert lowered(func).lowered.meets == wanted
+
+
+def test_a_pipelined_grid_keeps_its_producer():
+    @T.prim_func
+    def product(A: T.Tensor((64, 512), "float16"), Y: T.Tensor((64, 512), "float16")):
+        with T.Kernel(device=2, block=4, threads=128) as bx:
+            tile = T.alloc((16, 64), "float16", level="l1")
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                for k in T.Pipelined(8, num_stages=2):
+                    T.copy(A[bx * 16, k * 64], tile)
+                    T.copy(tile, Y[bx * 16, k * 64], dst=(rank + 1) % size)
+
+    assert lowered(product).lowered.meets == BOTH
+
+
+def test_one_device_meets_nobody():
+    @T.prim_func
+    def alone(F: T.Tensor((1,), "int32")):
+        with T.Kernel(block=2, threads=64):
+            with T.Scale("block"):
+                T.signal(F[0])
+                T.wait(F[0], ">=", 1)
+
+    assert lowered(alone).lowered.meets == NEVER
+
+
+def test_meetings_stand_around_a_call(device: Device):
+    own = device.program(put(rows=16 * 256, blocks=256))
+    given = [[device.heap.zeros((16 * 256, 64), torch.float32) for _ in range(2)] for _ in range(2)]
+    own(given[0])
+    (_, entry, digest), kernel, (_, exit, nothing) = device.log
+    assert own.sites[entry].what == "the meeting at its entry" and own.sites[exit].what == "the meeting at its exit"
+    assert kernel[0] == "put_0" and digest and not nothing
+    device.log.clear()
+    own(given[1])
+    assert device.log[0][2] != digest, "other tensors"
+
+
+def test_a_sum_of_a_tensor_meets_only_in_its_kernel(device: Device):
+    own = device.program(on_tensors(reduced))
+    own([torch.zeros(64, 64), torch.zeros(64, 64), torch.zeros(8, dtype=torch.int32)])
+    assert device.names() == ["f_0"]
+
+
+# -- lowering once -----------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_is_lowered_once_for_its_own_machine(monkeypatch: pytest.MonkeyPatch):
+    made = []
+    cuda = backends.generator()
+
+    def lower(program: Any, target: backends.Target) -> Any:
+        made.append(target)
+        return cuda.lower(program, target)
+
+    counted = backends.Backend("cuda", available=lambda: True, lower=lower, priority=10, generates=True)
+    monkeypatch.setattr(backends.base, "_BACKENDS", [counted])
+    kernel = tilescale.compile(put(), machine="h100-sxm-8")
+    assert "put_0_kernel" in kernel.source and "meets" not in kernel.schedule
+    assert backends.choose(kernel.program, kernel._lowered).kernels
+    assert [(t.machine.name, t.sizes) for t in made] == [("h100-sxm-8", (("device", 2),))]
+
+
+def test_the_target_says_how_many_devices_there_are():
+    @T.prim_func
+    def total(X: T.Tensor((64,), "float32")):
+        with T.Kernel(device=T.ALL):
+            with T.Scale("device"):
+                T.allreduce(X)
+
+    program = tilescale.compile(total).program
+    machine = tilescale.current_machine()
+    assert backends.Target.of(program, machine).sizes == (("device", None),)
+    assert backends.Target.of(program, machine, 6).sizes == (("device", 6),)
+
+
+def test_why_a_machine_does_not_run_a_program_is_said_of_that_machine():
+    with tilescale.use_machine("mi300x-8"):
+
+        @T.prim_func
+        def waves(X: T.Tensor((64,), "float32")):
+            with T.Kernel(device=2, block=1, threads=128):
+                with T.Scale("block"), T.Scale("wavefront") as (w, _):
+                    X[w] = 1
+
+        kernel = tilescale.compile(waves)
+    assert kernel._lowered(backends.generator()).lowered.target.machine.name == "mi300x-8"

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: MIT
+"""What a copy queue does to memory and flags, when, and in which order. The device's memory is the host's."""
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tilescale.language as T
+from tests.cuda import fakes
+from tests.cuda.support import program
+from tests.cuda.test_copy_queue import (
+    CHUNK,
+    COLUMNS,
+    DEVICES,
+    FLAGS,
+    ROWS,
+    after_the_grid,
+    gathered,
+    on_devices,
+    one_flag_each,
+)
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering.plan import HostStep, plan
+from tilescale.backends.cuda.lowering.signature import Target
+from tilescale.backends.cuda.running import queued, stream_memory
+from tilescale.backends.cuda.running.control import loop
+from tilescale.backends.cuda.running.copy_queue import CopyQueue
+from tilescale.backends.cuda.running.phases import host_step
+from tilescale.backends.cuda.running.queue_watch import Place
+from tilescale.backends.cuda.running.steps import Call, in_order, run
+from tilescale.backends.cuda.running.stream_memory import Condition, Word, rows
+from tilescale.errors import OutOfBoundsError, UnsupportedError
+from tilescale.hda import Machine
+from tilescale.program.model import Control, Launch, Part, Sequence
+
+# -- copies of memory --------------------------------------------------------------------------------------------------
+
+
+def move(part: Any) -> None:
+    """A copy as the copy engine makes it."""
+    for row in range(part.height):
+        ctypes.memmove(part.target + row * part.target_pitch, part.source + row * part.source_pitch, part.width)
+
+
+@given(st.data())
+def test_rows_make_the_target_what_the_source_is(data: Any):
+    shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    cut = [data.draw(st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted)) for n in shape]
+    region = tuple(slice(a, b) for a, b in cut)
+    order = data.draw(st.permutations(range(len(shape))))
+    given_ = torch.rand(shape)[region]
+    whole = torch.zeros([shape[i] for i in order]).permute([order.index(i) for i in range(len(shape))])
+    wanted = whole.clone()
+    wanted[region] = given_
+    for part in rows(whole[region], given_):
+        move(part)
+    assert torch.equal(whole, wanted)
+
+
+def test_rows_are_as_few_as_can_be():
+    a, b = torch.zeros(8, 16, 32), torch.zeros(8, 16, 64)
+    assert [(r.width, r.height) for r in rows(a, torch.zeros(8, 16, 32))] == [(8 * 16 * 32 * 4, 1)]
+    assert [(r.width, r.height, r.source_pitch) for r in rows(a, b[:, :, 32:])] == [(128, 128, 256)]
+    assert [(r.width, r.height) for r in rows(a[1:3, :2], b[1:3, :2, :32])] == [(128, 2)] * 2
+
+
+# -- what the queue does -----------------------------------------------------------------------------------------------
+
+
+class Queue(CopyQueue):
+    """A queue without a device."""
+
+    def __init__(self, done: list[Any]):
+        self.stream, self._held, self._done = None, None, done
+
+    def start(self) -> None:
+        self.add(lambda: self._done.append("start"))
+
+    def join(self) -> None:
+        self.flush()
+        self._done.append("join")
+
+
+class Device:
+    """A rank whose memory is the host's: what it launches is done at once, and written down in `done`."""
+
+    def __init__(self, func: Any, rank: int, memory: dict[str, torch.Tensor]):
+        self.program = program(func)
+        self.world, self.device, self.sizes = SimpleNamespace(rank=rank), torch.device("cpu"), (("device", DEVICES),)
+        self.reached: set[int] = set()
+        self.sites: list[Any] = []
+        self.sums = queued.Sums()
+        self.tensors, self.done = memory, []
+        self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
+        self.heap = SimpleNamespace(peers=self._peers, addresses=SimpleNamespace(slot=lambda p: p))
+        self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.done.append(place)))
+        self.queue: Any = Queue(self.done)
+
+    def _peers(self, tensor: torch.Tensor) -> torch.Tensor:
+        return next(m for m in self.tensors.values() if m[self.world.rank].data_ptr() == tensor.data_ptr())
+
+    def rank(self, level: str) -> int:
+        return self.world.rank
+
+    def run(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        """One call; what it did, addresses as (tensor, device, offset in bytes)."""
+        target = Target(Machine.load("h200-sxm-8"), self.sizes, 1 << 36)
+        monkeypatch.setattr(queued, "copy_queue", lambda device: self.queue)
+        monkeypatch.setattr(stream_memory, "copy", lambda stream, part: self._copied(part))
+        monkeypatch.setattr(stream_memory, "write", lambda stream, word, value: self._written(word, value))
+        values = [self.tensors[p.name][self.world.rank] for p in self.program.parameters]
+        call = Call(values)
+        run(in_order(self._steps(plan(self.program, target)[0]))(call))
+        return self.done
+
+    def _steps(self, part: Part) -> list[Any]:
+        if isinstance(part, HostStep):
+            return [host_step(self, part)]
+        if isinstance(part, Control) and isinstance(part.stmt, ir.For):
+            return [loop(self, part.stmt, in_order(self._steps(part.parts[0])), None)]
+        if isinstance(part, Launch):
+            return self._steps(part.body)
+        return [step for p in part.parts for step in self._steps(p)] if isinstance(part, Sequence) else []
+
+    def _copied(self, part: Any) -> None:
+        move(part)
+        self.done.append(("copy", self._place(part.target)))
+
+    def _written(self, word: Word, value: int) -> None:
+        ctypes.memmove(word.address, value.to_bytes(word.nbytes, "little"), word.nbytes)
+        self.done.append(("write", self._place(word.address), value))
+
+    def _place(self, address: int) -> tuple[str, int, int]:
+        for name, tensor in self.tensors.items():
+            offset = address - tensor.data_ptr()
+            if 0 <= offset < tensor.nbytes:
+                each = tensor[0].nbytes
+                return name, offset // each, offset % each
+        raise AssertionError("outside of all memory")
+
+
+def memory() -> dict[str, torch.Tensor]:
+    """All devices' tensors of `on_devices`."""
+    flags = {name: torch.zeros(DEVICES, *shape, dtype=torch.int32) for name, shape in FLAG_SHAPES.items()}
+    return {"X": torch.rand(DEVICES, ROWS, COLUMNS), "Y": torch.zeros(DEVICES, DEVICES, ROWS, COLUMNS), **flags}
+
+
+FLAG_SHAPES = {"F": (DEVICES, FLAGS), "flags": (DEVICES, FLAGS), "done": (2,)}
+
+
+def test_a_gather_sends_chunk_by_chunk_to_the_next_device_first(monkeypatch):
+    there = memory()
+    done = [Device(on_devices(gathered), rank, there).run(monkeypatch) for rank in range(DEVICES)][1]
+    assert torch.equal(there["Y"], there["X"].expand(DEVICES, -1, -1, -1)) and bool((there["flags"] == 1).all())
+    assert done[:2] == ["join", "start"] and done[-1] == "join"
+    flag = [4 * (FLAGS * 1 + chunk) for chunk in range(FLAGS)]
+    assert done[2 : 2 + FLAGS] == [("write", ("flags", 1, at), 1) for at in flag]
+    sent = done[2 + FLAGS : -1]
+    assert [what[0] for what in sent] == ["copy", "write"] * FLAGS * 3
+    assert [what[1][1] for what in sent[:: 2 * FLAGS]] == [2, 3, 0]
+    assert [what[1][2] for what in sent[0 : 2 * FLAGS : 2]] == [4 * COLUMNS * (ROWS + CHUNK * n) for n in range(FLAGS)]
+    assert [what[1:] for what in sent[1 : 2 * FLAGS : 2]] == [(("flags", 2, at), 1) for at in flag]
+
+
+def test_a_gather_in_place_copies_nothing_at_home(monkeypatch):
+    @T.macro
+    def in_place(X, Y, F, flags, done, rank, size):
+        T.all_gather(Y[rank, 0:ROWS, 0:COLUMNS], Y, signal=flags, chunk=CHUNK)
+
+    there = memory()
+    for rank in range(DEVICES):
+        there["Y"][rank, rank] = there["X"][rank]
+    done = [Device(on_devices(in_place), rank, there).run(monkeypatch) for rank in range(DEVICES)]
+    assert torch.equal(there["Y"], there["X"].expand(DEVICES, -1, -1, -1)) and bool((there["flags"] == 1).all())
+    assert all(what[0] == "start" and what.count("join") == 1 for what in done)
+
+
+def test_flags_are_written_as_sums_from_zero_in_every_call(monkeypatch):
+    there = memory()
+    device = Device(on_devices(one_flag_each), 3, there)
+    for _ in range(2):
+        device.done.clear()
+        done = device.run(monkeypatch)
+        assert [what[1:] for what in done if what[0] == "write"] == [(("flags", 0, 0), 1), (("flags", 0, 0), 2)]
+        assert done == ["start", *done[1:3], "start", *done[4:6], "join"]
+    assert torch.equal(there["Y"][0, 3], there["X"][3])
+
+
+def test_a_copy_to_the_device_itself_is_not_for_the_queue(monkeypatch):
+    @T.macro
+    def to_all(X, Y, F, flags, done, rank, size):
+        for step in T.serial(2):
+            T.copy(X, Y[rank, 0, 0], dst=(rank + step) % size, signal=flags[rank, step], value=5)
+
+    there = memory()
+    done = Device(on_devices(to_all), 2, there).run(monkeypatch)
+    assert done[:3] == ["join", "start", ("write", ("flags", 2, 4 * 2 * FLAGS), 5)]
+    assert [what[0] for what in done[4:6]] == ["copy", "write"]
+    assert torch.equal(there["Y"][2, 2], there["X"][2]) and torch.equal(there["Y"][3, 2], there["X"][2])
+
+
+def test_a_copy_waits_for_the_senders_flag(monkeypatch):
+    there = memory()
+    device = Device(on_devices(after_the_grid), 1, there)
+    started = device.run(monkeypatch)
+    word = Word(there["done"][1].data_ptr(), 4)
+    assert started[:2] == ["start", Place(0, 0, Condition(word, ">=", 1))]
+    site = device.sites[0]
+    assert site.flag == "done" and site.compare == ">=" and site.where.file.endswith("test_copy_queue.py")
+
+
+def test_a_flag_outside_of_its_tensor_names_the_line(monkeypatch, mistake):
+    @T.macro
+    def beyond(X, Y, F, flags, done, rank, size):
+        for k in T.serial(FLAGS, FLAGS + 1):
+            T.copy(X, Y[rank, 0, 0], dst=0, signal=flags[rank, k])  # <-
+
+    device = Device(on_devices(beyond), 1, memory())
+    with mistake(OutOfBoundsError, f"element (1, {FLAGS}) of flags ({DEVICES}, {FLAGS})"):
+        device.run(monkeypatch)
+
+
+def test_what_waits_for_a_flag_is_added_after_the_kernels(monkeypatch):
+    """So is what was started later."""
+
+    @T.macro
+    def both(X, Y, F, flags, done, rank, size):
+        T.copy(X, Y[rank, 0, 0], dst=(rank + 1) % size, signal=flags[0, 0])
+        T.copy(X, Y[rank, 0, 0], dst=(rank + 1) % size, signal=flags[0, 1], after=(done[0], ">=", 1))
+        T.copy(X, Y[rank, 0, 0], dst=(rank + 1) % size, signal=flags[0, 2])
+
+    device, before = Device(on_devices(both), 1, memory()), []
+    monkeypatch.setattr(device.queue, "flush", lambda: (before.extend(device.done), CopyQueue.flush(device.queue)))
+    kinds = [what[0] if isinstance(what, tuple) else what for what in device.run(monkeypatch)]
+    assert len(before) == 3 and kinds[:3] == ["start", "copy", "write"]
+    assert kinds[3] == "start" and isinstance(kinds[4], Place) and kinds[5:] == [
+        "copy", "write", "start", "copy", "write", "join"
+    ]  # fmt: skip
+
+
+def test_a_copy_to_the_device_itself_does_not_overtake_one_that_waits(monkeypatch, mistake):
+    @T.macro
+    def overtakes(X, Y, F, flags, done, rank, size):
+        T.copy(X, Y[rank, 0, 0], dst=(rank + 1) % size, signal=flags[rank, 0], after=(done[0], ">=", 1))
+        T.copy(X, Y[rank, 0, 0], dst=rank, signal=flags[rank, 1])  # <-
+
+    device = Device(on_devices(overtakes), 1, memory())
+    with mistake(UnsupportedError, "a copy of a device to itself"):
+        device.run(monkeypatch)
+    device.queue.drop()
+    assert not device.queue.is_held
+
+
+def test_flags_are_zero_before_devices_meet_and_the_queue_is_joined_before_they_part(monkeypatch):
+    @T.prim_func
+    def program(G: T.Tensor((2, 4, 8), "float32"), Y: T.Tensor((2, 4), "float32")):
+        with T.Kernel(device=2, block=2, threads=32) as bx:
+            flags = T.alloc_flags((2, 1))
+            with T.Scale("device") as (rank, _):
+                T.all_gather(G[rank, 0:4, :], G, signal=flags)
+                T.barrier()
+            with T.Scale("block"):
+                T.wait(flags[bx, 0], ">=", 1)
+                Y[bx, 0] = G[bx, 0, 0]
+
+    device = fakes.Device(monkeypatch)
+    monkeypatch.setattr(queued, "copy_queue", lambda _: Queue(device.log))
+    monkeypatch.setattr(stream_memory, "copy", lambda stream, part: device.log.append("copy"))
+    monkeypatch.setattr(stream_memory, "write", lambda stream, word, value: device.log.append("write"))
+    own = device.program(program)
+    given_ = device.heap.zeros((2, 4, 8), torch.float32), torch.zeros(2, 4)
+    own(list(given_))
+    # A barrier says nothing of what other devices have started.
+    assert device.names() == ["meets", "start", "write", "copy", "write", "meets", "program_0", "join", "meets"]
+    flags = next(tensor for name, tensor in own.memory._workspaces.items() if name == "flags")
+    flags.fill_(9)
+    own._plans.clear()
+    device.guard.meeting = lambda *_, **__: lambda: device.log.append(flags.tolist())
+    own(list(given_))
+    assert device.log[0] == [[0], [0]]

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""A stream's wait has no bound: who notices one that takes too long, what is reported, and what ends it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tilescale.backends.cuda.running import stream_memory, timeouts
+from tilescale.backends.cuda.running.queue_watch import Place, Watch
+from tilescale.backends.cuda.running.stream_memory import Condition, Word
+from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, WaitRecords, decode
+
+LIMIT_S = 4.0
+"""How long a kernel's wait takes at most; a stream's twice that."""
+
+FLAG = Word(0x1000, 4)
+
+
+class Records:
+    """What a watch knows of a program."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self.failed: list[tuple[Any, ...]] = []
+
+    def fail(self, *report: Any) -> None:
+        self.failed.append(report)
+        self.stopped = True
+
+    def read_at(self, word: Word) -> int:
+        assert word == FLAG
+        return 1
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A watch whose queue does what it is given at once, up to a wait: `go` lets it on; `released` is what is written
+    elsewhere."""
+    records, state = Records(), SimpleNamespace(call=0, released=[], queue=[], go=None)
+    watch = Watch(records, int(LIMIT_S * 1e9), torch.device("cpu"), lambda: state.call, start=False)
+
+    def write(stream: Any, word: Word, value: int) -> None:
+        if word != watch._word:
+            state.released.append((word, value))
+        elif state.queue:
+            state.queue.append(value)
+        else:
+            watch._now[0] = value
+
+    def go() -> None:
+        state.queue.pop(0)
+        while state.queue and not isinstance(state.queue[0], Condition):
+            watch._now[0] = state.queue.pop(0)
+
+    monkeypatch.setattr(stream_memory, "write", write)
+    monkeypatch.setattr(stream_memory, "wait", lambda stream, condition: state.queue.append(condition))
+    return SimpleNamespace(watch=watch, records=records, state=state, go=go)
+
+
+def place(site: int = 3, value: int = 2, compare: str = ">=") -> Place:
+    return Place(site, 5, Condition(FLAG, compare, value))
+
+
+def test_a_queue_that_waits_for_nothing_is_let_alone(scene):
+    assert not any(scene.watch.look(now) for now in range(100)) and not scene.records.failed
+
+
+def test_a_wait_that_takes_too_long_is_reported_once_and_then_ended(scene):
+    scene.watch.add(None, place())
+    for now in range(9):
+        assert not scene.watch.look(now) and not scene.records.failed
+    scene.watch.look(9)
+    assert scene.records.failed == [(Kind.TIMEOUT, 3, 5, 2, 1)] and scene.state.released == []
+    assert scene.watch.look(9.1) and scene.state.released == [(FLAG, 2)]
+    scene.go()
+    assert not scene.watch.look(9.2) and len(scene.records.failed) == 1
+
+
+def test_waits_of_calls_that_go_on_are_not_one_wait(scene):
+    for now in range(50):
+        scene.watch.add(None, place())
+        scene.watch.look(now)
+        scene.go()
+    assert not scene.records.failed
+
+
+def test_a_graph_that_is_replayed_comes_to_the_same_wait(scene):
+    scene.watch.add(None, place())
+    for now in range(100):  # what the host sees stays the same, only the calls are others
+        scene.state.call = now // 3
+        scene.watch.look(now)
+    assert not scene.records.failed
+    for now in range(100, 120):
+        scene.watch.look(now)
+    assert len(scene.records.failed) == 1
+
+
+def test_a_stopped_program_waits_for_nothing_that_is_queued(scene):
+    for value in (1, 2, 4):
+        scene.watch.add(None, place(value=value))
+    scene.records.stopped = True
+    for _ in range(3):
+        assert scene.watch.look(0.0)
+        scene.go()
+    assert not scene.watch.look(0.0) and not scene.records.failed
+    # One word, several values: the largest is enough for all.
+    assert scene.state.released == [(FLAG, 4)] * 3
+
+
+@pytest.mark.parametrize(("compare", "enough"), [(">=", 2), (">", 3), ("==", 2)])
+def test_what_ends_a_wait_satisfies_it(scene, compare: str, enough: int):
+    scene.watch.add(None, place(compare=compare))
+    scene.records.stopped = True
+    assert scene.watch.look(0.0) and scene.state.released == [(FLAG, enough)]
+
+
+def test_equal_values_are_places_of_their_own(scene):
+    for value in (1, 2):
+        scene.watch.add(None, place(value=value, compare="=="))
+    scene.records.stopped = True
+    for value in (1, 2):
+        assert scene.watch.look(0.0) and scene.state.released.pop() == (FLAG, value)
+        scene.go()
+
+
+def test_the_hosts_report_is_as_a_kernels_on_all_devices(monkeypatch):
+    """Written word by word, the state after the rest of the row, the word that stops last."""
+    memory = torch.zeros(3, HEAD + 3 * ROW, dtype=torch.int64)
+    order: list[int] = []
+
+    def write(stream: Any, word: Word, value: int) -> None:
+        at = (word.address - memory.data_ptr()) // 8
+        order.append(at)
+        memory.view(-1)[at] = value
+
+    monkeypatch.setattr(timeouts.stream_memory, "write", write)
+    records = WaitRecords.__new__(WaitRecords)
+    records._heap = SimpleNamespace(team=SimpleNamespace(rank=1, size=3), peers=lambda words: memory)
+    records._words, records._stream, records._stopped = memory[1], None, [0]
+    records.fail(Kind.TIMEOUT, 7, 5, 2, -1)
+    for device in range(3):
+        assert decode(memory[device].tolist()) == [Report(1, Kind.TIMEOUT, 7, (0, 0, 0), 5, 2, -1)]
+        mine = [at - device * (HEAD + 3 * ROW) for at in order[8 * device : 8 * device + 8]]
+        assert mine[-2:] == [HEAD + ROW, 0] and memory[device, 0] == 2
+    assert records.stopped and records.failed

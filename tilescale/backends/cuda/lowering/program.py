@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Lower a whole program for a target: device phases taken apart, each grid as a TileLang function.
+
+Before: a program's tree of phases. After: the same tree, of `HostStep`s and `LoweredGrid`s. Declines what a phase
+declines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering import exchange, peers  # noqa: F401 - they register their rules
+from tilescale.backends.cuda.lowering.clusters import collectives  # noqa: F401 - likewise
+from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
+from tilescale.backends.cuda.lowering.plan import plan
+from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed, fits_inside, needed
+from tilescale.backends.cuda.lowering.signature import Site, Target
+from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
+
+
+@dataclass(frozen=True)
+class LoweredGrid(GridPhase):
+    """A grid phase of a launch, and what it became."""
+
+    launch: Launch
+    kernel: LoweredKernel
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """A program for a target.
+
+    Attributes:
+        body: its tree of parts, launches with their bodies.
+        meets: where all devices meet when it is called.
+        sites: the places in grids that wait or signal, by number.
+        notes: which implementation was chosen for each operation between units, and why, in words.
+    """
+
+    program: Program
+    target: Target
+    body: Part
+    meets: Rendezvous
+    sites: tuple[Site, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def grids(self) -> tuple[LoweredGrid, ...]:
+        """The grids of the program, in order, those of its device phases included."""
+        return tuple(_grids(self.body))
+
+
+def lower(program: Program, target: Target) -> LoweredProgram:
+    """A program for a target.
+
+    Raises:
+        UnsupportedError: something that has no lowering, with its line.
+    """
+    body, planned = plan(program, target)
+    meets = needed(body, target)
+    if (meets.entry or meets.exit) and fits_inside(body, target.machine):
+        meets = replace(meets, inside=True)
+    lowering = _Lowering(program, target, meets)
+    lowered = lowering.part(body, None, ())
+    # What a device phase becomes has been noted when it was planned.
+    own = {id(launch.grid) for launch in program.launches}
+    noted = [n for grid in _grids(lowered) if id(grid.launch.grid) in own for n in grid.kernel.notes]
+    notes = tuple(dict.fromkeys([*planned, *noted]))
+    return LoweredProgram(program, target, lowered, meets, tuple(lowering.sites), notes)
+
+
+@dataclass
+class _Lowering:
+    program: Program
+    target: Target
+    meets: Rendezvous
+    sites: list[Site] = field(default_factory=list)
+    grids: int = 0
+
+    def part(self, part: Part, launch: Launch | None, around: tuple[ir.Var, ...]) -> Part:
+        """One part, inside a launch and loops of these variables."""
+        if isinstance(part, Launch):
+            return replace(part, body=self.part(part.body, part, around))
+        if isinstance(part, Sequence):
+            return Sequence(tuple(self.part(p, launch, around) for p in part.parts))
+        if isinstance(part, Control):
+            inside = (*around, part.stmt.loop_var) if isinstance(part.stmt, ir.For) else around
+            return replace(part, parts=tuple(self.part(p, launch, inside) for p in part.parts))
+        return self._grid(part, launch, around) if isinstance(part, GridPhase) else part
+
+    def _grid(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid:
+        lowering = GridLowering(
+            self.program, launch, self.target, self.grids, first_site=len(self.sites), around=around
+        )
+        if self.meets.inside:
+            lowering.enclose = partial(enclosed, meets=self.meets)
+        kernel = lowering.lower(phase)
+        self.grids += 1
+        self.sites += kernel.sites
+        return LoweredGrid(phase.stmt, launch, kernel)
+
+
+def _grids(part: Part) -> Iterator[LoweredGrid]:
+    if isinstance(part, Launch):
+        yield from _grids(part.body)
+    elif isinstance(part, Sequence | Control):
+        for inner in part.parts:
+            yield from _grids(inner)
+    elif isinstance(part, LoweredGrid):
+        yield part

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+"""What a device's copy queue takes: which asynchronous operations it can execute, and why not the others.
+
+Why: a queue moves bytes and *stores* numbers into flags, it cannot add to them (CUDA 13 has no stream operation that
+does, and a kernel that would may find no free processor beside a grid that waits for it). A sum is a number that the
+host knows if the flag was zero when the call began and one queue alone raises it. Before: operations of device phases.
+After: for each the reason why it is not for the queue, or None. Who raises which flag is found by going through all
+devices and rounds of loops, with numbers where the host knows them; what it does not know counts as any number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering.signature import Target
+from tilescale.cost.operations import copy_choice, network_of
+from tilescale.errors import UnsupportedError
+from tilescale.program import ops
+from tilescale.program.extents import evaluate
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
+from tilescale.program.operations import Collective, Copy, Signal, operation, signalled, waited
+
+FLAG_TYPES = frozenset(("int32", "uint32", "int64", "uint64"))
+"""Types of flags that stream memory operations have."""
+
+COMPARES = (">=", ">", "==")
+"""Comparisons that a stream waits for: of integers `> n` is `>= n + 1`."""
+
+_ROUNDS = 4096
+"""Rounds of loops that are gone through with numbers, over all devices; in further ones indices count as unknown."""
+
+Word = tuple[int | None, ...]
+"""A flag: the device whose it is, and its indices; None for what is not known."""
+
+
+class Queued:
+    """The asynchronous operations of a program.
+
+    Attributes:
+        waits: whether one of them waits for a flag before it starts.
+        any: whether the queue takes one of them.
+    """
+
+    def __init__(self, program: Program, target: Target):
+        self._target, self._sizes = target, dict(target.sizes)
+        self._zeroed = {data for launch in program.launches for data in launch.flags}
+        self._raised = _raised(program, target)
+        self._written = _written(program)
+        self._known: dict[ir.Var, str | None] = {}
+        calls = [call for stmt in _device_phases(program.body) for call in _calls(stmt) if _signals(call)]
+        copies = [Copy.of(call) for call in calls if call.op.name == ops.COPY.name]
+        self.waits = any(copy.after is not None for copy in copies)
+        gathers = any(call.op.name == ops.ALL_GATHER.name for call in calls)
+        self.any = gathers or any(self.against_copy(copy) is None for copy in copies)
+
+    def against_copy(self, copy: Copy) -> str | None:
+        """Why a copy with a signal is not for the queue."""
+        source, target = (ir.region_parts(r)[0] for r in (copy.source, copy.target))
+        if source.dtype != target.dtype:
+            return f"a copy engine converts nothing, here {source.dtype} to {target.dtype}"
+        try:
+            copy_choice(copy.call, self._target.machine, self._sizes, None, starters=("host",))
+        except UnsupportedError as error:
+            return error.message
+        if copy.after is not None and copy.after.compare not in COMPARES:
+            return f"a stream waits for {', '.join(COMPARES)}, not for {copy.after.compare}"
+        flags = [ir.region_parts(f)[0] for f in (copy.signal, *([copy.after.flag] if copy.after else []))]
+        wrong = [f for f in flags if str(f.dtype) not in FLAG_TYPES]
+        if wrong:
+            return f"a stream writes no flags of {wrong[0].dtype}"
+        return None if copy.op == "set" else self._against_sums(flags[0])
+
+    def against_gather(self, gather: Collective) -> str | None:
+        """Why a gather with flags is not for the queue."""
+        network = network_of(gather.call, self._target.machine, self._sizes)
+        able = [m for m in network.mechanisms if m.started_by == "host" and m.put] if network is not None else []
+        if not able or gather.impl is not None and gather.impl not in [m.name for m in able]:
+            asked = f"impl={gather.impl!r}" if gather.impl is not None else "every mechanism of the network"
+            return f"{asked} is started by programs"
+        flags = ir.region_parts(gather.flags)[0]
+        if str(flags.dtype) not in FLAG_TYPES:
+            return f"a stream writes no flags of {flags.dtype}"
+        return self._against_sums(flags)
+
+    def _against_sums(self, flags: ir.Buffer) -> str | None:
+        """Why the host does not know what flags are when the queue adds to them."""
+        if flags.data not in self._known:
+            self._known[flags.data] = self._find(flags)
+        return self._known[flags.data]
+
+    def _find(self, flags: ir.Buffer) -> str | None:
+        name = flags.name
+        if flags.data not in self._zeroed:
+            return f"{name!r} may hold anything when a call begins (T.alloc_flags makes flags that are zero then)"
+        raised = self._raised.get(flags.data, {})
+        if flags.data in self._written or None in raised:
+            return f"the host does not know before a call what is added to {name!r} besides"
+        if _shared(raised):
+            return f"several may raise the same flag of {name!r} (give every sender flags of its own)"
+        return None
+
+
+# -- who raises what ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _At:
+    """Where the walk over a program is: on a device, with the variables whose values are known there."""
+
+    device: int
+    ranks: Mapping[str, int]
+    known: dict[ir.Var, int] = field(default_factory=dict)
+    counted: bool = True
+    """Whether the host knows before the call how often this is executed."""
+
+
+class _Walk:
+    """The signals of a program, device by device."""
+
+    def __init__(self, target: Target):
+        self.target = target
+        self.found: dict[ir.Var, dict[Any, set[Word]]] = {}
+        self._rounds = _ROUNDS
+
+    def raised(self, call: ir.Call, sender: Any, words: Iterator[Word], at: _At) -> None:
+        data = ir.region_parts(signalled(operation(call))[0])[0].data
+        self.found.setdefault(data, {}).setdefault(sender if at.counted else None, set()).update(words)
+
+    def part(self, part: Part, at: _At) -> None:
+        if isinstance(part, Launch):
+            units = zip(part.extents, self.target.sizes, strict=True)
+            open_ = {var: n for (_, var), (_, n) in units if isinstance(var, ir.Var)}
+            self.part(part.body, replace(at, known={**at.known, **open_}))
+        elif isinstance(part, Control):
+            self._control(part.stmt, list(part.parts), at)
+        elif isinstance(part, GridPhase):
+            for call in _calls(part.stmt):
+                if _signals(call):
+                    self.raised(call, None, iter(()), at)
+        elif isinstance(part, DevicePhase):
+            self.stmt(part.stmt, at)
+        else:
+            for inner in part.parts:
+                self.part(inner, at)
+
+    def stmt(self, stmt: ir.Stmt, at: _At) -> None:
+        if isinstance(stmt, ir.Bind):
+            value = self._bound(stmt.value, at)
+            if value is not None:
+                at.known[stmt.var] = value
+        elif isinstance(stmt, ir.For | ir.While | ir.IfThenElse):
+            self._control(stmt, list(ir.children(stmt)), at)
+        elif isinstance(stmt, ir.Evaluate):
+            self._operation(stmt.value, at)
+        else:
+            for inner in ir.children(stmt):
+                self.stmt(inner, at)
+
+    def _go(self, inner: Any, at: _At) -> None:
+        (self.stmt if isinstance(inner, ir.Stmt) else self.part)(inner, at)
+
+    def _control(self, stmt: ir.Stmt, bodies: list[Any], at: _At) -> None:
+        if not ir.contains(stmt, _signals):
+            return
+        decides = [stmt.min, stmt.extent] if isinstance(stmt, ir.For) else [stmt.condition]
+        inside = replace(at, counted=at.counted and not any(_reads(e) for e in decides))
+        values = [evaluate(e, at.known) for e in decides]
+        if isinstance(stmt, ir.For) and None not in values and values[1] <= self._rounds:
+            self._rounds -= values[1]
+            for n in range(values[0], values[0] + values[1]):
+                self._go(bodies[0], replace(inside, known={**at.known, stmt.loop_var: n}))
+        elif isinstance(stmt, ir.IfThenElse) and values[0] is not None:
+            for body in bodies[not values[0] :][:1]:
+                self._go(body, inside)
+        else:
+            for body in bodies:
+                self._go(body, replace(inside, known=dict(at.known)))
+
+    def _bound(self, value: Any, at: _At) -> int | None:
+        if ir.op_name(value) == ops.RANK.name:
+            return at.ranks.get(str(value.args[0].value))
+        return evaluate(value, at.known) if ir.is_pure(value) else None
+
+    def _operation(self, call: Any, at: _At) -> None:
+        found = operation(call)
+        if isinstance(found, Signal):
+            receiver = at.device if found.peer is None else self._peer(found.level, found.peer, at)
+            self.raised(call, ("program", at.device), iter([(receiver, *self._index(found.flag, at))]), at)
+        elif isinstance(found, Copy) and found.signal is not None:
+            word = (self._peer(found.level, found.peer, at), *self._index(found.signal, at))
+            self.raised(call, at.device, iter([word]), at)
+        elif isinstance(found, Collective) and found.flags is not None:
+            peers = (self._peer(found.level, peer, at) for peer in range(dict(self.target.sizes)[found.level]))
+            self.raised(call, at.device, ((peer, at.ranks[found.level], None) for peer in peers), at)
+
+    def _index(self, flag: ir.Call, at: _At) -> list[int | None]:
+        return [evaluate(i, at.known) for i in ir.region_parts(flag)[1]]
+
+    def _peer(self, level: str, peer: Any, at: _At) -> int | None:
+        rank = evaluate(peer, at.known)
+        return None if rank is None else number(self.target.sizes, {**at.ranks, level: rank})
+
+
+def number(sizes: tuple[tuple[str, int], ...], ranks: Mapping[str, int]) -> int:
+    """A device's number over all devices: the coarsest level slowest."""
+    found = 0
+    for name, size in sizes:
+        found = found * size + ranks[name] % size
+    return found
+
+
+def _raised(program: Program, target: Target) -> dict[ir.Var, dict[Any, set[Word]]]:
+    """For the data of each tensor of flags: sender -> what it raises. A sender None may raise anything at any time."""
+    walk = _Walk(target)
+    for ranks in itertools.product(*(range(n) for _, n in target.sizes)):
+        by_level = {name: rank for (name, _), rank in zip(target.sizes, ranks, strict=True)}
+        walk.part(program.body, _At(number(target.sizes, by_level), by_level))
+    return walk.found
+
+
+def _shared(raised: Mapping[Any, set[Word]]) -> bool:
+    """Whether two senders may raise the same flag: flags that differ where all are known are not the same."""
+    words = [(sender, word) for sender, of_sender in raised.items() for word in of_sender]
+    known = [i for i in range(len(words[0][1])) if all(word[i] is not None for _, word in words)] if words else []
+    owners: dict[Word, Any] = {}
+    return any(owners.setdefault(tuple(word[i] for i in known), sender) != sender for sender, word in words)
+
+
+# -- the program's text ------------------------------------------------------------------------------------------------
+
+
+def _calls(stmt: ir.Stmt) -> list[ir.Call]:
+    """Our operations in a statement."""
+    found: list[ir.Call] = []
+    ir.walk(stmt, lambda node: found.append(node) if ir.op_name(node) in ops.ALL_OPS else None)
+    return found
+
+
+def _device_phases(part: Part) -> Iterator[ir.Stmt]:
+    if isinstance(part, DevicePhase):
+        yield part.stmt
+    elif not isinstance(part, GridPhase):
+        for inner in [part.body] if isinstance(part, Launch) else part.parts:
+            yield from _device_phases(inner)
+
+
+def _written(program: Program) -> set[ir.Var]:
+    """Data of buffers that anything but signals changes, or might."""
+    found: set[ir.Var] = set()
+    regions: Counter[ir.Var] = Counter()
+
+    def visit(node: Any) -> None:
+        name = ir.op_name(node)
+        if isinstance(node, ir.BufferStore):
+            found.add(node.buffer.data)
+        elif name == "tl.region":
+            regions[ir.region_parts(node)[0].data] += ir.constant(node.args[1]) != 1
+        elif name in ops.ALL_OPS:
+            made = operation(node)
+            wait = waited(made)
+            flags = [*signalled(made), *([wait.flag] if wait is not None else [])]
+            regions.subtract(ir.region_parts(f)[0].data for f in flags)
+        elif isinstance(node, ir.Call):
+            # Whoever is given an element, not its value, may change it: an atomic operation, a pointer.
+            found.update(a.buffer.data for a in node.args if isinstance(a, ir.BufferLoad))
+
+    ir.walk(program.func.body, visit)
+    return found | {data for data, n in regions.items() if n > 0}
+
+
+def _signals(node: Any) -> bool:
+    return bool(signalled(operation(node)))
+
+
+def _reads(expr: Any) -> bool:
+    return ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad))

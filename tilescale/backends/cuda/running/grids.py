@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""Grids: compiled once for a node, checked to fit the device where they must, launched with a call's arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import compile as stock
+from tilelang_core import ir
+from tilescale.backends.cuda import nvshmem_link
+from tilescale.backends.cuda.lowering import arguments as arg
+from tilescale.backends.cuda.lowering.check import kernels
+from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
+from tilescale.backends.cuda.lowering.program import LoweredGrid
+from tilescale.backends.cuda.running import occupancy
+from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work
+from tilescale.backends.cuda.support import checked
+from tilescale.program.grids import programs
+from tilescale.program.waiting import waits_across
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.running.execute import DeviceProgram
+
+
+def grid_step(own: DeviceProgram, grid: LoweredGrid) -> Step:
+    """A grid as a step. Collective: all ranks compile it, or find it compiled.
+
+    Raises:
+        LaunchError: programs of the grid wait for one another, and the device does not hold all of them.
+        GeneratedTextError, AllocationTooLargeError: as `support.checked`.
+    """
+    lowered, launch = grid.kernel, grid.launch
+    by_nvshmem = nvshmem_link.IMPL in lowered.libraries
+    if by_nvshmem:
+        own.on_all(lambda: nvshmem_link.prepare(own.heap, own.options, launch.where))
+    kernel = own.compile(lowered.func, lambda: _check_text(own, grid))
+    _check_room(own, grid, kernel)
+    run = stock.entry(kernel)
+    if by_nvshmem:
+        run = nvshmem_link.started(run, launch.where)
+    for argument in lowered.arguments:
+        if isinstance(argument, arg.Workspace):
+            own.memory.declare(argument)
+    scalars = tuple(
+        (place, a.position)
+        for place, a in enumerate(lowered.arguments)
+        if isinstance(a, arg.Given) and own.program.parameters[a.position].buffer is None
+    )
+    open_extents = [n for n in launch.grid if not ir.constant(n)]
+
+    def bind(call: Call) -> list[Work]:
+        if 0 in [call.evaluate(n) for n in open_extents]:
+            return []  # CUDA refuses a grid of no programs
+        return [KernelLaunch(run, [own.memory.value(a, call) for a in lowered.arguments], scalars)]
+
+    return bind
+
+
+def _check_text(own: DeviceProgram, grid: LoweredGrid) -> None:
+    target, configs = own.options.get("target") or "auto", own.options.get("pass_configs")
+    checked(grid.kernel, own.program, own.target.machine, target, configs)
+
+
+def _check_room(own: DeviceProgram, grid: LoweredGrid, kernel: Any) -> None:
+    """A grid whose programs wait for one another has to be on the device as a whole. Raises LaunchError."""
+    sizes, launch = dict(own.sizes), grid.launch
+    where = waits_across(grid, launch, own.program, own.target.machine, sizes)
+    if where is None:
+        return
+    configs = own.options.get("pass_configs")
+
+    def check() -> None:
+        made = stock.generate(grid.kernel.func, kernel.target, configs, one_array_each)
+        text = next(kernels(made.text))
+        code = stock.device_code(made.text, kernel.target, configs)
+        image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster_size)
+        held = occupancy.resident(image, own.device.index)
+        occupancy.check_resident(own.program.name, programs(launch, sizes), *held, where)
+
+    own.on_all(check)

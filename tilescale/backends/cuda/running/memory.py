@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""What kernels of one program take: the caller's tensors, their instances on peers, and memory of the program's own."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilescale.backends.cuda.lowering import arguments as arg
+from tilescale.backends.cuda.running.barrier_kernel import purpose
+from tilescale.backends.cuda.running.steps import Call, Work
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.execute import DeviceProgram
+
+
+class Memory:
+    """Workspaces, and symmetric stand-ins for tensors that peers reach and that are not symmetric.
+
+    Both are kept between calls and made anew, by all ranks, when a call needs them in another shape. `changed` is
+    called then: what was bound to the old ones is out of date.
+    """
+
+    def __init__(self, own: DeviceProgram, changed: Callable[[], None]):
+        self._own, self._changed = own, changed
+        self._declared: dict[str, arg.Workspace] = {}
+        self._workspaces: dict[str, torch.Tensor] = {}
+        self._staged: dict[int, torch.Tensor] = {}
+        launches = own.program.launches
+        self._flags = {b.name for launch in launches for b in launch.buffers if b.data in launch.flags}
+
+    def declare(self, workspace: arg.Workspace) -> None:
+        """A workspace that calls need."""
+        self._declared.setdefault(workspace.name, workspace)
+
+    def tensor(self, workspace: arg.Workspace) -> torch.Tensor:
+        """A workspace's instance on this device, as `prepare` has made it."""
+        return self._workspaces[workspace.name]
+
+    def clear(self) -> None:
+        """Workspaces are zero again."""
+        for tensor in self._workspaces.values():
+            tensor.zero_()
+
+    def zeroed(self) -> list[Work]:
+        """What makes flags of `T.alloc_flags` zero, before the meeting at the entry: who comes from it may signal."""
+        return [tensor.zero_ for name, tensor in self._workspaces.items() if name in self._flags]
+
+    def prepare(self, call: Call) -> None:
+        """Make what a call needs, zero when it is made. Collective if its shape is new."""
+        import torch
+
+        for name, workspace in self._declared.items():
+            shape = tuple(call.evaluate(n) for n in workspace.shape)
+            known = self._workspaces.get(name)
+            if known is not None and known.shape == shape:
+                continue
+            if known is not None:
+                self._changed()
+            dtype = getattr(torch, workspace.dtype)
+            if workspace.symmetric and not self._own.is_alone:
+                self._workspaces[name] = self._own.heap.zeros(shape, dtype)
+            else:
+                self._workspaces[name] = torch.zeros(shape, dtype=dtype, device=self._own.device)
+
+    def staged(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Symmetric stand-ins, by position, for tensors that peers reach and that are not in the heap."""
+        reached = sorted(self._own.reached)
+        return {i: self._staging(i, values[i]) for i in reached if not self._own.heap.is_symmetric(values[i])}
+
+    def _staging(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._staged.get(position)
+        if known is None or known.shape != tensor.shape:
+            name = self._own.program.parameters[position].name
+            warnings.warn(
+                f"{self._own.program.name}: peers reach {name!r}, which is not a symmetric tensor: each call copies it "
+                "in and out. Allocate it with tilescale.empty, zeros or from_tensor to avoid the copies.",
+                stacklevel=4,
+            )
+            if known is not None:
+                self._changed()
+            known = self._staged[position] = self._own.heap.empty(tuple(tensor.shape), tensor.dtype)
+        return known
+
+    def digest(self, call: Call) -> int:
+        """What must be the same on all ranks: where the tensors that peers reach lie, and their shapes."""
+        tensors = [call.values[i] for i in sorted(self._own.reached)]
+        offset = self._own.heap.offset
+        return zlib.crc32(repr([(offset(x), *x.shape, *x.stride()) for x in tensors]).encode())
+
+    def value(self, argument: arg.Argument, call: Call) -> Any:
+        """What a kernel is passed for one of its parameters in a call."""
+        return _VALUES[type(argument)](self, self._own, argument, call)
+
+    def _workspace(self, workspace: arg.Workspace) -> torch.Tensor:
+        here = self.tensor(workspace)
+        return self._own.heap.peers(here) if workspace.peers else here
+
+
+_VALUES: dict[type, Callable[[Memory, DeviceProgram, Any, Call], Any]] = {
+    arg.Given: lambda memory, own, a, call: call.values[a.position],
+    arg.Peers: lambda memory, own, a, call: own.heap.peers(call.values[a.position]),
+    arg.Workspace: lambda memory, own, a, call: memory._workspace(a),
+    arg.Rank: lambda memory, own, a, call: own.rank(a.level),
+    arg.SlotShift: lambda memory, own, a, call: own.heap.addresses.slot(0),
+    arg.Limit: lambda memory, own, a, call: own.guard.limit_ns,
+    arg.WaitRecord: lambda memory, own, a, call: own.guard.records.device,
+    arg.MeetingWords: lambda memory, own, a, call: own.guard.meetings.everywhere,
+    arg.MeetingCounts: lambda memory, own, a, call: own.guard.meetings.counts,
+    arg.Purpose: lambda memory, own, a, call: purpose(a.site, memory.digest(call) if a.checked else 0),
+    arg.HostVariable: lambda memory, own, a, call: call.variables[a.var],
+}

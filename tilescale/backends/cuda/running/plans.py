@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""Plans: what a call launches, kept for later calls with tensors at the same places.
+
+A plan has everything bound that arguments decide, so a call that finds one evaluates nothing. When it is used for the
+third time its launches become a CUDA graph, and from then on the host's part of a call is one launch. A plan owns none
+of the caller's memory: it is right for whatever tensors lie where those of its first call lay.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tilescale.backends.cuda.running.steps import KernelLaunch, Work, run
+
+if TYPE_CHECKING:
+    import torch
+
+KEPT = 32
+"""Plans of one program that are kept, those used last."""
+
+LAUNCHED_BEFORE = 2
+"""Calls after which a plan becomes a graph: capturing one takes as long as some twenty calls without."""
+
+Key = tuple[Any, ...]
+
+
+class Plan:
+    """The launches of one call, in order."""
+
+    def __init__(self, launches: list[Work], values: Sequence[Any], passed: Sequence[int], *, can_repeat: bool):
+        """Bound to a call's `values`.
+
+        Args:
+            passed: positions of the scalars that kernels take and nothing else depends on: calls may differ in them.
+            can_repeat: whether a graph of them does the same in each call, and may be kept: NCCL's groups can end.
+        """
+        self._launches, self._can_repeat = launches, can_repeat
+        self._kernels = [launch for launch in launches if isinstance(launch, KernelLaunch)]
+        self._passed = tuple(passed)
+        self._scalars = [values[i] for i in passed]
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def launch(self, values: Sequence[Any], capturing: bool) -> None:
+        """Put everything on the current stream, which may be `capturing` a graph of the caller's."""
+        if self._passed:
+            self._take(values)
+        if capturing or not self._can_repeat:
+            return run(self._launches)
+        if self._graph is None and self._calls == LAUNCHED_BEFORE:
+            self._graph = _captured(self._launches)
+        if self._graph is not None:
+            return self._graph.replay()
+        self._calls += 1
+        run(self._launches)
+
+    def _take(self, values: Sequence[Any]) -> None:
+        scalars = [values[i] for i in self._passed]
+        if scalars == self._scalars:
+            return
+        for kernel in self._kernels:
+            kernel.take(values)
+        self._scalars, self._calls, self._graph = scalars, 0, None
+
+
+class Plans:
+    """The plans of one program that were used last.
+
+    Attributes:
+        passed: positions of scalars that only kernels depend on, by which calls are not told apart.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self.passed: frozenset[int] = frozenset()
+        self._plain = (torch.Tensor, torch.nn.Parameter)
+        self._plans: OrderedDict[Key, Plan] = OrderedDict()
+
+    def get(self, values: Sequence[Any]) -> Plan | None:
+        """The plan of a call on these arguments; None if there is none."""
+        key = self.key(values)
+        plan = self._plans.get(key)
+        if plan is not None:
+            self._plans.move_to_end(key)
+        return plan
+
+    def keep(self, values: Sequence[Any], plan: Plan) -> None:
+        """From now on the plan of calls on such arguments."""
+        key = self.key(values)
+        if key is None:
+            return
+        self._plans[key] = plan
+        if len(self._plans) > KEPT:
+            self._plans.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all of them: something that they are bound to has changed."""
+        self._plans.clear()
+
+    def key(self, values: Sequence[Any]) -> Key | None:
+        """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars that matter.
+
+        None for a tensor of a class of its own, such as a DTensor, which has no place.
+        """
+        key: list[Any] = []
+        for i, x in enumerate(values):
+            kind = x.__class__
+            if kind in self._plain:
+                key.append((x.data_ptr(), x.shape, x.stride(), x.dtype))
+            elif isinstance(x, self._plain):
+                return None
+            else:
+                key.append(kind if i in self.passed else (kind, x))
+        return tuple(key)
+
+
+def standing_for(value: Any) -> Any:
+    """A tensor at the same place that does not keep the memory there; other values are themselves."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return value
+    nbytes = value.untyped_storage().nbytes() - value.storage_offset() * value.dtype.itemsize
+    storage = torch._C._construct_storage_from_data_pointer(value.data_ptr(), value.device, nbytes)
+    return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
+
+
+def _captured(launches: Sequence[Work]) -> torch.cuda.CUDAGraph:
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may allocate meanwhile: what they do is no part of it.
+    with torch.cuda.stream(_side_stream(torch.cuda.current_device())):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            run(launches)
+        finally:
+            graph.capture_end()
+    return graph
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """A stream to capture on: the caller's may be the default one, which cannot."""
+    import torch
+
+    return torch.cuda.Stream(device)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""Bounded waits of the copy queue: a stream that waits for a word does so for ever, so the host watches it.
+
+Around each wait the queue writes into a word of the host's memory which one it is in, so the host knows without asking
+the device, in CUDA graphs too. A thread looks at these words. A wait that takes too long is reported as a kernel
+reports one of its own (timeouts.py), which stops the program on all ranks; and whatever the queue waits for once a
+program is stopped is written in its place, so that the device gets idle.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilescale.backends.cuda.running import stream_memory
+from tilescale.backends.cuda.running.stream_memory import Condition, Word
+from tilescale.backends.cuda.running.timeouts import Kind
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.timeouts import WaitRecords
+
+_LOOK_S, _RELEASE_S = 0.05, 0.001
+"""Pauses of the thread; the second while it ends waits, of which many may be queued."""
+
+_PATIENCE = 2
+"""How many times as long as a kernel's wait: what would end this one may itself wait, and is to say why."""
+
+_NUMBER_BITS = 24
+_PRIORITY = -2
+"""Of the stream that ends waits: another hardware queue than that of the stream that waits."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A wait of the queue: the number of its site, the flag's index in its tensor, and the condition."""
+
+    site: int
+    index: int
+    condition: Condition
+
+
+class Watch:
+    """The waits that one program adds to the copy queue of a device."""
+
+    def __init__(
+        self, records: WaitRecords, limit_ns: int, device: torch.device, progress: Callable[[], Any], start: bool = True
+    ):
+        """`progress` changes with every call; `start` begins to watch."""
+        import torch
+
+        self._records, self._progress, self._device = records, progress, device
+        self._limit_s = _PATIENCE * limit_ns / 1e9
+        pinned = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        _kept.append(pinned)
+        self._now = pinned.numpy()
+        self._word = Word.of(pinned, (0,))
+        self._places: list[Place] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._serial = 0
+        self._seen, self._since, self._call = 0, 0.0, None
+        self._stream = torch.cuda.Stream(device, priority=_PRIORITY) if device.type == "cuda" else None
+        if start:
+            _watch(self)
+
+    def add(self, stream: torch.cuda.Stream, place: Place) -> None:
+        """Add a wait to a stream."""
+        # Outside of graphs no two waits are the same, however often a program is called.
+        self._serial += 1
+        stream_memory.write(stream, self._word, self._serial << _NUMBER_BITS | self._number(place))
+        stream_memory.wait(stream, place.condition)
+        stream_memory.write(stream, self._word, 0)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the queue is in one of its waits, or the last one is still looked at."""
+        return bool(self._now[0]) or self._seen != 0
+
+    def _number(self, place: Place) -> int:
+        condition = place.condition
+        exact = condition.value if condition.compare == "==" else None  # else the newest value is enough for all
+        number = self._numbers.setdefault((place.site, condition.word, condition.compare, exact), len(self._places) + 1)
+        if number > len(self._places):
+            self._places.append(place)
+        elif condition.value > self._places[number - 1].condition.value:
+            self._places[number - 1] = place
+        return number
+
+    def look(self, now: float) -> bool:
+        """Report a wait that takes too long; end the one of a stopped program. True if there was one to end."""
+        word = int(self._now[0])
+        if word == 0:
+            self._seen = 0
+            return False
+        place = self._places[word % (1 << _NUMBER_BITS) - 1]
+        if self._records.stopped:
+            stream_memory.write(self._stream, place.condition.word, place.condition.enough)
+            return True
+        if word != self._seen:
+            self._seen, self._since, self._call = word, now, None
+        elif self._call is None and now - self._since > self._limit_s / 2:
+            self._call = self._progress()
+        elif now - self._since > self._limit_s:
+            self._overdue(place, now)
+        return False
+
+    def _overdue(self, place: Place, now: float) -> None:
+        call = self._progress()
+        if call == self._call:
+            seen = self._records.read_at(place.condition.word)
+            self._records.fail(Kind.TIMEOUT, place.site, place.index, place.condition.value, seen)
+        else:
+            # A graph that is replayed again and again comes to the same wait.
+            self._since, self._call = now, call
+
+
+_kept: list[torch.Tensor] = []
+"""Words that devices may still write when nobody else knows them any more, because calls are queued."""
+
+_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+_thread: threading.Thread | None = None
+
+
+def _watch(watch: Watch) -> None:
+    global _thread
+    _watches.add(watch)
+    if _thread is None or not _thread.is_alive():
+        _thread = threading.Thread(target=_run, name="tilescale-queue", daemon=True)
+        _thread.start()
+
+
+def _run() -> None:
+    import torch
+
+    while True:
+        ended = False
+        for watch in list(_watches):
+            if not watch.is_waiting:
+                continue
+            try:
+                with torch.cuda.device(watch._device):
+                    ended = watch.look(time.monotonic()) or ended
+            except Exception:  # noqa: BLE001 - the device is lost, and so are its waits; who uses it next is told why
+                _watches.discard(watch)
+        time.sleep(_RELEASE_S if ended else _LOOK_S)

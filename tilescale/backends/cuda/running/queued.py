@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""Asynchronous operations on a device's copy queue: copies to peers, each followed by a write of its flag.
+
+What a copy to the device itself moves is copied by a kernel, so the main stream does it, before what follows; as it is
+not to overtake what was started before, the main stream waits for the queue first. So such a copy costs nothing where
+it is the first one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tilescale.backends.cuda.lowering.plan import JOIN, QUEUE, HostStep
+from tilescale.backends.cuda.lowering.signature import Site
+from tilescale.backends.cuda.running import stream_memory
+from tilescale.backends.cuda.running.copy_queue import CopyQueue, copy_queue
+from tilescale.backends.cuda.running.phases import Part, device_of, runs
+from tilescale.backends.cuda.running.queue_watch import Place
+from tilescale.backends.cuda.running.steps import Call, Step, Work
+from tilescale.backends.cuda.running.stream_memory import Condition, Word
+from tilescale.errors import OutOfBoundsError, UnsupportedError
+from tilescale.program import ops
+from tilescale.program.asynchronous import Parts
+from tilescale.program.operations import Collective, Copy
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.execute import DeviceProgram
+
+
+@dataclass
+class Sums:
+    """What flags are after what the queue has added to them in a call: they were zero, and nobody else adds."""
+
+    _call: Callable[[], Any] = lambda: None
+    _values: dict[Word, int] = field(default_factory=dict)
+
+    def after(self, call: Call, word: Word, value: int, op: str) -> int:
+        """The number to write for a signal."""
+        if self._call() is not call:
+            self._call, self._values = weakref.ref(call), {}
+        self._values[word] = value + (self._values.get(word, 0) if op == "add" else 0)
+        return self._values[word]
+
+
+@runs(None, JOIN)
+def _join(own: DeviceProgram, step: HostStep) -> Step:
+    queue = own.queue = copy_queue(own.device)
+    return lambda at: [queue.join]
+
+
+@runs(ops.COPY.name, QUEUE)
+def _copy(own: DeviceProgram, step: HostStep) -> Step:
+    copy = Copy.of(step.call)
+    queue = own.queue = copy_queue(own.device)
+    source, target, flag = Part(own, copy.source), Part(own, copy.target), Part(own, copy.signal)
+    after = _after(own, queue, copy, step)
+    for part in (target, flag):
+        part.reached()
+
+    def bind(at: Call) -> list[Work]:
+        device = device_of(own, copy.level, at.evaluate(copy.peer))
+        out = target.on(device, at)
+        given = _shaped(source.local(at), out)
+        word = _word(flag.tensor_on(device, at), flag.index(at), step)
+        value = own.sums.after(at, word, at.evaluate(copy.value), copy.op)
+        told = partial(stream_memory.write, queue.stream, word, value)
+        if device == own.world.rank:
+            if after is not None:
+                raise _to_itself(step)
+            return [*_at_home(queue, out, given, step), queue.start, partial(queue.add, told)]
+        waits = [queue.hold, queue.start, partial(queue.add, after(at))] if after is not None else [queue.start]
+        moves = [partial(stream_memory.copy, queue.stream, rows) for rows in stream_memory.rows(out, given)]
+        return [*waits, *(partial(queue.add, launch) for launch in (*moves, told))]
+
+    return bind
+
+
+def _at_home(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor, step: HostStep) -> list[Work]:
+    """A copy of the device to itself, by the main stream."""
+
+    def join() -> None:
+        if queue.is_held:
+            raise _to_itself(step)
+        queue.join()
+
+    return [join, partial(out.copy_, given)]
+
+
+def _to_itself(step: HostStep) -> UnsupportedError:
+    return UnsupportedError(
+        "a copy of a device to itself that waits for a flag, or for a copy that does, has no CUDA lowering",
+        hint="start it before those with after=, or let programs copy what stays",
+        where=step.where,
+    )
+
+
+def _after(own: DeviceProgram, queue: CopyQueue, copy: Copy, step: HostStep) -> Callable[[Call], Work] | None:
+    """The wait of a copy before it starts."""
+    if copy.after is None:
+        return None
+    condition, flag = copy.after, Part(own, copy.after.flag)
+    own.sites.append(Site(f"T.copy(after={flag.name} {condition.compare})", step.where, flag.name, condition.compare))
+    site = len(own.sites) - 1
+
+    def wait(at: Call) -> Work:
+        tensor, index = flag.tensor(at), flag.index(at)
+        awaited = Condition(_word(tensor, index, step), condition.compare, at.evaluate(condition.value))
+        place = Place(site, _flat(index, tensor.shape), awaited)
+        return lambda: own.guard.watch.add(queue.stream, place)
+
+    return wait
+
+
+@runs(ops.ALL_GATHER.name, QUEUE)
+def _all_gather(own: DeviceProgram, step: HostStep) -> Step:
+    """Every device writes its part into all others, chunk by chunk, beginning with the next one."""
+    gather = Collective.of(step.call)
+    queue = own.queue = copy_queue(own.device)
+    source, target, flags = Part(own, gather.source), Part(own, gather.target), Part(own, gather.flags)
+    size, rank = dict(own.sizes)[gather.level], own.rank(gather.level)
+    for part in (target, flags):
+        part.reached()
+
+    def bind(at: Call) -> list[Work]:
+        given = source.local(at)
+        parts = Parts.of(given.shape, target.local(at).shape)
+        count = given.shape[parts.rows]
+        chunk = gather.chunk or count
+
+        def own_part(device: int) -> torch.Tensor:
+            whole = target.on(device, at)
+            part = whole[rank] if parts.slots else whole.narrow(0, rank * count, count)
+            return part.reshape(given.shape) if part.ndim != given.ndim else part
+
+        def signal(device: int, number: int) -> Work:
+            word = _word(flags.tensor_on(device, at), [rank, number], step)
+            value = own.sums.after(at, word, 1, "add")
+            return partial(queue.add, partial(stream_memory.write, queue.stream, word, value))
+
+        mine = own_part(own.world.rank)
+        is_there = mine.data_ptr() == given.data_ptr()
+        made: list[Work] = [] if is_there else _at_home(queue, mine, given, step)
+        numbers = range(-(-count // chunk))
+        made += [queue.start, *(signal(own.world.rank, number) for number in numbers)]
+        for peer in range(rank + 1, rank + size):
+            device = device_of(own, gather.level, peer % size)
+            out = own_part(device)
+            for number in numbers:
+                begin, rows = number * chunk, min(chunk, count - number * chunk)
+                pair = (x.narrow(parts.rows, begin, rows) for x in (out, given))
+                made += [
+                    partial(queue.add, partial(stream_memory.copy, queue.stream, r)) for r in stream_memory.rows(*pair)
+                ]
+                made.append(signal(device, number))
+        return made
+
+    return bind
+
+
+def _shaped(given: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor in the shape of another that differs by dimensions of one element."""
+    return given if given.shape == out.shape else given.view(out.shape)
+
+
+def _word(flags: torch.Tensor, index: Sequence[int], step: HostStep) -> Word:
+    """A flag. Raises OutOfBoundsError."""
+    if not all(0 <= i < n for i, n in zip(index, flags.shape, strict=True)):
+        raise OutOfBoundsError(
+            f"an asynchronous operation signals or waits for element {tuple(index)} of flags {tuple(flags.shape)}",
+            hint="correct the index of the flag",
+            where=step.where,
+        )
+    return Word.of(flags, index)
+
+
+def _flat(index: Sequence[int], shape: Sequence[int]) -> int:
+    number = 0
+    for i, n in zip(index, shape, strict=True):
+        number = number * n + i
+    return number

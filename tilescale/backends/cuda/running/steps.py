@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""A call in two halves: steps are bound to its arguments, once for the same ones; what they launch is then repeated.
+
+A step is a function of the call. It evaluates everything that arguments and host-level variables decide (regions,
+peers, extents, loops) and returns what is left to do in each such call: launches, which only put work on the current
+stream. So they can be kept, repeated, and captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.program import extents
+
+Work = Callable[[], Any]
+"""Puts work on the current stream, and touches nothing else: a launch, a copy, a collective."""
+
+
+@dataclass
+class Call:
+    """What steps are bound to: the arguments, and the values of host-level variables, which steps add to.
+
+    `asked` are the variables on which anything that is bound depends.
+
+    The tensors among `values` do not keep the caller's memory alive: they stand for any tensors at their places.
+    """
+
+    values: list[Any]
+    variables: dict[ir.Var, int | float] = field(default_factory=dict)
+    asked: set[ir.Var] = field(default_factory=set)
+
+    def evaluate(self, expr: Any) -> int:
+        """An expression of host-level variables as a number; remembers which it was `asked` for."""
+        if not isinstance(expr, int | ir.IntImm):
+            self.asked |= ir.variables(expr)
+        return extents.evaluate(expr, self.variables)
+
+    def later(self) -> Call:
+        """This call with the variables of now, for what is only bound once the stream has come to it."""
+        return Call(self.values, dict(self.variables), self.asked)
+
+
+@dataclass
+class KernelLaunch:
+    """A compiled kernel with its arguments.
+
+    Attributes:
+        scalars: which arguments are scalars of the caller's: place here, and position in the call.
+    """
+
+    run: Callable[..., Any]
+    arguments: list[Any]
+    scalars: tuple[tuple[int, int], ...] = ()
+
+    def __call__(self) -> None:
+        self.run(*self.arguments)
+
+    def take(self, values: Sequence[Any]) -> None:
+        """Pass the scalars of another call from now on."""
+        for place, position in self.scalars:
+            self.arguments[place] = values[position]
+
+
+Step = Callable[[Call], list[Work]]
+"""A part of the program as a function of the call: what it launches, in order."""
+
+
+def in_order(steps: list[Step]) -> Step:
+    """Steps one after the other."""
+    return lambda call: [launch for step in steps for launch in step(call)]
+
+
+def run(launches: Iterable[Work]) -> None:
+    """Work in order."""
+    for launch in launches:
+        launch()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""What a stream does to memory while all processors are busy: copies, waits for a word, writes of a word.
+
+A grid whose programs wait for a queue may hold every processor, so nothing here may need one. Streams wait for words
+and write them by themselves, and the copy engines move what lies in a peer's memory, rows with a pitch too. (PyTorch
+copies rows with a pitch by a kernel, and the driver copies within one device's memory by a kernel.)
+
+Order, as the CUDA driver API has it (Stream Memory Operations; `CUstreamWriteValue_flags`): a write is preceded by a
+fence like `__threadfence_system()` for all that the stream did before, unless CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
+asks for none; work after a wait starts when its condition holds. Captured, both are nodes of a graph, with the values
+that they had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilescale.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+_AT_LEAST, _EQUAL = 0, 1
+"""CU_STREAM_WAIT_VALUE_GEQ, which compares modulo 2^bits, and CU_STREAM_WAIT_VALUE_EQ."""
+
+_CONDITIONS = {">=": (_AT_LEAST, 0), ">": (_AT_LEAST, 1), "==": (_EQUAL, 0)}
+
+
+@dataclass(frozen=True)
+class Word:
+    """An integer in memory that a device reaches.
+
+    Attributes:
+        address: where it is.
+        nbytes: 4 or 8.
+    """
+
+    address: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, index: Sequence[int]) -> Word:
+        """An element of a tensor."""
+        size = tensor.element_size()
+        return cls(tensor.data_ptr() + size * sum(i * n for i, n in zip(index, tensor.stride(), strict=True)), size)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a stream waits for: `word compare value`, with `compare` one of ">=", ">", "=="."""
+
+    word: Word
+    compare: str
+    value: int
+
+    @property
+    def enough(self) -> int:
+        """A value that satisfies it."""
+        return self.value + _CONDITIONS[self.compare][1]
+
+
+def wait(stream: torch.cuda.Stream, condition: Condition) -> None:
+    """What is added to a stream from now on starts when a condition holds. Raises DeviceError."""
+    _on_word("cuStreamWaitValue", stream, condition.word, condition.enough, _CONDITIONS[condition.compare][0])
+
+
+def write(stream: torch.cuda.Stream, word: Word, value: int) -> None:
+    """Store a number after all that a stream did before, which whoever sees the number sees. Raises DeviceError."""
+    _on_word("cuStreamWriteValue", stream, word, value, 0)
+
+
+def _on_word(name: str, stream: torch.cuda.Stream, word: Word, value: int, flags: int) -> None:
+    bits = 8 * word.nbytes
+    _driver(f"{name}{bits}", stream.cuda_stream, word.address, value % (1 << bits), flags)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A copy of `height` rows of `width` bytes each: addresses, and bytes from a row to the next."""
+
+    target: int
+    source: int
+    width: int
+    height: int = 1
+    target_pitch: int = 0
+    source_pitch: int = 0
+
+
+def rows(target: torch.Tensor, source: torch.Tensor) -> list[Rows]:
+    """The copies that make `target` what `source` is, both of one type and shape."""
+    size = width = target.element_size()
+    outer: list[tuple[int, int, int]] = []
+    dims = zip(target.shape, target.stride(), source.stride(), strict=True)
+    for count, to, at in reversed([(n, to * size, at * size) for n, to, at in dims if n != 1]):
+        inner = outer[-1] if outer else None
+        if inner is None and to == at == width:
+            width *= count
+        elif inner is not None and (to, at) == (inner[0] * inner[1], inner[0] * inner[2]):
+            outer[-1] = (inner[0] * count, inner[1], inner[2])
+        else:
+            outer.append((count, to, at))
+    if width == 0 or any(count == 0 for count, _, _ in outer):
+        return []
+    height, to_pitch, at_pitch = outer.pop(0) if outer else (1, 0, 0)
+    places = [(target.data_ptr(), source.data_ptr())]
+    for count, to, at in outer:
+        places = [(a + i * to, b + i * at) for i in range(count) for a, b in places]
+    return [Rows(a, b, width, height, to_pitch, at_pitch) for a, b in places]
+
+
+def copy(stream: torch.cuda.Stream, part: Rows) -> None:
+    """Add a copy to a stream. Raises DeviceError."""
+    if part.height == 1:
+        return _driver("cuMemcpyAsync", part.target, part.source, part.width, stream.cuda_stream)
+    from cuda.bindings import driver
+
+    shape = driver.CUDA_MEMCPY2D()
+    shape.srcMemoryType = shape.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    shape.srcDevice, shape.srcPitch = part.source, part.source_pitch
+    shape.dstDevice, shape.dstPitch = part.target, part.target_pitch
+    shape.WidthInBytes, shape.Height = part.width, part.height
+    _driver("cuMemcpy2DAsync", shape, stream.cuda_stream)
+
+
+def _driver(name: str, *arguments: Any) -> None:
+    from cuda.bindings import driver
+
+    (status,) = getattr(driver, name)(*arguments)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"{name}: {status.name}")
