@@ -49,6 +49,8 @@ class Senders:
         if found is None or not all(self.is_bulk(call) for call in found.copies):
             return None
         tile, _, _ = ir.region_parts(found.load.args[1])
+        if not _is_dead_after(node, tile, phase):
+            return None
         size = bytes_of(tile.shape, tile.dtype)
         slots = min(SLOTS, self._free(node, phase) // size)
         if slots < 2:
@@ -67,6 +69,19 @@ class Senders:
             return self.shared
         others = tiles_named(phase, besides=loop)
         return self.shared - SLOTS * sum(bytes_of(b.shape, b.dtype) or self.shared for b in others)
+
+
+def _is_dead_after(loop: ir.For, tile: ir.Buffer, phase: ir.Stmt) -> bool:
+    """Whether the first statement after a loop that names a tile writes all of it, or there is none."""
+    in_order = list(ir.statements(phase))
+    if any(isinstance(s, ir.For | ir.While) and not s.same_as(loop) and _has(s, loop) for s in in_order):
+        return False
+    at = next(i for i, s in enumerate(in_order) if s.same_as(loop)) + len(list(ir.statements(loop)))
+    for stmt in in_order[at:]:
+        is_leaf = not any(True for _ in ir.children(stmt))
+        if is_leaf and tile in tiles_named(stmt, besides=loop):
+            return _is_load(stmt) and ir.region_parts(stmt.value.args[1])[0].same_as(tile)
+    return True
 
 
 def _has(stmt: ir.Stmt, loop: ir.For) -> bool:
