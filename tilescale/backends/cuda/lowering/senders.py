@@ -80,7 +80,8 @@ def _is_dead_after(loop: ir.For, tile: ir.Buffer, phase: ir.Stmt) -> bool:
     for stmt in in_order[at:]:
         is_leaf = not any(True for _ in ir.children(stmt))
         if is_leaf and tile in tiles_named(stmt, besides=loop):
-            return _is_load(stmt) and ir.region_parts(stmt.value.args[1])[0].same_as(tile)
+            source, target = _copied(stmt)
+            return target is not None and target.same_as(tile) and not source.same_as(tile)
     return True
 
 
@@ -150,13 +151,19 @@ def _is_pure(value: ir.PrimExpr) -> bool:
 
 
 def _is_load(stmt: ir.Stmt) -> bool:
-    """Whether a statement copies from device memory into a whole tile."""
+    """Whether a statement copies from device memory into a whole tile in shared memory."""
+    source, target = _copied(stmt)
+    return target is not None and ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"
+
+
+def _copied(stmt: ir.Stmt) -> tuple[ir.Buffer | None, ir.Buffer | None]:
+    """Source and target of a copy into a whole tile; None for other statements."""
     call = stmt.value if isinstance(stmt, ir.Evaluate) else None
     if ir.op_name(call) != "tl.tileop.copy":
-        return False
+        return None, None
     (source, _, _), (target, _, extents) = (ir.region_parts(region) for region in call.args[:2])
-    whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in target.shape]
-    return ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared" and whole
+    is_whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in target.shape]
+    return (source, target) if is_whole else (None, None)
 
 
 def _sends(stmt: ir.Stmt, tile: ir.Buffer, copies: list[ir.Call]) -> int | None:
