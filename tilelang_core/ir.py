@@ -74,7 +74,7 @@ __all__ = [
     "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm", "Let", "Max", "Min",
     "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
     "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits", "buffer_location", "children",
-    "constant", "contains", "fingerprint", "int_node", "is_pure", "op_name", "parameters", "region_parts",
+    "constant", "contains", "fingerprint", "int_node", "is_pure", "op_name", "parameters", "proves", "region_parts",
     "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
 ]  # fmt: skip
 
@@ -106,10 +106,19 @@ def constant(expr: Any) -> int | None:
 
 def simplify(expr: PrimExpr, ranges: dict[Var, tuple[Any, Any]]) -> PrimExpr:
     """`expr` simplified, where each variable of `ranges` runs over range(begin, begin + extent) of its pair."""
+    return _with_ranges(ranges).simplify(expr)
+
+
+def proves(condition: PrimExpr, ranges: dict[Var, tuple[Any, Any]]) -> bool:
+    """Whether a condition holds for all values of the variables of `ranges`, as `simplify` takes them."""
+    return bool(_with_ranges(ranges).can_prove(condition))
+
+
+def _with_ranges(ranges: dict[Var, tuple[Any, Any]]) -> Analyzer:
     analyzer = Analyzer()
     for var, (begin, extent) in ranges.items():
         analyzer.bind(var, Range.from_min_extent(begin, extent))
-    return analyzer.simplify(expr)
+    return analyzer
 
 
 def bits(dtype: str) -> int:

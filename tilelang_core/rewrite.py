@@ -11,8 +11,8 @@ from tvm import ir, tirx
 from tvm.tirx import stmt_functor
 
 __all__ = [
-    "BLOCK_ORDER", "address_of", "at", "call", "copy_nest", "evaluate", "extern", "function", "is_nothing",
-    "launch_nest", "local_buffer", "loop_variables", "parallel", "parameter_buffer", "recall", "region",
+    "BLOCK_ORDER", "address_of", "at", "call", "copy_nest", "elected", "evaluate", "extern", "function", "is_nothing",
+    "launch_nest", "local_buffer", "loop_variables", "marker", "parallel", "parameter_buffer", "recall", "region",
     "register_limit", "renamed", "rewrite", "sequence", "specialized", "tile_call",
 ]  # fmt: skip
 
@@ -142,6 +142,16 @@ def specialized(condition: tirx.PrimExpr, first: tirx.Stmt, second: tirx.Stmt) -
     """
     branch = tirx.IfThenElse(condition, first, second)
     return tirx.AttrStmt(tirx.IntImm("int32", 0), "kWarpSpecializationScope", tirx.IntImm("int32", 0), branch)
+
+
+def elected(threads: int) -> tirx.PrimExpr:
+    """Whether a thread is the one of so many consecutive threads that issues their bulk stores."""
+    return call("tl.tl_shuffle_elect", threads, dtype="bool")
+
+
+def marker(key: str) -> tirx.Stmt:
+    """A statement that says only that it is here."""
+    return tirx.AttrStmt(tirx.StringImm(key), key, tirx.StringImm(key), tirx.Evaluate(tirx.IntImm("int32", 0)))
 
 
 def at(stmt: tirx.Stmt, like: tirx.Stmt) -> tirx.Stmt:

@@ -298,7 +298,7 @@ def test_too_much_shared_memory_names_the_launch():
                 T.copy(acc, C[bx * 128, 0])
 
     with pytest.raises(
-        tilescale.errors.AllocationTooLargeError, match=r"'f' takes 262144 bytes .* has 232448"
+        tilescale.errors.AllocationTooLargeError, match=r"'f' takes 262176 bytes .* has 232448"
     ) as caught:
         source(f)
     assert caught.value.where[0].file == __file__

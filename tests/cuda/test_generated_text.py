@@ -105,6 +105,75 @@ def test_a_broken_text_is_found(text: str, found: str, line: int):
     assert found in str(caught.value)
 
 
+GATE = "      tilescale::wait_by_warp<tilescale::GE, int>((&(F[0])), 0, 8, 1, n, F, 0);"
+LOOP, BULK = "    for (int k = 0; k < 4; ++k) {", "      tl::tma_load(X_desc, b, s, 0, 0);"
+ELECT, TMA_STORE = "  if (tl::tl_shuffle_elect<128>()) {", "    tl::tma_store(Y_peers_desc, s, 0, 0);"
+KEEP, RELEASE = "    kept0 = tilescale::address((&(F[0])), 0, 8, F, 0);", "    tilescale::release<0, int>(kept0, 1);"
+
+
+def gated(*loop: str, others: tuple[str, ...] = ()) -> str:
+    producer = ["  if (((int)threadIdx.x) < 64) {", LOOP, *loop, "    }"]
+    return "\n".join([HEAD, *producer, "  } else {", *others, "  }", "}"])
+
+
+def elected(*inside: str, sync: str = SYNC, elect: str = ELECT) -> list[str]:
+    return [sync, elect, *inside, "  }"]
+
+
+def kept(*turn: str, after: tuple[str, ...] = ()) -> str:
+    return "\n".join([HEAD, "  for (int w = 0; w < n; ++w) {", *turn, "  }", *after, "}"])
+
+
+WAITING = [ONE, WAIT, "  }", SYNC, ACQUIRED]
+FLUSHED = elected(DRAIN, RELEASE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        gated("      if (k == 0) {", GATE, "      }", BULK),
+        gated(BULK, others=("    tl::__sync_thread_partial<3, 64>();", LOAD)),
+        gated(BULK, others=(ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)),
+        "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL), "}"]),
+        "\n".join([HEAD, *elected("    tilescale::drain_but<2>();", "for (;;) {", SIGNAL, "}"), "}"]),
+        kept(*FLUSHED, *WAITING, KEEP, after=tuple(FLUSHED)),
+    ],
+    ids=["gate", "producer", "unordered loads", "issuer", "some left", "kept"],
+)
+def test_texts_with_roles_pass(text: str):
+    check_text(text, ahead=frozenset({"X"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (gated(BULK, "      if (k == 0) {", GATE, "      }"), "a wait does not come before the load in line 4"),
+        (gated(GATE).replace("}\n  } else", "}\n" + BULK + "\n  } else"), "does not come before the load in line 6"),
+        (gated(BULK, others=(GATE,)), "a wait outside the role that loads"),
+        (gated(ELECT, GATE, "  }", BULK), "a wait of whole warps in a branch of one thread"),
+        (
+            gated(BULK, others=(ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)).replace(
+                "X_desc", "Z_desc"
+            ),
+            "a wait outside the role that loads",
+        ),
+        ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(SIGNAL, DRAIN), "}"]), "before the stores"),
+        ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL)[1:], "}"]), "threads do not meet"),
+        (
+            "\n".join([HEAD, ELECT.replace("128", "0"), TMA_STORE, "  }", *elected(DRAIN, SIGNAL), "}"]),
+            "a signal by another thread than the one that stores in line 3",
+        ),
+        ("\n".join([HEAD, *elected(DRAIN, STORE, SIGNAL), "}"]), "does not wait for the statement in line 5"),
+        (kept(*FLUSHED, *WAITING, KEEP), "a signal that is kept back is never sent"),
+        (kept(*WAITING, *FLUSHED, KEEP, after=tuple(FLUSHED)), "a signal that is kept back across a wait"),
+    ],
+)
+def test_a_text_with_wrong_roles_is_found(text: str, found: str):
+    with pytest.raises(GeneratedTextError, match=r"k_kernel: ") as caught:
+        check_text(text, ahead=frozenset({"X"}))
+    assert found in str(caught.value)
+
+
 def test_read_only_loads_of_a_devices_own_tensors_pass():
     check_text(replaced((LOAD, ["  float x = __ldg(X + n);"])), frozenset({"F"}))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda import programs
+from tests.cuda import overlap_programs, programs
 from tests.cuda.support import bodies, lowered, source
 from tests.language import programs as reference
 
@@ -19,6 +19,15 @@ PROGRAMS = {
     "allreduce_fn": programs.merged_tensors,
     "warpgroup_gemm": lambda: reference.tensor_parallel_gemm(4, 128, 128, 512),
     "device_phase": programs.steps,
+    "overlap_ag": lambda: overlap_programs.ag_gemm(shape=(2048, 512, 512)),
+    "overlap_ag_persistent": lambda: overlap_programs.ag_gemm(shape=(2048, 512, 512), stages=2, blocks=12),
+    "overlap_ag_senders": lambda: overlap_programs.ag_gemm_senders(
+        shape=(2048, 512, 512), stages=2, blocks=12, senders=4
+    ),
+    "overlap_rs": lambda: overlap_programs.rs_gemm(shape=(2048, 512, 512)),
+    "overlap_rs_direct": lambda: overlap_programs.rs_gemm(shape=(2048, 512, 512), direct=True),
+    "overlap_rs_persistent": lambda: overlap_programs.rs_gemm(shape=(2048, 512, 512), stages=2, blocks=12),
+    "overlap_put": lambda: overlap_programs.put(rows=1024, columns=1024, blocks=8),
 }
 
 

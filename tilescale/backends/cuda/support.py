@@ -125,7 +125,7 @@ def checked(
         AllocationTooLargeError: more shared memory than the machine has.
     """
     generated = stock.generate(kernel.func, target, pass_configs, one_array_each)
-    check_text(generated.text, written_by_peers(program))
+    check_text(generated.text, written_by_peers(program), kernel.ahead)
     asked = generated.dynamic_shared + static_shared_bytes(generated.text)
     check_shared(program.name, asked, machine, kernel.where)
     return generated.text

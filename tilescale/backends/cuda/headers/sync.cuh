@@ -72,6 +72,16 @@ __device__ __forceinline__ void drain() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
+// The same for all bulk copies but the last LEFT groups.
+template <int LEFT>
+__device__ __forceinline__ void drain_but() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(LEFT) : "memory");
+  asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
 // Order bulk copies after an acquire by another thread of this program.
 __device__ __forceinline__ void acquired() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -163,7 +173,17 @@ __device__ inline void wait(const V* flags, i64 index, i64 extent, i64 wanted, i
   if (await(ready, limit, report) == LATE) fail(report, TIMEOUT, site, index, wanted, static_cast<i64>(seen));
 }
 
-// One thread, after drain() by all and a barrier: update a flag, `flags` being the first one of the instance meant.
+// Whole warps, each for itself: lane 0 waits, then every lane, bulk copies included, sees what it acquired.
+template <int C, typename V>
+__device__ inline void wait_by_warp(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* report,
+                                    int site) {
+  if ((threadIdx.x & 31) == 0) wait<C, V>(flags, index, extent, wanted, limit, report, site);
+  __syncwarp();
+  acquired();
+}
+
+// One thread, after drain() by all and a barrier (or the other way round, if it alone issued bulk copies): update a flag,
+// `flags` being the first one of the instance meant.
 template <int SET, typename V>
 __device__ inline void signal(V* flags, i64 index, i64 extent, i64 value, i64* report, int site) {
   if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
@@ -171,6 +191,25 @@ __device__ inline void signal(V* flags, i64 index, i64 extent, i64 value, i64* r
     store_release(flags + index, static_cast<V>(value));
   else
     add_release(flags + index, static_cast<V>(value));
+}
+
+// A signal in two halves, for one that is kept back: where its flag lies (0: an index outside the flags, reported) ...
+template <typename V>
+__device__ inline i64 address(V* flags, i64 index, i64 extent, i64* report, int site) {
+  if (index >= 0 && index < extent) return reinterpret_cast<i64>(flags + index);
+  fail(report, OUTSIDE, site, index, extent, 0);
+  return 0;
+}
+
+// ... and, as for signal(), the update; nothing if none was kept.
+template <int SET, typename V>
+__device__ inline void release(i64 address, i64 value) {
+  V* flag = reinterpret_cast<V*>(address);
+  if (flag == nullptr) return;
+  if (SET)
+    store_release(flag, static_cast<V>(value));
+  else
+    add_release(flag, static_cast<V>(value));
 }
 
 // One thread, after drain() by all and a barrier: tell all `ranks` how often this one has been here, then await the same

@@ -5,6 +5,9 @@ program.py                  a program for a target: the same tree of parts, each
 plan.py spread.py           device phases taken apart into operations of the host and grids
 queued.py                   what a device's copy queue executes, and why not the rest
 lower.py                    one grid phase to a TileLang function: the rank dimension, hidden arguments, the walk
+roles.py statements.py      what a loop's producer executes: loads, and the waits before them
+deferred.py senders.py      copies and signals that are completed later: at the end of a turn, by who only sends
+completion.py               where copies are complete, and which thread signals it
 peers.py exchange.py        rules: copies and signals between devices, collectives of devices on tiles
 combine.py                  how elements of several units combine
 nvshmem.py                  rule: copies by NVSHMEM where a program asks for it

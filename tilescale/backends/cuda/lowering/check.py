@@ -19,8 +19,12 @@ from tilescale.hda import Machine
 KERNEL = re.compile(r'^extern "C" __global__ void .*\b(\w+)\((.*)\) \{$')
 BOUNDS = re.compile(r"__launch_bounds__\((\d+)")
 WAIT = re.compile(r"\btilescale::(wait<|barrier\w*\()")
-SIGNAL = re.compile(r"\btilescale::(signal<|barrier\w*\()")
+GATE = re.compile(r"\btilescale::wait_by_warp<")
+SIGNAL = re.compile(r"\btilescale::(signal<|release<|barrier\w*\()")
+KEEP = re.compile(r"^(\w+) = tilescale::address\(")
+BULK_STORE = re.compile(r"\btl::tma_store\w*\((?!\))")
 DRAIN = "tilescale::drain();"
+COMPLETION = re.compile(r"^tilescale::(drain\(\)|drain_but<\d+>\(\));$")
 ACQUIRED = "tilescale::acquired();"
 BLOCK_SYNC = "__syncthreads();"
 SYNC = re.compile(r"^(__syncthreads\(\)|tl::__sync_thread_partial\b.*|__syncwarp\(.*|tl::\w*cluster_sync\(\));$")
@@ -29,7 +33,7 @@ BOUND = re.compile(r" <=? ")
 BULK_LOAD = re.compile(r"\btl::(tma_load|cp_async)")
 READ_ONLY_LOAD = re.compile(r"__ldg\(|ld\.global\.nc|tl::\w*ldg\w*\(")
 HARMLESS = re.compile(
-    r"^(#pragma .*|tilescale::(wait<|signal<|barrier\w*\(|acquired\().*|tl::fence_proxy_async\(\);"
+    r"^(#pragma .*|tilescale::(wait<|signal<|release<|barrier\w*\(|acquired\().*|tl::fence_proxy_async\(\);"
     r"|(const )?(int|int64_t|bool|float|uint|void\*) ?\*? ?\w+( = .*|\[\d+\])?;)$"
 )
 """Statements that may stand between the end of a program's stores and the signal that publishes them."""
@@ -115,11 +119,12 @@ class KernelText:
         return GeneratedTextError(f"{self.name}: {what}, in line {node.line} of the generated text: {node.text[:160]}")
 
 
-def check_text(text: str, remote: frozenset[str] = frozenset()) -> None:
+def check_text(text: str, remote: frozenset[str] = frozenset(), ahead: frozenset[str] = frozenset()) -> None:
     """Check the CUDA text of one or more kernels.
 
     Args:
         remote: names of the tensors that other devices write, as the text names them.
+        ahead: names of those that a producer may load ahead of what other threads wait for.
 
     Raises:
         GeneratedTextError: what is wrong, with the line of the text.
@@ -135,7 +140,11 @@ def check_text(text: str, remote: frozenset[str] = frozenset()) -> None:
             if WAIT.search(node.text) or SIGNAL.search(node.text):
                 _check_guard(kernel, node)
             if WAIT.search(node.text):
-                _check_wait(kernel, node)
+                _check_wait(kernel, node, ahead)
+            if GATE.search(node.text):
+                _check_gate(kernel, node)
+            if KEEP.search(node.text):
+                _check_kept(kernel, node)
             if SIGNAL.search(node.text):
                 _check_signal(kernel, node)
 
@@ -172,7 +181,7 @@ def _role(node: Node) -> tuple[int, ...]:
     return tuple(id(b) for b in node.around if b.by_thread and not ONE_THREAD.search(b.text))
 
 
-def _check_wait(kernel: KernelText, node: Node) -> None:
+def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
     """After a wait all threads of its branch meet and order their bulk copies, and nobody else loads in bulk."""
     at = node if kernel.threads == 1 else _guard(node)
     following = [n for n in at.after if n.is_block or not n.text.startswith("#pragma")]
@@ -185,12 +194,30 @@ def _check_wait(kernel: KernelText, node: Node) -> None:
     role = _role(node)
     if role:
         for leaf in kernel.body.leaves():
-            if BULK_LOAD.search(leaf.text) and _role(leaf)[-len(role) :] != role:
+            elsewhere = BULK_LOAD.search(leaf.text) and _role(leaf)[-len(role) :] != role
+            if elsewhere and not {name.removesuffix("_desc") for name in re.findall(r"\w+", leaf.text)} & ahead:
                 raise kernel.fail(f"a wait outside the role that loads in line {leaf.line}", node)
+
+
+def _check_gate(kernel: KernelText, node: Node) -> None:
+    """A wait of each warp stands, in all threads of the branch that loads, before every load of its loop."""
+    if any(block.by_thread and ONE_THREAD.search(block.text) for block in node.around):
+        raise kernel.fail("a wait of whole warps in a branch of one thread", node)
+    loops = [block for block in node.around if block.text.startswith(("for", "while"))]
+    loop = loops[0] if loops else kernel.body
+    loads = [leaf for leaf in kernel.body.leaves() if BULK_LOAD.search(leaf.text) and _role(leaf) == _role(node)]
+    if not loads:
+        raise kernel.fail("a wait outside the role that loads", node)
+    for load in loads:
+        if load.line < node.line or not any(block is loop for block in (*load.around, kernel.body)):
+            raise kernel.fail(f"a wait does not come before the load in line {load.line}", node)
 
 
 def _check_signal(kernel: KernelText, node: Node) -> None:
     """Backwards from a signal: the threads meet, and before that each has completed its stores."""
+    guard = _guard(node)
+    if guard is not None and any(COMPLETION.match(inner.text) for inner in guard.children):
+        return _check_issuer(kernel, node, guard)
     met, at = kernel.threads == 1, node
     while at.parent is not None:
         for previous in at.before:
@@ -205,6 +232,34 @@ def _check_signal(kernel: KernelText, node: Node) -> None:
             for inner in at.children or ():
                 _check_harmless(kernel, inner, node)
     raise kernel.fail("a signal before the stores that it publishes are complete", node)
+
+
+def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
+    """A signal by the thread that issued all bulk stores: it completes them, after all threads have met."""
+    drain = next(inner for inner in guard.children if COMPLETION.match(inner.text))
+    if drain.line > node.line:
+        raise kernel.fail("a signal before the stores that it publishes are complete", node)
+    for between in guard.children[drain.position + 1 :]:
+        _check_harmless(kernel, between, node)
+    for leaf in kernel.body.leaves():
+        if BULK_STORE.search(leaf.text) and (_guard(leaf) is None or _guard(leaf).text != guard.text):
+            raise kernel.fail(f"a signal by another thread than the one that stores in line {leaf.line}", node)
+    if not guard.before or not SYNC.match(guard.before[0].text):
+        raise kernel.fail("threads do not meet between their stores and a signal", node)
+
+
+def _check_kept(kernel: KernelText, node: Node) -> None:
+    """A signal that is kept back is sent after the last turn of its loop, and in each turn before what may wait."""
+    released = re.compile(rf"\btilescale::release<.*\({KEEP.match(node.text)[1]},")
+    loops = [block for block in node.around if block.text.startswith(("for", "while"))]
+    later = [leaf for leaf in kernel.body.leaves() if leaf.line > node.line]
+    outside = [leaf for leaf in later if not loops or loops[-1] not in leaf.around]
+    if not any(released.search(leaf.text) for leaf in outside):
+        raise kernel.fail("a signal that is kept back is never sent", node)
+    if loops:
+        inside = [leaf for leaf in loops[-1].leaves() if released.search(leaf.text) or WAIT.search(leaf.text)]
+        if not inside or not released.search(inside[0].text):
+            raise kernel.fail("a signal that is kept back across a wait", node)
 
 
 def _check_harmless(kernel: KernelText, between: Node, signal: Node) -> None:

@@ -175,9 +175,7 @@ def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     part, _ = parts(source, axis, lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
-    return tir.sequence(
-        [exchange.begin(), *sends, exchange.meet(), exchange.combined(target, made.op)]
-    )
+    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(target, made.op)])
 
 
 @lowers(ops.ALL_GATHER)

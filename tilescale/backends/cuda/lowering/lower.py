@@ -11,18 +11,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.lowering.arguments import Argument, Given, HostVariable, Peers
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
+from tilescale.backends.cuda.lowering.completion import BULK, complete, flush
+from tilescale.backends.cuda.lowering.deferred import COMPLETE, FLUSH
 from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
 from tilescale.backends.cuda.lowering.lanes.ranges import check_ranges
+from tilescale.backends.cuda.lowering.roles import assign, declined, fits
 from tilescale.backends.cuda.lowering.signature import Signature, Site
+from tilescale.backends.cuda.lowering.statements import is_pipelined, orders
+from tilescale.backends.cuda.target import target_for
+from tilescale.cost.choose import Choice
+from tilescale.cost.operations import copy_choice
 from tilescale.errors import Location, UnsupportedError
 from tilescale.hda import Level
 from tilescale.passes.structure import location
@@ -30,9 +37,6 @@ from tilescale.program import ops
 from tilescale.program.extents import inside_expressions
 from tilescale.program.model import GridPhase, Program
 from tilescale.program.operations import Rank
-
-C_TYPES = {"int32": "int", "uint32": "unsigned", "int64": "long", "uint64": "unsigned long"}
-"""Types of flags, and what the prelude calls them."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class LoweredKernel:
         where: the user's launch.
         reached: positions of parameters that peers reach.
         libraries: names of the device libraries that it calls.
+        ahead: names of the tensors that a producer loads ahead of what the other threads wait for.
     """
 
     func: ir.PrimFunc
@@ -56,6 +61,7 @@ class LoweredKernel:
     where: tuple[Location, ...] = ()
     reached: frozenset[int] = frozenset()
     libraries: frozenset[str] = frozenset()
+    ahead: frozenset[str] = frozenset()
 
 
 @cache
@@ -90,6 +96,8 @@ class GridLowering(Signature):
         ordered: whether the order of its statements matters to peers, or branches on threads rule out others.
         enclose: puts the lowered body into what all blocks do around it.
         headers: files of device functions beside sync.cuh that it calls.
+        may_specialise: whether loops may have a producer although the order of statements matters.
+        is_complete: whether what is being lowered stands where all that it publishes is complete.
     """
 
     around: tuple[ir.Var, ...] = ()
@@ -100,11 +108,12 @@ class GridLowering(Signature):
     ordered: bool = False
     enclose: Callable[[GridLowering, ir.Stmt], ir.Stmt] | None = None
     headers: list[str] = field(default_factory=list)
+    may_specialise: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.lanes = LaneLowering(self)
-        self._in_program = False
+        self._in_program = self.is_complete = False
         if self.launch.cluster_size > 1:
             self.cluster = ClusterUnit(self)
         self.around = (*self.around, *inside_expressions(self.program))
@@ -119,9 +128,35 @@ class GridLowering(Signature):
         Raises:
             UnsupportedError: something that has no lowering, with its line.
         """
-        self.phase, self.where = phase.stmt, self.launch.where
-        self.lanes.survey(phase.stmt)
-        body = self.stmt(phase.stmt)
+        known = {v: ir.IntImm("int32", n) for v, n in self._sizes.items() if isinstance(v, ir.Var)}
+        stmt = ir.substitute(phase.stmt, known) if known else phase.stmt
+        if self.may_specialise:
+            is_bulk = lambda call: self.choice(call).name == BULK  # noqa: E731
+            self.roles = assign(stmt, self.program, self.launch, self.target.machine, is_bulk)
+        else:
+            self.roles = declined(stmt, "stock TileLang would not move all its loads and waits there")
+        lowered = self._lower()
+        return lowered if self._keeps_roles(lowered.func) else self._in_one_role().lower(phase)
+
+    def _keeps_roles(self, func: ir.PrimFunc) -> bool:
+        if not self.roles.specialised:
+            return True
+        branches = self.ordered or self.lanes.used
+        return not branches and fits(self.roles, func, target_for(self.target.machine))
+
+    def _rules_out_roles(self) -> bool:
+        return bool(self.ordered or self.lanes.used or (self.sites and not self.roles.specialised))
+
+    def _in_one_role(self) -> GridLowering:
+        """This lowering from its beginning, without producers beside orders."""
+        fresh = {"parameters": [], "arguments": [], "sites": [], "reached": set(), "notes": [], "tiles": []}
+        return replace(self, **fresh, headers=[], libraries={}, cluster=None, ordered=False, may_specialise=False)
+
+    def _lower(self) -> LoweredKernel:
+        self.phase, self.where = self.roles.stmt, self.launch.where
+        self.notes += self.roles.notes
+        self.lanes.survey(self.phase)
+        body = self.stmt(self.phase)
         check_ranges(self, body)
         if self.cluster is not None:
             body = self.cluster.enclose(body)
@@ -137,19 +172,21 @@ class GridLowering(Signature):
             name,
             [self.parameters[i] for i in order],
             nest,
-            _attributes(self.program, bool(self.ordered or self.lanes.used or self.sites)),
+            _attributes(self.program, self._rules_out_roles()),
         )
         arguments = tuple(self.arguments[i] for i in order)
         where = (self.launch.where,) if self.launch.where else ()
         reached = self.reached | {a.position for a in arguments if isinstance(a, Peers)}
         told = (tuple(self.sites), tuple(self.notes), where)
-        return LoweredKernel(func, arguments, *told, frozenset(reached), frozenset(self.libraries))
+        ahead = frozenset(self.local(data).name for data in self.roles.ahead)
+        return LoweredKernel(func, arguments, *told, frozenset(reached), frozenset(self.libraries), ahead)
 
     def _nest(self, body: ir.Stmt) -> ir.Stmt:
         """The launch as TileLang writes it, around the new body."""
         used: set[ir.Var] = set()
         ir.walk(body, lambda n: used.add(n.buffer.data) if isinstance(n, ir.BufferLoad | ir.BufferStore) else None)
-        on_chip = [b for b in (*self.launch.buffers, *self.tiles) if b.scope() != "global" and b.data in used]
+        own = (*self.tiles, *self.roles.tiles, *(kept.variable for kept in self.roles.kept))
+        on_chip = [b for b in (*self.launch.buffers, *own) if b.scope() != "global" and b.data in used]
         annotations = {k: v for k, v in self.launch.notes if not k.startswith("tilescale.")}
         headers = [*self.headers, *(["cluster.cuh"] if self.cluster is not None else [])]
         texts = [prelude(*headers), *self.libraries.values(), self.lanes.prelude()]
@@ -188,11 +225,15 @@ class GridLowering(Signature):
                 return replaced
         if isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE:
             return self._scale(node)
+        if isinstance(node, ir.AttrStmt) and str(node.attr_key) == FLUSH:
+            return flush(self)
+        if isinstance(node, ir.AttrStmt) and str(node.attr_key) == COMPLETE:
+            return complete(self, ir.constant(node.value), node.body)
         if isinstance(node, ir.Bind):
             return self._bind(node)
         if isinstance(node, ir.Evaluate) and ir.op_name(node.value) in ops.ALL_OPS:
             return self._operation(node.value)
-        if isinstance(node, ir.For) and "num_stages" in node.annotations and self.must_keep_order(node):
+        if is_pipelined(node) and not self.roles.specialised and self.must_keep_order(node):
             return self._in_order(node)
         return None
 
@@ -200,7 +241,7 @@ class GridLowering(Signature):
         """Pipelining would load before a wait of the loop, and has no place for a tile that is used outside it too."""
         inside = _shared_tiles(loop, written=True)
         outside = _shared_tiles(self.phase, besides=loop)
-        return ir.contains(loop.body, _orders) or bool(inside & outside)
+        return ir.contains(loop.body, orders) or bool(inside & outside)
 
     def _in_order(self, loop: ir.For) -> ir.Stmt:
         """A pipelined loop, one iteration after the other."""
@@ -297,6 +338,16 @@ class GridLowering(Signature):
             raise self.unsupported("synchronisation across devices in a grid of symbolic extent has no CUDA lowering")
         return math.prod(extents)
 
+    def choice(self, call: ir.Call) -> Choice:
+        """The mechanism of a copy of tiles, by the machine model."""
+        machine, grid = self.target.machine, [ir.constant(self.expr(n)) for n in self.launch.grid]
+        units = machine.count(machine.program_level.name, machine.tensor_level.name)
+        programs = units if None in grid else min(units, math.prod(grid))
+        try:
+            return copy_choice(call, machine, dict(self.target.sizes), programs)
+        except UnsupportedError as error:
+            raise error.at(self.where) if self.where else error from None
+
     def sync(self) -> ir.Stmt:
         """All threads of the program meet, or of the unit whose clone this is."""
         return self.lanes.barrier(self.lanes.unit or self.lanes.whole)
@@ -313,14 +364,9 @@ class GridLowering(Signature):
             condition = test if condition is None else ir.And(condition, test)
         return body if condition is None else ir.IfThenElse(condition, body, None)
 
-    def published(self, body: ir.Stmt) -> ir.Stmt:
-        """`body`, run by one thread after everything that the program wrote is complete at system scope."""
-        drain = tir.evaluate(tir.extern("tilescale::drain"))
-        return tir.sequence([drain, self.sync(), self.one_thread(body)])
-
     def after_wait(self, body: ir.Stmt) -> ir.Stmt:
-        """`body`, a wait run by one thread; then all threads see what it acquired."""
-        return tir.sequence([self.one_thread(body), self.sync(), tir.evaluate(tir.extern("tilescale::acquired"))])
+        """`body`, in which one thread waits; then all threads see what it acquired."""
+        return tir.sequence([body, self.sync(), tir.evaluate(tir.extern("tilescale::acquired"))])
 
 
 def _attributes(program: Program, ordered: bool) -> dict[str, Any]:
@@ -334,7 +380,7 @@ def _attributes(program: Program, ordered: bool) -> dict[str, Any]:
     attrs = program.func.attrs
     given = dict(attrs["tilelang_pass_configs"]) if attrs and "tilelang_pass_configs" in attrs else {}
     settings = {**given, "tl.if_stmt_binding_inline_replayable_binds": False}
-    return {"tilelang_pass_configs": {**settings, "tl.disable_warp_specialized": True} if ordered else settings}
+    return {"tilelang_pass_configs": {**settings, specialise.DISABLE: True} if ordered else settings}
 
 
 def _ordered(body: ir.Stmt) -> ir.Stmt:
@@ -381,12 +427,6 @@ def _shared_tiles(stmt: ir.Stmt, *, written: bool = False, besides: ir.Stmt | No
 
     tir.rewrite(stmt, enter=visit)
     return found
-
-
-def _orders(node: Any) -> bool:
-    """Whether a node is an operation that later loads must not overtake."""
-    name = ir.op_name(node)
-    return name in ops.COLLECTIVES or name in (ops.WAIT.name, ops.SIGNAL.name, ops.COPY.name)
 
 
 def level_of(lowering: GridLowering, call: ir.Call) -> Level:

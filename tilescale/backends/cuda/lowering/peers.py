@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering import nvshmem
-from tilescale.backends.cuda.lowering.lower import C_TYPES, GridLowering, level_of, lowers
+from tilescale.backends.cuda.lowering.completion import BULK, C_TYPES, published, signal_kind
+from tilescale.backends.cuda.lowering.deferred import KEPT
+from tilescale.backends.cuda.lowering.lower import GridLowering, level_of, lowers
+from tilescale.backends.cuda.lowering.roles import BY_WARP, BY_WARP_FUNCTION
 from tilescale.cost.choose import Choice
-from tilescale.cost.operations import copy_choice
-from tilescale.errors import UnsupportedError
 from tilescale.program import ops
 from tilescale.program.operations import Copy, Signal, Wait
 
 _INSTRUCTIONS: dict[str, dict[str, Any]] = {
-    "tma": {"prefer_instruction": ir.StringImm("tma")},
+    BULK: {"prefer_instruction": ir.StringImm("tma")},
     "lsu": {"disable_tma": 1},
 }
 """Mechanism of the machine -> what makes stock TileLang use it in a copy."""
@@ -35,13 +35,7 @@ def device_number(lowering: GridLowering, level: str, rank: Any) -> Any:
 
 def chosen(lowering: GridLowering, call: ir.Call) -> Choice:
     """The mechanism of a copy of tiles, by the machine model."""
-    machine, grid = lowering.target.machine, [ir.constant(lowering.expr(n)) for n in lowering.launch.grid]
-    units = machine.count(machine.program_level.name, machine.tensor_level.name)
-    programs = units if None in grid else min(units, math.prod(grid))
-    try:
-        choice = copy_choice(call, machine, dict(lowering.target.sizes), programs)
-    except UnsupportedError as error:
-        raise error.at(lowering.where) if lowering.where else error from None
+    choice = lowering.choice(call)
     if choice.name not in _INSTRUCTIONS:
         raise lowering.unsupported(f"T.copy by {choice.name} has no CUDA lowering")
     return choice
@@ -62,11 +56,14 @@ def _copy(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     names = [name.removesuffix("_view") for name in (ir.region_parts(near)[0].name, buffer.name)]
     lowering.notes.append(f"T.copy({names[0]}, {names[1]}, {'dst' if to_peer else 'src'}=): {choice}")
     pair = (local, remote) if to_peer else (remote, local)
-    copy = tir.tile_call("copy", *pair, **_INSTRUCTIONS[choice.name])
+    is_left_open = ir.attribute(call, KEPT) is not None
+    if choice.name == BULK and to_peer and (is_left_open or (asked.signal is not None and lowering.roles.elects)):
+        copy = tir.tile_call("tma_copy", *pair)
+    else:
+        copy = tir.tile_call("copy", *pair, **_INSTRUCTIONS[choice.name])
     if asked.signal is None:
         return copy
-    told = _signal_peer(lowering, asked.signal, asked.value, asked.op, slot)
-    return tir.sequence([copy, told])
+    return tir.sequence([copy, _signal_peer(lowering, call, slot)])
 
 
 def _by_nvshmem(lowering: GridLowering, copy: Copy) -> ir.Stmt:
@@ -102,36 +99,47 @@ def _first(buffer: ir.Buffer, slot: Any) -> ir.PrimExpr:
     return tir.call("tirx.address_of", load)
 
 
-def _signal_peer(lowering: GridLowering, region: ir.Call, value: Any, op: str, slot: Any) -> ir.Stmt:
-    buffer, index, extent, c_type = _flag(lowering, region)
-    pointer = _first(lowering.peers(buffer.data), slot)
-    return _signal_at(lowering, pointer, index, extent, value, f"{1 if op == 'set' else 0}, {c_type}", buffer.name)
+def _told(call: ir.Call) -> tuple[ir.Call, ir.PrimExpr]:
+    """The flag that a copy or signal updates, and the value."""
+    if call.op.same_as(ops.COPY):
+        copy = Copy.of(call)
+        return copy.signal, copy.value
+    signal = Signal.of(call)
+    return signal.flag, signal.value
 
 
-def _signal_at(
-    lowering: GridLowering, pointer: Any, index: Any, extent: Any, value: Any, kind: str, name: str
-) -> ir.Stmt:
-    site = lowering.site(f"T.signal({name})", flag=name)
-    wanted = ir.Cast("int64", lowering.expr(value))
-    update = tir.extern(f"tilescale::signal<{kind}>", pointer, index, extent, wanted, lowering.record(), site)
-    return lowering.published(tir.evaluate(update))
+def _signal_peer(lowering: GridLowering, call: ir.Call, slot: Any) -> ir.Stmt:
+    """Update the flag of the device at `slot` that a copy or signal names."""
+    buffer = ir.region_parts(_told(call)[0])[0]
+    return _signal_at(lowering, call, _first(lowering.peers(buffer.data), slot))
+
+
+def signal_here(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+    """Update the flag of this device that a copy or signal names, after everything that the program wrote."""
+    buffer = ir.region_parts(_told(call)[0])[0]
+    return _signal_at(lowering, call, tir.address_of(lowering.local(buffer.data)))
+
+
+def _signal_at(lowering: GridLowering, call: ir.Call, flags: ir.PrimExpr) -> ir.Stmt:
+    """The same, `flags` being the first one of the instance meant."""
+    region, value = _told(call)
+    buffer, index, extent, _ = _flag(lowering, region)
+    site = lowering.site(f"T.signal({buffer.name})", flag=buffer.name)
+    if (number := ir.attribute(call, KEPT)) is not None:
+        address = tir.extern("tilescale::address", flags, index, extent, lowering.record(), site, dtype="int64")
+        return ir.BufferStore(lowering.roles.kept[number].variable, address, [ir.IntImm("int32", 0)])
+    kind, wanted = signal_kind(buffer, ir.attribute(call, "op")), ir.Cast("int64", lowering.expr(value))
+    update = tir.extern(f"tilescale::signal<{kind}>", flags, index, extent, wanted, lowering.record(), site)
+    return published(lowering, tir.evaluate(update))
 
 
 @lowers(ops.SIGNAL)
 def _signal(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     signal = Signal.of(call)
-    if signal.peer is not None:
-        slot = lowering.slot(device_number(lowering, signal.level, lowering.expr(signal.peer)))
-        return _signal_peer(lowering, signal.flag, signal.value, signal.op, slot)
-    return signal_here(lowering, signal.flag, signal.value, signal.op)
-
-
-def signal_here(lowering: GridLowering, region: ir.Call, value: Any, op: str) -> ir.Stmt:
-    """Update a flag of this device after everything that the program wrote."""
-    buffer, index, extent, c_type = _flag(lowering, region)
-    pointer = tir.address_of(lowering.local(buffer.data))
-    kind = f"{1 if op == 'set' else 0}, {c_type}"
-    return _signal_at(lowering, pointer, index, extent, value, kind, buffer.name)
+    if signal.peer is None:
+        return signal_here(lowering, call)
+    peer = device_number(lowering, signal.level, lowering.expr(signal.peer))
+    return _signal_peer(lowering, call, lowering.slot(peer))
 
 
 @lowers(ops.WAIT)
@@ -140,8 +148,9 @@ def _wait(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     buffer, index, extent, c_type = _flag(lowering, wait.flag)
     compare = wait.compare
     site = lowering.site(f"T.wait({buffer.name} {compare})", flag=buffer.name, compare=compare)
+    by_warp = ir.attribute(call, BY_WARP)
     poll = tir.extern(
-        f"tilescale::wait<tilescale::{_COMPARE[compare]}, {c_type}>",
+        f"{BY_WARP_FUNCTION if by_warp else 'tilescale::wait'}<tilescale::{_COMPARE[compare]}, {c_type}>",
         tir.address_of(lowering.local(buffer.data)),
         index,
         extent,
@@ -150,7 +159,7 @@ def _wait(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
         lowering.record(),
         site,
     )
-    return lowering.after_wait(tir.evaluate(poll))
+    return tir.evaluate(poll) if by_warp else lowering.after_wait(lowering.one_thread(tir.evaluate(poll)))
 
 
 @lowers(ops.BARRIER)
@@ -188,5 +197,4 @@ def meet(lowering: GridLowering, what: str) -> ir.Stmt:
         lowering.record(),
         lowering.site(what),
     )
-    whole = [tir.evaluate(tir.extern("tilescale::drain")), lowering.sync()]
-    return tir.sequence([*whole, lowering.after_wait(tir.evaluate(arrive))])
+    return lowering.after_wait(published(lowering, tir.evaluate(arrive)))

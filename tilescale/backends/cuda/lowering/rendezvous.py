@@ -16,6 +16,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
+from tilescale.backends.cuda.lowering.completion import published
 from tilescale.backends.cuda.lowering.plan import JOIN, HostStep
 from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.hda import Machine
@@ -194,9 +195,9 @@ def enclosed(lowering: GridLowering, body: ir.Stmt, meets: Rendezvous) -> ir.Stm
         [
             lowering.one_thread(tir.evaluate(come)),
             *before,
-            lowering.after_wait(tir.evaluate(enter)),
+            lowering.after_wait(lowering.one_thread(tir.evaluate(enter))),
             *after,
-            lowering.published(tir.evaluate(leave)),
+            published(lowering, tir.evaluate(leave)),
         ]
     )
 

@@ -76,7 +76,7 @@ def _copy(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     # The peer may be at its beginning, and must not end before this.
     cluster.meets = True
     if asked.signal is not None:
-        steps.append(signal_here(lowering, asked.signal, asked.value, asked.op))
+        steps.append(signal_here(lowering, call))
     return tir.sequence(steps)
 
 

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""What the device functions compile to: orders and scopes of memory operations, and fences, in PTX.
+
+A release that becomes relaxed, or a fence that is lost, gives wrong results rarely and on some machines only.
+"""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tilescale.backends.cuda.headers import header
+
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+ORDERING = re.compile(
+    r"\b(?:ld|st|red|atom)\.(?:acquire|release|acq_rel|relaxed|volatile)[\w.]*|\bfence[\w.]*|\bmembar[\w.]*"
+    r"|\bcp\.async\.bulk[\w.]*(?: \d+)?|\bbar\.warp\.sync|\bsetp\.[lg][te]\.s32"
+)
+"""Instructions that order memory operations, and the comparisons of the flags that are waited for."""
+
+KERNELS = {
+    "drain": ("tilescale::drain();", ["cp.async.bulk.wait_group 0", "fence.proxy.async", "fence.acq_rel.sys"]),
+    "drain_but": (
+        "tilescale::drain_but<3>();",
+        ["cp.async.bulk.wait_group 3", "fence.proxy.async", "fence.acq_rel.sys"],
+    ),
+    "acquired": ("tilescale::acquired();", ["fence.proxy.async"]),
+    "load_acquire": ("out[0] = tilescale::load_acquire(flags);", ["ld.acquire.sys.global.s32"]),
+    "load_acquire_u": ("out[0] = tilescale::load_acquire((unsigned*)flags);", ["ld.acquire.sys.global.u32"]),
+    "load_acquire_l": ("out[0] = tilescale::load_acquire((long*)flags);", ["ld.acquire.sys.global.s64"]),
+    "load_acquire_ul": ("out[0] = tilescale::load_acquire((unsigned long*)flags);", ["ld.acquire.sys.global.u64"]),
+    "add_release": ("tilescale::add_release(flags, 2);", ["red.release.sys.global.add.s32"]),
+    "add_release_u": ("tilescale::add_release((unsigned*)flags, 2u);", ["red.release.sys.global.add.u32"]),
+    "add_release_l": ("tilescale::add_release((long*)flags, 2l);", ["red.release.sys.global.add.u64"]),
+    "add_release_ul": ("tilescale::add_release((unsigned long*)flags, 2ul);", ["red.release.sys.global.add.u64"]),
+    "store_release": ("tilescale::store_release(flags, 2);", ["st.release.sys.global.s32"]),
+    "store_release_u": ("tilescale::store_release((unsigned*)flags, 2u);", ["st.release.sys.global.u32"]),
+    "store_release_l": ("tilescale::store_release((long*)flags, 2l);", ["st.release.sys.global.s64"]),
+    "store_release_ul": ("tilescale::store_release((unsigned long*)flags, 2ul);", ["st.release.sys.global.u64"]),
+    "release_adds": ("tilescale::release<0, int>(at, 1);", ["red.release.sys.global.add.s32"]),
+    "release_sets": ("tilescale::release<1, int>(at, 1);", ["st.release.sys.global.s32"]),
+}
+"""Name -> the call, and the instructions in their order."""
+
+CONTAINED = {
+    "signal_adds": ("tilescale::signal<0, int>(flags, at, 8, 1, report, 0);", ["red.release.sys.global.add.s32"]),
+    "signal_sets": ("tilescale::signal<1, int>(flags, at, 8, 1, report, 0);", ["st.release.sys.global.s32"]),
+    "wait": (
+        "tilescale::wait<tilescale::GE, int>(flags, at, 8, 1, limit, report, 0);",
+        ["ld.acquire.sys.global.s32"],
+    ),
+    "wait_by_warp": (
+        "tilescale::wait_by_warp<tilescale::GE, int>(flags, at, 8, 1, limit, report, 0);",
+        ["ld.acquire.sys.global.s32", "bar.warp.sync fence.proxy.async"],
+    ),
+    "barrier": (
+        "tilescale::barrier(flags, at, 0, 0, 2, at, flags, limit, report, 0);",
+        ["st.release.sys.global.s32", "ld.acquire.sys.global.s32"],
+    ),
+    "barrier_of_ranks": (
+        "tilescale::barrier_of_ranks(report, at, 0, 0, 2, flags, 0, limit, report, 0);",
+        ["st.release.sys.global.s64", "ld.acquire.sys.global.s64"],
+    ),
+}
+"""Functions that report failures too, whose blocks stand in any order: runs of instructions that must be there."""
+
+
+@pytest.fixture(scope="module")
+def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The ordering instructions of a kernel for each function."""
+    made = [_kernel(name, call) for name, (call, _) in {**KERNELS, **CONTAINED}.items()]
+    return _instructions(header("sync.cuh") + "\n" + "\n".join(made), tmp_path_factory.mktemp("ptx"))
+
+
+def _kernel(name: str, call: str) -> str:
+    arguments = "int* flags, long* out, long at, long limit, long* report"
+    return f'extern "C" __global__ void {name}_({arguments}) {{ {call} }}'
+
+
+def _instructions(text: str, folder: Path) -> dict[str, list[str]]:
+    source = folder / "functions.cu"
+    source.write_text(text, encoding="utf-8")
+    command = ["nvcc", "-arch=sm_90a", "-std=c++17", "-O3", "--ptx", "-o", str(folder / "functions.ptx"), str(source)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    found = (folder / "functions.ptx").read_text(encoding="utf-8")
+    bodies = re.findall(r"\.entry (\w+)_\(.*?\n\{\n(.*?)\n\}", found, re.DOTALL)
+    return {name: ORDERING.findall(body) for name, body in bodies}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_instructions_of_a_function(name: str, ptx: dict[str, list[str]]):
+    assert ptx[name] == KERNELS[name][1]
+
+
+@pytest.mark.parametrize("name", CONTAINED)
+def test_instructions_among_those_of_reports(name: str, ptx: dict[str, list[str]]):
+    assert not _missing(ptx[name], CONTAINED[name][1])
+
+
+def _missing(found: list[str], wanted: list[str]) -> list[str]:
+    return [run for run in wanted if f" {run} " not in f" {' '.join(found)} "]
+
+
+@pytest.mark.parametrize("name", CONTAINED)
+def test_nothing_of_a_function_is_relaxed(name: str, ptx: dict[str, list[str]]):
+    """Reports alone use volatile accesses and fences; flags are touched by acquires and releases only."""
+    assert not [found for found in ptx[name] if "relaxed" in found or ".gpu" in found or ".cta" in found]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "name"),
+    [
+        ("red.release.sys.global.add.s32", "red.relaxed.sys.global.add.s32", "add_release"),
+        ("ld.acquire.sys.global.s32", "ld.relaxed.sys.global.s32", "wait"),
+        ("st.release.sys.global.s32", "st.release.gpu.global.s32", "store_release"),
+        ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "drain"),
+        ('asm volatile("fence.proxy.async;" ::: "memory");', "", "wait_by_warp"),
+        ("wait_group 0;", "wait_group.read 0;", "drain"),
+        ("__syncwarp();", "", "wait_by_warp"),
+    ],
+)
+def test_a_weaker_function_is_found(right: str, wrong: str, name: str, tmp_path: Path):
+    weak = header("sync.cuh").replace(right, wrong)
+    assert weak != header("sync.cuh")
+    call, wanted = {**KERNELS, **CONTAINED}[name]
+    assert _missing(_instructions(f"{weak}\n{_kernel(name, call)}", tmp_path)[name], wanted)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""Let stores at the end of a repeated loop's body complete while the next turn multiplies.
+
+Why: a bulk store takes as long as its data take to arrive, and a signal after it has to wait for that; done at once,
+all threads stand still. Before: copies out of shared memory and signals that end a turn. After: the same copies begun
+and not awaited, the signals kept back, and a flush (completion, then the kept signals) where the next turn reaches its
+own end, and after the loop. Nothing is kept back across a wait, so no device waits for a signal that another one holds
+until its own wait is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda import nvshmem_link
+from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, is_region, orders, writes_tiles
+from tilescale.program import ops
+from tilescale.program.operations import Copy, Signal
+
+KEPT = "kept"
+"""Annotation of a copy or signal: the number of the kept signal; that of a copy without one is `NO_SIGNAL`."""
+
+NO_SIGNAL = -1
+
+FLUSH = "tilescale.flush"
+"""AttrStmt key: what was begun is completed here, and what was kept back is signalled."""
+
+COMPLETE = "tilescale.complete"
+"""AttrStmt key: all copies but so many, the value, are completed here, then the signals inside are sent."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A signal that is kept back: the flag's address, 0 for none, lies in a variable.
+
+    Attributes:
+        flag, value, op: the operands of the signal.
+    """
+
+    variable: ir.Buffer
+    flag: ir.Call
+    value: int
+    op: str
+
+
+@dataclass(frozen=True)
+class _Later:
+    """What comes after a statement in its turn: something that has to find all signals sent, or tiles written anew."""
+
+    bars_signals: bool = False
+    writes_tiles: bool = False
+
+    def or_(self, other: _Later) -> _Later:
+        return _Later(self.bars_signals or other.bars_signals, self.writes_tiles or other.writes_tiles)
+
+
+@dataclass
+class Deferral:
+    """The end of one loop's body.
+
+    Attributes:
+        signals: whether signals may be kept back: the next turn waits for nothing before its own end.
+        kept: those that are, in the order in which they are sent.
+        copies: how many copies are begun and not awaited.
+    """
+
+    signals: bool
+    kept: list[Kept] = field(default_factory=list)
+    copies: int = 0
+
+    def end(self, stmts: list[ir.Stmt]) -> list[ir.Stmt]:
+        """The statements that end a turn, after what the turn before left open."""
+        made = self._list(stmts, _Later())[0]
+        return [flush(), *made] if self.is_open else stmts
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is left open."""
+        return bool(self.copies or self.kept)
+
+    def _list(self, stmts: list[ir.Stmt], later: _Later) -> tuple[list[ir.Stmt], _Later]:
+        made: list[ir.Stmt] = []
+        for stmt in reversed(stmts):
+            new, later = self._statement(stmt, later)
+            made.insert(0, new)
+        return made, later
+
+    def _statement(self, stmt: ir.Stmt, later: _Later) -> tuple[ir.Stmt, _Later]:
+        if isinstance(stmt, ir.SeqStmt) or is_region(stmt):
+            made, later = self._list(flat(stmt), later)
+            return tir.sequence(made), later
+        if isinstance(stmt, ir.IfThenElse):
+            then_case, after = self._statement(stmt.then_case, later)
+            else_case = None
+            if stmt.else_case is not None:
+                else_case, other = self._statement(stmt.else_case, later)
+                after = after.or_(other)
+            return tir.at(ir.IfThenElse(stmt.condition, then_case, else_case), stmt), after
+        made = self._operation(stmt, later)
+        if made is not None:
+            return tir.at(made, stmt), later
+        return stmt, later.or_(_Later(ir.contains(stmt, orders), writes_tiles(stmt)))
+
+    def _operation(self, stmt: ir.Stmt, later: _Later) -> ir.Stmt | None:
+        """A copy that is not awaited, or a signal that is kept back; None for all others."""
+        call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+        name = ir.op_name(call)
+        if name == "tl.tileop.copy" and not later.writes_tiles and not call.annotations and is_bulk_store(call):
+            self.copies += 1
+            return tir.tile_call("tma_copy", *call.args)
+        if name == ops.SIGNAL.name:
+            signal = Signal.of(call)
+            return self._kept(call, signal.flag, signal.value, signal.op, later)
+        if name != ops.COPY.name or later.writes_tiles or not is_bulk_store(call):
+            return None
+        copy = Copy.of(call)
+        if not copy.to_peer or copy.impl == nvshmem_link.IMPL:
+            return None
+        if copy.signal is not None:
+            return self._kept(call, copy.signal, copy.value, copy.op, later)
+        self.copies += 1
+        return tir.evaluate(noted(call, NO_SIGNAL))
+
+    def _kept(self, call: ir.Call, flag: ir.Call, value: ir.PrimExpr, op: str, later: _Later) -> ir.Stmt | None:
+        """A copy or signal whose signal is kept back, if it may be."""
+        if not self.signals or later.bars_signals or ir.constant(value) is None:
+            return None
+        variable = tir.local_buffer(f"kept{len(self.kept)}", [1], "int64", "local.var")
+        self.kept.append(Kept(variable, flag, ir.constant(value), op))
+        return tir.evaluate(noted(call, len(self.kept) - 1))
+
+
+def flush() -> ir.Stmt:
+    """Where what was left open is completed."""
+    return tir.marker(FLUSH)
+
+
+def complete(left: int, signals: ir.Stmt) -> ir.Stmt:
+    """Where all copies but the last `left` are completed and then signalled; without signals, their tiles are free."""
+    return ir.AttrStmt(ir.StringImm(COMPLETE), COMPLETE, ir.IntImm("int32", left), signals)
+
+
+def noted(call: ir.Call, number: int) -> ir.Call:
+    """A copy or signal whose signal is kept back under a number."""
+    return ir.Call(call.dtype, call.op, list(call.args), {**dict(call.annotations), KEPT: ir.IntImm("int32", number)})

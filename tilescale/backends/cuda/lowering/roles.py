@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: MIT
+"""Assign the statements of a grid phase to the producer, which loads, and to the threads that compute.
+
+Why: stock TileLang gives a pipelined loop a producer of its own, which is what makes it fast, but knows nothing of
+waits: it would load ahead of them, so by default a phase with waits has no producer. Before: waits before and inside
+a pipelined loop, signals and copies to peers after it. After: the same statements, waits that gate the loop's loads as
+its first statements (`if k == 0: wait`, by each warp for itself), which TileLang moves into the producer together with
+the loads; everything after the loop belongs to the other threads. Declines what it cannot prove right, with the reason
+as a note: the phase then keeps one role, and the loop loads in the order of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from tilelang_core import ir, specialise
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
+from tilescale.backends.cuda.lowering.senders import Senders
+from tilescale.backends.cuda.lowering.statements import (
+    acquires,
+    flat,
+    in_device_memory,
+    is_fill,
+    is_movable,
+    is_pipelined,
+    is_region,
+    is_scalar,
+    is_wait,
+    ordered_by,
+    orders,
+    reads_memory,
+    tiles_named,
+    written,
+)
+from tilescale.hda import Machine
+from tilescale.passes.structure import location
+from tilescale.program import ops
+from tilescale.program.model import Launch, Program
+
+BY_WARP = "by_warp"
+"""Annotation of a wait that every warp makes for itself, without a barrier of the program."""
+
+BY_WARP_FUNCTION = "tilescale::wait_by_warp"
+"""What such a wait calls."""
+
+_POLLING = 40
+"""Registers of a producer's thread that waits; of the 24 that it gets otherwise it would spill some."""
+
+_WARP = 32
+
+
+@dataclass(frozen=True)
+class Roles:
+    """A phase whose statements have their roles.
+
+    Attributes:
+        stmt: the phase, waits moved to what they gate.
+        specialised: whether its loop gets a producer.
+        gates, loads: how many waits, and how many loads, stand in the loop.
+        ahead: tensors that the producer loads before what the other threads wait for.
+        elects: whether one thread, the same each time, issues all bulk stores.
+        kept: what signals are kept back until the next turn of the loop around, by number.
+        tiles: what is allocated on chip beyond the program's own tiles.
+        notes: for people.
+    """
+
+    stmt: ir.Stmt
+    specialised: bool = False
+    gates: int = 0
+    loads: int = 0
+    ahead: frozenset[ir.Var] = frozenset()
+    elects: bool = False
+    kept: tuple[Kept, ...] = ()
+    tiles: tuple[ir.Buffer, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def fits(roles: Roles, func: ir.PrimFunc, target: dict[str, str]) -> bool:
+    """Whether stock TileLang puts all loads and gates of the lowered phase's loop into its producer, and only those."""
+    found = specialise.branches(func, target)
+    if found is None:
+        return False
+    counts = [[_count(branch, what) for what in (specialise.is_load, _is_gate)] for branch in found]
+    return counts == [[roles.loads, roles.gates], [0, 0]]
+
+
+def _count(stmt: ir.Stmt, what: Callable[[Any], bool]) -> int:
+    found: list[Any] = []
+    ir.walk(stmt, lambda n: found.append(n) if what(n) else None)
+    return len(found)
+
+
+def _is_gate(node: Any) -> bool:
+    return ir.op_name(node) == "tirx.call_extern" and str(node.args[0].value).startswith(f"{BY_WARP_FUNCTION}<")
+
+
+class _DeclinedError(Exception):
+    """Why a phase keeps one role."""
+
+
+def assign(
+    stmt: ir.Stmt, program: Program, launch: Launch, machine: Machine, is_bulk: Callable[[ir.Call], bool]
+) -> Roles:
+    """The roles of a phase's statements; `is_bulk` says which copies to peers the machine makes as bulk copies."""
+    stmt = _without_single_turns(stmt, launch)
+    elects = _Phase(stmt, program, launch, machine).elects
+    senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
+    phase = _Phase(senders.phase(stmt), program, launch, machine)
+    roles = phase.roles()
+    return replace(roles, elects=elects, tiles=tuple(senders.rings), notes=(*roles.notes, *senders.notes))
+
+
+def _without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
+    """A phase without the loops around pipelined ones, or copies to peers, that every program goes through once."""
+    ranges = {var: (0, n) for var, n in zip(launch.programs, launch.grid, strict=True) if ir.constant(n) is not None}
+
+    def leave(node: Any) -> Any:
+        is_outer = isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL and not is_pipelined(node)
+        if not is_outer or not ir.contains(node.body, lambda n: is_pipelined(n) or ir.op_name(n) == ops.COPY.name):
+            return None
+        if not ir.proves(ir.EQ(node.extent, 1), ranges):
+            return None
+        return ir.substitute(node.body, {node.loop_var: node.min})
+
+    return tir.rewrite(stmt, leave=leave)
+
+
+def declined(stmt: ir.Stmt, reason: str) -> Roles:
+    """A phase in one role, and why."""
+    return Roles(stmt, notes=(f"T.Pipelined without a producer: {reason}",))
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """One phase, and what it is part of."""
+
+    stmt: ir.Stmt
+    program: Program
+    launch: Launch
+    machine: Machine
+
+    def roles(self) -> Roles:
+        """The roles, of its loop's statements if it has one beside orders."""
+        loops: list[ir.For] = []
+        ir.walk(self.stmt, lambda n: loops.append(n) if is_pipelined(n) else None)
+        if not loops or not ir.contains(self.stmt, orders) or not self.is_uniform:
+            return Roles(self.stmt)
+        try:
+            return self._specialised(loops)
+        except _DeclinedError as reason:
+            return declined(self.stmt, str(reason))
+
+    def _specialised(self, loops: Sequence[ir.For]) -> Roles:
+        if not self.machine.has("warp-specialization"):
+            raise _DeclinedError(f"{self.machine.name} has no warp specialisation")
+        if len(loops) > 1:
+            raise _DeclinedError(f"the phase has {len(loops)} such loops")
+        return _Placement(self, loops[0]).roles()
+
+    @property
+    def elects(self) -> bool:
+        """Whether one thread, the same each time, issues all bulk stores."""
+        return self.machine.has("tma") and self.is_uniform and self.launch.thread_count % _WARP == 0
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all threads of a program execute all of its statements together."""
+        if self.launch.cluster_size > 1 or self.launch.threads[1:] != (1, 1):
+            return False
+        threads = {var for var, _ in self.launch.thread_vars}
+        return not ir.contains(self.stmt, lambda n: self._is_finer(n) or isinstance(n, ir.Var) and n in threads)
+
+    def _is_finer(self, node: Any) -> bool:
+        """Whether a node is a region of units inside the program."""
+        if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != ops.SCALE:
+            return False
+        return self.machine.level(str(node.value.value)).kind == "lanes"
+
+    def canonical(self, data: set[ir.Var]) -> set[ir.Var]:
+        """Tensors for their views."""
+        real = {v.data: p.buffer.data for p in self.program.parameters for v in p.views}
+        return {real.get(var, var) for var in data}
+
+
+class _Placement:
+    """The way from a phase down to its pipelined loop, and what stands beside it.
+
+    Attributes:
+        gates: the waits in the loop.
+        around: the outermost loop around it.
+        taken: the condition under which a program comes to it, if it stands in one of two arms.
+        left: what the end of its body leaves open.
+    """
+
+    def __init__(self, phase: _Phase, loop: ir.For):
+        self.phase, self.loop = phase, loop
+        self.gates: list[ir.Stmt] = []
+        self.around: ir.For | None = None
+        self.taken: ir.PrimExpr | None = None
+        self.left = Deferral(signals=True)
+        self._ends_alone = True
+
+    def roles(self) -> Roles:
+        """The roles, or the reason why there are none."""
+        loads = self._check_body()
+        loaded = self.phase.canonical({ir.region_parts(load.args[0])[0].data for load in loads})
+        stmt = self._statement(self.phase.stmt)
+        if self.around is not None:
+            self._check_ahead(loaded)
+        elif self.gates:
+            stmt = tir.sequence([specialise.registers(_POLLING, self.phase.launch.thread_count), stmt])
+        counts = {"gates": self._waits(), "loads": len(loads)}
+        return Roles(stmt, True, **counts, ahead=frozenset(loaded), kept=tuple(self.left.kept), notes=self._notes())
+
+    def _waits(self) -> int:
+        return sum(_count(gate, acquires) for gate in self.gates)
+
+    def _notes(self) -> tuple[str, ...]:
+        waits = f" and makes {self._waits()} T.wait" if self.gates else ""
+        notes = [f"T.Pipelined: a producer loads{waits}"]
+        if self.left.is_open:
+            what = f"{self.left.copies} copies and {len(self.left.kept)} signals"
+            notes.append(f"{what} that end a turn are completed in the next one")
+        return tuple(notes)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _check_body(self) -> list[ir.Call]:
+        """The loads of the loop; leading waits become gates."""
+        self.body = flat(self.loop.body)
+        while self.body and is_wait(self.body[0]):
+            if not is_movable(self.body[0]):
+                raise _DeclinedError("a wait in it depends on a variable that changes")
+            self.gates.append(tir.rewrite(self.body.pop(0), leave=_by_warp))
+        loads = [s.value for s in self.body if _is_load(s)]
+        rest = [s for s in self.body if not _is_load(s)]
+        if any(ir.contains(s, orders) for s in rest):
+            raise _DeclinedError("it waits, signals or copies to peers after its first load")
+        if not loads:
+            raise _DeclinedError("it loads nothing into shared memory")
+        if any(in_device_memory(s) for s in rest):
+            raise _DeclinedError("threads that compute read or write device memory in it")
+        inside = {ir.region_parts(load.args[1])[0] for load in loads}
+        if inside & tiles_named(self.phase.stmt, besides=self.loop):
+            raise _DeclinedError("a tile that it loads is used outside it too")
+        return loads
+
+    def _gated(self) -> ir.Stmt:
+        """The loop with its gates as its first statements."""
+        loop, body = self.loop, tir.sequence([*self.gates, *self.body])
+        turns = loop.extent if self.around is not None else self._turns(loop.extent)
+        made = ir.For(loop.loop_var, loop.min, turns, loop.kind, body, loop.thread_binding, loop.annotations)
+        return tir.at(made, loop)
+
+    # -- around it ---------------------------------------------------------------------------------------------------
+
+    def _statement(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement that is or has the loop."""
+        if isinstance(stmt, ir.IfThenElse):
+            return self._branch(stmt)
+        if isinstance(stmt, ir.For) and (stmt.same_as(self.loop) or stmt.kind == ir.ForKind.SERIAL):
+            return self._list([stmt]) if stmt.same_as(self.loop) else self._repeated(stmt)
+        if isinstance(stmt, ir.SeqStmt) or is_region(stmt):
+            return self._list(flat(stmt))
+        if isinstance(stmt, ir.AttrStmt):
+            return ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, self._statement(stmt.body))
+        raise _DeclinedError("it stands in a loop that is not serial")
+
+    def _branch(self, stmt: ir.IfThenElse) -> ir.Stmt:
+        """A branch with the loop in one arm.
+
+        What TileLang finds in the other arm it would give to all threads, the producer's too. So the branch comes after
+        the loop (or the loop around it), which programs of the other arm go through no time.
+        """
+        if stmt.else_case is None:
+            return tir.at(ir.IfThenElse(stmt.condition, self._statement(stmt.then_case), None), stmt)
+        if self.taken is not None or self.around is not None or not is_movable(ir.Evaluate(stmt.condition)):
+            raise _DeclinedError("it stands in one arm of a branch inside another one, a loop, or on what changes")
+        is_then = self._has(stmt.then_case)
+        self.taken = stmt.condition if is_then else ir.Not(stmt.condition)
+        before, inner, after = self._parts(flat(stmt.then_case if is_then else stmt.else_case))
+        if any(not is_scalar(s) and not is_fill(s) for s in before) or not isinstance(flat(inner)[0], ir.For):
+            raise _DeclinedError("the arm of a branch that has it begins with something else")
+        rest = tir.sequence(after)
+        arms = (rest, stmt.else_case) if is_then else (stmt.then_case, rest)
+        other = ir.IfThenElse(stmt.condition, arms[0], None if tir.is_nothing(arms[1]) else arms[1])
+        return tir.sequence([*before, inner, tir.at(other, stmt)])
+
+    def _turns(self, extent: ir.PrimExpr) -> ir.PrimExpr:
+        """How often the outermost loop runs: not at all in programs that take the other arm of a branch."""
+        if self.taken is None:
+            return extent
+        return ir.Select(self.taken, extent, ir.IntImm(str(extent.dtype), 0))
+
+    def _repeated(self, stmt: ir.For) -> ir.Stmt:
+        """A loop around it: after its last turn, what that left open is completed."""
+        is_outermost = self.around is None
+        self.around = self.around or stmt
+        body = self._statement(stmt.body)
+        turns = self._turns(stmt.extent) if is_outermost else stmt.extent
+        made = tir.at(ir.For(stmt.loop_var, stmt.min, turns, stmt.kind, body), stmt)
+        self.around = made
+        return tir.sequence([made, flush()]) if is_outermost and self.left.is_open else made
+
+    def _has(self, stmt: ir.Stmt) -> bool:
+        return ir.contains(stmt, lambda n: isinstance(n, ir.For) and n.same_as(self.loop))
+
+    def _list(self, stmts: list[ir.Stmt]) -> ir.Stmt:
+        """Statements in order, one of which is or has the loop."""
+        before, inner, after = self._parts(stmts)
+        return tir.sequence([*before, inner, *after])
+
+    def _parts(self, stmts: list[ir.Stmt]) -> tuple[list[ir.Stmt], ir.Stmt, list[ir.Stmt]]:
+        """What stands before the loop in a list of statements, what is or has it, and what stands after."""
+        at = next(i for i, s in enumerate(stmts) if self._has(s))
+        before, after = stmts[:at], stmts[at + 1 :]
+        is_loop = stmts[at].same_as(self.loop)
+        for stmt in before:
+            # What a branch sets before a loop around it, TileLang would set again in each turn.
+            if not (is_wait(stmt) or is_scalar(stmt) or (is_loop and is_fill(stmt))):
+                where = location(stmt)
+                place = f" (line {where.line})" if where is not None else ""
+                raise _DeclinedError(f"more than waits, scalars and fills stands before it{place}")
+        if is_loop and ir.proves(ir.GE(self.loop.extent, 1), {}):
+            before = self._sink(before)
+        if self.around is not None:
+            self._ends_alone = self._ends_alone and (is_loop or not after)
+            self.left.signals = self.left.signals and not self.gates and not any(is_wait(s) for s in before)
+        if is_loop and self.around is not None and self._ends_alone and self.phase.elects:
+            after = self.left.end(after)
+        return before, self._gated() if is_loop else self._statement(stmts[at]), after
+
+    def _sink(self, before: list[ir.Stmt]) -> list[ir.Stmt]:
+        """What stays before the loop when the waits that nothing reads after have gone into it.
+
+        Everything after a wait is after the first iteration of a loop that has one: other threads begin with it when
+        the producer, which waited, has loaded it.
+        """
+        stay: list[ir.Stmt] = []
+        first = ir.EQ(self.loop.loop_var, self.loop.min)
+        for position, stmt in reversed(list(enumerate(before))):
+            if is_wait(stmt) and is_movable(stmt):
+                gate = ir.IfThenElse(first, tir.rewrite(stmt, leave=_by_warp), None)
+                self.gates.insert(0, tir.at(gate, stmt))
+            elif is_wait(stmt) or reads_memory(stmt):
+                return [*before[: position + 1], *reversed(stay)]
+            else:
+                stay.append(stmt)
+        return list(reversed(stay))
+
+    def _check_ahead(self, loaded: set[ir.Var]) -> None:
+        """The producer begins the next turn of a loop around while the others finish this one."""
+        if loaded & self.phase.canonical(written(self.around)):
+            raise _DeclinedError("the loop around it writes what it loads")
+        waits = ir.contains(self.around, lambda n: acquires(n) and not ir.attribute(n, BY_WARP))
+        if waits and loaded & self.phase.canonical(ordered_by(self.phase.program)):
+            raise _DeclinedError("the loop around it waits for what may order its loads")
+
+
+def _by_warp(node: Any) -> Any:
+    if ir.op_name(node) != ops.WAIT.name:
+        return None
+    return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), BY_WARP: ir.IntImm("int32", 1)})
+
+
+def _is_load(stmt: ir.Stmt) -> bool:
+    """Whether a statement copies a tile from device to shared memory."""
+    if not (isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == "tl.tileop.copy"):
+        return False
+    source, target = (ir.region_parts(region)[0] for region in stmt.value.args[:2])
+    return ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: MIT
+"""Let loops that only pass tiles on to peers have several tiles in flight.
+
+Why: one tile after the other, a block waits for each to arrive before it loads the next, and reaches a fraction of what
+its link takes. Before: a loop of a load into a tile, bulk copies of it to peers, and their signals. After: the loads go
+to the slots of a ring in turn, the copies are begun and not awaited; a slot is loaded again when the copies out of it
+are complete, and only then their flags are raised, some turns late; those of the last turns after the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.deferred import NO_SIGNAL, complete, noted
+from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, tiles_named
+from tilescale.program import ops
+from tilescale.program.model import bytes_of
+from tilescale.program.operations import Copy
+
+SLOTS = 4
+"""Tiles in flight at most: more than a link's round trip takes at the rate of one block."""
+
+
+@dataclass
+class Senders:
+    """The loops of one phase that only send.
+
+    Attributes:
+        is_bulk: whether the machine model lets a copy to a peer be a bulk copy.
+        shared: bytes of shared memory of a program.
+        rings: what the slots lie in.
+    """
+
+    is_bulk: Callable[[ir.Call], bool]
+    shared: int
+    rings: list[ir.Buffer] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def phase(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A phase whose loops that only send have rings."""
+        return tir.rewrite(stmt, enter=lambda node: self._loop(node, stmt))
+
+    def _loop(self, node: Any, phase: ir.Stmt) -> ir.Stmt | None:
+        found = _Sending.of(node) if isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL else None
+        if found is None or not all(self.is_bulk(call) for call in found.copies):
+            return None
+        tile, _, _ = ir.region_parts(found.load.args[1])
+        if not _is_dead_after(node, tile, phase):
+            return None
+        size = bytes_of(tile.shape, tile.dtype)
+        slots = min(SLOTS, self._free(node, phase) // size)
+        if slots < 2:
+            return None
+        ring = tir.local_buffer(tile.name, [slots, *tile.shape], str(tile.dtype), tile.scope())
+        self.rings.append(ring)
+        self.notes.append(f"{tile.name!r} is sent from {slots} slots in turn")
+        return found.with_ring(ring, slots)
+
+    def _free(self, loop: ir.For, phase: ir.Stmt) -> int:
+        """Bytes of shared memory that a loop's ring can have: what no other tile takes at the same time."""
+        branch = next((s for s in ir.statements(phase) if isinstance(s, ir.IfThenElse) and _has(s, loop)), None)
+        arms = [] if branch is None else [branch.then_case, branch.else_case]
+        arm = next((arm for arm in arms if arm is not None and _has(arm, loop)), None)
+        if arm is not None and not tiles_named(phase, besides=branch) | tiles_named(arm, besides=loop):
+            return self.shared
+        others = tiles_named(phase, besides=loop)
+        return self.shared - SLOTS * sum(bytes_of(b.shape, b.dtype) or self.shared for b in others)
+
+
+def _is_dead_after(loop: ir.For, tile: ir.Buffer, phase: ir.Stmt) -> bool:
+    """Whether the first statement after a loop that names a tile writes all of it, or there is none."""
+    in_order = list(ir.statements(phase))
+    if any(isinstance(s, ir.For | ir.While) and not s.same_as(loop) and _has(s, loop) for s in in_order):
+        return False
+    at = next(i for i, s in enumerate(in_order) if s.same_as(loop)) + len(list(ir.statements(loop)))
+    for stmt in in_order[at:]:
+        is_leaf = not any(True for _ in ir.children(stmt))
+        if is_leaf and tile in tiles_named(stmt, besides=loop):
+            source, target = _copied(stmt)
+            return target is not None and target.same_as(tile) and not source.same_as(tile)
+    return True
+
+
+def _has(stmt: ir.Stmt, loop: ir.For) -> bool:
+    return any(inner.same_as(loop) for inner in ir.statements(stmt))
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """A loop that loads a tile and sends it: its scalars, the load, and what sends."""
+
+    loop: ir.For
+    scalars: tuple[ir.Bind, ...]
+    load: ir.Call
+    sends: tuple[ir.Stmt, ...]
+    copies: tuple[ir.Call, ...]
+    count: int
+
+    @staticmethod
+    def of(loop: ir.For) -> _Sending | None:
+        """A loop as one that only sends; None if it does anything else."""
+        body = flat(loop.body)
+        scalars = [s for s in body if isinstance(s, ir.Bind)]
+        rest = [s for s in body if not isinstance(s, ir.Bind)]
+        if not rest or not all(_is_pure(s.value) for s in scalars) or not _is_load(rest[0]):
+            return None
+        load = rest[0].value
+        tile, _, _ = ir.region_parts(load.args[1])
+        copies: list[ir.Call] = []
+        counts = [_sends(s, tile, copies) for s in rest[1:]]
+        if not copies or None in counts:
+            return None
+        return _Sending(loop, tuple(scalars), load, tuple(rest[1:]), tuple(copies), sum(counts))
+
+    def with_ring(self, ring: ir.Buffer, slots: int) -> ir.Stmt:
+        """The loop, its tile in a slot of the ring."""
+        loop, turn = self.loop, self.loop.loop_var - self.loop.min
+        has_signals = any(Copy.of(call).signal is not None for call in self.copies)
+        before = self._signals(loop.loop_var - slots) if has_signals else []
+        reused = complete((slots - 1) * self.count, tir.sequence(before))
+        body = [
+            *self.scalars,
+            ir.IfThenElse(ir.GE(turn, ir.IntImm("int32", slots)), reused, None),
+            *(_in_slot(stmt, ring, turn % slots) for stmt in (ir.Evaluate(self.load), *self.sends)),
+        ]
+        made = tir.at(ir.For(loop.loop_var, loop.min, loop.extent, loop.kind, tir.sequence(body)), loop)
+        last: list[ir.Stmt] = []
+        if has_signals:
+            number = ir.Var("left", "int32")
+            left = ir.Min(loop.extent, ir.IntImm("int32", slots))
+            signals = tir.sequence(self._signals(loop.min + loop.extent - left + number))
+            last = [ir.For(number, ir.IntImm("int32", 0), left, ir.ForKind.SERIAL, signals)]
+        return tir.sequence([made, complete(0, tir.sequence(last))])
+
+    def _signals(self, turn: ir.PrimExpr) -> list[ir.Stmt]:
+        """The signals of the copies of a turn."""
+        values: dict[ir.Var, ir.PrimExpr] = {self.loop.loop_var: turn}
+        inner = [stmt for send in self.sends for stmt in ir.statements(send)]
+        for scalar in (*self.scalars, *(s for s in inner if isinstance(s, ir.Bind))):
+            values[scalar.var] = ir.substitute(scalar.value, values)
+        alone = [ir.substitute(tir.rewrite(s, enter=_signal_alone), values) for s in self.sends]
+        return [tir.renamed(stmt) for stmt in alone]
+
+
+def _is_pure(value: ir.PrimExpr) -> bool:
+    return ir.is_pure(value) and not ir.contains(value, lambda n: isinstance(n, ir.BufferLoad))
+
+
+def _is_load(stmt: ir.Stmt) -> bool:
+    """Whether a statement copies from device memory into a whole tile in shared memory."""
+    source, target = _copied(stmt)
+    return target is not None and ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"
+
+
+def _copied(stmt: ir.Stmt) -> tuple[ir.Buffer | None, ir.Buffer | None]:
+    """Source and target of a copy into a whole tile; None for other statements."""
+    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    if ir.op_name(call) != "tl.tileop.copy":
+        return None, None
+    (source, _, _), (target, _, extents) = (ir.region_parts(region) for region in call.args[:2])
+    is_whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in target.shape]
+    return (source, target) if is_whole else (None, None)
+
+
+def _sends(stmt: ir.Stmt, tile: ir.Buffer, copies: list[ir.Call]) -> int | None:
+    """How many copies of a tile to peers a statement makes, which it notes; None if it does anything else."""
+    if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.SERIAL:
+        inner = [s for s in flat(stmt.body) if not isinstance(s, ir.Bind)]
+        pure = all(_is_pure(s.value) for s in flat(stmt.body) if isinstance(s, ir.Bind))
+        counts = [_sends(s, tile, copies) for s in inner]
+        times = ir.constant(stmt.extent)
+        return None if not pure or times is None or None in counts else times * sum(counts)
+    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    if ir.op_name(call) != ops.COPY.name or not Copy.of(call).to_peer or not is_bulk_store(call):
+        return None
+    if not ir.region_parts(Copy.of(call).source)[0].same_as(tile):
+        return None
+    copies.append(call)
+    return 1
+
+
+def _in_slot(stmt: ir.Stmt, ring: ir.Buffer, slot: ir.PrimExpr) -> ir.Stmt:
+    """A load or a send with its tile in a slot; signals are left out."""
+
+    def leave(node: Any) -> Any:
+        if ir.op_name(node) == ops.COPY.name:
+            copy = Copy.of(node)
+            alone = tir.recall(node, [_slot_of(copy.source, ring, slot, "r"), copy.target, copy.peer])
+            return noted(alone, NO_SIGNAL)
+        if ir.op_name(node) == "tl.tileop.copy":
+            return tir.recall(node, [node.args[0], _slot_of(node.args[1], ring, slot, "w")])
+        return None
+
+    return tir.rewrite(stmt, leave=leave)
+
+
+def _slot_of(region: ir.Call, ring: ir.Buffer, slot: ir.PrimExpr, access: str) -> ir.Call:
+    _, begins, extents = ir.region_parts(region)
+    return tir.region(ring, [slot, *begins], [1, *extents], access)
+
+
+def _signal_alone(node: Any) -> Any:
+    """The signal of a copy without the copy; scalars have been put in their places."""
+    if isinstance(node, ir.Bind):
+        return tir.sequence([])
+    if not isinstance(node, ir.Evaluate) or ir.op_name(node.value) != ops.COPY.name:
+        return None
+    call, copy = node.value, Copy.of(node.value)
+    if copy.signal is None:
+        return tir.sequence([])
+    notes = {name: call.annotations[name] for name in ("level", "op")}
+    return tir.evaluate(ir.Call(call.dtype, ops.SIGNAL, [copy.signal, copy.value, copy.peer], notes))

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""What a statement of a grid phase is, as far as its order with others matters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang_core import ir, specialise
+from tilelang_core import rewrite as tir
+from tilescale.program import ops
+from tilescale.program.model import Program
+
+_ADDRESSES = ("tirx.address_of", "tirx.tvm_access_ptr", "tl.access_ptr")
+
+_TILE_OP = "tl.tileop."
+_WITHOUT_WORKSPACE = ("tl.tileop.copy", "tl.tileop.fill")
+
+_BULK_BYTES, _BULK_DIMENSIONS = 16, 4
+"""What rows of a bulk copy are multiples of, and the dimensions that it has besides that of devices (PTX ISA)."""
+
+
+def is_pipelined(node: Any) -> bool:
+    """Whether a node is a loop whose loads run ahead."""
+    return isinstance(node, ir.For) and (ir.constant(node.annotations.get(specialise.STAGES, 0)) or 0) > 0
+
+
+def orders(node: Any) -> bool:
+    """Whether a node is an operation whose order with others matters to peers."""
+    name = ir.op_name(node)
+    return name in ops.COLLECTIVES or name in (ops.WAIT.name, ops.SIGNAL.name, ops.COPY.name)
+
+
+def is_wait(stmt: ir.Stmt) -> bool:
+    """Whether a statement is a wait, or a branch that waits and does nothing else."""
+    if isinstance(stmt, ir.IfThenElse) and stmt.else_case is None:
+        return all(is_wait(inner) for inner in flat(stmt.then_case))
+    return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == ops.WAIT.name
+
+
+def acquires(node: Any) -> bool:
+    """Whether a node is a wait, or a collective."""
+    return ir.op_name(node) == ops.WAIT.name or ir.op_name(node) in ops.COLLECTIVES
+
+
+def is_movable(stmt: ir.Stmt) -> bool:
+    """Whether stock TileLang moves a wait into the producer: nothing in it reads registers or shared memory."""
+    return not ir.contains(stmt, lambda n: isinstance(n, ir.BufferLoad) and ir.scope_kind(n.buffer) != "global")
+
+
+def in_device_memory(stmt: ir.Stmt) -> bool:
+    """Whether a statement reads or writes elements of tensors in device memory."""
+    return ir.contains(
+        stmt, lambda n: isinstance(n, ir.BufferLoad | ir.BufferStore) and ir.scope_kind(n.buffer) == "global"
+    )
+
+
+def is_scalar(stmt: ir.Stmt) -> bool:
+    """Whether a statement binds a value that depends on nothing on the chip, or does nothing."""
+    return tir.is_nothing(stmt) or isinstance(stmt, ir.Bind) and is_movable(stmt)
+
+
+def is_fill(stmt: ir.Stmt) -> bool:
+    """Whether a statement fills registers."""
+    if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != "tl.tileop.fill":
+        return False
+    return ir.scope_kind(ir.region_parts(stmt.value.args[0])[0]) == "fragment"
+
+
+def reads_memory(stmt: ir.Stmt) -> bool:
+    """Whether a statement that sets scalars or registers reads memory that others may change."""
+    return isinstance(stmt, ir.Bind) and ir.contains(stmt.value, lambda n: isinstance(n, ir.BufferLoad))
+
+
+def written(stmt: ir.Stmt) -> set[ir.Var]:
+    """Data variables of tensors in device memory that a statement writes, or passes the address of."""
+    found: set[ir.Var] = set()
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, ir.BufferStore):
+            found.add(node.buffer.data)
+        elif ir.op_name(node) == "tl.region":
+            if ir.constant(node.args[1]) != 1:
+                found.add(node.args[0].buffer.data)
+            return node
+        elif isinstance(node, ir.Call) and ir.op_name(node) not in ops.ALL_OPS:
+            loads = [a for a in node.args if isinstance(a, ir.BufferLoad)]
+            found.update(a.buffer.data for a in loads if ir.op_name(node) in _ADDRESSES or not ir.is_pure(node))
+        return None
+
+    tir.rewrite(stmt, enter=visit)
+    return found
+
+
+def ordered_by(program: Program) -> set[ir.Var]:
+    """Which tensors a wait may order: whatever the program writes, on this device or, as all run it, on peers.
+
+    A tensor that no statement writes has its contents from the start of the call on, and no wait speaks of it.
+    """
+    return written(program.func.body)
+
+
+def flat(stmt: ir.Stmt) -> list[ir.Stmt]:
+    """The statements of a list in order; regions that programs or devices around them execute are spliced in."""
+    if isinstance(stmt, ir.SeqStmt) or is_region(stmt):
+        return [inner for child in ir.children(stmt) for inner in flat(child)]
+    return [stmt]
+
+
+def is_region(stmt: ir.Stmt) -> bool:
+    """Whether a statement is a region that units around the program, or programs, execute."""
+    return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == ops.SCALE
+
+
+def tiles_named(stmt: ir.Stmt, besides: ir.Stmt) -> set[ir.Buffer]:
+    """Tiles in shared memory that a statement names, one inner statement left out."""
+    found: set[ir.Buffer] = set()
+
+    def visit(node: object) -> ir.Stmt | None:
+        if isinstance(node, ir.Stmt) and node.same_as(besides):
+            return tir.sequence([])
+        if isinstance(node, ir.BufferLoad | ir.BufferStore) and ir.scope_kind(node.buffer) == "shared":
+            found.add(node.buffer)
+        return None
+
+    tir.rewrite(stmt, enter=visit)
+    return found
+
+
+def writes_tiles(stmt: ir.Stmt) -> bool:
+    """Whether a statement writes shared memory, or may need some for itself, as reductions do."""
+
+    def writes(node: object) -> bool:
+        if isinstance(node, ir.BufferStore):
+            return ir.scope_kind(node.buffer) == "shared"
+        if str(ir.op_name(node)).startswith(_TILE_OP) and ir.op_name(node) not in _WITHOUT_WORKSPACE:
+            return True
+        is_target = ir.op_name(node) == "tl.region" and ir.constant(node.args[1]) != 1
+        return is_target and ir.scope_kind(node.args[0].buffer) == "shared"
+
+    return ir.contains(stmt, writes)
+
+
+def is_bulk_store(call: ir.Call) -> bool:
+    """Whether a copy is one of a whole tile from shared to device memory that a bulk store can make."""
+    (source, _, extents), (target, _, others) = (ir.region_parts(region) for region in call.args[:2])
+    if ir.scope_kind(source) != "shared" or ir.scope_kind(target) != "global" or source.dtype != target.dtype:
+        return False
+    sizes = [ir.constant(n) for n in (*extents, *others, *source.shape, target.shape[-1])]
+    if None in sizes or len(others) > _BULK_DIMENSIONS:
+        return False
+    whole = [ir.constant(n) for n in source.shape] == [ir.constant(n) for n in extents]
+    row = [ir.constant(n) * ir.bits(str(source.dtype)) // 8 for n in (extents[-1], others[-1], target.shape[-1])]
+    return whole and all(size % _BULK_BYTES == 0 for size in row)
