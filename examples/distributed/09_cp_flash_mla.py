@@ -69,7 +69,9 @@ def exchanged(scores, kv, acc):
     # The end of the scale orders too: both have read what came, the next may be sent.
 
 
-def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered, splits=1, stages=1):
+def cp_mla(
+    devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered, splits=1, stages=1
+):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
     `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h. So many blocks split the keys of a device.

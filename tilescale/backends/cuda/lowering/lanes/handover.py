@@ -3,8 +3,8 @@
 
 Why: where only one stage of a tile fits, nothing is loaded while units work on it, unless a part that all have used is
 loaded again while they work on the next one. Before: one unit's statements of an iteration. After: with a wait before
-the first statement that names a part, and an arrival after the last one. Products into the same accumulators are started
-one after another without waiting for each; one whose inner dimension runs over several parts becomes one for each.
+the first statement that names a part, and an arrival after the last one. Products into the same accumulators start one
+after another without waiting for each; one whose inner dimension runs over several parts becomes one for each.
 """
 
 from __future__ import annotations
@@ -36,22 +36,19 @@ def parts_of(lanes: LaneLowering, loop: Loop) -> int:
         return 1
     extent = rows.pop()
     tiles = {tile.data for tile in loop.tiles}
-    named, fitting = [], []
+    named: list[ir.Buffer] = []
+    fitting: list[ir.Call] = []
     for stmt in loop.rest:
         named += [buffer for buffer, _, _ in accesses(stmt) if lanes.holdings.base(buffer) in tiles]
-        fitting += [call for call in _products(stmt) for _ in _fitting(lanes, call, tiles, extent, extent // parts)]
-    return parts if len(named) == 2 * len(fitting) else 1
+        ir.walk(stmt, lambda node: fitting.extend(_fitting(lanes, node, tiles, extent, extent // parts)))
+    return parts if len(named) == 2 * len(fitting) else 1  # a region counts, and the load in it
 
 
-def _products(stmt: ir.Stmt) -> list[ir.Call]:
-    found: list[ir.Call] = []
-    ir.walk(stmt, lambda node: found.append(node) if ir.op_name(node) == _PRODUCT else None)
-    return found
-
-
-def _fitting(lanes: LaneLowering, call: ir.Call, tiles: set[ir.Var], extent: int, part: int) -> list[ir.Call]:
+def _fitting(lanes: LaneLowering, call: Any, tiles: set[ir.Var], extent: int, part: int) -> list[ir.Call]:
     """The operands of a product that are tiles and lie in one part, or can be taken part by part."""
     found: list[ir.Call] = []
+    if ir.op_name(call) != _PRODUCT:
+        return found
     for number, region in enumerate(call.args[:2]):
         buffer, begins, extents = ir.region_parts(region)
         if lanes.holdings.base(buffer) not in tiles:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.lanes.clones import Clone
-from tilescale.backends.cuda.lowering.lanes.holdings import accesses
 from tilescale.backends.cuda.lowering.lanes.handover import Handover, parts_of
+from tilescale.backends.cuda.lowering.lanes.holdings import accesses
 from tilescale.backends.cuda.lowering.lanes.loops import LOADER_THREADS, Loop, architecture, asynchronous
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ class Pipelines:
         def leave(node: Any) -> Any:
             if isinstance(node, ir.BufferLoad) and node.buffer.data in self._rings:
                 ring, (row, *columns) = self._rings[node.buffer.data], node.indices
-                rows = ring.shape[1]
-                return ir.BufferLoad(ring, [ir.simplify(first + row // rows, {}), ir.simplify(row % rows, {}), *columns])
+                at = ir.simplify(first + row // ring.shape[1], {}), ir.simplify(row % ring.shape[1], {})
+                return ir.BufferLoad(ring, [*at, *columns])
             if ir.op_name(node) == "tl.region" and len(node.args) - 2 < len(node.args[0].indices):
                 return tir.recall(node, [*node.args[:2], ir.IntImm("int32", 1), *node.args[2:]])
             return None
