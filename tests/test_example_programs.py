@@ -28,7 +28,7 @@ REFUSED: dict[str, tuple[int, Callable[[ModuleType], Any], str]] = {
 }
 
 PARTS: dict[str, tuple[int, Callable[[ModuleType], Any], str]] = {
-    "keys": (9, lambda m: m.cp_mla(2, 1, 64, 250, 512, 64), "seq=250 is not made of whole parts of 128; 256 would be"),
+    "keys": (9, lambda m: m.cp_mla(2, 1, 64, 250, 512, 64), "seq=250 is not made of whole parts of 256; 256 would be"),
     "heads": (9, lambda m: m.cp_mla(2, 1, 96, 256, 512, 64), "heads=96 is not made of whole parts of 64; 128 would be"),
     "roles": (11, lambda m: m.loader_and_workers(2, 64, 64, 64), "K=64 is not made of whole parts of 128; 128 would"),
     "a ring": (13, lambda m: m.ring_attention(3, 2, 256, 64), "tokens=256 is not made of whole parts of 192; 384"),

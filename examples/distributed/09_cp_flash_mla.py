@@ -29,7 +29,7 @@ import torch
 
 import tilescale.language as T
 
-TILE_H, TILE_N = 64, 64
+TILE_H, TILE_N = 64, 128
 HEADS, DIM, PE_DIM = 64, 512, 64  # as in DeepSeek-V3, with half of its heads
 
 
@@ -42,8 +42,9 @@ def merge(a, b):
 
 
 @T.macro
-def gathered(scores, weights, kv, acc):
+def gathered(scores, kv, acc):
     """The warpgroups gather the weights; each adds the weighted values to its columns of the accumulator."""
+    weights = T.alloc(scores.shape, kv.dtype, level="l1")
     with T.Scale("warpgroup"):
         half = T.view(weights, layout=T.FullCol)
         T.copy(T.view(scores, layout=T.FullCol), half)
@@ -52,12 +53,12 @@ def gathered(scores, weights, kv, acc):
 
 
 @T.macro
-def exchanged(scores, weights, kv, acc):
+def exchanged(scores, kv, acc):
     """The same by hand: each keeps its half of the weights and sends it to the other."""
     with T.Scale("warpgroup") as (wg, wgs):
-        keys = weights.shape[1] // wgs
-        half = T.alloc((weights.shape[0], keys), weights.dtype, level="l1")
-        other = T.alloc((weights.shape[0], keys), weights.dtype, level="l1")
+        rows, keys = scores.shape[0], scores.shape[1] // wgs
+        half = T.alloc((rows, keys), kv.dtype, level="l0")
+        other = T.alloc((rows, keys), kv.dtype, level="l1")
         T.copy(T.view(scores, layout=T.FullCol), half)
         peer = (wg + 1) % wgs
         T.copy(half, other, dst=peer)
@@ -68,7 +69,9 @@ def exchanged(scores, weights, kv, acc):
     # The end of the scale orders too: both have read what came, the next may be sent.
 
 
-def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered, splits=1):
+def cp_mla(
+    devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered, splits=1, stages=1
+):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
     `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h. So many blocks split the keys of a device.
@@ -97,18 +100,17 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N
                 outputs, logsums = attention.of_splits(output, logsum, splits)
             with T.Scale("block"):
                 q = T.alloc((tile_h, dim), "float16", level="l1")
-                q_pe = T.alloc((tile_h, pe_dim), "float16", level="l1")
+                q_pe = T.alloc((tile_h, pe_dim), "float16", level="l0")  # l1 is full
                 kv = T.alloc((tile_n, dim), "float16", level="l1")
                 k_pe = T.alloc((tile_n, pe_dim), "float16", level="l1")
                 scores = T.alloc((tile_h, tile_n), "float32", level="l0")
-                weights = T.alloc((tile_h, tile_n), "float16", level="l1")
                 acc = T.alloc((tile_h, dim), "float32", level="l0")
                 top = T.alloc((tile_h,), "float32", level="l0")
                 total = T.alloc((tile_h,), "float32", level="l0")
                 T.copy(Q_dev[bx, by * tile_h, 0], q)
                 T.copy(Q_pe_dev[bx, by * tile_h, 0], q_pe)
                 attention.begin(top, total, acc)
-                for k in T.Pipelined(keys // tile_n, num_stages=2):
+                for k in T.Pipelined(keys // tile_n, num_stages=stages):
                     first = part * keys + k * tile_n
                     T.copy(KV_dev[bx, first : first + tile_n, 0, :], kv)
                     T.copy(K_pe_dev[bx, first : first + tile_n, 0, :], k_pe)
@@ -117,7 +119,7 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N
                         T.gemm(q, T.view(kv, layout=T.FullRow), mine, transpose_B=True, clear_accum=True)
                         T.gemm(q_pe, T.view(k_pe, layout=T.FullRow), mine, transpose_B=True)
                     attention.softmax_step(scores, top, total, acc, scale, attention.sums_apart)
-                    exchange(scores, weights, kv, acc)
+                    exchange(scores, kv, acc)
                 attention.finish_apart(acc, top, total, scale)
                 T.copy(acc, outputs[part * batch + bx, by * tile_h, 0])
                 T.copy(total, logsums[part * batch + bx, by * tile_h])

@@ -21,6 +21,7 @@ from tilescale.program import ops
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
+    from tilescale.backends.cuda.lowering.lower import GridLowering
     from tilescale.hda import Level
 
 LOADER_THREADS = 128
@@ -63,6 +64,12 @@ class Loop:
         return ir.constant(self.stmt.annotations["num_stages"])
 
 
+def architecture(lowering: GridLowering) -> int:
+    """The major compute capability of a kernel's machine; 0 if nothing says it."""
+    major = lowering.target.machine.identify.architecture.partition(".")[0]
+    return int(major) if major.isdigit() else 0
+
+
 def asynchronous(lanes: LaneLowering, phase: ir.Stmt) -> list[Loop]:
     """The loops of a phase that can run beside a loader, in order."""
     return _Search(lanes, phase).found
@@ -78,10 +85,9 @@ class _Search:
 
     def _has_room(self) -> bool:
         launch = self.lowering.launch
-        major = self.lowering.target.machine.identify.architecture.partition(".")[0]
         threads = launch.thread_count
         fits = threads % LOADER_THREADS == 0 and threads + LOADER_THREADS <= MOST_THREADS
-        modern = major.isdigit() and int(major) >= FIRST_ARCHITECTURE
+        modern = architecture(self.lowering) >= FIRST_ARCHITECTURE
         return modern and fits and launch.threads[1:] == (1, 1) and self.lowering.cluster is None
 
     def _meets_devices(self, node: Any) -> bool:

@@ -19,14 +19,18 @@ from typing import TYPE_CHECKING, Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.lanes.clones import Clone
+from tilescale.backends.cuda.lowering.lanes.handover import Handover, parts_of
 from tilescale.backends.cuda.lowering.lanes.holdings import accesses
-from tilescale.backends.cuda.lowering.lanes.loops import LOADER_THREADS, Loop, asynchronous
+from tilescale.backends.cuda.lowering.lanes.loops import LOADER_THREADS, Loop, architecture, asynchronous
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering, Unit
 
 REGISTERS, LOADER_REGISTERS, MOST_REGISTERS = 65536, 24, 240
 """Of a multiprocessor; of a thread that loads; of a thread that works, at most (they come in steps of 8)."""
+
+ASYNCHRONOUS_PRODUCTS = 9
+"""Compute capability of the processors whose warpgroups start products into registers and wait for them later."""
 
 
 class Pipelines:
@@ -41,6 +45,7 @@ class Pipelines:
         self.loops: list[Loop] = []
         self.barriers: dict[ir.Var, list[ir.PrimExpr]] = {}
         self._rings: dict[ir.Var, ir.Buffer] = {}
+        self._parts: dict[ir.For, int] = {}
         self._handed: dict[ir.For, tuple[ir.Buffer, ir.Buffer]] = {}
 
     def survey(self, phase: ir.Stmt) -> None:
@@ -52,15 +57,18 @@ class Pipelines:
     def _allocate(self, loop: Loop, number: str) -> None:
         """The rings of a loop, and its barriers."""
         tiles = self.lowering.tiles
+        parts = self._parts[loop.stmt] = parts_of(self.lanes, loop)
+        places = loop.stages * parts
         for tile in loop.tiles:
-            shape = [loop.stages, *map(ir.constant, tile.shape)]
+            rows, *columns = map(ir.constant, tile.shape)
+            shape = [places, rows // parts, *columns]
             self._rings[tile.data] = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
             tiles.append(self._rings[tile.data])
         pair = [
-            tir.local_buffer(name + number, [loop.stages], "uint64", "shared.barrier") for name in ("full", "empty")
+            tir.local_buffer(name + number, [places], "uint64", "shared.barrier") for name in ("full", "empty")
         ]
         for barrier, arrivals in zip(pair, (1, self.lanes.whole.threads), strict=True):
-            self.barriers[barrier.data] = [ir.int_node(arrivals)] * loop.stages
+            self.barriers[barrier.data] = [ir.int_node(arrivals)] * places
             tiles.append(barrier)
         self._handed[loop.stmt] = (pair[0], pair[1])
         self._note(loop)
@@ -92,8 +100,13 @@ class Pipelines:
         stage, turn = _turn(loop, step - begin)
         full, empty = self._handed[loop.stmt]
         body = self.lanes.unit_statements(loop.rest, unit, clone, self._kept(loop))
-        steps = [_wait(full, stage, turn), self._on_rings(body, stage), _arrive(empty, stage)]
-        return tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, tir.sequence(steps)), loop.stmt)
+        parts = self._parts[loop.stmt]
+        places = [stage * parts + part for part in range(parts)]
+        waits, arrivals = [_wait(full, at, turn) for at in places], [_arrive(empty, at) for at in places]
+        hand = Handover(waits, arrivals, architecture(self.lowering) == ASYNCHRONOUS_PRODUCTS)
+        steps = hand.over(body, {tile.data: ir.constant(tile.shape[0]) // parts for tile in loop.tiles})
+        body = self._on_rings(tir.sequence(steps), stage * parts)
+        return tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, body), loop.stmt)
 
     def _kept(self, loop: Loop) -> frozenset[ir.Var]:
         """The tiles that no unit writes in a loop."""
@@ -101,12 +114,14 @@ class Pipelines:
         bases = [(self.lanes.holdings.base(buffer), writes) for buffer, _, writes in named]
         return frozenset(base for base, _ in bases) - {base for base, writes in bases if writes}
 
-    def _on_rings(self, stmt: ir.Stmt, stage: Any) -> ir.Stmt:
-        """A statement on one stage of the rings."""
+    def _on_rings(self, stmt: ir.Stmt, first: Any) -> ir.Stmt:
+        """A statement on the places of the rings that begin with `first`."""
 
         def leave(node: Any) -> Any:
             if isinstance(node, ir.BufferLoad) and node.buffer.data in self._rings:
-                return ir.BufferLoad(self._rings[node.buffer.data], [stage, *node.indices])
+                ring, (row, *columns) = self._rings[node.buffer.data], node.indices
+                at = ir.simplify(first + row // ring.shape[1], {}), ir.simplify(row % ring.shape[1], {})
+                return ir.BufferLoad(ring, [*at, *columns])
             if ir.op_name(node) == "tl.region" and len(node.args) - 2 < len(node.args[0].indices):
                 return tir.recall(node, [*node.args[:2], ir.IntImm("int32", 1), *node.args[2:]])
             return None
@@ -132,9 +147,13 @@ class Pipelines:
         begin = ir.substitute(loop.stmt.min, fresh)
         stage, turn = _turn(loop, step - begin)
         full, empty = self._handed[loop.stmt]
-        copies = [self._copy(call, ir.BufferLoad(full, [stage]), stage, fresh) for call in loop.loads]
         elected = tir.call("tl.tl_shuffle_elect", LOADER_THREADS, dtype="bool")
-        issue = ir.IfThenElse(elected, tir.sequence([*copies, _arrive(full, stage)]), None)
+        issued: list[ir.Stmt] = []
+        for part in range(self._parts[loop.stmt]):
+            place = stage * self._parts[loop.stmt] + part
+            copies = [self._copy(call, ir.BufferLoad(full, [place]), place, part, fresh) for call in loop.loads]
+            issue = ir.IfThenElse(elected, tir.sequence([*copies, _arrive(full, place)]), None)
+            issued += [_wait(empty, place, 1 - turn), issue]
 
         def names(inside: bool) -> list[ir.Stmt]:
             return [
@@ -143,16 +162,19 @@ class Pipelines:
                 if (bind in loop.inner) == inside
             ]
 
-        body = tir.sequence([*names(True), _wait(empty, stage, 1 - turn), issue])
+        body = tir.sequence([*names(True), *issued])
         nest = ir.For(step, begin, ir.substitute(loop.stmt.extent, fresh), ir.ForKind.SERIAL, body)
         return self.lowering.stmt(tir.sequence([*names(False), nest]))
 
-    def _copy(self, call: ir.Call, full: ir.BufferLoad, stage: Any, fresh: dict[ir.Var, Any]) -> ir.Stmt:
+    def _copy(self, call: ir.Call, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]) -> ir.Stmt:
         source, begins, extents = ir.region_parts(call.args[0])
         ring = self._rings[ir.region_parts(call.args[1])[0].data]
         box = [ir.constant(n) for n in ring.shape[1:]]
-        target = tir.region(ring, [stage, *[0] * len(box)], [1, *box], "w")
+        target = tir.region(ring, [place, *[0] * len(box)], [1, *box], "w")
         begins = [ir.substitute(b, fresh) if isinstance(b, ir.PrimExpr) else b for b in begins]
+        if ir.constant(ir.region_parts(call.args[1])[0].shape[0]) != box[0]:
+            axis = next(axis for axis, extent in enumerate(extents) if ir.constant(extent) != 1)
+            begins[axis], extents[axis] = begins[axis] + part * box[0], ir.int_node(box[0])
         read = tir.region(source, begins, extents, "r")
         return tir.tile_call("tma_copy", read, target, barrier=full, is_tma_copy=1)
 

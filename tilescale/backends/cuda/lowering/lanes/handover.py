@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: MIT
+"""Hand tiles over between a loader and units in parts, each as early as what a unit does with it allows.
+
+Why: where only one stage of a tile fits, nothing is loaded while units work on it, unless a part that all have used is
+loaded again while they work on the next one. Before: one unit's statements of an iteration. After: with a wait before
+the first statement that names a part, and an arrival after the last one. Products into the same accumulators start one
+after another without waiting for each; one whose inner dimension runs over several parts becomes one for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.lanes.holdings import accesses
+from tilescale.program.layout import Layout
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
+    from tilescale.backends.cuda.lowering.lanes.loops import Loop
+
+ROWS = 16
+"""Rows of a part are a multiple of what one matrix instruction takes of an inner dimension."""
+
+_PRODUCT = "tl.tileop.gemm"
+
+
+def parts_of(lanes: LaneLowering, loop: Loop) -> int:
+    """Into how many parts, along the rows, the tiles of a loop are handed over: one for each unit, or one."""
+    parts = len(lanes.whole.units(loop.level))
+    rows = {ir.constant(tile.shape[0]) for tile in loop.tiles}
+    if loop.stages > 1 or len(rows) > 1 or any(n % (parts * ROWS) for n in rows):
+        return 1
+    extent = rows.pop()
+    tiles = {tile.data for tile in loop.tiles}
+    named: list[ir.Buffer] = []
+    fitting: list[ir.Call] = []
+    for stmt in loop.rest:
+        named += [buffer for buffer, _, _ in accesses(stmt) if lanes.holdings.base(buffer) in tiles]
+        ir.walk(stmt, lambda node: fitting.extend(_fitting(lanes, node, tiles, extent, extent // parts)))
+    return parts if len(named) == 2 * len(fitting) else 1  # a region counts, and the load in it
+
+
+def _fitting(lanes: LaneLowering, call: Any, tiles: set[ir.Var], extent: int, part: int) -> list[ir.Call]:
+    """The operands of a product that are tiles and lie in one part, or can be taken part by part."""
+    found: list[ir.Call] = []
+    if ir.op_name(call) != _PRODUCT:
+        return found
+    for number, region in enumerate(call.args[:2]):
+        buffer, begins, extents = ir.region_parts(region)
+        if lanes.holdings.base(buffer) not in tiles:
+            continue
+        begin, rows = _offset(lanes, buffer, begins[0], part), ir.constant(extents[0])
+        inner = number == 1 and not ir.constant(call.args[4]) and rows == extent
+        if begin is not None and (begin + rows <= part or inner):
+            found.append(region)
+    return found
+
+
+def _offset(lanes: LaneLowering, buffer: ir.Buffer, begin: Any, part: int) -> int | None:
+    """Where in a part a row of a view of a tile lies; None if that is not the same for all units."""
+    views = lanes.holdings.views
+    while buffer.data in views:
+        view = views[buffer.data]
+        layout, share = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block")), ir.constant(view.args[1])
+        if layout.dim == 0 and (layout.block not in (None, share) or share % part):
+            return None
+        buffer, begins, _ = ir.region_parts(view.args[0])
+        begin = begins[0] + begin
+    return ir.constant(ir.simplify(begin % part, {}) if isinstance(begin, ir.PrimExpr) else begin % part)
+
+
+@dataclass(frozen=True)
+class Handover:
+    """How one unit gets and gives back the parts of its tiles.
+
+    Attributes:
+        wait: for each part, the wait until it is there.
+        arrive: for each part, saying that the unit has used it.
+        overlaps: whether products run beside the threads that start them.
+    """
+
+    wait: Sequence[ir.Stmt]
+    arrive: Sequence[ir.Stmt]
+    overlaps: bool
+
+    def over(self, body: ir.Stmt, rows: dict[ir.Var, int]) -> list[ir.Stmt]:
+        """The statements of an iteration, with waits and arrivals.
+
+        Args:
+            rows: of a part of each tile, by its data variable.
+        """
+        stmts = [piece for stmt in _flat(body) for piece in _by_part(stmt, rows)]
+        named = [self._named(stmt, rows) for stmt in stmts]
+        last = {part: number for number, parts in enumerate(named) for part in parts}
+        result: list[ir.Stmt] = []
+        waited: set[int] = set()
+        for run in _chains(stmts) if self.overlaps else [[number] for number in range(len(stmts))]:
+            asked = set().union(*(named[n] for n in run)) - waited
+            waited |= asked
+            result += [self.wait[part] for part in sorted(asked)]
+            free = [[part for part in sorted(last) if last[part] == n] for n in run]
+            result += self._run([stmts[n] for n in run], free)
+        unused = [part for part in range(len(self.wait)) if part not in last]
+        return [*result, *(step for part in unused for step in (self.wait[part], self.arrive[part]))]
+
+    def _run(self, stmts: list[ir.Stmt], free: list[list[int]]) -> list[ir.Stmt]:
+        """Products into the same accumulators, and the parts that are free after each."""
+        if not any(free[:-1]):
+            return [*map(_started, stmts[:-1]), stmts[-1], *(self.arrive[part] for part in free[-1])]
+        result = [*map(_started, stmts)]
+        for number, parts in enumerate(free):
+            if parts or number == len(stmts) - 1:
+                result.append(tir.evaluate(tir.call("tl.wait_wgmma", len(stmts) - 1 - number)))
+                result += [self.arrive[part] for part in parts]
+        return result
+
+    def _named(self, stmt: ir.Stmt, rows: dict[ir.Var, int]) -> set[int]:
+        """The parts that a statement names."""
+        found: set[int] = set()
+        for buffer, indices, _ in accesses(stmt):
+            if buffer.data in rows:
+                row = ir.constant(indices[0])
+                found |= set(range(len(self.wait))) if row is None else {row // rows[buffer.data]}
+        return found
+
+
+def _flat(stmt: ir.Stmt) -> list[ir.Stmt]:
+    return [inner for part in stmt.seq for inner in _flat(part)] if isinstance(stmt, ir.SeqStmt) else [stmt]
+
+
+def _call(stmt: ir.Stmt) -> ir.Call | None:
+    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    return call if ir.op_name(call) == _PRODUCT else None
+
+
+def _by_part(stmt: ir.Stmt, rows: dict[ir.Var, int]) -> list[ir.Stmt]:
+    """A product whose inner dimension runs over several parts as one for each part."""
+    call = _call(stmt)
+    if call is None or ir.constant(call.args[4]):
+        return [stmt]
+    (a, at, box), (b, begins, extents) = (ir.region_parts(region) for region in call.args[:2])
+    part, inner = rows.get(b.data), ir.constant(extents[0])
+    if part is None or inner <= part:
+        return [stmt]
+    axis = len(at) - (2 if ir.constant(call.args[3]) else 1)
+    made: list[ir.Stmt] = []
+    for begin in range(0, inner, part):
+        begin_a = [n + begin if i == axis else n for i, n in enumerate(at)]
+        box_a = [ir.int_node(part) if i == axis else n for i, n in enumerate(box)]
+        one = tir.region(a, begin_a, box_a, "r")
+        other = tir.region(b, [begins[0] + begin, *begins[1:]], [ir.int_node(part), *extents[1:]], "r")
+        clear = call.args[9] if begin == 0 else ir.IntImm("bool", 0)
+        args = [one, other, *call.args[2:7], ir.int_node(part), call.args[8], clear, *call.args[10:]]
+        made.append(tir.at(tir.evaluate(tir.recall(call, args)), stmt))
+    return made
+
+
+def _chains(stmts: list[ir.Stmt]) -> list[list[int]]:
+    """Runs of products into the same accumulators; all other statements are runs of their own."""
+    runs: list[list[int]] = []
+    for number, stmt in enumerate(stmts):
+        call, before = _call(stmt), _call(stmts[runs[-1][-1]]) if runs else None
+        alike = call is not None and before is not None and not ir.constant(call.args[9])
+        if alike and ir.region_parts(call.args[2])[0].same_as(ir.region_parts(before.args[2])[0]):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
+def _started(stmt: ir.Stmt) -> ir.Stmt:
+    """A product that is not waited for."""
+    call = _call(stmt)
+    if call is None:
+        return stmt
+    notes = {**dict(call.annotations or {}), "wg_wait": ir.IntImm("int32", -1)}
+    return tir.at(tir.evaluate(ir.Call(call.dtype, call.op, list(call.args), notes)), stmt)
