@@ -2,12 +2,15 @@
 """Generated text of programs, and the examples' programs."""
 
 import re
+import subprocess
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tilelang
 
 from tests.ladder import EXAMPLES, load
 from tilescale.backends.base import Target
@@ -38,6 +41,20 @@ def source(func: Any, machine: str = "h200-sxm-8") -> str:
     """The checked CUDA text of a traced function."""
     with use_machine(machine):
         return lowered(func, machine).source({})
+
+
+def ptxas(text: str, arch: str = "sm_90a") -> str:
+    """What the assembler says of a text's registers."""
+    root = Path(tilelang.__file__).parent
+    includes = [f"-I{root / 'src'}", f"-I{root / '3rdparty/cutlass/include'}"]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "text.cu"
+        source.write_text(text, encoding="utf-8")
+        command = ["nvcc", f"-arch={arch}", "-std=c++17", "-O3", "-Xptxas", "-v", "--cubin", *includes, str(source)]
+        done = subprocess.run(
+            [*command, "-o", str(Path(folder) / "text.cubin")], check=True, capture_output=True, text=True, timeout=240
+        )
+    return done.stderr
 
 
 def bodies(text: str) -> str:

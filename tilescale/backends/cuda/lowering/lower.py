@@ -145,7 +145,8 @@ class GridLowering(Signature):
         return not branches and fits(self.roles, func, target_for(self.target.machine))
 
     def _rules_out_roles(self) -> bool:
-        return bool(self.ordered or self.lanes.used or (self.sites and not self.roles.specialised))
+        is_left = bool(self.sites or self.roles.tiles) and not self.roles.specialised
+        return bool(self.ordered or self.lanes.used or is_left)
 
     def _in_one_role(self) -> GridLowering:
         """This lowering from its beginning, without producers beside orders."""

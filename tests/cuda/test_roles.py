@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""What the producer of a grid that waits and signals does, and when there is none; registers of what compiles."""
+
+import re
+import shutil
+from typing import Any
+
+import pytest
+
+import tilescale.language as T
+from tests.cuda import overlap_programs as programs
+from tests.cuda.support import bodies, notes, ptxas, source
+
+SMALL = (2048, 512, 512)
+
+
+def told(func: Any) -> list[str]:
+    """What is said of loops and what ends their turns."""
+    return [note for note in notes(func) if not note.startswith("T.copy")]
+
+
+@pytest.mark.parametrize(
+    ("func", "said"),
+    [
+        (lambda: programs.ag_gemm(shape=SMALL), ["T.Pipelined: a producer loads and makes 1 T.wait"]),
+        (
+            lambda: programs.ag_gemm(shape=SMALL, blocks=12, stages=2),
+            [
+                "T.Pipelined: a producer loads and makes 1 T.wait",
+                "1 copies and 0 signals that end a turn are completed in the next one",
+            ],
+        ),
+        (lambda: programs.rs_gemm(shape=SMALL), ["T.Pipelined: a producer loads"]),
+        (
+            lambda: programs.rs_gemm(shape=SMALL, blocks=12, stages=2, direct=True),
+            [
+                "T.Pipelined: a producer loads",
+                "1 copies and 1 signals that end a turn are completed in the next one",
+            ],
+        ),
+        (lambda: programs.put(rows=1024, columns=1024, blocks=8), ["'x' is sent from 3 slots in turn"]),
+        (lambda: programs.put(rows=1024, columns=1024), []),
+        (lambda: programs.put(rows=1024, columns=1024, blocks=8, impl="lsu"), []),
+    ],
+    ids=["ag", "ag persistent", "rs", "rs persistent", "put", "put of one tile", "put by stores"],
+)
+def test_notes_say_which_role_does_what(func: Any, said: list[str]):
+    assert told(func()) == said
+
+
+def waiting(kind: str) -> Any:
+    """A product of tiles that waits, in one of several ways."""
+
+    @T.prim_func
+    def product(
+        A: T.Tensor((512, 256), "bfloat16"), C: T.Tensor((512, 128), "bfloat16"), flags: T.Tensor((8,), "int32")
+    ):
+        with T.Kernel(device=2, block=4, threads=128) as bx:
+            with T.Scale("block"):
+                a = T.alloc((128, 64), "bfloat16", level="l1")
+                b = T.alloc((128, 64), "bfloat16", level="l1")
+                c = T.alloc((128, 128), "float32", level="l0")
+                with T.Scale("device") as (rank, size):
+                    T.clear(c)
+                    if kind == "signal before":
+                        T.signal(flags[0], dst=(rank + 1) % size)
+                    if kind in ("before", "outside"):
+                        T.wait(flags[bx], ">=", 1)
+                    for k in T.Pipelined(4, num_stages=2):
+                        if kind == "each turn":
+                            T.wait(flags[k], ">=", 1)
+                        T.copy(A[bx * 128, k * 64], a)
+                        if kind == "between loads":
+                            T.wait(flags[k], ">=", 1)
+                        T.copy(A[0, k * 64], b)
+                        T.gemm(a, b, c, transpose_B=True)
+                    if kind == "outside":
+                        T.copy(A[0, 0], a)
+                    T.copy(c, C[bx * 128, 0])
+                    T.signal(flags[7], dst=(rank + 1) % size)
+
+    return product
+
+
+@pytest.mark.parametrize(
+    ("kind", "gates", "said"),
+    [
+        ("before", 1, "T.Pipelined: a producer loads and makes 1 T.wait"),
+        ("each turn", 1, "T.Pipelined: a producer loads and makes 1 T.wait"),
+        ("between loads", 0, "it waits, signals or copies to peers after its first load"),
+        ("signal before", 0, "more than waits, scalars and fills stands before it"),
+        ("outside", 0, "a tile that it loads is used outside it too"),
+    ],
+)
+def test_waits_go_where_they_are_right(kind: str, gates: int, said: str):
+    text, found = bodies(source(waiting(kind))), told(waiting(kind))
+    assert text.count("tilescale::wait_by_warp<") == gates
+    assert len(found) == 1 and said in found[0]
+    assert ("tl::tma_load(" in text) == ("producer loads" in said)
+
+
+def persistent(loads: str, waits: bool) -> Any:
+    """Turns that load `loads` and end with a wait, or with a store to it."""
+
+    @T.prim_func
+    def turns(A: T.Tensor((512, 256), "bfloat16"), X: T.Tensor((512, 256), "bfloat16"), flags: T.Tensor((8,), "int32")):
+        with T.Kernel(device=2, block=2, threads=128) as bx:
+            with T.Scale("block"):
+                a = T.alloc((128, 64), "bfloat16", level="l1")
+                c = T.alloc((128, 128), "float32", level="l0")
+                out = T.alloc((128, 128), "bfloat16", level="l1")
+                with T.Scale("device") as (rank, size):
+                    for turn in T.serial(2):
+                        T.clear(c)
+                        for k in T.Pipelined(4, num_stages=2):
+                            T.copy((X if loads == "X" else A)[(turn * 2 + bx) * 128, k * 64], a)
+                            T.gemm(a, a, c, transpose_B=True)
+                        T.copy(c, out)
+                        T.copy(out, X[0, 0], dst=(rank + 1) % size, signal=flags[turn])
+                        if waits:
+                            T.wait(flags[turn], ">=", 2)
+
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("loads", "waits", "said"),
+    [
+        ("A", True, ["T.Pipelined: a producer loads"]),
+        (
+            "A",
+            False,
+            ["T.Pipelined: a producer loads", "0 copies and 1 signals that end a turn are completed in the next one"],
+        ),
+        ("X", True, ["T.Pipelined without a producer: the loop around it writes what it loads"]),
+    ],
+)
+def test_a_producer_runs_ahead_of_nothing_that_it_depends_on(loads: str, waits: bool, said: list[str]):
+    """A signal before a wait is not kept back: peers may wait for it in the same turn."""
+    func = persistent(loads, waits)
+    assert told(func) == said
+    text = bodies(source(func))
+    assert ("tilescale::release<" in text) == any("1 signals" in note for note in said)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: programs.ag_gemm(shape=SMALL),
+        lambda: programs.rs_gemm(shape=SMALL),
+        lambda: programs.ag_gemm_senders(shape=SMALL, blocks=12, senders=4),
+        lambda: programs.put(rows=1024, columns=1024, blocks=8),
+    ],
+    ids=["ag", "rs", "senders", "put"],
+)
+def test_nothing_spills(make: Any):
+    assert re.findall(r"(\d+) bytes spill", ptxas(source(make()))) == ["0", "0"]
