@@ -102,7 +102,7 @@ def decode(batch: int, heads: int, keys: int, device: torch.device) -> Work:
 
         return [q, q_pe, _share(kv, 1), _share(k_pe, 1), out], check
 
-    program = example.cp_mla(world.size, batch, heads, keys, dim, pe)
+    program = example.cp_mla(world.size, batch, heads, keys, dim, pe, splits=2)
     flops, read = 2 * batch * heads * keys * (2 * dim + pe), 2 * batch * keys * (dim + pe)
     return Work(f"MLA decode, {batch} sequences of {keys} keys, {heads} heads", program, fresh, flops, read)
 

@@ -29,7 +29,8 @@ import torch
 
 import tilescale.language as T
 
-TILE_H, TILE_N = 64, 128
+TILE_H = 64
+KEYS = 128  # that a block has in l1 at a time
 HEADS, DIM, PE_DIM = 64, 512, 64  # as in DeepSeek-V3, with half of its heads
 
 
@@ -57,7 +58,7 @@ def exchanged(scores, kv, acc):
     """The same by hand: each keeps its half of the weights and sends it to the other."""
     with T.Scale("warpgroup") as (wg, wgs):
         rows, keys = scores.shape[0], scores.shape[1] // wgs
-        half = T.alloc((rows, keys), kv.dtype, level="l0")
+        half = T.alloc((rows, keys), kv.dtype, level="l1")
         other = T.alloc((rows, keys), kv.dtype, level="l1")
         T.copy(T.view(scores, layout=T.FullCol), half)
         peer = (wg + 1) % wgs
@@ -69,13 +70,14 @@ def exchanged(scores, kv, acc):
     # The end of the scale orders too: both have read what came, the next may be sent.
 
 
-def cp_mla(
-    devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=TILE_N, exchange=gathered, splits=1, stages=1
-):
+def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
     `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h. So many blocks split the keys of a device.
+    A tile has all the keys that fit; half of them if `exchange` needs the room for weights that come and go.
     """
+    tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)
+    stages = 2 if tile_n < KEYS else 1  # of whole tiles: where one fits alone, its halves are loaded in turn
     common.whole("seq", seq, devices * splits * tile_n)
     keys = seq // (devices * splits)
     common.whole("heads", heads, tile_h)
@@ -134,7 +136,7 @@ def cp_mla(
 def main(devices: int, size: int, seed: int) -> None:
     """Decode one token for each of two sequences of about `size` keys, a whole number of tiles on every device."""
     rng = torch.Generator().manual_seed(seed)
-    batch, seq = 2, -(-size // (devices * TILE_N)) * devices * TILE_N
+    batch, seq = 2, -(-size // (devices * KEYS)) * devices * KEYS
     for name, exchange in ("all_gather", gathered), ("copy", exchanged):
         given = [(batch, HEADS, DIM), (batch, HEADS, PE_DIM), (batch, seq, 1, DIM), (batch, seq, 1, PE_DIM)]
         q, q_pe, kv, k_pe = (torch.randn(shape, generator=rng).half() for shape in given)

@@ -6,6 +6,7 @@ clones.py                one unit's text
 holdings.py sharing.py   tiles that units hold copies or parts of, and a unit's part of a statement
 meetings.py              what units do together, through shared memory
 loops.py pipelines.py    pipelined loops beside threads that load ahead
+handover.py              which parts of tiles a unit waits for and gives back, and when
 results.py               sums of two units that are only stored
 registers.py             one array for what sibling units hold of a tile
 ranges.py                one range of threads for each fragment, enough hardware barriers
