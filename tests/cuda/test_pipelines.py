@@ -139,10 +139,54 @@ def test_an_order_of_blocks_holds_for_the_loader_too():
     assert text.index("rasterization2DRow<") < text.index("if (256 <= ((int)threadIdx.x)) {")
 
 
+def attention(**how: Any) -> Any:
+    """One sequence's keys on one device."""
+    return load(NUMBERED[9]).cp_mla(1, 1, 64, 256, 64, 64, **how)
+
+
+def iteration(text: str) -> str:
+    """The loop of the first unit."""
+    units = branches(text)[1]
+    return units[units.index("for (int k_1") : units.index("} else {", units.index("for (int k_1"))]
+
+
 def test_attention_meets_twice_less_than_it_exchanges():
     """Tiles that nobody writes in the loop need no meeting, and the loader's are handed over by its barriers."""
-    text = first_kernel(load(NUMBERED[9]).cp_mla(1, 1, 64, 256, 512, 64))
-    loader, units = branches(text)
-    assert loader.count("tl::tma_load(") == 2
-    first = units[units.index("for (int k_1") :]
-    assert first[: first.index(".arrive();")].count("__sync_thread_partial(15, 256)") == 4
+    text = first_kernel(attention(tile_n=64))
+    assert branches(text)[0].count("tl::tma_load(") == 2
+    assert iteration(text).count("__sync_thread_partial(15, 256)") == 4
+
+
+def test_tiles_of_one_stage_are_handed_over_in_parts():
+    """Each warpgroup scores its part; the first is given back while the second one's values are still added up."""
+    text = first_kernel(attention())
+    loader, _ = branches(text)
+    assert loader.count("tl::tma_load(") == 4
+    assert re.findall(r"(\w+)\[([01])\]\.(?:wait|arrive)", loader) == [
+        ("empty", "0"), ("full", "0"), ("empty", "1"), ("full", "1")
+    ]  # fmt: skip
+    order = re.findall(r"(?:full|empty)\[\d\]|wgmma_[rs]s|wait_wgmma<\d>|warpgroup_wait<\d>", iteration(text))
+    scores = ["full[0]", "wgmma_ss", "wgmma_rs", "warpgroup_wait<0>"]
+    values = ["full[1]", "wgmma_ss", "wgmma_ss", "wait_wgmma<1>", "empty[0]", "wait_wgmma<0>", "empty[1]"]
+    assert order == [*scores, *values]
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"tile_n": 64}, {"exchange": "exchanged"}, {"exchange": "exchanged", "tile_n": 128}]
+)
+def test_attention_means_the_same_in_parts(how: dict[str, Any]):
+    if "exchange" in how:
+        how = {**how, "exchange": getattr(load(NUMBERED[9]), how["exchange"])}
+    q, q_pe, kv, k_pe = (torch.randn(shape).half() for shape in [(1, 64, 64)] * 2 + [(1, 256, 1, 64)] * 2)
+    output = torch.full((1, 64, 64), torch.nan)
+    interpret(attention(**how), [q, q_pe, kv, k_pe, output])
+    both = torch.cat([q, q_pe], -1).double(), torch.cat([kv, k_pe], -1)[:, :, 0].double()
+    weights = (both[0] @ both[1].mT / 128**0.5).softmax(-1)
+    torch.testing.assert_close(output.double(), weights @ kv[:, :, 0].double(), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("exchange", ["gathered", "exchanged"])
+def test_attention_fits(exchange: str):
+    module = load(NUMBERED[9])
+    way = getattr(module, exchange)
+    assert source(module.cp_mla(2, 1, 64, 1024, module.DIM, module.PE_DIM, exchange=way, splits=2))

@@ -64,9 +64,7 @@ class Pipelines:
             shape = [places, rows // parts, *columns]
             self._rings[tile.data] = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
             tiles.append(self._rings[tile.data])
-        pair = [
-            tir.local_buffer(name + number, [places], "uint64", "shared.barrier") for name in ("full", "empty")
-        ]
+        pair = [tir.local_buffer(name + number, [places], "uint64", "shared.barrier") for name in ("full", "empty")]
         for barrier, arrivals in zip(pair, (1, self.lanes.whole.threads), strict=True):
             self.barriers[barrier.data] = [ir.int_node(arrivals)] * places
             tiles.append(barrier)
