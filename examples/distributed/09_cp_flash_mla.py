@@ -29,8 +29,7 @@ import torch
 
 import tilescale.language as T
 
-TILE_H = 64
-KEYS = 128  # that a block has in l1 at a time
+TILE_H, KEYS = 64, 128  # of a tile, at most: all that fits in l1
 HEADS, DIM, PE_DIM = 64, 512, 64  # as in DeepSeek-V3, with half of its heads
 
 
@@ -74,10 +73,8 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, 
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
     `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h. So many blocks split the keys of a device.
-    A tile has all the keys that fit; half of them if `exchange` needs the room for weights that come and go.
     """
-    tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)
-    stages = 2 if tile_n < KEYS else 1  # of whole tiles: where one fits alone, its halves are loaded in turn
+    tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)  # its weights come and go, which takes room
     common.whole("seq", seq, devices * splits * tile_n)
     keys = seq // (devices * splits)
     common.whole("heads", heads, tile_h)
@@ -112,7 +109,7 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, 
                 T.copy(Q_dev[bx, by * tile_h, 0], q)
                 T.copy(Q_pe_dev[bx, by * tile_h, 0], q_pe)
                 attention.begin(top, total, acc)
-                for k in T.Pipelined(keys // tile_n, num_stages=stages):
+                for k in T.Pipelined(keys // tile_n, num_stages=min(KEYS // tile_n, 2)):
                     first = part * keys + k * tile_n
                     T.copy(KV_dev[bx, first : first + tile_n, 0, :], kv)
                     T.copy(K_pe_dev[bx, first : first + tile_n, 0, :], k_pe)
