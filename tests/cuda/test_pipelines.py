@@ -8,11 +8,9 @@ import pytest
 import torch
 
 import tilescale.language as T
-from tests.cuda.support import bodies, notes, program, source
-from tests.cuda.test_lanes import interpret
+from tests.cuda.support import bodies, notes, source
+from tests.cuda.test_lanes import interpret, kernel
 from tests.ladder import NUMBERED, load
-from tilescale.backends.cuda import support
-from tilescale.hda import Machine
 
 M, N, K = 128, 128, 256
 
@@ -125,7 +123,7 @@ def test_a_sum_that_is_only_stored_stays_in_halves(after: Any, exchanges: int):
     ids=str,
 )
 def test_other_loops_are_not_loaded_ahead(declined: dict[str, Any]):
-    lowered = support.lowered_kernels(program(split_product(**declined)), Machine.load("h200-sxm-8"), 1)[0]
+    lowered = kernel(split_product(**declined))
     assert "tma_copy" not in lowered.func.script() and not any("T.Pipelined" in note for note in lowered.notes)
 
 
