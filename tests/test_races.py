@@ -291,7 +291,8 @@ def test_overlapped_gathers_multiply_what_has_arrived(scripts: Callable, way: st
 
 OVERLAPPED_SCATTERS = {
     "queue": lambda p, *shape: p.gemm_rs_queue(*shape, p.Tiling(32, 64, 32, 2), 32),
-    "direct": lambda p, *shape: p.gemm_rs_direct(*shape, p.Tiling(32, 64, 32, 2)),
+    "queue in turns": lambda p, *shape: p.gemm_rs_queue(*shape, p.Tiling(32, 64, 32, 2), 32, 3),
+    "direct": lambda p, *shape: p.gemm_rs_direct(*shape, p.Tiling(32, 64, 32, 2), 3),
 }
 
 

@@ -142,12 +142,14 @@ class ReduceScatter:
     def contenders(self) -> list[Contender]:
         """Libraries, then ours."""
         shape, chunk = (self.size, self.m, self.n, self.k), min(2 * CHUNK_ROWS, self.rows)
+        turns = Tiling(stages=3)  # beside a tile of the result
         return [
             Contender("cublas alone", self.alone),
             Contender("nccl+cublas", self.libraries),
             Contender("symm_mem", self.symm_mem),
             ours("tilescale", lambda: programs.gemm_rs_queue(*shape, Tiling(), chunk), self.own),
-            ours("tilescale direct", lambda: programs.gemm_rs_direct(*shape, Tiling()), self.own),
+            ours("tilescale in turns", lambda: programs.gemm_rs_queue(*shape, turns, chunk, BLOCKS), self.own),
+            ours("tilescale direct", lambda: programs.gemm_rs_direct(*shape, turns, BLOCKS), self.own),
         ]
 
     def draw(self, seed: int) -> Case:

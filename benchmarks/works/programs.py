@@ -188,17 +188,21 @@ def add(total, part):
         total[i, j] += part[i, j]
 
 
-def gemm_rs_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int):
-    """Finished rows of others leave by the copy queue, chunk by chunk; own rows come last, with what has arrived."""
+def gemm_rs_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, blocks: int = 0):
+    """Finished rows of others leave by the copy queue, chunk by chunk; own rows come last, with what has arrived.
+
+    `blocks`: so many that take tiles in turns; 0 for one a tile.
+    """
     rows = M // devices
     tiles_m, tiles_n = rows // t.m, N // t.n
-    chunks, full = rows // chunk, chunk // t.m * tiles_n
+    chunks, full, tiles = rows // chunk, chunk // t.m * tiles_n, devices * tiles_m * tiles_n
+    blocks = blocks or tiles
 
     @T.prim_func
     def gemm_rs_overlapped(
         A: T.Tensor((devices, rows, K), "bfloat16"), B: T.Tensor((N, K), "bfloat16"), C: T.Tensor((rows, N), "bfloat16")
     ):
-        with T.Kernel(device=devices, block=devices * tiles_m * tiles_n, threads=THREADS) as tile:
+        with T.Kernel(device=devices, block=blocks, threads=THREADS) as block:
             parts = T.alloc((devices, rows, N), "bfloat16", level="l2")
             inbox = T.alloc((devices, rows, N), "bfloat16", level="l2")
             done = T.alloc_flags((devices, chunks))
@@ -220,36 +224,39 @@ def gemm_rs_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int):
                 c = T.alloc((t.m, t.n), "float32", level="l0")
                 out = T.alloc((t.m, t.n), "bfloat16", level="l1")
                 with T.Scale("device") as (rank, size):
-                    owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # others' rows first
-                    row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
-                    m, n = row * t.m, column * t.n
-                    multiply(A, owner, m, B, n, a, b, c, K // t.k, t.k, t.stages)
-                    if owner != rank:
-                        T.copy(c, out)
-                        T.copy(out, parts[owner, m, n])
-                        T.signal(done[owner, m // chunk], dst=rank)
-                    else:
-                        for step in T.serial(1, size):
-                            source = (rank + step) % size
-                            T.wait(arrived[source, m // chunk], ">=", 1)
-                            T.copy(inbox[source, m, n], out)
-                            add(c, out)
-                        T.copy(c, out)
-                        T.copy(out, C[m, n])
+                    for turn in T.serial(T.ceildiv(tiles - block, blocks)):
+                        tile = block + turn * blocks
+                        owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # others' rows first
+                        row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
+                        m, n = row * t.m, column * t.n
+                        multiply(A, owner, m, B, n, a, b, c, K // t.k, t.k, t.stages)
+                        if owner != rank:
+                            T.copy(c, out)
+                            T.copy(out, parts[owner, m, n])
+                            T.signal(done[owner, m // chunk])
+                        else:
+                            for step in T.serial(1, size):
+                                source = (rank + step) % size
+                                T.wait(arrived[source, m // chunk], ">=", 1)
+                                T.copy(inbox[source, m, n], out)
+                                add(c, out)
+                            T.copy(c, out)
+                            T.copy(out, C[m, n])
 
     return gemm_rs_overlapped
 
 
-def gemm_rs_direct(devices: int, M: int, N: int, K: int, t: Tiling):
+def gemm_rs_direct(devices: int, M: int, N: int, K: int, t: Tiling, blocks: int):
     """A finished tile of others' rows goes straight to its owner; own rows come last, with what has arrived."""
     rows = M // devices
     tiles_m, tiles_n = rows // t.m, N // t.n
+    tiles = devices * tiles_m * tiles_n
 
     @T.prim_func
     def gemm_rs_by_tiles(
         A: T.Tensor((devices, rows, K), "bfloat16"), B: T.Tensor((N, K), "bfloat16"), C: T.Tensor((rows, N), "bfloat16")
     ):
-        with T.Kernel(device=devices, block=devices * tiles_m * tiles_n, threads=THREADS) as tile:
+        with T.Kernel(device=devices, block=blocks, threads=THREADS) as block:
             inbox = T.alloc((devices, rows, N), "bfloat16", level="l2")
             arrived = T.alloc_flags((devices, tiles_m, tiles_n))
             with T.Scale("block"):
@@ -258,21 +265,23 @@ def gemm_rs_direct(devices: int, M: int, N: int, K: int, t: Tiling):
                 c = T.alloc((t.m, t.n), "float32", level="l0")
                 out = T.alloc((t.m, t.n), "bfloat16", level="l1")
                 with T.Scale("device") as (rank, size):
-                    owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size
-                    row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
-                    m, n = row * t.m, column * t.n
-                    multiply(A, owner, m, B, n, a, b, c, K // t.k, t.k, t.stages)
-                    if owner != rank:
-                        T.copy(c, out)
-                        T.copy(out, inbox[rank, m, n], dst=owner, signal=arrived[rank, row, column])
-                    else:
-                        for step in T.serial(1, size):
-                            source = (rank + step) % size
-                            T.wait(arrived[source, row, column], ">=", 1)
-                            T.copy(inbox[source, m, n], out)
-                            add(c, out)
-                        T.copy(c, out)
-                        T.copy(out, C[m, n])
+                    for turn in T.serial(T.ceildiv(tiles - block, blocks)):
+                        tile = block + turn * blocks
+                        owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size
+                        row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
+                        m, n = row * t.m, column * t.n
+                        multiply(A, owner, m, B, n, a, b, c, K // t.k, t.k, t.stages)
+                        if owner != rank:
+                            T.copy(c, out)
+                            T.copy(out, inbox[rank, m, n], dst=owner, signal=arrived[rank, row, column])
+                        else:
+                            for step in T.serial(1, size):
+                                source = (rank + step) % size
+                                T.wait(arrived[source, row, column], ">=", 1)
+                                T.copy(inbox[source, m, n], out)
+                                add(c, out)
+                            T.copy(c, out)
+                            T.copy(out, C[m, n])
 
     return gemm_rs_by_tiles
 
