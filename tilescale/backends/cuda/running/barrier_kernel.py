@@ -58,9 +58,10 @@ class Meetings:
 
         team = heap.team
         self._kernel = entry(compile(barrier_function(team.size, heap.addresses.stride)))
-        self.words = heap.zeros(team.size, torch.int64)
-        self.everywhere = heap.peers(self.words)
-        self.counts = torch.zeros(2, dtype=torch.int32, device=heap.device)
+        self._instance = heap.zeros(2 * team.size, torch.int64)
+        self.words = self._instance[: team.size]
+        self.everywhere = heap.peers(self._instance)
+        self.counts = torch.zeros(3, dtype=torch.int32, device=heap.device)
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
 
     def meeting(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Work:
@@ -71,7 +72,7 @@ class Meetings:
 
     def clear(self) -> None:
         """Count from zero. Nothing may run on any rank's device."""
-        self.words.zero_()
+        self._instance.zero_()
         self.counts.zero_()
 
 
@@ -91,12 +92,11 @@ def barrier_function(devices: int, stride: int) -> Any:
         purpose: T.int32,
         limit: T.int64,
         site: T.int32,
-        words: T.StridedTensor((devices, devices), (stride // 8, 1), T.int64),
-        counts: T.Tensor((2,), T.int32),
+        words: T.StridedTensor((devices, 2 * devices), (stride // 8, 1), T.int64),
+        counts: T.Tensor((3,), T.int32),
         record: T.Tensor((8,), T.int64),
     ):
         with T.Kernel(1, threads=1, prelude=prelude("rendezvous.cuh")):
-            T.call_extern("handle", "tilescale::drain")
             T.call_extern(
                 "handle",
                 "tilescale::barrier_of_ranks",
