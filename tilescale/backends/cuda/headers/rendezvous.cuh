@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // All ranks meet, when a call begins and when it ends. Stands after sync.cuh.
 //
-// An instance of the words has one for each rank: how often it has met in the upper half, and below what it came for,
-// which must be the same on all ranks (barrier_kernel.py says what). The counts are of this device alone: how often it
-// has met, and how many blocks of the kernel that runs have ended. They are on the device so that a captured launch can
-// be replayed.
+// An instance of the words has two for each rank. The first: how often it has met in the upper half, and below what it
+// came for, which must be the same on all ranks (barrier_kernel.py says what). The second: how many blocks of its grids
+// have left. The counts are of this device alone: how often it has met, how many blocks of each rank had left before,
+// and how many blocks of the running grid have ended. They are on the device so that a captured launch can be replayed.
 #ifndef TILESCALE_RENDEZVOUS_CUH
 #define TILESCALE_RENDEZVOUS_CUH
 
@@ -83,7 +83,9 @@ __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ran
   if (blockIdx.x != 0 || blockIdx.y != 0 || blockIdx.z != 0) return;
   tell_ranks(words, stride, rank, ranks, standing(epoch, purpose));
   const i64* blocks = words + slot * stride + ranks;
-  for (int r = 0; r < ranks; ++r) {
+  for (int i = 0; i < ranks; ++i) {
+    // The own blocks first: they are here while what peers tell is still on its way.
+    int r = rank + i < ranks ? rank + i : rank + i - ranks;
     unsigned seen;
     auto gone = [&] {
       seen = static_cast<unsigned>(load_acquire(blocks + r));

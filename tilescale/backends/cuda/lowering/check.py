@@ -25,7 +25,7 @@ KEEP = re.compile(r"^(\w+) = tilescale::address\(")
 BULK_STORE = re.compile(r"\btl::tma_store\w*\((?!\))")
 DRAIN = "tilescale::drain();"
 COMPLETION = re.compile(r"^tilescale::(drain\(\)|drain_but<\d+>\(\));$")
-DRAINING = re.compile(r"^tilescale::(barrier|leave)\(")
+DRAINING = re.compile(r"^tilescale::(barrier|leave)\(")  # they begin with a drain() of their own
 ACQUIRED = "tilescale::acquired();"
 BLOCK_SYNC = "__syncthreads();"
 SYNC = re.compile(r"^(__syncthreads\(\)|tl::__sync_thread_partial\b.*|__syncwarp\(.*|tl::\w*cluster_sync\(\));$")

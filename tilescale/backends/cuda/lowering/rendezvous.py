@@ -189,8 +189,8 @@ def enclosed(lowering: GridLowering, body: ir.Stmt, meets: Rendezvous) -> ir.Stm
     come = tir.extern("tilescale::come", words, stride, rank, devices, counts, came, record)
     enter = tir.extern("tilescale::enter", words, stride, slot, rank, devices, counts, came, limit, record, begin)
     if meets.exit:
-        limits = limit * EXIT_PATIENCE
-        leave = tir.extern("tilescale::leave", words, stride, slot, rank, devices, counts, goes, limits, record, end)
+        patience = limit * EXIT_PATIENCE
+        leave = tir.extern("tilescale::leave", words, stride, slot, rank, devices, counts, goes, patience, record, end)
         last = published(lowering, tir.evaluate(leave), drains=True)
     else:
         count = tir.extern("tilescale::count", counts, record)

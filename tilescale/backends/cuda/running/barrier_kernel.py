@@ -48,8 +48,10 @@ class Meetings:
     """The meetings of all ranks that one program makes, in the order of its stream.
 
     Attributes:
-        words: on this device, one for each rank; `everywhere`: those of all devices.
-        counts: how often this device has met; how many blocks have left a kernel that meets by itself.
+        words: on this device, where each rank stands.
+        everywhere: those of all devices; in each instance, how many blocks of each rank have left come after them.
+        counts: how often this device has met; how many blocks had left before the kernel that runs; how many of it have
+            ended.
     """
 
     def __init__(self, heap: SymmetricHeap, compile: Callable[[Any], Any]):
