@@ -13,6 +13,8 @@ import pytest
 
 from tilescale.backends.cuda.headers import header
 
+FUNCTIONS = header("sync.cuh") + "\n" + header("rendezvous.cuh")
+
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
 ORDERING = re.compile(
@@ -20,8 +22,6 @@ ORDERING = re.compile(
     r"|\bcp\.async\.bulk[\w.]*(?: \d+)?|\bbar\.warp\.sync|\bsetp\.[lg][te]\.s32"
 )
 """Instructions that order memory operations, and the comparisons of the flags that are waited for."""
-
-FUNCTIONS = header("sync.cuh") + "\n" + header("rendezvous.cuh")
 
 KERNELS = {
     "drain": ("tilescale::drain();", ["cp.async.bulk.wait_group 0", "fence.proxy.async", "fence.acq_rel.sys"]),
@@ -42,10 +42,20 @@ KERNELS = {
     "store_release_u": ("tilescale::store_release((unsigned*)flags, 2u);", ["st.release.sys.global.u32"]),
     "store_release_l": ("tilescale::store_release((long*)flags, 2l);", ["st.release.sys.global.s64"]),
     "store_release_ul": ("tilescale::store_release((unsigned long*)flags, 2ul);", ["st.release.sys.global.u64"]),
+    "store_relaxed": ("tilescale::store_relaxed(flags, 2);", ["st.relaxed.sys.global.s32"]),
+    "store_relaxed_l": ("tilescale::store_relaxed((long*)flags, 2l);", ["st.relaxed.sys.global.s64"]),
+    "add_relaxed_l": ("tilescale::add_relaxed((long*)flags, 2l);", ["red.relaxed.sys.global.add.u64"]),
+    "count": (
+        "tilescale::count(flags, report);",
+        ["ld.volatile.global.u32", "atom.acq_rel.gpu.global.add.u32", "ld.volatile.global.u64", "st.volatile.u64"],
+    ),
     "release_adds": ("tilescale::release<0, int>(at, 1);", ["red.release.sys.global.add.s32"]),
     "release_sets": ("tilescale::release<1, int>(at, 1);", ["st.release.sys.global.s32"]),
 }
 """Name -> the call, and the instructions in their order."""
+
+DRAINED = "cp.async.bulk.wait_group 0 fence.proxy.async fence.acq_rel.sys"
+"""What drain() is."""
 
 CONTAINED = {
     "signal_adds": ("tilescale::signal<0, int>(flags, at, 8, 1, report, 0);", ["red.release.sys.global.add.s32"]),
@@ -60,23 +70,23 @@ CONTAINED = {
     ),
     "barrier": (
         "tilescale::barrier(flags, at, 0, 0, 2, at, flags, limit, report, 0);",
-        ["st.release.sys.global.s32", "ld.acquire.sys.global.s32"],
+        [DRAINED, "st.relaxed.sys.global.s32", "ld.acquire.sys.global.s32"],
     ),
     "barrier_of_ranks": (
         "tilescale::barrier_of_ranks(report, at, 0, 0, 2, flags, 0, limit, report, 0);",
-        ["st.release.sys.global.s64", "ld.acquire.sys.global.s64"],
+        [DRAINED, "st.relaxed.sys.global.s64", "ld.acquire.sys.global.s64"],
     ),
     "come": (
         "tilescale::come(report, at, 0, 2, flags, 0, report);",
-        ["fence.acq_rel.sys", "st.release.sys.global.s64"],
+        ["fence.acq_rel.sys st.relaxed.sys.global.s64"],
     ),
     "enter": (
-        "tilescale::enter(report, at, 0, 2, flags, 0, limit, report, 0);",
+        "tilescale::enter(report, at, 0, 0, 2, flags, 0, limit, report, 0);",
         ["ld.acquire.sys.global.s64"],
     ),
     "leave": (
-        "tilescale::leave<1>(report, at, 0, 0, 2, flags, 0, limit, report, 0);",
-        ["atom.acq_rel.gpu.global.add.u32", "st.release.sys.global.s64", "ld.acquire.sys.global.s64"],
+        "tilescale::leave(report, at, 0, 0, 2, flags, 0, limit, report, 0);",
+        [DRAINED, "red.relaxed.sys.global.add.u64", "ld.acquire.sys.global.s64"],
     ),
 }
 """Functions that report failures too, whose blocks stand in any order: runs of instructions that must be there."""
@@ -86,7 +96,7 @@ CONTAINED = {
 def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """The ordering instructions of a kernel for each function."""
     made = [_kernel(name, call) for name, (call, _) in {**KERNELS, **CONTAINED}.items()]
-    return _instructions("\n".join([FUNCTIONS, *made]), tmp_path_factory.mktemp("ptx"))
+    return _instructions(FUNCTIONS + "\n" + "\n".join(made), tmp_path_factory.mktemp("ptx"))
 
 
 def _kernel(name: str, call: str) -> str:
@@ -118,13 +128,37 @@ def _missing(found: list[str], wanted: list[str]) -> list[str]:
     return [run for run in wanted if f" {run} " not in f" {' '.join(found)} "]
 
 
-@pytest.mark.parametrize("name", sorted(CONTAINED.keys() - {"leave"}))
-def test_nothing_of_a_function_is_relaxed(name: str, ptx: dict[str, list[str]]):
-    """Flags are touched by acquires and releases only; what is volatile are reports, and counts of the own device.
+FENCED = {"barrier", "barrier_of_ranks", "come", "leave"}
+"""Functions that tell several ranks: one fence releases what is stored for all of them."""
 
-    Blocks of one device count their ends among themselves.
-    """
+
+@pytest.mark.parametrize("name", sorted(CONTAINED.keys() - FENCED))
+def test_nothing_of_a_function_is_relaxed(name: str, ptx: dict[str, list[str]]):
+    """Flags are touched by acquires and releases only; what is volatile are reports, and counts of the own device."""
     assert not [found for found in ptx[name] if "relaxed" in found or ".gpu" in found or ".cta" in found]
+
+
+@pytest.mark.parametrize("name", sorted(FENCED))
+def test_what_is_relaxed_is_released_by_a_fence(name: str, ptx: dict[str, list[str]]):
+    """After a fence of the system, at its scope, written only, and before anything is acquired."""
+    assert not _unreleased(ptx[name])
+
+
+def _unreleased(found: list[str]) -> list[str]:
+    """Relaxed writes that no fence releases, and what else is weaker than it has to be."""
+    wrong = [one for one in found if "relaxed" in one and not one.startswith(("st.relaxed.sys", "red.relaxed.sys"))]
+    wrong += [one for one in found if ".gpu" in one or ".cta" in one]
+    relaxed = [i for i, one in enumerate(found) if "relaxed" in one]
+    before, between = found[: relaxed[0]], found[relaxed[0] : relaxed[-1]]
+    if "fence.acq_rel.sys" not in before or [one for one in before if one.startswith("ld.acquire")]:
+        wrong.append(found[relaxed[0]])
+    return wrong + [one for one in between if "relaxed" not in one and not one.startswith("setp")]
+
+
+@pytest.mark.parametrize("name", sorted(FENCED))
+def test_a_lost_fence_is_found(name: str, tmp_path: Path):
+    weak = FUNCTIONS.replace('asm volatile("fence.acq_rel.sys;" ::: "memory");', "")
+    assert _unreleased(_instructions(f"{weak}\n{_kernel(name, CONTAINED[name][0])}", tmp_path)[name])
 
 
 @pytest.mark.parametrize(
@@ -135,6 +169,10 @@ def test_nothing_of_a_function_is_relaxed(name: str, ptx: dict[str, list[str]]):
         ("st.release.sys.global.s32", "st.release.gpu.global.s32", "store_release"),
         ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "drain"),
         ('asm volatile("fence.proxy.async;" ::: "memory");', "", "wait_by_warp"),
+        ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "barrier"),
+        ("st.relaxed.sys.global.s64", "st.relaxed.gpu.global.s64", "come"),
+        ("red.relaxed.sys.global.add.u64", "red.relaxed.gpu.global.add.u64", "leave"),
+        ("ld.acquire.sys.global.s64", "ld.relaxed.sys.global.s64", "leave"),
         ("wait_group 0;", "wait_group.read 0;", "drain"),
         ("__syncwarp();", "", "wait_by_warp"),
     ],

@@ -17,6 +17,7 @@ HEAD = 'extern "C" __global__ void __launch_bounds__(128, 1) k_kernel(const floa
 ONE = "  if (((int)threadIdx.x) == 0) {"
 WAIT = "    tilescale::wait<tilescale::GE, int>((&(F[0])), 0, 8, 1, n, F, 0);"
 SIGNAL = "    tilescale::signal<0, int>((&(F_peers[0])), 0, 8, 1, F, 1);"
+LEAVE = "    tilescale::leave((&(words[0])), 4, 0, 0, 4, F, n, n, F, 3);"
 BARRIER = "    tilescale::barrier((&(F[0])), 4, 0, 4, 0, F, n, F, 2);"
 LOAD, STORE = "  float x = X[((int)threadIdx.x)];", "  Y_peers[((int)threadIdx.x)] = x;"
 SYNC, DRAIN, ACQUIRED = "  __syncthreads();", "  tilescale::drain();", "  tilescale::acquired();"
@@ -137,8 +138,10 @@ FLUSHED = elected(DRAIN, RELEASE)
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL), "}"]),
         "\n".join([HEAD, *elected("    tilescale::drain_but<2>();", "for (;;) {", SIGNAL, "}"), "}"]),
         kept(*FLUSHED, *WAITING, KEEP, after=tuple(FLUSHED)),
+        "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(LEAVE), "}"]),
+        "\n".join([HEAD, ELECT, TMA_STORE, "  }", DRAIN, SYNC, ONE, LEAVE, "  }", "}"]),
     ],
-    ids=["gate", "producer", "unordered loads", "issuer", "some left", "kept"],
+    ids=["gate", "producer", "unordered loads", "issuer", "some left", "kept", "drains itself", "drained by all"],
 )
 def test_texts_with_roles_pass(text: str):
     check_text(text, ahead=frozenset({"X"}))
@@ -159,6 +162,8 @@ def test_texts_with_roles_pass(text: str):
         ),
         ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(SIGNAL, DRAIN), "}"]), "before the stores"),
         ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL)[1:], "}"]), "threads do not meet"),
+        ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(LEAVE)[1:], "}"]), "threads do not meet"),
+        ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(LEAVE, elect=ONE), "}"]), "another thread than the one"),
         (
             "\n".join([HEAD, ELECT.replace("128", "0"), TMA_STORE, "  }", *elected(DRAIN, SIGNAL), "}"]),
             "a signal by another thread than the one that stores in line 3",

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: MIT
 // All ranks meet, when a call begins and when it ends. Stands after sync.cuh.
 //
-// An instance of the words has one for each rank: how often it has met in the upper half, and below what it came for,
-// which must be the same on all ranks (barrier_kernel.py says what). The counts are of this device alone: how often it
-// has met, and how many blocks of the kernel that runs have ended. They are on the device so that a captured launch can
-// be replayed.
+// An instance of the words has two for each rank. The first: how often it has met in the upper half, and below what it
+// came for, which must be the same on all ranks (barrier_kernel.py says what). The second: how many blocks of its grids
+// have left. The counts are of this device alone: how often it has met, how many blocks of each rank had left before,
+// and how many blocks of the running grid have ended. They are on the device so that a captured launch can be replayed.
 #ifndef TILESCALE_RENDEZVOUS_CUH
 #define TILESCALE_RENDEZVOUS_CUH
 
 namespace tilescale {
 
-// One thread: everybody learns that this rank has come for the `epoch`th time, and that what it did before is done.
-__device__ inline void tell_ranks(i64* words, i64 stride, int rank, int ranks, unsigned epoch, int purpose) {
-  i64 word = static_cast<i64>(static_cast<u64>(epoch) << 32 | static_cast<unsigned>(purpose));
-  for (int s = 0; s < ranks; ++s) store_release(words + s * stride + rank, word);
+// What a rank that comes for the `epoch`th time tells.
+__device__ __forceinline__ i64 standing(unsigned epoch, int purpose) {
+  return static_cast<i64>(static_cast<u64>(epoch) << 32 | static_cast<unsigned>(purpose));
 }
 
-// One thread: until all ranks have come as often, for the same.
-__device__ inline void await_ranks(const i64* words, i64 stride, int slot, int ranks, unsigned epoch, int purpose,
-                                   i64 limit, i64* report, int site) {
+// One thread: until all other ranks have come as often, for the same.
+__device__ inline void await_ranks(const i64* words, i64 stride, int slot, int rank, int ranks, unsigned epoch,
+                                   int purpose, i64 limit, i64* report, int site) {
   for (int r = 0; r < ranks; ++r) {
+    if (r == rank) continue;
     u64 seen;
     auto here = [&] {
       seen = static_cast<u64>(load_acquire(words + slot * stride + r));
@@ -37,13 +37,13 @@ __device__ inline void await_ranks(const i64* words, i64 stride, int slot, int r
 // A kernel of one thread.
 __device__ inline void barrier_of_ranks(i64* words, i64 stride, int slot, int rank, int ranks, int* counts, int purpose,
                                         i64 limit, i64* report, int site) {
-  if (!stopped(report)) {
-    unsigned epoch = static_cast<unsigned>(counts[0]) + 1u;
-    counts[0] = static_cast<int>(epoch);
-    tell_ranks(words, stride, rank, ranks, epoch, purpose);
-    await_ranks(words, stride, slot, ranks, epoch, purpose, limit, report, site);
-  }
-  tell_host(report);
+  i64 stop = stopped(report);
+  unsigned epoch = static_cast<unsigned>(counts[0]) + 1u;
+  drain();
+  if (stop) return tell_host(report);
+  tell_ranks(words, stride, rank, ranks, standing(epoch, purpose));
+  counts[0] = static_cast<int>(epoch);
+  await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
 }
 
 // How often this device has met when its kernel begins. It stays so until the last block leaves: all of them know it.
@@ -54,32 +54,58 @@ __device__ __forceinline__ unsigned met_before(const int* counts) {
 // One thread of each block, first of all: the first block tells that this rank has come.
 __device__ inline void come(i64* words, i64 stride, int rank, int ranks, const int* counts, int purpose,
                             const i64* report) {
-  if (blockIdx.x != 0 || blockIdx.y != 0 || blockIdx.z != 0 || stopped(report)) return;
+  if (blockIdx.x != 0 || blockIdx.y != 0 || blockIdx.z != 0) return;
+  i64 stop = stopped(report);
+  unsigned epoch = met_before(counts) + 1u;
   asm volatile("fence.acq_rel.sys;" ::: "memory");
-  tell_ranks(words, stride, rank, ranks, met_before(counts) + 1u, purpose);
+  if (!stop) tell_ranks(words, stride, rank, ranks, standing(epoch, purpose));
 }
 
 // One thread of each block, before the block touches another device.
-__device__ inline void enter(const i64* words, i64 stride, int slot, int ranks, const int* counts, int purpose,
-                             i64 limit, i64* report, int site) {
-  if (stopped(report)) return tell_host(report);
-  await_ranks(words, stride, slot, ranks, met_before(counts) + 1u, purpose, limit, report, site);
+__device__ inline void enter(const i64* words, i64 stride, int slot, int rank, int ranks, const int* counts,
+                             int purpose, i64 limit, i64* report, int site) {
+  i64 stop = stopped(report);
+  unsigned epoch = met_before(counts) + 1u;
+  if (stop) return tell_host(report);
+  await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
 }
 
-// One thread of each block, after drain() by all and a barrier: the last block counts, and if `MEETS` tells and waits.
-template <int MEETS>
+// One thread of each block, after a barrier, and drain() by all others that issued bulk copies: its block is done with
+// the memory of all ranks, and tells them. The first block waits until all blocks of all ranks are, and counts.
 __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ranks, int* counts, int purpose, i64 limit,
                              i64* report, int site) {
-  unsigned ended;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(ended) : "l"(counts + 1) : "memory");
-  if (ended + 1 != gridDim.x * gridDim.y * gridDim.z) return;
-  unsigned epoch = static_cast<unsigned>(counts[0]) + 1u + MEETS;
-  counts[0] = static_cast<int>(epoch);
-  counts[1] = 0;
-  if (MEETS && !stopped(report)) {
-    tell_ranks(words, stride, rank, ranks, epoch, purpose);
-    await_ranks(words, stride, slot, ranks, epoch, purpose, limit, report, site);
+  // They are read while stores drain.
+  i64 stop = stopped(report);
+  unsigned epoch = met_before(counts) + 2u, done = met_before(counts + 1) + gridDim.x * gridDim.y * gridDim.z;
+  drain();
+  if (stop) return tell_host(report);
+  for (int s = 0; s < ranks; ++s) add_relaxed(words + s * stride + ranks + rank, 1);
+  if (blockIdx.x != 0 || blockIdx.y != 0 || blockIdx.z != 0) return;
+  tell_ranks(words, stride, rank, ranks, standing(epoch, purpose));
+  const i64* blocks = words + slot * stride + ranks;
+  for (int i = 0; i < ranks; ++i) {
+    // The own blocks first: they are here while what peers tell is still on its way.
+    int r = rank + i < ranks ? rank + i : rank + i - ranks;
+    unsigned seen;
+    auto gone = [&] {
+      seen = static_cast<unsigned>(load_acquire(blocks + r));
+      return static_cast<int>(seen - done) >= 0;
+    };
+    Outcome outcome = await(gone, limit, report);
+    if (outcome == LATE) fail(report, ABSENT, site, r, epoch, seen);
+    if (outcome != READY) return;
   }
+  counts[0] = static_cast<int>(epoch);
+  counts[1] = static_cast<int>(done);
+}
+
+// The same for a grid after whose last barrier no block touches another device: the last block counts.
+__device__ inline void count(int* counts, const i64* report) {
+  unsigned epoch = met_before(counts) + 1u, blocks = gridDim.x * gridDim.y * gridDim.z, before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counts + 2) : "memory");
+  if (before + 1 != blocks) return;
+  counts[0] = static_cast<int>(epoch);
+  counts[2] = 0;
   tell_host(report);
 }
 

@@ -110,6 +110,16 @@ __device__ __forceinline__ u64 load_acquire(const u64* p) {
   return v;
 }
 
+__device__ __forceinline__ void store_relaxed(int* p, int v) {
+  asm volatile("st.relaxed.sys.global.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_relaxed(i64* p, i64 v) {
+  asm volatile("st.relaxed.sys.global.s64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ void add_relaxed(i64* p, i64 v) {
+  asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
 __device__ __forceinline__ void add_release(int* p, int v) {
   asm volatile("red.release.sys.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
@@ -140,10 +150,12 @@ __device__ __forceinline__ void store_release(u64* p, u64 v) {
 
 enum Outcome { READY, LATE, STOPPED };
 
-// Until `ready()`, the time is up, or a wait has failed somewhere.
+// Until `ready()`, the time is up, or a wait has failed somewhere. Devices in step meet within microseconds: that long
+// nothing but what is waited for is looked at, as each look at the clock or the report delays the next one.
 template <typename Ready>
 __device__ inline Outcome await(Ready ready, i64 limit, const i64* report) {
-  for (int turn = 0; turn < 8; ++turn)
+#pragma unroll 1
+  for (int turn = 0; turn < 64; ++turn)
     if (ready()) return READY;
   i64 begin = now_ns();
   for (unsigned pause = 32;; pause = pause < 256 ? 2 * pause : pause) {
@@ -212,18 +224,30 @@ __device__ inline void release(i64 address, i64 value) {
     add_release(flag, static_cast<V>(value));
 }
 
-// One thread, after drain() by all and a barrier: tell all `ranks` how often this one has been here, then await the same
-// of each. Counter `index` of an instance is a word for each rank; `epochs` counts in device memory, so that a captured
-// launch can be replayed. Differences are taken modulo 2^32: the count may wrap. It waits twice as long as a wait: if a
-// peer does not come because it waits itself, that wait is to fail first, and says why.
+// One thread, directly after its drain(), which releases what is stored here: tell all `ranks` the word of this one.
+// A release for each would wait until the one before has arrived.
+template <typename V>
+__device__ __forceinline__ void tell_ranks(V* words, i64 stride, int rank, int ranks, V word) {
+  for (int s = 0; s < ranks; ++s) store_relaxed(words + s * stride + rank, word);
+}
+
+// One thread, after a barrier, and drain() by all others that issued bulk copies: tell all `ranks` how often this one
+// has been here, then await the same of each. Counter `index` of an instance is a word for each rank; `epochs` counts in
+// device memory, so that a captured launch can be replayed. Differences are taken modulo 2^32: the count may wrap. It
+// waits twice as long as a wait: if a peer does not come because it waits itself, that wait is to fail first, and says
+// why.
 __device__ inline void barrier(int* counters, i64 stride, int slot, int rank, int ranks, i64 index, int* epochs,
                                i64 limit, i64* report, int site) {
-  if (stopped(report)) return tell_host(report);
+  // Both are read while stores drain.
+  i64 stop = stopped(report);
   unsigned epoch = static_cast<unsigned>(epochs[index]) + 1u;
-  epochs[index] = static_cast<int>(epoch);
+  drain();
+  if (stop) return tell_host(report);
   counters += index * ranks;
-  for (int s = 0; s < ranks; ++s) store_release(counters + s * stride + rank, static_cast<int>(epoch));
+  tell_ranks(counters, stride, rank, ranks, static_cast<int>(epoch));
+  epochs[index] = static_cast<int>(epoch);
   for (int r = 0; r < ranks; ++r) {
+    if (r == rank) continue;
     unsigned seen;
     auto here = [&] {
       seen = static_cast<unsigned>(load_acquire(counters + slot * stride + r));

@@ -71,12 +71,12 @@ class WaitRecord:
 
 @dataclass(frozen=True)
 class MeetingWords:
-    """The words by which all ranks meet, on all devices."""
+    """The words by which all ranks meet, on all devices: where each stands, then how many of its blocks have left."""
 
 
 @dataclass(frozen=True)
 class MeetingCounts:
-    """How often this device has met, and how many blocks have left its kernel."""
+    """How often this device has met, how many blocks had left before, and how many of the running kernel have ended."""
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ KERNEL = re.compile(r'^extern "C" __global__ void .*\b(\w+)\((.*)\) \{$')
 BOUNDS = re.compile(r"__launch_bounds__\((\d+)")
 WAIT = re.compile(r"\btilescale::(wait<|barrier\w*\()")
 GATE = re.compile(r"\btilescale::wait_by_warp<")
-SIGNAL = re.compile(r"\btilescale::(signal<|release<|barrier\w*\()")
+SIGNAL = re.compile(r"\btilescale::(signal<|release<|barrier\w*\(|leave\()")
 KEEP = re.compile(r"^(\w+) = tilescale::address\(")
 BULK_STORE = re.compile(r"\btl::tma_store\w*\((?!\))")
 DRAIN = "tilescale::drain();"
 COMPLETION = re.compile(r"^tilescale::(drain\(\)|drain_but<\d+>\(\));$")
+DRAINING = re.compile(r"^tilescale::(barrier|leave)\(")  # they begin with a drain() of their own
 ACQUIRED = "tilescale::acquired();"
 BLOCK_SYNC = "__syncthreads();"
 SYNC = re.compile(r"^(__syncthreads\(\)|tl::__sync_thread_partial\b.*|__syncwarp\(.*|tl::\w*cluster_sync\(\));$")
@@ -216,7 +217,7 @@ def _check_gate(kernel: KernelText, node: Node) -> None:
 def _check_signal(kernel: KernelText, node: Node) -> None:
     """Backwards from a signal: the threads meet, and before that each has completed its stores."""
     guard = _guard(node)
-    if guard is not None and any(COMPLETION.match(inner.text) for inner in guard.children):
+    if guard is not None and any(_completes(inner) for inner in guard.children):
         return _check_issuer(kernel, node, guard)
     met, at = kernel.threads == 1, node
     while at.parent is not None:
@@ -234,9 +235,16 @@ def _check_signal(kernel: KernelText, node: Node) -> None:
     raise kernel.fail("a signal before the stores that it publishes are complete", node)
 
 
+def _completes(node: Node) -> bool:
+    """Whether a thread completes its stores here, unless all threads have done so before they met."""
+    if DRAINING.match(node.text):
+        return DRAIN not in [previous.text for previous in _guard(node).before[:2]]
+    return COMPLETION.match(node.text) is not None
+
+
 def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
     """A signal by the thread that issued all bulk stores: it completes them, after all threads have met."""
-    drain = next(inner for inner in guard.children if COMPLETION.match(inner.text))
+    drain = next(inner for inner in guard.children if _completes(inner))
     if drain.line > node.line:
         raise kernel.fail("a signal before the stores that it publishes are complete", node)
     for between in guard.children[drain.position + 1 :]:

@@ -29,13 +29,17 @@ def signal_kind(flag: ir.Buffer, op: str) -> str:
     return f"{1 if op == 'set' else 0}, {C_TYPES[str(flag.dtype)]}"
 
 
-def published(lowering: GridLowering, body: ir.Stmt) -> ir.Stmt:
-    """`body`, run by one thread after everything that the program wrote is complete at system scope."""
+def published(lowering: GridLowering, body: ir.Stmt, drains: bool = False) -> ir.Stmt:
+    """`body`, run by one thread after everything that the program wrote is complete at system scope.
+
+    `drains`: it begins with a drain() of its own thread.
+    """
     if lowering.is_complete:
         return body
     drain = tir.evaluate(tir.extern("tilescale::drain"))
     if lowering.roles.elects:
-        return tir.sequence([lowering.sync(), _elected(lowering, tir.sequence([drain, body]))])
+        whole = body if drains else tir.sequence([drain, body])
+        return tir.sequence([lowering.sync(), _elected(lowering, whole)])
     return tir.sequence([drain, lowering.sync(), lowering.one_thread(body)])
 
 

@@ -197,4 +197,4 @@ def meet(lowering: GridLowering, what: str) -> ir.Stmt:
         lowering.record(),
         lowering.site(what),
     )
-    return lowering.after_wait(published(lowering, tir.evaluate(arrive)))
+    return lowering.after_wait(published(lowering, tir.evaluate(arrive), drains=True))

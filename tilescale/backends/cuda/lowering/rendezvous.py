@@ -178,8 +178,8 @@ def enclosed(lowering: GridLowering, body: ir.Stmt, meets: Rendezvous) -> ir.Stm
     devices, rank = lowering.target.devices, ir.IntImm("int32", 0)
     for name, size in lowering.target.sizes:
         rank = rank * size + lowering.rank(name)
-    words = tir.address_of(lowering.everywhere(arg.MeetingWords(), "meeting_words", (devices,), "int64"))
-    counts = tir.address_of(lowering.tensor(arg.MeetingCounts(), "meeting_counts", [2], "int32"))
+    words = tir.address_of(lowering.everywhere(arg.MeetingWords(), "meeting_words", (2 * devices,), "int64"))
+    counts = tir.address_of(lowering.tensor(arg.MeetingCounts(), "meeting_counts", [3], "int32"))
     stride, slot = ir.IntImm("int64", lowering.target.stride // 8), lowering.slot(rank)
     limit, record = lowering.limit(), lowering.record()
     begin, end = lowering.site(ENTRY), lowering.site(EXIT)
@@ -187,9 +187,14 @@ def enclosed(lowering: GridLowering, body: ir.Stmt, meets: Rendezvous) -> ir.Stm
     goes = lowering.scalar(arg.Purpose(end), "at_exit", "int32")
 
     come = tir.extern("tilescale::come", words, stride, rank, devices, counts, came, record)
-    enter = tir.extern("tilescale::enter", words, stride, slot, devices, counts, came, limit, record, begin)
-    kind = f"tilescale::leave<{int(meets.exit)}>"
-    leave = tir.extern(kind, words, stride, slot, rank, devices, counts, goes, limit * EXIT_PATIENCE, record, end)
+    enter = tir.extern("tilescale::enter", words, stride, slot, rank, devices, counts, came, limit, record, begin)
+    if meets.exit:
+        patience = limit * EXIT_PATIENCE
+        leave = tir.extern("tilescale::leave", words, stride, slot, rank, devices, counts, goes, patience, record, end)
+        last = published(lowering, tir.evaluate(leave), drains=True)
+    else:
+        count = tir.extern("tilescale::count", counts, record)
+        last = lowering.one_thread(tir.evaluate(count))
     before, after = _until_remote(lowering, body)
     return tir.sequence(
         [
@@ -197,7 +202,7 @@ def enclosed(lowering: GridLowering, body: ir.Stmt, meets: Rendezvous) -> ir.Stm
             *before,
             lowering.after_wait(lowering.one_thread(tir.evaluate(enter))),
             *after,
-            published(lowering, tir.evaluate(leave)),
+            last,
         ]
     )
 

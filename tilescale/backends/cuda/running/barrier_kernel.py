@@ -48,8 +48,10 @@ class Meetings:
     """The meetings of all ranks that one program makes, in the order of its stream.
 
     Attributes:
-        words: on this device, one for each rank; `everywhere`: those of all devices.
-        counts: how often this device has met; how many blocks have left a kernel that meets by itself.
+        words: on this device, where each rank stands.
+        everywhere: those of all devices; in each instance, how many blocks of each rank have left come after them.
+        counts: how often this device has met; how many blocks had left before the kernel that runs; how many of it have
+            ended.
     """
 
     def __init__(self, heap: SymmetricHeap, compile: Callable[[Any], Any]):
@@ -58,9 +60,10 @@ class Meetings:
 
         team = heap.team
         self._kernel = entry(compile(barrier_function(team.size, heap.addresses.stride)))
-        self.words = heap.zeros(team.size, torch.int64)
-        self.everywhere = heap.peers(self.words)
-        self.counts = torch.zeros(2, dtype=torch.int32, device=heap.device)
+        self._instance = heap.zeros(2 * team.size, torch.int64)
+        self.words = self._instance[: team.size]
+        self.everywhere = heap.peers(self._instance)
+        self.counts = torch.zeros(3, dtype=torch.int32, device=heap.device)
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
 
     def meeting(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Work:
@@ -71,7 +74,7 @@ class Meetings:
 
     def clear(self) -> None:
         """Count from zero. Nothing may run on any rank's device."""
-        self.words.zero_()
+        self._instance.zero_()
         self.counts.zero_()
 
 
@@ -91,12 +94,11 @@ def barrier_function(devices: int, stride: int) -> Any:
         purpose: T.int32,
         limit: T.int64,
         site: T.int32,
-        words: T.StridedTensor((devices, devices), (stride // 8, 1), T.int64),
-        counts: T.Tensor((2,), T.int32),
+        words: T.StridedTensor((devices, 2 * devices), (stride // 8, 1), T.int64),
+        counts: T.Tensor((3,), T.int32),
         record: T.Tensor((8,), T.int64),
     ):
         with T.Kernel(1, threads=1, prelude=prelude("rendezvous.cuh")):
-            T.call_extern("handle", "tilescale::drain")
             T.call_extern(
                 "handle",
                 "tilescale::barrier_of_ranks",
