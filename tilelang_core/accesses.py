@@ -28,7 +28,9 @@ _BEYOND = frozenset(("barrier", "dst_block", "cluster_mask"))
 _OF_THREADS = ("tl.", "tirx.ptx_", "tirx.tvm_storage_sync", "tirx.tvm_warp_")
 """Operations that reach nothing but what they are handed."""
 _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
+_TUPLE = "tirx.tvm_tuple"
 _EFFECT = "TCallEffectKind"
+_BREAK = "tl.loop_break"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,11 @@ def _element(buffer: tirx.Buffer, indices: Iterable[Any], mask: int) -> Access:
     return Access(buffer, indices, ones, bool(mask & READS), bool(mask & WRITES))
 
 
+def leaves_loop(node: Any) -> bool:
+    """Whether a node ends the loop around it early."""
+    return isinstance(node, tirx.Call) and isinstance(node.op, ir.Op) and node.op.name == _BREAK
+
+
 class _Reader:
     def __init__(self, found: Found, claims: Callable[[str], bool]):
         self.found, self.claims = found, claims
@@ -128,7 +135,7 @@ class _Reader:
             self._tile_operation(node, overwrites=name in _OVERWRITES)
         elif name.startswith("tl.atomic_"):
             self._atomic(node)
-        elif name and int(node.op.get_attr(_EFFECT) or 0) <= CallEffectKind.ReadState.value:
+        elif name == _TUPLE or name and int(node.op.get_attr(_EFFECT) or 0) <= CallEffectKind.ReadState.value:
             return True
         else:
             self._other(node, name)

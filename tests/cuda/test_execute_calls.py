@@ -329,7 +329,7 @@ def waits_alone(X, Y, flags, rank, size):
         (on_tensors(met_and_copied), BOTH),
         (on_tensors(copied_and_perhaps_met), BOTH),
         (on_tensors(told), BOTH),
-        (on_tensors(waits_alone), INSIDE),
+        (on_tensors(waits_alone), Rendezvous(True, False, inside=True, patience=3)),
         (programs.sum_of_tiles(), NEVER),
         (programs.meeting(), NEVER),
         (programs.put_with_signal(), INSIDE),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What waits order, what signals publish, what may change places, and which rendezvous a call needs."""
+"""What waits order, what signals publish, and what may change places."""
 
 from typing import Any
 
@@ -11,7 +11,6 @@ from tilelang_core import ir
 from tilescale.program.dependence import Dependence, lifetimes
 from tilescale.program.effects import Surroundings, phases
 from tilescale.program.model import GridPhase, Program
-from tilescale.program.rendezvous import needs_rendezvous_at_entry, needs_rendezvous_at_exit
 
 DEVICES, BLOCKS = 2, 4
 
@@ -315,129 +314,3 @@ def test_tiles_live_through_their_views():
     ((phase, _),) = phases(program.body)
     live, data = lifetimes(phase, Surroundings(program)), buffers(program)
     assert live[data["b"]][0] < live[data["a"]][0] == live[data["a"]][1]
-
-
-# -- calls -------------------------------------------------------------------------------------------------------------
-
-
-def rendezvous(func: Any) -> tuple[bool, bool]:
-    """Whether a call needs a rendezvous at its entry and exit."""
-    program = taken_apart(func)
-    entry, leaving = needs_rendezvous_at_entry(program, H200), needs_rendezvous_at_exit(program, H200)
-    assert entry.why and leaving.why
-    return entry.needed, leaving.needed
-
-
-def test_a_program_of_devices_that_do_not_reach_each_other_needs_none():
-    @T.prim_func
-    def f(X: T.Tensor((64,), "float32"), F: T.Tensor((1,), "int32")):
-        with T.Kernel(device=2, block=1, threads=64) as bx:
-            X[bx] = 1.0
-            T.signal(F[0])
-            with T.Scale("device"):
-                T.allreduce(X)
-
-    assert rendezvous(f) == (False, False)
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "needed"),
-    [(True, True, (False, False)), (True, False, (False, True)), (False, True, (True, False))],
-)
-def test_barriers_of_the_program_do_it_too(first: bool, last: bool, needed: tuple[bool, bool]):
-    @T.prim_func
-    def f(X: T.Tensor((64,), "float32")):
-        with T.Kernel(device=2, block=2, threads=64) as bx:
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                tile = T.alloc((32,), "float32")
-                T.clear(tile)
-                if first:
-                    T.barrier()
-                for _ in T.serial(3):
-                    T.copy(tile, X[bx * 32], dst=1 - rank)
-                if last:
-                    T.barrier()
-
-    assert rendezvous(f) == needed
-
-
-@pytest.mark.parametrize(
-    ("case", "needed"),
-    [
-        ("all", False),
-        ("of parts", False),
-        ("too few", True),
-        ("one block", True),
-        ("some blocks", True),
-        ("another index", True),
-        ("not at all", True),
-        ("in a loop", False),
-        ("get", True),
-    ],
-)
-def test_signals_that_are_all_waited_for_need_no_rendezvous_at_the_exit(case: str, needed: bool):
-    @T.prim_func
-    def f(X: T.Tensor((4, 64), "float32")):
-        with T.Kernel(device=2, block=4, threads=64) as bx:
-            F = T.alloc_flags((4,))
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                tile = T.alloc((1, 64), "float32")
-                T.clear(tile)
-                if case == "in a loop":
-                    for _ in T.serial(3):
-                        T.copy(tile, X[bx, 0], dst=1 - rank, signal=F[bx])
-                else:
-                    T.copy(tile, X[bx, 0], dst=1 - rank, signal=F[bx if case == "of parts" else 0])
-                if case in ("all", "too few"):
-                    T.wait(F[0], ">=", 4 if case == "all" else 3)
-                if case == "of parts":
-                    T.wait(F[bx], ">", 0)
-                if case == "one block":
-                    if bx == 0:
-                        T.wait(F[0], ">=", 1)
-                if case == "some blocks":
-                    if bx < 2:
-                        T.wait(F[bx], ">=", 4)
-                    T.signal(F[3], dst=1 - rank)
-                if case == "another index":
-                    T.wait(F[1], ">=", 0)
-                if case == "in a loop":
-                    T.wait(F[bx], ">=", 3)
-                if case == "get":
-                    T.wait(F[0], ">=", 4)
-                    T.copy(X[bx, 0], tile, src=1 - rank)
-
-    assert rendezvous(f) == (True, needed)
-
-
-def test_flags_that_a_caller_passes_may_begin_anywhere():
-    @T.prim_func
-    def f(X: T.Tensor((64,), "float32"), F: T.Tensor((1,), "int32")):
-        with T.Kernel(device=2, block=1, threads=64):
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                tile = T.alloc((64,), "float32")
-                T.clear(tile)
-                T.copy(tile, X, dst=1 - rank, signal=F[0])
-                T.wait(F[0], ">=", 1)
-
-    assert rendezvous(f) == (True, True)
-
-
-@pytest.mark.parametrize(("waits", "needed"), [(True, False), (False, True)])
-def test_a_started_gather_is_over_when_all_its_flags_are_waited_for(waits: bool, needed: bool):
-    @T.prim_func
-    def f(X: T.Tensor((8, 64), "float32"), Y: T.Tensor((16, 64), "float32"), Z: T.Tensor((16, 64), "float32")):
-        with T.Kernel(device=2, block=4, threads=64) as bx:
-            F = T.alloc_flags((2, 2))
-            with T.Scale("device"):
-                T.all_gather(X, Y, signal=F, chunk=4)
-            with T.Scale("block"):
-                tile = T.alloc((4, 64), "float32")
-                if waits:
-                    T.wait(F[bx // 2, bx % 2], ">=", 1)
-                    T.copy(Y[bx * 4, 0], tile)
-                    T.copy(tile, Z[bx * 4, 0])
-            with T.Scale("device"):
-                T.barrier()
-
-    assert rendezvous(f) == (True, needed), "a barrier does not complete what a copy queue does"

@@ -5,6 +5,16 @@ A call promises that what came before it on the host of a device is over before 
 memory, and that nobody touches it any more when the call is over there. Where the program orders this itself, by
 barriers, or by flags that begin at zero and of which each signal is waited for, no rendezvous has to. Collectives bring
 their own order. What a device does with its own memory needs none: its stream is in order.
+
+Why flags are enough at the end. Let a device end call n when its stream has executed all of it, its own waits among it,
+and its copy queue is empty. Then
+
+- what others wrote into its memory in call n is there: each such write is followed by a signal, and as many signals as
+  all devices send to a flag have been waited for, from zero on. None is still under way, neither data nor signal;
+- what it sent itself has been read from its memory: its kernels and its queue are done;
+- nobody touches its memory before it has come to call n + 1, or to another program: whoever does has met it there, at
+  the entry or in a barrier (`needs_rendezvous_at_entry`), and its stream comes there after call n, and after it has
+  zeroed its flags. So signals of call n + 1 are not lost by that, and no inbox is overwritten that call n still reads.
 """
 
 from __future__ import annotations
@@ -19,20 +29,28 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
+from tilelang_core.accesses import leaves_loop
 from tilescale.hda import Machine
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.effects import Access, Awaited, Completion, Effects, Peer, Told
 from tilescale.program.grids import Grid, Unknown, grid_of
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, location
+from tilescale.program.ops import SCALE
 from tilescale.program.waiting import TRIED
 
 
 @dataclass(frozen=True)
 class Need:
-    """Whether a rendezvous is needed, and why or why not, in words for a person."""
+    """Whether a rendezvous is needed.
+
+    Attributes:
+        why: or why not, in words for a person.
+        met: devices meet behind everything anyway: none of them is done while another one still waits.
+    """
 
     needed: bool
     why: str
+    met: bool = False
 
     def __bool__(self) -> bool:
         return self.needed
@@ -61,6 +79,13 @@ def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[
         sizes: units of each launched level, where the program leaves them open.
     """
     graph = Dependence(program, machine)
+    if graph.is_opaque and program.extents:
+        return Need(True, "a function from elsewhere may reach another device's memory, or leave the program")
+    search = _Search(graph, reverse=True)
+    found = search.last()
+    if not isinstance(found, ir.Stmt):
+        why = "devices meet behind all that reaches another one's memory" if search.seen else _ALONE
+        return Need(False, why, met=found == _MET)
     known = {name: ir.constant(extent) or (sizes or {}).get(name) for name, extent in program.extents}
     awaited = frozenset[ir.Var]()
     if len(known) == 1 and None not in known.values():
@@ -70,12 +95,17 @@ def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[
         reads = [a for a in effects.reads if a.at is not None and not a.atomic]
         return bool(effects.tells) and not reads and all(told.flag.root in awaited for told in effects.tells)
 
-    search = _Search(graph, reverse=True, arrives=arrives)
-    found = search.queued()
-    found = search.part(program.body) if found is None else found
+    found = _Search(graph, reverse=True, arrives=arrives).last()
     if isinstance(found, ir.Stmt):
         return Need(True, f"a device may reach another one's memory when the call is over there{_line(found)}")
-    return Need(False, "all that reaches another device's memory is known there to be over" if search.seen else _ALONE)
+    return Need(False, "each device waits for all signals of what reaches its memory")
+
+
+def involves_others(program: Program, machine: Machine) -> bool:
+    """Whether something in a program signals, waits, or reaches another device."""
+    levels = [name for name, _ in program.extents]
+    effects = [step.effects for step in Dependence(program, machine).steps]
+    return any(e.tells or e.awaits or _reaches_out(e, levels) for e in effects)
 
 
 _ALONE = "no device reaches another one's memory"
@@ -94,9 +124,14 @@ class _Search:
     def __init__(self, graph: Dependence, *, reverse: bool, arrives: Callable[[Effects], bool] = lambda effects: False):
         self.graph, self.reverse, self.arrives = graph, reverse, arrives
         self.levels = [name for name, _ in graph.program.extents]
-        self.seen = any(self._reaches_out(step.effects) for step in graph.steps)
+        self.seen = any(_reaches_out(step.effects, self.levels) for step in graph.steps)
 
-    def queued(self) -> ir.Stmt | None:
+    def last(self) -> Any:
+        """What ends the program."""
+        found = self._queued()
+        return self.part(self.graph.program.body) if found is None else found
+
+    def _queued(self) -> ir.Stmt | None:
         """An access of a copy queue that nobody is known to wait for: it goes on behind any meeting."""
         asynchronous = [s for s in self.graph.steps if s.effects.completes is Completion.QUEUED]
         return next((s.stmt for s in asynchronous if not self.arrives(s.effects)), None)
@@ -106,7 +141,9 @@ class _Search:
         if isinstance(part, Launch):
             return self.part(part.body)
         if isinstance(part, DevicePhase | GridPhase):
-            return self.statement(part.stmt)
+            found = self.statement(part.stmt)
+            # A grid that may have no program meets nobody.
+            return None if found == _MET and isinstance(part, GridPhase) and not self._has_programs(part) else found
         if isinstance(part, Control):
             return self._control(part.stmt, [self.part(inner) for inner in part.parts])
         return self._first(self.part, part.parts)
@@ -114,8 +151,13 @@ class _Search:
     def statement(self, stmt: ir.Stmt) -> Any:
         """In a statement."""
         inner = list(ir.children(stmt))
+        if isinstance(stmt, ir.For | ir.While) and ir.contains(stmt, leaves_loop):
+            return stmt if self.seen else None
         if isinstance(stmt, ir.For | ir.While | ir.IfThenElse):
             return self._control(stmt, [self.statement(s) for s in inner])
+        if _is_scale(stmt) and not _by_whole_programs(stmt, self.graph.machine):
+            found = self._first(self.statement, inner)
+            return None if found == _MET else found  # some part of a program has met, or of a cluster
         if inner:
             return self._first(self.statement, inner)
         return self._leaf(stmt)
@@ -141,12 +183,33 @@ class _Search:
         effects = self.graph.names.effects(stmt)
         if effects.opaque and self.levels:
             return stmt
-        if [m.level for m in effects.meets if m.everybody] == self.levels:
+        if [m.level for m in effects.meets if m.everybody] == self.levels and not _is_empty(effects):
             return _MET
-        return stmt if self._reaches_out(effects) and not self.arrives(effects) else None
+        return stmt if _reaches_out(effects, self.levels) and not self.arrives(effects) else None
 
-    def _reaches_out(self, effects: Effects) -> bool:
-        return any(access.at is not None and access.at.level in self.levels for access in effects.accesses)
+    def _has_programs(self, phase: GridPhase) -> bool:
+        launch = next(step.launch for step in self.graph.steps if step.phase is phase)
+        return launch is not None and all((ir.constant(extent) or 0) > 0 for extent in launch.grid)
+
+
+def _reaches_out(effects: Effects, levels: Sequence[str]) -> bool:
+    """Whether a statement accesses memory of another unit of these levels."""
+    return any(access.at is not None and access.at.level in levels for access in effects.accesses)
+
+
+def _is_scale(stmt: ir.Stmt) -> bool:
+    """Whether a statement is a region that units of a level execute."""
+    return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == SCALE
+
+
+def _by_whole_programs(scale: ir.AttrStmt, machine: Machine) -> bool:
+    """Whether a region is executed by programs, or devices, as a whole: not by parts or clusters of them."""
+    return machine.level(str(scale.value.value)).kind in ("unit", "program")
+
+
+def _is_empty(effects: Effects) -> bool:
+    """Whether a collective may have nothing to exchange: then nobody waits for anybody."""
+    return any((ir.constant(n) or 0) <= 0 for access in effects.accesses for n in access.extents or ())
 
 
 class _Arrivals:
@@ -155,6 +218,10 @@ class _Arrivals:
     def __init__(self, graph: Dependence, sizes: Mapping[str, int]):
         self.graph, self.sizes = graph, sizes
         ((self.level, self.devices),) = sizes.items()
+        self._shared: set[int] = set()
+        for step in graph.steps:
+            if _is_scale(step.stmt) and not _by_whole_programs(step.stmt, graph.machine):
+                self._shared |= set(range(step.number, step.number + len(list(ir.statements(step.stmt)))))
 
     def awaited(self) -> frozenset[ir.Var]:
         """Flags of which each device has waited for all signals before its call ends."""
@@ -167,12 +234,13 @@ class _Arrivals:
         wanted: dict[tuple[int, ...], int] = {}
         try:
             for step, device in product(steps, range(self.devices)):
-                events: list[Told | Awaited] = [*step.effects.tells, *step.effects.awaits]
-                if not events:
+                known = [*step.effects.tells, *step.effects.awaits]
+                events: list[Told | Awaited] = [event for event in known if event.flag.root.same_as(flag)]
+                touched = [a for a in step.effects.accesses if a.root.same_as(flag)]
+                if any(all(a is not event.flag for event in events) for a in touched):
                     return False  # it is changed, or looked at, by other means
                 for event in events:
-                    if event.flag.root.same_as(flag):
-                        self._count(step, event, device, told, wanted)
+                    self._count(step, event, device, told, wanted)
         except Unknown:
             return False
         return bool(told) and all(wanted.get(place, 0) >= count for place, count in told.items())
@@ -186,15 +254,16 @@ class _Arrivals:
         wanted: dict[tuple[int, ...], int],
     ) -> None:
         """Add what a step does on one device: for each flag, of (device, index), signals or the number waited for."""
-        if step.phase is None or step.launch is None:
+        if step.phase is None or step.launch is None or step.number in self._shared:
             raise Unknown
         grid = grid_of(step.phase, step.launch, self.graph.machine, self.sizes, {self.level: device})
         if grid is None:
             raise Unknown
-        if isinstance(event, Told) and event.value is None:
-            told.update(self._raised(event.flag, device))
-            return
         for at, runs in _iterations(step, grid):
+            if isinstance(event, Told) and event.value is None:
+                for _ in filter(None, runs):
+                    told.update(self._raised(event.flag, device))
+                continue
             index = [_column(grid, begin, at) for begin in _begins(event.flag)]
             value = _column(grid, event.value, at)
             whose = self._whose(event.flag.at, device, grid, at)
@@ -248,7 +317,7 @@ def _iterations(step: Step, grid: Grid) -> list[tuple[dict[ir.Var, int], list[bo
     for around in step.around:
         following = []
         for at, runs in found:
-            if isinstance(around, ir.While):
+            if isinstance(around, ir.While) or isinstance(around, ir.For) and ir.contains(around, leaves_loop):
                 raise Unknown
             if isinstance(around, ir.For):
                 begin, extent = (np.broadcast_to(grid.value(e, at), (grid.count,)) for e in (around.min, around.extent))

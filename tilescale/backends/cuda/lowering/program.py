@@ -60,7 +60,7 @@ def lower(program: Program, target: Target) -> LoweredProgram:
         UnsupportedError: something that has no lowering, with its line.
     """
     body, planned = plan(program, target)
-    meets = needed(body, target)
+    meets = needed(program, body, target)
     if (meets.entry or meets.exit) and fits_inside(body, target.machine):
         meets = replace(meets, inside=True)
     lowering = _Lowering(program, target, meets)

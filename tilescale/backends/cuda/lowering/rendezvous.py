@@ -17,20 +17,21 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.completion import published
-from tilescale.backends.cuda.lowering.plan import JOIN, HostStep
+from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.hda import Machine
-from tilescale.program import ops
-from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
-from tilescale.program.operations import Barrier, Collective, Copy, Signal, Wait, operation
+from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program, Sequence
+from tilescale.program.operations import Collective, Copy, operation
+from tilescale.program.rendezvous import involves_others, needs_rendezvous_at_entry, needs_rendezvous_at_exit
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.lower import GridLowering
 
 ENTRY, EXIT = "the meeting at its entry", "the meeting at its exit"
 
-EXIT_PATIENCE = 3
-"""How many times as long as a wait the exit takes at most: a rank that hangs in a wait is to fail first, saying why."""
+PATIENCE = 3
+"""How many times as long as a wait a meeting behind it takes at most: a rank that hangs in a wait is to fail first and
+to say why."""
 
 
 @dataclass(frozen=True)
@@ -41,93 +42,50 @@ class Rendezvous:
         entry: all devices have come to the call before any of them touches another one's memory.
         exit: all devices are done with each other's memory before any of them ends the call.
         inside: the program's kernel does it.
+        patience: how many times as long as a wait the entry takes at most. It is the next meeting behind the waits of a
+            call without an exit, unless the program ends with one of its own.
     """
 
     entry: bool
     exit: bool
     inside: bool = False
+    patience: int = 1
 
 
-def needed(body: Part, target: Target) -> Rendezvous:
-    """Which meetings a planned program needs, decided on the safe side.
+def needed(program: Program, body: Part, target: Target) -> Rendezvous:
+    """Which meetings a program needs, of which `body` says how its device phases are executed.
 
-    What must hold: when a call ends on a device, no other device still touches this one's memory, and what was written
-    there is visible; so whatever the device's stream does next is safe, and only a call that touches the memory of
-    others has to know that these have come to it.
+    What the order of accesses needs, `tilescale/program/rendezvous.py` says. Collectives bring their own order, however
+    they are made: those of tiles write to workspaces of their own whose halves alternate, the others end when
+    everybody's part has come.
 
-    *Entry*: something in the program reaches arguments or workspaces of the program on other devices (remote copies,
-    signals, collectives by copy engine), whose owner may still be using them; or it waits for flags, where a call that
-    no other rank makes is to be an error of all; or it runs NCCL, whose waits for ranks that do not come nothing
-    bounds. Collectives of tiles need none: they write to workspaces of their own whose halves alternate, and their
-    waits are bounded.
+    *Entry*: besides, wherever a device reaches another one, tells it something, or waits, even if a barrier of the
+    program comes first. It finds ranks that make no such call, or make it with other tensors, before anything is
+    written into them; and it is by what the watch of the copy queue sees that a replayed graph gets on. Before NCCL,
+    because nothing bounds how long that waits for a rank that does not come.
 
-    *Exit*: some of these (but for collectives, which end when everybody's part has come) is not followed by a barrier
-    of devices that every block, or the device, executes. Waits for flags are no such proof: a flag may have had its
-    value before the call.
+    *Exit*: only if an access of a device to another one's memory is not known there to be over when its own call ends.
+    That it waits for its own copy queue (`JOIN`) is not enough: others' queues write there too. What those do is known
+    by flags alone.
 
     A single device needs neither.
     """
     if target.devices == 1:
         return Rendezvous(False, False)
-    effects = list(_effects(body, target.machine))
-    touches = [i for i, effect in enumerate(effects) if effect == _TOUCHES]
-    met = max((i for i, effect in enumerate(effects) if effect == _MEETS), default=-1)
-    entry = bool(touches) or _GATHERS in effects
-    return Rendezvous(entry, bool(touches) and touches[-1] > met)
+    machine = target.machine
+    entry = needs_rendezvous_at_entry(program, machine).needed
+    entry = entry or involves_others(program, machine) or _has_collective_of_host(body)
+    leaving = needs_rendezvous_at_exit(program, machine, dict(target.sizes))
+    return Rendezvous(entry, leaving.needed, patience=1 if leaving.needed or leaving.met or not entry else PATIENCE)
 
 
-_TOUCHES, _GATHERS, _MEETS = "touches others' memory", "a collective that has to begin together", "a barrier"
-
-
-def _effects(node: Any, machine: Machine) -> Iterator[str]:
-    """What parts, and statements of a grid, do between devices, in order. A barrier counts where nobody can pass it."""
-    if isinstance(node, Launch):
-        yield from _effects(node.body, machine)
-    elif isinstance(node, Sequence):
-        for part in node.parts:
-            yield from _effects(part, machine)
-    elif isinstance(node, Control):
-        for part in node.parts:
-            yield from (effect for effect in _effects(part, machine) if effect != _MEETS)
-    elif isinstance(node, HostStep):
-        yield from _effects_of_step(node, machine)
-    elif isinstance(node, GridPhase):
-        yield from _effects(node.stmt, machine)
-    elif isinstance(node, ir.SeqStmt):
-        for stmt in ir.children(node):
-            yield from _effects(stmt, machine)
-    elif isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE:
-        is_whole = machine.level(str(node.value.value)).kind in ("unit", "program")
-        for effect in _effects(node.body, machine):
-            if is_whole or effect != _MEETS:
-                yield effect
-    elif isinstance(node, ir.Evaluate):
-        yield from _effects_of_call(node.value, machine)
-    else:
-        found: list[Any] = []
-        ir.walk(node, found.append)
-        yield from (e for call in found for e in _effects_of_call(call, machine) if e != _MEETS)
-
-
-def _effects_of_step(step: HostStep, machine: Machine) -> Iterator[str]:
-    if isinstance(step.stmt, ir.Bind):
-        return
-    made = operation(step.call)
-    if step.impl == JOIN:
-        yield _TOUCHES  # what others have started for this device no barrier of theirs waits for
-    elif isinstance(made, Collective):
-        # One that raises flags has not ended when the next statement begins.
-        yield _GATHERS if made.flags is None else _TOUCHES
-    else:
-        yield from _effects_of_call(step.call, machine)
-
-
-def _effects_of_call(node: Any, machine: Machine) -> Iterator[str]:
-    made = operation(node)
-    if isinstance(made, Wait | Signal) or isinstance(made, Copy) and machine.level(made.level).kind == "unit":
-        yield _TOUCHES
-    elif isinstance(made, Barrier) and machine.level(made.level).kind == "unit":
-        yield _MEETS
+def _has_collective_of_host(part: Part) -> bool:
+    """Whether the host starts a collective, which no grid of programs does."""
+    if isinstance(part, HostStep):
+        return not isinstance(part.stmt, ir.Bind) and isinstance(operation(part.call), Collective)
+    if isinstance(part, DevicePhase | GridPhase):
+        return False
+    return any(map(_has_collective_of_host, [part.body] if isinstance(part, Launch) else part.parts))
 
 
 # -- inside a kernel ---------------------------------------------------------------------------------------------------
@@ -186,11 +144,12 @@ def enclosed(lowering: GridLowering, body: ir.Stmt, meets: Rendezvous) -> ir.Stm
     came = lowering.scalar(arg.Purpose(begin, checked=True), "at_entry", "int32")
     goes = lowering.scalar(arg.Purpose(end), "at_exit", "int32")
 
+    patience = limit * meets.patience
     come = tir.extern("tilescale::come", words, stride, rank, devices, counts, came, record)
-    enter = tir.extern("tilescale::enter", words, stride, slot, rank, devices, counts, came, limit, record, begin)
+    enter = tir.extern("tilescale::enter", words, stride, slot, rank, devices, counts, came, patience, record, begin)
     if meets.exit:
-        patience = limit * EXIT_PATIENCE
-        leave = tir.extern("tilescale::leave", words, stride, slot, rank, devices, counts, goes, patience, record, end)
+        longest = limit * PATIENCE
+        leave = tir.extern("tilescale::leave", words, stride, slot, rank, devices, counts, goes, longest, record, end)
         last = published(lowering, tir.evaluate(leave), drains=True)
     else:
         count = tir.extern("tilescale::count", counts, record)

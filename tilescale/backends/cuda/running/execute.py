@@ -260,7 +260,9 @@ class DeviceProgram:
         meets = self._lowered.meets
         if meets.inside or not self._waits:
             return [], []
-        begin = [self.guard.meeting(self._entry, self.memory.digest(call), patience=1)] if meets.entry else []
+        begin: list[Work] = []
+        if meets.entry:
+            begin.append(self.guard.meeting(self._entry, self.memory.digest(call), patience=meets.patience))
         return begin, [self.guard.meeting(self._exit)] if meets.exit else []
 
     def _variables_of(self, values: Sequence[Any]) -> dict[ir.Var, float]:
