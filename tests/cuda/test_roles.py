@@ -143,6 +143,32 @@ def test_a_producer_runs_ahead_of_nothing_that_it_depends_on(loads: str, waits: 
     assert ("tilescale::release<" in text) == any("1 signals" in note for note in said)
 
 
+@pytest.mark.parametrize("signalled", [True, False])
+def test_a_wait_orders_what_is_written_before_its_signal(signalled: bool):
+    """A is written, but later; a flag that the program does not signal may speak of all that is written."""
+
+    @T.prim_func
+    def turns(A: T.Tensor((512, 256), "bfloat16"), flags: T.Tensor((8,), "int32")):
+        with T.Kernel(device=2, block=2, threads=128) as bx:
+            with T.Scale("block"):
+                a = T.alloc((128, 64), "bfloat16", level="l1")
+                c = T.alloc((128, 128), "float32", level="l0")
+                with T.Scale("device") as (rank, size):
+                    for turn in T.serial(2):
+                        T.clear(c)
+                        for k in T.Pipelined(4, num_stages=2):
+                            T.copy(A[(turn * 2 + bx) * 128, k * 64], a)
+                            T.gemm(a, a, c, transpose_B=True)
+                        if signalled:
+                            T.signal(flags[turn], dst=(rank + 1) % size)
+                        T.wait(flags[turn], ">=", 1)
+            with T.Scale("device"):
+                T.fill(A, 0)
+
+    late = ["T.Pipelined without a producer: the loop around it waits for what may order its loads"]
+    assert told(turns) == (["T.Pipelined: a producer loads"] if signalled else late)
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(
     "make",

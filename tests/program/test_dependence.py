@@ -135,6 +135,22 @@ def test_in_a_loop_all_of_it_comes_before():
     assert Dependence(program, H200).ordered_by(call_at(program, "wait")).load(buffers(program)["X"])
 
 
+def test_a_barrier_orders_whatever_anybody_touches():
+    @T.prim_func
+    def f(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32"), Z: T.Tensor((64,), "float32")):
+        with T.Kernel(device=2, block=1, threads=64):
+            with T.Scale("block"), T.Scale("device"):
+                tile = T.alloc((64,), "float32")
+                T.barrier()  # <barrier>
+                T.copy(X, tile)
+                T.copy(tile, Y)
+
+    program = taken_apart(f)
+    data, ordered = buffers(program), Dependence(program, H200).ordered_by(call_at(program, "barrier"))
+    assert ordered.load(data["Y"]) and ordered.store(data["X"])
+    assert not ordered.load(data["X"]) and not ordered.store(data["Z"])
+
+
 def test_an_external_function_may_signal_anything():
     @T.prim_func
     def f(X: T.Tensor((64,), "float32"), F: T.Tensor((1,), "int32")):

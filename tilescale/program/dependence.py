@@ -19,7 +19,7 @@ from tilescale.hda import Machine
 from tilescale.program.asynchronous import owns_a_queue
 from tilescale.program.effects import Access, Completion, Effects, Surroundings
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
-from tilescale.program.operations import Wait
+from tilescale.program.operations import Wait, operation
 from tilescale.program.ops import SCALE
 from tilescale.program.regions import Inside, conflict
 
@@ -126,18 +126,22 @@ class Dependence:
 
     # -- what a wait orders ------------------------------------------------------------------------------------------
 
-    def ordered_by(self, wait: ir.Call) -> Ordered:
+    def ordered_by(self, call: ir.Call) -> Ordered:
         """What the later accesses of a unit that waits must stay behind.
 
         Guaranteed: an access of which `load` or `store` says no may be executed before the wait without changing what
         it reads, or what anybody else reads. That covers what the signallers did before they signalled, also what they
         had learnt from others by waits and barriers. A flag that nothing in the program updates, and any flag of a
-        program with statements of which nothing is known, orders all of device memory.
+        program with statements of which nothing is known, orders all of device memory. After a barrier or collective
+        that is whatever any statement touches.
 
         Args:
-            wait: a call of `tilescale.wait` in terms of this program.
+            call: of `tilescale.wait`, a barrier or a collective, in terms of this program.
         """
-        return self._released(self.names.region(Wait.of(wait).flag, "r").root)
+        made = operation(call)
+        if isinstance(made, Wait):
+            return self._released(self.names.region(made.flag, "r").root)
+        return Ordered(self.names, everything=True) if self.is_opaque else self._after(self.steps)
 
     def _released(self, flag: ir.Var) -> Ordered:
         """What may have happened before an update of a flag."""
@@ -156,7 +160,11 @@ class Dependence:
             found = [s for s in self.steps if any(s is u or self.precedes(s, u) for u in updates)]
             before |= {step.number: step for step in found}
             flags += [awaited.flag.root for step in found for awaited in step.effects.awaits]
-        accesses = [a for step in before.values() for a in step.effects.accesses if self._reaches_others(a)]
+        return self._after(before.values())
+
+    def _after(self, steps: Iterable[Step]) -> Ordered:
+        """What stays behind the end of steps."""
+        accesses = [a for step in steps for a in step.effects.accesses if self._reaches_others(a)]
         written = frozenset(a.root for a in accesses if a.writes)
         return Ordered(self.names, False, written, frozenset(a.root for a in accesses if a.reads))
 

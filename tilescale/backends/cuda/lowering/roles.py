@@ -30,15 +30,14 @@ from tilescale.backends.cuda.lowering.statements import (
     is_region,
     is_scalar,
     is_wait,
-    ordered_by,
     orders,
     reads_memory,
     tiles_named,
-    written,
 )
 from tilescale.hda import Machine
 from tilescale.passes.structure import location
 from tilescale.program import ops
+from tilescale.program.dependence import Dependence
 from tilescale.program.model import Launch, Program
 
 BY_WARP = "by_warp"
@@ -179,6 +178,11 @@ class _Phase:
         if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != ops.SCALE:
             return False
         return self.machine.level(str(node.value.value)).kind == "lanes"
+
+    @cached_property
+    def order(self) -> Dependence:
+        """What stays in order in the program."""
+        return Dependence(self.program, self.machine)
 
     def canonical(self, data: set[ir.Var]) -> set[ir.Var]:
         """Tensors for their views."""
@@ -354,11 +358,27 @@ class _Placement:
 
     def _check_ahead(self, loaded: set[ir.Var]) -> None:
         """The producer begins the next turn of a loop around while the others finish this one."""
-        if loaded & self.phase.canonical(written(self.around)):
+        order = self.phase.order
+        effects = order.names.all_effects(self.around)
+        tensors = {order.names.root(data) for data in loaded}
+        if effects.opaque or tensors & {access.root for access in effects.writes}:
             raise _DeclinedError("the loop around it writes what it loads")
-        waits = ir.contains(self.around, lambda n: acquires(n) and not ir.attribute(n, BY_WARP))
-        if waits and loaded & self.phase.canonical(ordered_by(self.phase.program)):
+        waits: list[ir.Call] = []
+        ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_WARP) else None)
+        if any(_may_order(order, wait, tensor) for wait in waits for tensor in tensors):
             raise _DeclinedError("the loop around it waits for what may order its loads")
+
+
+def _may_order(order: Dependence, wait: ir.Call, tensor: ir.Var) -> bool:
+    """Whether loads of a tensor have to stay behind a wait or collective.
+
+    Flags that nothing in the program signals may speak of all that it writes; what no statement writes has its contents
+    from the start of the call on.
+    """
+    ordered = order.ordered_by(wait)
+    if not ordered.everything or order.is_opaque:
+        return ordered.load(tensor)
+    return any(access.root.same_as(tensor) for step in order.steps for access in step.effects.writes)
 
 
 def _by_warp(node: Any) -> Any:

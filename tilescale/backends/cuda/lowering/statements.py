@@ -8,9 +8,6 @@ from typing import Any
 from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilescale.program import ops
-from tilescale.program.model import Program
-
-_ADDRESSES = ("tirx.address_of", "tirx.tvm_access_ptr", "tl.access_ptr")
 
 _TILE_OP = "tl.tileop."
 _WITHOUT_WORKSPACE = ("tl.tileop.copy", "tl.tileop.fill")
@@ -69,34 +66,6 @@ def is_fill(stmt: ir.Stmt) -> bool:
 def reads_memory(stmt: ir.Stmt) -> bool:
     """Whether a statement that sets scalars or registers reads memory that others may change."""
     return isinstance(stmt, ir.Bind) and ir.contains(stmt.value, lambda n: isinstance(n, ir.BufferLoad))
-
-
-def written(stmt: ir.Stmt) -> set[ir.Var]:
-    """Data variables of tensors in device memory that a statement writes, or passes the address of."""
-    found: set[ir.Var] = set()
-
-    def visit(node: Any) -> Any:
-        if isinstance(node, ir.BufferStore):
-            found.add(node.buffer.data)
-        elif ir.op_name(node) == "tl.region":
-            if ir.constant(node.args[1]) != 1:
-                found.add(node.args[0].buffer.data)
-            return node
-        elif isinstance(node, ir.Call) and ir.op_name(node) not in ops.ALL_OPS:
-            loads = [a for a in node.args if isinstance(a, ir.BufferLoad)]
-            found.update(a.buffer.data for a in loads if ir.op_name(node) in _ADDRESSES or not ir.is_pure(node))
-        return None
-
-    tir.rewrite(stmt, enter=visit)
-    return found
-
-
-def ordered_by(program: Program) -> set[ir.Var]:
-    """Which tensors a wait may order: whatever the program writes, on this device or, as all run it, on peers.
-
-    A tensor that no statement writes has its contents from the start of the call on, and no wait speaks of it.
-    """
-    return written(program.func.body)
 
 
 def flat(stmt: ir.Stmt) -> list[ir.Stmt]:
