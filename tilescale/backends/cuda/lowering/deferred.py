@@ -128,7 +128,7 @@ class Deferral:
         if not self.signals or later.bars_signals or ir.constant(value) is None:
             return None
         variable = tir.local_buffer(f"kept{len(self.kept)}", [1], "int64", "local.var")
-        self.kept.append(Kept(variable, flag, ir.constant(value), op))
+        self.kept.append(Kept(variable, flag, ir.integer(value), op))
         return tir.evaluate(noted(call, len(self.kept) - 1))
 
 

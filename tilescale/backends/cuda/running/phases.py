@@ -178,15 +178,9 @@ def _barrier(own: DeviceProgram, step: HostStep) -> Step:
 def _reduce_op(call: ir.Call) -> Any:
     from torch.distributed import ReduceOp
 
-    op = Collective.of(call).op
-    assert op is not None
-    return {"sum": ReduceOp.SUM, "prod": ReduceOp.PRODUCT, "max": ReduceOp.MAX, "min": ReduceOp.MIN}[op]
-
-
-def _axis(made: Collective) -> int:
-    """The dimension that a collective cuts or joins."""
-    assert made.dim is not None
-    return made.dim
+    return {"sum": ReduceOp.SUM, "prod": ReduceOp.PRODUCT, "max": ReduceOp.MAX, "min": ReduceOp.MIN}[
+        Collective.of(call).reduction
+    ]
 
 
 def _along_first(tensor: torch.Tensor, axis: int) -> torch.Tensor:
@@ -235,7 +229,7 @@ def _on_dense(tensor: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> Wo
 def _from_parts(own: DeviceProgram, step: HostStep, exchange: Callable[..., Any]) -> Step:
     """A collective from one tensor to another: `exchange(out, source, group)` on dense ones cut along the first."""
     made = Collective.of(step.call)
-    source, target, axis = Part(own, made.source), Part(own, made.target), _axis(made)
+    source, target, axis = Part(own, made.source), Part(own, made.target), made.axis
     team = group(own, made.level)
 
     def bind(at: Call) -> list[Work]:
@@ -283,7 +277,7 @@ def _by_copies(own: DeviceProgram, step: HostStep, cut: Callable[[torch.Tensor, 
     """Every device writes into all others, between two meetings: `cut(source, size, peer)` to each."""
     made = Collective.of(step.call)
     source, target = Part(own, made.source), Part(own, made.target)
-    level, axis = made.level, _axis(made)
+    level, axis = made.level, made.axis
     size, rank, meet = dict(own.sizes)[level], own.rank(level), _meeting(own, step)
     target.reached()
 
@@ -307,5 +301,5 @@ def _all_gather_by_copies(own: DeviceProgram, step: HostStep) -> Step:
 
 @runs(ops.ALL_TO_ALL.name, "copy_engine")
 def _all_to_all_by_copies(own: DeviceProgram, step: HostStep) -> Step:
-    axis = _axis(Collective.of(step.call))
+    axis = Collective.of(step.call).axis
     return _by_copies(own, step, lambda given, size, peer: given.chunk(size, axis)[peer])

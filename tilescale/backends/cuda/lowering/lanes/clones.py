@@ -214,7 +214,7 @@ class Clone:
         if not layout.is_replica:
             if self.lanes.holdings.of(base) is not None:
                 return self.lanes.copy_of(base, unit), at
-            share, holder = ir.constant(view.args[1 + layout.dim]), unit.at(ir.attribute(view, "level"))
+            share, holder = ir.integer(view.args[1 + layout.dim]), unit.at(ir.attribute(view, "level"))
             if layout.block in (None, share):
                 at[layout.dim] = at[layout.dim] + holder.number * share
             elif layout.block == 1:

@@ -77,7 +77,7 @@ def accesses(node: Any) -> list[tuple[ir.Buffer, list[Any], bool]]:
             return
         elif ir.op_name(n) == "tl.region":
             load = n.args[0]
-            found.append((load.buffer, list(load.indices), bool(ir.constant(n.args[1]) & 2)))
+            found.append((load.buffer, list(load.indices), bool(ir.integer(n.args[1]) & 2)))
         elif isinstance(n, ir.BufferLoad | ir.BufferStore):
             found.append((n.buffer, list(n.indices), isinstance(n, ir.BufferStore)))
 
@@ -194,7 +194,7 @@ class Holdings:
             ]
             if not whole:
                 raise self.lowering.unsupported(f"a view that splits a part of the fragment {base.name!r}")
-            share = ir.constant(view.args[1 + layout.dim])
+            share = ir.integer(view.args[1 + layout.dim])
             self._hold(base, self._at(level, layout.dim, layout.block not in (None, share)))
             if layout.block not in (None, 1, share):
                 raise self.lowering.unsupported(f"a block-cyclic view of the fragment {base.name!r}")

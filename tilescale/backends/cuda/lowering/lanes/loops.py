@@ -61,7 +61,7 @@ class Loop:
     @property
     def stages(self) -> int:
         """Tiles of a kind that there are."""
-        return ir.constant(self.stmt.annotations["num_stages"])
+        return ir.integer(self.stmt.annotations["num_stages"])
 
 
 def architecture(lowering: GridLowering) -> int:

@@ -113,7 +113,7 @@ def exchange(
 ) -> ir.Stmt:
     """Every unit lays a tile down; then `finish` gets its element at `loops` from all of them."""
     buffer, _, extents = ir.region_parts(region)
-    slots = Slots(lanes, unit, [ir.constant(n) for n in extents], str(buffer.dtype))
+    slots = Slots(lanes, unit, [ir.integer(n) for n in extents], str(buffer.dtype))
     return tir.sequence([slots.put(region), lanes.meet(unit), finish(slots.all(loops)), lanes.meet(unit)])
 
 

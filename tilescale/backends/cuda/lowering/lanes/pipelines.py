@@ -102,7 +102,7 @@ class Pipelines:
         places = [stage * parts + part for part in range(parts)]
         waits, arrivals = [_wait(full, at, turn) for at in places], [_arrive(empty, at) for at in places]
         hand = Handover(waits, arrivals, architecture(self.lowering) == ASYNCHRONOUS_PRODUCTS)
-        steps = hand.over(body, {tile.data: ir.constant(tile.shape[0]) // parts for tile in loop.tiles})
+        steps = hand.over(body, {tile.data: ir.integer(tile.shape[0]) // parts for tile in loop.tiles})
         body = self._on_rings(tir.sequence(steps), stage * parts)
         return tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, body), loop.stmt)
 

@@ -62,7 +62,7 @@ class Share:
         regions = []
         for region, access in zip(call.args[:2], "rw", strict=True):
             buffer, begins, extents = ir.region_parts(region)
-            extents[-1] = ir.constant(extents[-1]) // 2
+            extents[-1] = ir.integer(extents[-1]) // 2
             begins[-1] = begins[-1] + self.unit.number * extents[-1]
             own = self.lanes.copy_of(buffer, self.unit) if access == "r" else buffer
             regions.append(tir.region(own, begins, extents, access))
@@ -85,7 +85,7 @@ class Share:
         if held.cyclic:
             at = ir.simplify((index - self.unit.rank(held.level.name)) // held.count, {})
         else:
-            at = ir.simplify(index - self._begin(held, ir.constant(buffer.shape[held.axis])), {})
+            at = ir.simplify(index - self._begin(held, ir.integer(buffer.shape[held.axis])), {})
         return [at if axis == held.axis else i for axis, i in enumerate(indices)]
 
     def _on_own(self, stmt: ir.Stmt, *, first: bool = True) -> ir.Stmt:
@@ -137,7 +137,7 @@ class Share:
         if mine is not None:
             begins = self._local(mine, buffer, begins)
             buffer = self.lanes.copy_of(buffer, self.unit)
-        access = {1: "r", 2: "w", 3: "rw"}[ir.constant(region.args[1])]
+        access = {1: "r", 2: "w", 3: "rw"}[ir.integer(region.args[1])]
         return tir.region(buffer, begins, extents, access)
 
     def _whole(self, region: ir.Call) -> int:
@@ -184,7 +184,7 @@ class Share:
         held = self._split(ir.region_parts(call.args[0])[0])
         buffer = self.lanes.copy_of(ir.region_parts(call.args[0])[0], self.unit)
         _, begins, extents = ir.region_parts(call.args[0])
-        extents[axis] = ir.int_node(ir.constant(extents[axis]) // held.count)
+        extents[axis] = ir.int_node(ir.integer(extents[axis]) // held.count)
         return tir.evaluate(tir.recall(call, [tir.region(buffer, begins, extents, "w"), call.args[1]]))
 
     def _reduce(self, call: ir.Call) -> ir.Stmt:
@@ -212,7 +212,7 @@ class Share:
         if held.axis is not None:
             self._whole(region)
         own = self.lanes.copy_of(buffer, self.unit)
-        access = {1: "r", 2: "w", 3: "rw"}[ir.constant(region.args[1])]
+        access = {1: "r", 2: "w", 3: "rw"}[ir.integer(region.args[1])]
         _, _, extents = ir.region_parts(region)
         if held.axis is not None:
             extents[held.axis] = own.shape[held.axis]
@@ -256,7 +256,7 @@ class Share:
         cut = self._cut(operand, axis, held)
         regions = [cut, self._share(b)] if by_row else [self._share(a), cut]
         size = 5 if by_row else 6
-        rest = [ir.int_node(ir.constant(n) // held.count) if i == size else n for i, n in enumerate(call.args) if i > 2]
+        rest = [ir.int_node(ir.integer(n) // held.count) if i == size else n for i, n in enumerate(call.args) if i > 2]
         return tir.evaluate(tir.recall(call, [*regions, self._share(c), *rest]))
 
 
