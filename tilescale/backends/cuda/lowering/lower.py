@@ -150,8 +150,9 @@ class GridLowering(Signature):
 
     def _in_one_role(self) -> GridLowering:
         """This lowering from its beginning, without producers beside orders."""
-        fresh: dict[str, Any] = {"parameters": [], "arguments": [], "sites": [], "notes": [], "tiles": []}
-        return replace(self, **fresh, reached=set(), headers=[], libraries={}, cluster=None, ordered=False, may_specialise=False)
+        fresh: dict[str, Any] = {"parameters": [], "arguments": [], "sites": [], "reached": set(), "notes": []}
+        fresh |= {"tiles": [], "headers": [], "libraries": {}, "cluster": None}
+        return replace(self, **fresh, ordered=False, may_specialise=False)
 
     def _lower(self) -> LoweredKernel:
         self.phase, self.where = self.roles.stmt, self.launch.where
