@@ -236,7 +236,9 @@ def _check_signal(kernel: KernelText, node: Node) -> None:
 def _completes(node: Node) -> bool:
     """Whether a thread completes its stores here, unless all threads have done so before they met."""
     if DRAINING.match(node.text):
-        return DRAIN not in [previous.text for previous in _guard(node).before[:2]]
+        guard = _guard(node)
+        assert guard is not None, "one thread completes them"
+        return DRAIN not in [previous.text for previous in guard.before[:2]]
     return COMPLETION.match(node.text) is not None
 
 
