@@ -7,7 +7,7 @@ Passes and interpreters import TIR names from here and nowhere else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tilelang.ir import get_buffer_span, get_stmt_span, span_to_location
@@ -73,9 +73,10 @@ __all__ = [
     "AttrStmt", "Bind", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast", "DeclBuffer", "Div",
     "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm", "Let", "Max", "Min",
     "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
-    "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits", "buffer_location", "children",
-    "constant", "contains", "fingerprint", "int_node", "is_pure", "op_name", "parameters", "proves", "region_parts",
-    "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
+    "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits", "buffer_location", "children", "constant",
+    "constants", "contains", "fingerprint", "int_node", "integer", "is_pure", "op_name", "parameters", "proves",
+    "region_parts", "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses",
+    "variables", "walk",
 ]  # fmt: skip
 
 
@@ -102,6 +103,20 @@ def constant(expr: Any) -> int | None:
         simple = Analyzer().simplify(expr)
         return int(simple.value) if isinstance(simple, IntImm) else None
     return None
+
+
+def integer(expr: Any) -> int:
+    """The value of an expression that is known to be an integer constant."""
+    value = constant(expr)
+    assert value is not None, f"{expr} is not a constant"
+    return value
+
+
+def constants(exprs: Iterable[Any]) -> list[int] | None:
+    """The values of integer constants; None if one of them is not constant."""
+    values = [constant(expr) for expr in exprs]
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None
 
 
 def simplify(expr: PrimExpr, ranges: dict[Var, tuple[Any, Any]]) -> PrimExpr:

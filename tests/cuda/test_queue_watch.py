@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tilescale.backends.cuda.running import stream_memory, timeouts
+from tilescale.backends.cuda.running import queue_watch, stream_memory, timeouts
+from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.queue_watch import Place, Watch
 from tilescale.backends.cuda.running.stream_memory import Condition, Word
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, WaitRecords, decode
@@ -38,6 +39,7 @@ class Records:
 def scene(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A watch whose queue does what it is given at once, up to a wait: `go` lets it on; `released` is what is written
     elsewhere."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: None)
     records, state = Records(), SimpleNamespace(call=0, released=[], queue=[], go=None)
     watch = Watch(records, int(LIMIT_S * 1e9), torch.device("cpu"), lambda: state.call, start=False)
 
@@ -95,6 +97,16 @@ def test_a_graph_that_is_replayed_comes_to_the_same_wait(scene):
     for now in range(100, 120):
         scene.watch.look(now)
     assert len(scene.records.failed) == 1
+
+
+def test_a_guards_watch_sees_that_ranks_meet(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: None)
+    monkeypatch.setattr(queue_watch, "_watch", lambda watch: None)
+    guard = Guard.__new__(Guard)
+    guard._limit_ns, guard._device = 1, torch.device("cpu")
+    guard.records = SimpleNamespace(beside=lambda tensor: tensor.tolist())
+    guard.meetings = SimpleNamespace(words=torch.tensor([3, 4]))
+    assert guard.watch._progress() == [3, 4]
 
 
 def test_a_stopped_program_waits_for_nothing_that_is_queued(scene):

@@ -64,13 +64,11 @@ class Executable:
 
 
 class Lowered(Protocol):
-    """A program as a back end has it, for a target.
+    """A program as a back end has it, for a target."""
 
-    Attributes:
-        notes: which implementations were chosen for its operations, and why.
-    """
-
-    notes: tuple[str, ...]
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which implementations were chosen for its operations, and why."""
 
     def source(self, options: dict[str, Any]) -> str:
         """The generated text; options are those of `tilelang.compile`.

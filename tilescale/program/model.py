@@ -134,7 +134,7 @@ class Launch:
     owners: tuple[tuple[ir.Var, str], ...]
     barriers: tuple[tuple[ir.Var, tuple[int, ...]], ...]
     flags: tuple[ir.Var, ...]
-    notes: tuple[tuple[str, object], ...]
+    notes: tuple[tuple[str, Any], ...]
     body: Part
     where: Location | None = None
 

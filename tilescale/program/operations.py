@@ -186,6 +186,18 @@ class Collective:
         return self.name in ("allreduce", "broadcast") or len(self.tiles) == 1
 
     @property
+    def axis(self) -> int:
+        """The dimension that is split or joined, of one that has it."""
+        assert self.dim is not None
+        return self.dim
+
+    @property
+    def reduction(self) -> str:
+        """The combining operation, of one that has it."""
+        assert self.op is not None
+        return self.op
+
+    @property
     def source(self) -> ir.Call:
         """What each unit brings."""
         return self.tiles[0]

@@ -234,8 +234,8 @@ class _Arrivals:
         wanted: dict[tuple[int, ...], int] = {}
         try:
             for step, device in product(steps, range(self.devices)):
-                known = [*step.effects.tells, *step.effects.awaits]
-                events: list[Told | Awaited] = [event for event in known if event.flag.root.same_as(flag)]
+                known: list[Told | Awaited] = [*step.effects.tells, *step.effects.awaits]
+                events = [event for event in known if event.flag.root.same_as(flag)]
                 touched = [a for a in step.effects.accesses if a.root.same_as(flag)]
                 if any(all(a is not event.flag for event in events) for a in touched):
                     return False  # it is changed, or looked at, by other means

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilescale.errors import AllocationTooLargeError, Location
 from tilescale.hda import Machine
@@ -62,12 +62,8 @@ class Node:
     text: str
     line: int
     parent: Node | None = None
-    children: list[Node] | None = None
-
-    @property
-    def is_block(self) -> bool:
-        """Whether it has statements inside."""
-        return self.children is not None
+    children: list[Node] = field(default_factory=list)
+    is_block: bool = False
 
     @property
     def around(self) -> list[Node]:
@@ -91,7 +87,8 @@ class Node:
     @property
     def position(self) -> int:
         """Which of its siblings it is."""
-        return next(i for i, node in enumerate(self.parent.children) if node is self)
+        siblings = self.parent.children if self.parent is not None else []
+        return next(i for i, node in enumerate(siblings) if node is self)
 
     @property
     def by_thread(self) -> bool:
@@ -102,7 +99,7 @@ class Node:
         """All statements in it, in order."""
         if not self.is_block:
             yield self
-        for child in self.children or ():
+        for child in self.children:
             yield from child.leaves()
 
 
@@ -185,6 +182,7 @@ def _role(node: Node) -> tuple[int, ...]:
 def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
     """After a wait all threads of its branch meet and order their bulk copies, and nobody else loads in bulk."""
     at = node if kernel.threads == 1 else _guard(node)
+    assert at is not None, "_check_guard comes first"
     following = [n for n in at.after if n.is_block or not n.text.startswith("#pragma")]
     if following and SYNC.match(following[0].text):
         following = following[1:]
@@ -230,7 +228,7 @@ def _check_signal(kernel: KernelText, node: Node) -> None:
             _check_harmless(kernel, previous, node)
         at = at.parent
         if at.text.startswith(("for", "while", "do")):
-            for inner in at.children or ():
+            for inner in at.children:
                 _check_harmless(kernel, inner, node)
     raise kernel.fail("a signal before the stores that it publishes are complete", node)
 
@@ -238,7 +236,9 @@ def _check_signal(kernel: KernelText, node: Node) -> None:
 def _completes(node: Node) -> bool:
     """Whether a thread completes its stores here, unless all threads have done so before they met."""
     if DRAINING.match(node.text):
-        return DRAIN not in [previous.text for previous in _guard(node).before[:2]]
+        guard = _guard(node)
+        assert guard is not None, "one thread completes them"
+        return DRAIN not in [previous.text for previous in guard.before[:2]]
     return COMPLETION.match(node.text) is not None
 
 
@@ -250,7 +250,8 @@ def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
     for between in guard.children[drain.position + 1 :]:
         _check_harmless(kernel, between, node)
     for leaf in kernel.body.leaves():
-        if BULK_STORE.search(leaf.text) and (_guard(leaf) is None or _guard(leaf).text != guard.text):
+        by = _guard(leaf)
+        if BULK_STORE.search(leaf.text) and (by is None or by.text != guard.text):
             raise kernel.fail(f"a signal by another thread than the one that stores in line {leaf.line}", node)
     if not guard.before or not SYNC.match(guard.before[0].text):
         raise kernel.fail("threads do not meet between their stores and a signal", node)
@@ -258,7 +259,9 @@ def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
 
 def _check_kept(kernel: KernelText, node: Node) -> None:
     """A signal that is kept back is sent after the last turn of its loop, and in each turn before what may wait."""
-    released = re.compile(rf"\btilescale::release<.*\({KEEP.match(node.text)[1]},")
+    kept = KEEP.search(node.text)
+    assert kept is not None
+    released = re.compile(rf"\btilescale::release<.*\({kept[1]},")
     loops = [block for block in node.around if block.text.startswith(("for", "while"))]
     later = [leaf for leaf in kernel.body.leaves() if leaf.line > node.line]
     outside = [leaf for leaf in later if not loops or loops[-1] not in leaf.around]
@@ -320,15 +323,15 @@ def kernels(text: str) -> Iterator[KernelText]:
 
 def _tree(lines: list[str], first: int) -> Node:
     """The blocks of the kernel whose first line has this index."""
-    root = at = Node(lines[first].strip(), first + 1, children=[])
+    root = at = Node(lines[first].strip(), first + 1, is_block=True)
     for number, line in enumerate(lines[first + 1 :], first + 2):
         statement = line.strip()
         if statement.startswith("}"):
-            if at is root:
+            if at.parent is None:
                 return root
             at, statement = at.parent, statement[1:].strip()
         if statement.endswith("{"):
-            block = Node(statement[:-1].strip(), number, at, [])
+            block = Node(statement[:-1].strip(), number, at, is_block=True)
             if block.text.startswith("else"):
                 # The other branch of a test on the thread index is one too.
                 block.text = f"{block.text} ({at.children[-1].text})"

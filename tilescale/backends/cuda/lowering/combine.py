@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.errors import UnsupportedError
 from tilescale.program.operations import Combine
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lower import GridLowering
 
 COMBINE = {
     "sum": lambda a, b: a + b,
@@ -21,13 +19,31 @@ COMBINE = {
 }
 
 
+class Lowering(Protocol):
+    """What folds for: it names the line of what has no lowering."""
+
+    def unsupported(self, found: str) -> UnsupportedError:
+        """The error to raise."""
+
+
 class Target(Protocol):
     """A tile that takes the result."""
 
-    name: str
-    dtype: str
-    buffer: ir.Buffer
-    extents: list[int]
+    @property
+    def name(self) -> str:
+        """The user's name."""
+
+    @property
+    def dtype(self) -> str:
+        """Of its elements."""
+
+    @property
+    def buffer(self) -> ir.Buffer:
+        """Where it lies."""
+
+    @property
+    def extents(self) -> Sequence[Any]:
+        """Its extents, which may be symbolic where nothing travels by tiles."""
 
     def at(self, index: list[Any]) -> list[Any]:
         """Indices of an element of the tile in its buffer."""
@@ -36,7 +52,9 @@ class Target(Protocol):
 class Received(Protocol):
     """A tile of all units."""
 
-    devices: int
+    @property
+    def devices(self) -> int:
+        """How many there are."""
 
     def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
         """An element of a unit's tile."""
@@ -59,7 +77,7 @@ def reduced(values: Sequence[Any], op: str, dtype: str, result: str) -> ir.PrimE
 
 
 def fold(
-    lowering: GridLowering, combine: Combine, which: int, tiles: Sequence[Target], exchanges: Sequence[Received]
+    lowering: Lowering, combine: Combine, which: int, tiles: Sequence[Target], exchanges: Sequence[Received]
 ) -> ir.Stmt:
     """tiles[which] = the user's combination of what all units hold, in the order of ranks."""
     rank = len(tiles[which].extents)

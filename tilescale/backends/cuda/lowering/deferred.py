@@ -11,6 +11,7 @@ until its own wait is over.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
@@ -98,14 +99,14 @@ class Deferral:
                 else_case, other = self._statement(stmt.else_case, later)
                 after = after.or_(other)
             return tir.at(ir.IfThenElse(stmt.condition, then_case, else_case), stmt), after
-        made = self._operation(stmt, later)
-        if made is not None:
-            return tir.at(made, stmt), later
+        new = self._operation(stmt, later)
+        if new is not None:
+            return tir.at(new, stmt), later
         return stmt, later.or_(_Later(ir.contains(stmt, orders), writes_tiles(stmt)))
 
     def _operation(self, stmt: ir.Stmt, later: _Later) -> ir.Stmt | None:
         """A copy that is not awaited, or a signal that is kept back; None for all others."""
-        call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+        call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
         name = ir.op_name(call)
         if name == "tl.tileop.copy" and not later.writes_tiles and not call.annotations and is_bulk_store(call):
             self.copies += 1
@@ -119,6 +120,7 @@ class Deferral:
         if not copy.to_peer or copy.impl == nvshmem_link.IMPL:
             return None
         if copy.signal is not None:
+            assert copy.op is not None
             return self._kept(call, copy.signal, copy.value, copy.op, later)
         self.copies += 1
         return tir.evaluate(noted(call, NO_SIGNAL))
@@ -128,7 +130,7 @@ class Deferral:
         if not self.signals or later.bars_signals or ir.constant(value) is None:
             return None
         variable = tir.local_buffer(f"kept{len(self.kept)}", [1], "int64", "local.var")
-        self.kept.append(Kept(variable, flag, ir.constant(value), op))
+        self.kept.append(Kept(variable, flag, ir.integer(value), op))
         return tir.evaluate(noted(call, len(self.kept) - 1))
 
 

@@ -17,7 +17,7 @@ from tilescale.backends.cuda.lowering.combine import fold, reduced
 from tilescale.backends.cuda.lowering.lower import GridLowering, level_of, lowers
 from tilescale.backends.cuda.lowering.peers import epochs, meet
 from tilescale.program import ops
-from tilescale.program.operations import Collective
+from tilescale.program.operations import Collective, Combine
 
 
 class Tile:
@@ -29,11 +29,12 @@ class Tile:
         if self.buffer.scope() == "global":
             self.buffer = lowering.local(self.buffer.data)
         self.begins = [lowering.expr(b) for b in begins]
-        self.extents = [ir.constant(lowering.expr(e)) for e in extents]
-        if None in self.extents:
+        known = ir.constants(lowering.expr(e) for e in extents)
+        if known is None:
             raise lowering.unsupported(
                 f"a collective on {self.name!r}, whose extents are symbolic, has no CUDA lowering"
             )
+        self.extents = known
 
     @property
     def in_registers(self) -> bool:
@@ -131,14 +132,14 @@ class Exchange:
 def _allreduce(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     if made.combine is not None:
-        return _allreduce_function(lowering, call)
+        return _allreduce_function(lowering, call, made.combine)
     tile = Tile(lowering, made.target)
     exchange = Exchange(lowering, call, tile.extents, tile.dtype)
     sends = [exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)]
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(tile, made.op)])
+    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(tile, made.reduction)])
 
 
-def _allreduce_function(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+def _allreduce_function(lowering: GridLowering, call: ir.Call, combine: Combine) -> ir.Stmt:
     """With the user's combination: a fold over the ranks, in a loop nest for each tile."""
     made = Collective.of(call)
     tiles = [Tile(lowering, region) for region in made.tiles]
@@ -147,7 +148,7 @@ def _allreduce_function(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     for other in exchanges[1:]:
         other.parity = exchanges[0].parity
     sends = [e.send(t.region("r"), peer) for e, t in zip(exchanges, tiles, strict=True) for peer in range(devices)]
-    folds = [fold(lowering, made.combine, which, tiles, exchanges) for which in range(len(tiles))]
+    folds = [fold(lowering, combine, which, tiles, exchanges) for which in range(len(tiles))]
     return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].meet(), *folds])
 
 
@@ -171,11 +172,11 @@ def whole_loops(tile: Tile, axis: int, part: list[int]) -> tuple[list[ir.Var], A
 @lowers(ops.REDUCE_SCATTER)
 def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
-    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.dim
+    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.axis
     part, _ = parts(source, axis, lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(target, made.op)])
+    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(target, made.reduction)])
 
 
 @lowers(ops.ALL_GATHER)
@@ -183,7 +184,7 @@ def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     if made.is_in_place:
         raise lowering.unsupported("T.all_gather of a view has no CUDA lowering")
-    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.dim
+    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.axis
     part, _ = parts(target, axis, lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = [exchange.send(source.region("r"), peer) for peer in range(exchange.devices)]
@@ -193,7 +194,7 @@ def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
 @lowers(ops.ALL_TO_ALL)
 def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
-    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.dim
+    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.axis
     part, _ = parts(source, axis, lowering.target.devices)
     exchange = Exchange(lowering, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)

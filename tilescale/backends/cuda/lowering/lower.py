@@ -150,8 +150,9 @@ class GridLowering(Signature):
 
     def _in_one_role(self) -> GridLowering:
         """This lowering from its beginning, without producers beside orders."""
-        fresh = {"parameters": [], "arguments": [], "sites": [], "reached": set(), "notes": [], "tiles": []}
-        return replace(self, **fresh, headers=[], libraries={}, cluster=None, ordered=False, may_specialise=False)
+        fresh: dict[str, Any] = {"parameters": [], "arguments": [], "sites": [], "reached": set(), "notes": []}
+        fresh |= {"tiles": [], "headers": [], "libraries": {}, "cluster": None}
+        return replace(self, **fresh, ordered=False, may_specialise=False)
 
     def _lower(self) -> LoweredKernel:
         self.phase, self.where = self.roles.stmt, self.launch.where
@@ -229,7 +230,7 @@ class GridLowering(Signature):
         if isinstance(node, ir.AttrStmt) and str(node.attr_key) == FLUSH:
             return flush(self)
         if isinstance(node, ir.AttrStmt) and str(node.attr_key) == COMPLETE:
-            return complete(self, ir.constant(node.value), node.body)
+            return complete(self, ir.integer(node.value), node.body)
         if isinstance(node, ir.Bind):
             return self._bind(node)
         if isinstance(node, ir.Evaluate) and ir.op_name(node.value) in ops.ALL_OPS:
@@ -334,16 +335,16 @@ class GridLowering(Signature):
 
     def programs(self) -> int:
         """Programs of the grid."""
-        extents = [ir.constant(self.expr(n)) for n in self.launch.grid]
-        if None in extents:
+        extents = ir.constants(self.expr(n) for n in self.launch.grid)
+        if extents is None:
             raise self.unsupported("synchronisation across devices in a grid of symbolic extent has no CUDA lowering")
         return math.prod(extents)
 
     def choice(self, call: ir.Call) -> Choice:
         """The mechanism of a copy of tiles, by the machine model."""
-        machine, grid = self.target.machine, [ir.constant(self.expr(n)) for n in self.launch.grid]
+        machine, grid = self.target.machine, ir.constants(self.expr(n) for n in self.launch.grid)
         units = machine.count(machine.program_level.name, machine.tensor_level.name)
-        programs = units if None in grid else min(units, math.prod(grid))
+        programs = units if grid is None else min(units, math.prod(grid))
         try:
             return copy_choice(call, machine, dict(self.target.sizes), programs)
         except UnsupportedError as error:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.lower import GridLowering
 from tilescale.backends.cuda.nvshmem_link import IMPL, declarations
 
-Number = int | ir.PrimExpr
+Number: TypeAlias = int | ir.PrimExpr
 """A constant, or an expression of 64 bits."""
 
 
@@ -139,8 +139,8 @@ def _symmetric(lowering: GridLowering, region: ir.Call) -> Tile:
 
 def _extents(lowering: GridLowering, region: ir.Call) -> list[int]:
     buffer, _, extents = ir.region_parts(region)
-    sizes = [ir.constant(lowering.expr(n)) for n in extents]
-    if None in sizes:
+    sizes = ir.constants(lowering.expr(n) for n in extents)
+    if sizes is None:
         raise lowering.unsupported(f"T.copy(impl={IMPL!r}) of {buffer.name!r}, whose extents are symbolic,")
     if ir.bits(str(buffer.dtype)) % 8:
         raise lowering.unsupported(f"T.copy(impl={IMPL!r}) of {buffer.name!r}, whose elements are {buffer.dtype},")
@@ -189,8 +189,8 @@ def _moves(here: Tile, there: Tile, to_peer: bool, pe: Any, told: Told | None) -
 def _joined(axes: list[tuple[Axis, Axis]]) -> list[tuple[Axis, Axis]]:
     """Two axes or more, the last one dense on both sides; those that follow each other without a gap become one."""
     while len(axes) > 1 and all(_follow(*pair) for pair in zip(*axes[-2:], strict=True)):
-        joined = tuple(_join(*pair) for pair in zip(*axes[-2:], strict=True))
-        axes = [*axes[:-2], joined]
+        here, there = (_join(*pair) for pair in zip(*axes[-2:], strict=True))
+        axes = [*axes[:-2], (here, there)]
     if not axes or any(ir.constant(axis.stride) != 1 for axis in axes[-1]):
         axes = [*axes, (ONE, ONE)]
     return axes if len(axes) > 1 else [(ONE, ONE), *axes]

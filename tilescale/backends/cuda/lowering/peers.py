@@ -136,7 +136,7 @@ def _signal_at(lowering: GridLowering, call: ir.Call, flags: ir.PrimExpr) -> ir.
 @lowers(ops.SIGNAL)
 def _signal(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     signal = Signal.of(call)
-    if signal.peer is None:
+    if signal.level is None:
         return signal_here(lowering, call)
     peer = device_number(lowering, signal.level, lowering.expr(signal.peer))
     return _signal_peer(lowering, call, lowering.slot(peer))

@@ -226,15 +226,17 @@ class _Planner(Grids):
         side, regions = "dst" if copy.to_peer else "src", (copy.source, copy.target)
         self.notes.append(f"T.copy({side}=) of {self._tensors(regions)} by each device: {choice}")
         whole = with_args(call, [*regions, copy.peer], {"impl": choice.name}, without=("op",))
-        extents = [[ir.constant(n) for n in ir.region_parts(r)[2]] for r in regions]
-        chosen = network_of(call, self.target.machine, dict(self.target.sizes)).mechanism(choice.name)
+        network = network_of(call, self.target.machine, dict(self.target.sizes))
+        chosen = network.mechanism(choice.name) if network is not None else None
+        assert chosen is not None, f"{choice.name} is chosen from those of the network"
         if chosen.started_by == "host":
             parts: list[Part | ir.Stmt] = [self._host(ir.Evaluate(whole), choice.name)]
         else:
+            extents = [[ir.constant(n) for n in ir.region_parts(r)[2]] for r in regions]
             parts = [self.tiles(whole, _axes_of_copy(extents))]
         if copy.signal is not None:
-            notes = {"level": copy.level, "op": copy.op}
-            parts.append(tir.evaluate(trace.call(ops.SIGNAL, copy.signal, copy.value, copy.peer, **notes)))
+            told = trace.call(ops.SIGNAL, copy.signal, copy.value, copy.peer, level=copy.level, op=copy.op)
+            parts.append(tir.evaluate(told))
         return parts
 
     def _chosen(self, choose: Any) -> Choice:
@@ -361,7 +363,7 @@ def _on_tensors(call: ir.Call) -> bool:
     return all(b.scope() == "global" for b in tiles) and all(isinstance(v, ir.IntImm | ir.FloatImm) for v in value)
 
 
-def _axes_of_copy(extents: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def _axes_of_copy(extents: Sequence[Sequence[int | None]]) -> list[tuple[int, ...]]:
     """Dimensions of source and target that belong together: those of more than one element, in order."""
     source, target = ([axis for axis, n in enumerate(shape) if n != 1] for shape in extents)
     return list(zip(source, target, strict=True))

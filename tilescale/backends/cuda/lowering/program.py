@@ -89,7 +89,10 @@ class _Lowering:
         if isinstance(part, Control):
             inside = (*around, part.stmt.loop_var) if isinstance(part.stmt, ir.For) else around
             return replace(part, parts=tuple(self.part(p, launch, inside) for p in part.parts))
-        return self._grid(part, launch, around) if isinstance(part, GridPhase) else part
+        if not isinstance(part, GridPhase):
+            return part
+        assert launch is not None, "a grid is a launch's"
+        return self._grid(part, launch, around)
 
     def _grid(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid:
         lowering = GridLowering(

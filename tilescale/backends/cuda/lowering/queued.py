@@ -170,9 +170,10 @@ class _Walk:
         decides = [stmt.min, stmt.extent] if isinstance(stmt, ir.For) else [stmt.condition]
         inside = replace(at, counted=at.counted and not any(_reads(e) for e in decides))
         values = [evaluate(e, at.known) for e in decides]
-        if isinstance(stmt, ir.For) and None not in values and values[1] <= self._rounds:
-            self._rounds -= values[1]
-            for n in range(values[0], values[0] + values[1]):
+        known = [value for value in values if value is not None]
+        if isinstance(stmt, ir.For) and len(known) == 2 and known[1] <= self._rounds:
+            self._rounds -= known[1]
+            for n in range(known[0], known[0] + known[1]):
                 self._go(bodies[0], replace(inside, known={**at.known, stmt.loop_var: n}))
         elif isinstance(stmt, ir.IfThenElse) and values[0] is not None:
             for body in bodies[not values[0] :][:1]:
@@ -189,7 +190,7 @@ class _Walk:
     def _operation(self, call: Any, at: _At) -> None:
         found = operation(call)
         if isinstance(found, Signal):
-            receiver = at.device if found.peer is None else self._peer(found.level, found.peer, at)
+            receiver = at.device if found.level is None else self._peer(found.level, found.peer, at)
             self.raised(call, ("program", at.device), iter([(receiver, *self._index(found.flag, at))]), at)
         elif isinstance(found, Copy) and found.signal is not None:
             word = (self._peer(found.level, found.peer, at), *self._index(found.signal, at))

@@ -98,11 +98,13 @@ def fits_inside(body: Part, machine: Machine) -> bool:
     what waits at the begin of a block is no producer's work, so loops that TileLang would give to one stay as they are.
     """
     parts = [(launch, part) for launch, part in _parts(body, None)]
-    if len(parts) != 1 or parts[0][0] is None or not isinstance(parts[0][1], GridPhase):
+    if len(parts) != 1:
         return False
     launch, phase = parts[0]
-    extents = [ir.constant(n) for n in launch.grid]
-    if None in extents or launch.cluster_size > 1:
+    if launch is None or not isinstance(phase, GridPhase):
+        return False
+    extents = ir.constants(launch.grid)
+    if extents is None or launch.cluster_size > 1:
         return False
     if ir.contains(phase.stmt, _is_by_library):
         return False
@@ -171,7 +173,8 @@ def _until_remote(lowering: GridLowering, body: ir.Stmt) -> tuple[list[ir.Stmt],
     far = {
         buffer.data
         for (_, buffer), argument in zip(lowering.parameters, lowering.arguments, strict=True)
-        if isinstance(argument, arg.Peers) or isinstance(argument, arg.Workspace) and argument.peers
+        if buffer is not None
+        and (isinstance(argument, arg.Peers) or isinstance(argument, arg.Workspace) and argument.peers)
     }
 
     def is_remote(node: Any) -> bool:

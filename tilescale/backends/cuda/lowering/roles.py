@@ -186,7 +186,7 @@ class _Phase:
 
     def canonical(self, data: set[ir.Var]) -> set[ir.Var]:
         """Tensors for their views."""
-        real = {v.data: p.buffer.data for p in self.program.parameters for v in p.views}
+        real = {v.data: p.buffer.data for p in self.program.parameters if p.buffer is not None for v in p.views}
         return {real.get(var, var) for var in data}
 
 
@@ -217,8 +217,8 @@ class _Placement:
             self._check_ahead(loaded)
         elif self.gates:
             stmt = tir.sequence([specialise.registers(_POLLING, self.phase.launch.thread_count), stmt])
-        counts = {"gates": self._waits(), "loads": len(loads)}
-        return Roles(stmt, True, **counts, ahead=frozenset(loaded), kept=tuple(self.left.kept), notes=self._notes())
+        gates, kept = self._waits(), tuple(self.left.kept)
+        return Roles(stmt, True, gates, len(loads), ahead=frozenset(loaded), kept=kept, notes=self._notes())
 
     def _waits(self) -> int:
         return sum(_count(gate, acquires) for gate in self.gates)

@@ -9,7 +9,7 @@ are complete, and only then their flags are raised, some turns late; those of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,7 @@ class Senders:
         if not _is_dead_after(node, tile, phase):
             return None
         size = bytes_of(tile.shape, tile.dtype)
+        assert size is not None, "extents of tiles are constant"
         slots = min(SLOTS, self._free(node, phase) // size)
         if slots < 2:
             return None
@@ -81,7 +82,7 @@ def _is_dead_after(loop: ir.For, tile: ir.Buffer, phase: ir.Stmt) -> bool:
         is_leaf = not any(True for _ in ir.children(stmt))
         if is_leaf and tile in tiles_named(stmt, besides=loop):
             source, target = _copied(stmt)
-            return target is not None and target.same_as(tile) and not source.same_as(tile)
+            return source is not None and target is not None and target.same_as(tile) and not source.same_as(tile)
     return True
 
 
@@ -111,10 +112,10 @@ class _Sending:
         load = rest[0].value
         tile, _, _ = ir.region_parts(load.args[1])
         copies: list[ir.Call] = []
-        counts = [_sends(s, tile, copies) for s in rest[1:]]
-        if not copies or None in counts:
+        count = _sum(_sends(s, tile, copies) for s in rest[1:])
+        if not copies or count is None:
             return None
-        return _Sending(loop, tuple(scalars), load, tuple(rest[1:]), tuple(copies), sum(counts))
+        return _Sending(loop, tuple(scalars), load, tuple(rest[1:]), tuple(copies), count)
 
     def with_ring(self, ring: ir.Buffer, slots: int) -> ir.Stmt:
         """The loop, its tile in a slot of the ring."""
@@ -158,7 +159,7 @@ def _is_load(stmt: ir.Stmt) -> bool:
 
 def _copied(stmt: ir.Stmt) -> tuple[ir.Buffer | None, ir.Buffer | None]:
     """Source and target of a copy into a whole tile; None for other statements."""
-    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
     if ir.op_name(call) != "tl.tileop.copy":
         return None, None
     (source, _, _), (target, _, extents) = (ir.region_parts(region) for region in call.args[:2])
@@ -166,15 +167,22 @@ def _copied(stmt: ir.Stmt) -> tuple[ir.Buffer | None, ir.Buffer | None]:
     return (source, target) if is_whole else (None, None)
 
 
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """A sum; None if a summand is."""
+    total: int | None = 0
+    for count in counts:
+        total = None if total is None or count is None else total + count
+    return total
+
+
 def _sends(stmt: ir.Stmt, tile: ir.Buffer, copies: list[ir.Call]) -> int | None:
     """How many copies of a tile to peers a statement makes, which it notes; None if it does anything else."""
     if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.SERIAL:
         inner = [s for s in flat(stmt.body) if not isinstance(s, ir.Bind)]
         pure = all(_is_pure(s.value) for s in flat(stmt.body) if isinstance(s, ir.Bind))
-        counts = [_sends(s, tile, copies) for s in inner]
-        times = ir.constant(stmt.extent)
-        return None if not pure or times is None or None in counts else times * sum(counts)
-    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+        count, times = _sum(_sends(s, tile, copies) for s in inner), ir.constant(stmt.extent)
+        return None if not pure or times is None or count is None else times * count
+    call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
     if ir.op_name(call) != ops.COPY.name or not Copy.of(call).to_peer or not is_bulk_store(call):
         return None
     if not ir.region_parts(Copy.of(call).source)[0].same_as(tile):

@@ -89,8 +89,8 @@ class Signature:
         self._numbers = -1
         self._alias: dict[ir.Var, ir.Var] = {}
         for parameter in self.program.parameters:
-            for view in parameter.views:
-                self._alias[view.data] = parameter.buffer.data
+            if parameter.buffer is not None:
+                self._alias |= {view.data: parameter.buffer.data for view in parameter.views}
 
     def expr(self, expr: Any) -> Any:
         """An expression, lowered; the walk over statements says how."""

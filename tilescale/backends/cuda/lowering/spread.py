@@ -108,9 +108,9 @@ class Grids:
     def elementwise(self, loop: ir.For) -> Part:
         """A nest of parallel loops: its outermost one spread over programs."""
         loops = list(_nest(loop))
-        extents = [ir.constant(nest.extent) for nest in loops]
+        extents = ir.constants(nest.extent for nest in loops)
         bx = ir.Var("bx", "int32")
-        if None in extents:
+        if extents is None:
             return self.grid([loop], bx, 1, THREADS)
         chunk = min(extents[0], max(1, ELEMENTS // math.prod(extents[1:])))
         inner = ir.Var(loop.loop_var.name, "int32")
@@ -127,7 +127,7 @@ class Grids:
         """An operation on whole tensors as a grid of the same on tiles, cut along `axes` (one for each tensor)."""
         regions = [ir.region_parts(a) for a in call.args if ir.op_name(a) == "tl.region"]
         begins = [list(begin) for _, begin, _ in regions]
-        extents = [[ir.constant(n) for n in extent] for _, _, extent in regions]
+        extents = [[ir.integer(n) for n in extent] for _, _, extent in regions]
         bx = ir.Var("bx", "int32")
         rest, count = bx, 1
         size = max(math.prod(shape) for shape in extents)

@@ -98,7 +98,7 @@ def tiles_named(stmt: ir.Stmt, besides: ir.Stmt) -> set[ir.Buffer]:
 def writes_tiles(stmt: ir.Stmt) -> bool:
     """Whether a statement writes shared memory, or may need some for itself, as reductions do."""
 
-    def writes(node: object) -> bool:
+    def writes(node: Any) -> bool:
         if isinstance(node, ir.BufferStore):
             return ir.scope_kind(node.buffer) == "shared"
         if str(ir.op_name(node)).startswith(_TILE_OP) and ir.op_name(node) not in _WITHOUT_WORKSPACE:
@@ -118,5 +118,5 @@ def is_bulk_store(call: ir.Call) -> bool:
     if None in sizes or len(others) > _BULK_DIMENSIONS:
         return False
     whole = [ir.constant(n) for n in source.shape] == [ir.constant(n) for n in extents]
-    row = [ir.constant(n) * ir.bits(str(source.dtype)) // 8 for n in (extents[-1], others[-1], target.shape[-1])]
+    row = [ir.integer(n) * ir.bits(str(source.dtype)) // 8 for n in (extents[-1], others[-1], target.shape[-1])]
     return whole and all(size % _BULK_BYTES == 0 for size in row)

@@ -8,7 +8,7 @@ every rank knows who is missing, and a rank with another program order or other 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, no_type_check
 
 from tilelang_core import stock as T
 from tilelang_core.compile import entry
@@ -62,8 +62,8 @@ class Meetings:
         self._kernel = entry(compile(barrier_function(team.size, heap.addresses.stride)))
         self._instance = heap.zeros(2 * team.size, torch.int64)
         self.words = self._instance[: team.size]
-        self.everywhere = heap.peers(self._instance)
-        self.counts = torch.zeros(3, dtype=torch.int32, device=heap.device)
+        self.everywhere: torch.Tensor = heap.peers(self._instance)
+        self.counts: torch.Tensor = torch.zeros(3, dtype=torch.int32, device=heap.device)
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
 
     def meeting(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Work:
@@ -88,6 +88,7 @@ def barrier_function(devices: int, stride: int) -> Any:
     """A traced function `(slot, rank, purpose, limit, site, words of all devices, counts, wait record)`."""
 
     @T.prim_func
+    @no_type_check  # types of TileLang's, which are values to Python
     def device_barrier(
         slot: T.int32,
         rank: T.int32,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
+from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.lowering.signature import Site, Target
@@ -140,7 +141,10 @@ class DeviceProgram:
             return in_order([self._step(p) for p in part.parts])
         if isinstance(part, Control):
             return self._control(part)
-        return grid_step(self, part) if isinstance(part, LoweredGrid) else host_step(self, part)
+        if isinstance(part, LoweredGrid):
+            return grid_step(self, part)
+        assert isinstance(part, HostStep)
+        return host_step(self, part)
 
     def _control(self, part: Control) -> Step:
         stmt, where = part.stmt, location(part.stmt) or self.program.launches[0].where

@@ -49,7 +49,7 @@ def grid_step(own: DeviceProgram, grid: LoweredGrid) -> Step:
     open_extents = [n for n in launch.grid if not ir.constant(n)]
 
     def bind(call: Call) -> list[Work]:
-        if 0 in [call.evaluate(n) for n in open_extents]:
+        if 0 in [call.known(n) for n in open_extents]:
             return []  # CUDA refuses a grid of no programs
         return [KernelLaunch(run, [own.memory.value(a, call) for a in lowered.arguments], scalars)]
 

@@ -51,15 +51,15 @@ class Guard:
         self._program, self._world, self._device, self._limit_ns = program, world, heap.device, limit_ns
         self._group = Group(world)
         self.sites = sites
-        self.records = WaitRecords(heap)
-        self.meetings = Meetings(heap, compile)
+        self.records: WaitRecords = WaitRecords(heap)
+        self.meetings: Meetings = Meetings(heap, compile)
         self._error: TileScaleError | None = None
         _watch(self)
 
     @cached_property
     def watch(self) -> Watch:
         """What bounds the waits of the copy queue."""
-        return Watch(self.records, self._limit_ns, self._device, lambda: self.records.beside(self._meetings.words))
+        return Watch(self.records, self._limit_ns, self._device, lambda: self.records.beside(self.meetings.words))
 
     @property
     def limit_ns(self) -> int:

@@ -62,7 +62,9 @@ class Part:
     def __init__(self, own: DeviceProgram, region: Any):
         buffer, self.begins, self.extents = ir.region_parts(region)
         self.name = buffer.name
-        self.own, self.position, self.workspace = own, None, None
+        self.own = own
+        self.position: int | None = None
+        self.workspace: arg.Workspace | None = None
         for position, parameter in enumerate(own.program.parameters):
             datas = [parameter.buffer.data, *(v.data for v in parameter.views)] if parameter.buffer is not None else []
             if any(buffer.data.same_as(d) for d in datas):
@@ -73,7 +75,10 @@ class Part:
 
     def tensor(self, call: Call) -> torch.Tensor:
         """The whole tensor on this device."""
-        return call.values[self.position] if self.position is not None else self.own.memory.tensor(self.workspace)
+        if self.workspace is not None:
+            return self.own.memory.tensor(self.workspace)
+        assert self.position is not None
+        return call.values[self.position]
 
     def index(self, call: Call) -> list[int]:
         """Where the region begins."""
@@ -94,7 +99,7 @@ class Part:
             self.own.reached.add(self.position)
 
     def _is_whole(self, tensor: torch.Tensor, call: Call) -> bool:
-        sizes = [call.evaluate(e) for e in self.extents]
+        sizes = [call.known(e) for e in self.extents]
         return None in sizes or tuple(sizes) == tuple(tensor.shape)
 
     def tensor_on(self, device: int, call: Call) -> torch.Tensor:
@@ -174,7 +179,7 @@ def _reduce_op(call: ir.Call) -> Any:
     from torch.distributed import ReduceOp
 
     return {"sum": ReduceOp.SUM, "prod": ReduceOp.PRODUCT, "max": ReduceOp.MAX, "min": ReduceOp.MIN}[
-        Collective.of(call).op
+        Collective.of(call).reduction
     ]
 
 
@@ -224,7 +229,7 @@ def _on_dense(tensor: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> Wo
 def _from_parts(own: DeviceProgram, step: HostStep, exchange: Callable[..., Any]) -> Step:
     """A collective from one tensor to another: `exchange(out, source, group)` on dense ones cut along the first."""
     made = Collective.of(step.call)
-    source, target, axis = Part(own, made.source), Part(own, made.target), made.dim
+    source, target, axis = Part(own, made.source), Part(own, made.target), made.axis
     team = group(own, made.level)
 
     def bind(at: Call) -> list[Work]:
@@ -272,7 +277,7 @@ def _by_copies(own: DeviceProgram, step: HostStep, cut: Callable[[torch.Tensor, 
     """Every device writes into all others, between two meetings: `cut(source, size, peer)` to each."""
     made = Collective.of(step.call)
     source, target = Part(own, made.source), Part(own, made.target)
-    level, axis = made.level, made.dim
+    level, axis = made.level, made.axis
     size, rank, meet = dict(own.sizes)[level], own.rank(level), _meeting(own, step)
     target.reached()
 
@@ -296,5 +301,5 @@ def _all_gather_by_copies(own: DeviceProgram, step: HostStep) -> Step:
 
 @runs(ops.ALL_TO_ALL.name, "copy_engine")
 def _all_to_all_by_copies(own: DeviceProgram, step: HostStep) -> Step:
-    axis = Collective.of(step.call).dim
+    axis = Collective.of(step.call).axis
     return _by_copies(own, step, lambda given, size, peer: given.chunk(size, axis)[peer])

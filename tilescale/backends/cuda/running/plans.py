@@ -83,10 +83,10 @@ class Plans:
     def get(self, values: Sequence[Any]) -> Plan | None:
         """The plan of a call on these arguments; None if there is none."""
         key = self.key(values)
-        plan = self._plans.get(key)
-        if plan is not None:
-            self._plans.move_to_end(key)
-        return plan
+        if key is None or key not in self._plans:
+            return None
+        self._plans.move_to_end(key)
+        return self._plans[key]
 
     def keep(self, values: Sequence[Any], plan: Plan) -> None:
         """From now on the plan of calls on such arguments."""
@@ -124,7 +124,7 @@ def standing_for(value: Any) -> Any:
 
     if not isinstance(value, torch.Tensor) or not value.numel():
         return value
-    nbytes = value.untyped_storage().nbytes() - value.storage_offset() * value.dtype.itemsize
+    nbytes = value.untyped_storage().nbytes() - int(value.storage_offset()) * value.dtype.itemsize
     storage = torch._C._construct_storage_from_data_pointer(value.data_ptr(), value.device, nbytes)
     return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
 

@@ -64,7 +64,7 @@ class Watch:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._serial = 0
         self._seen, self._since, self._call = 0, 0.0, None
-        self._stream = torch.cuda.Stream(device, priority=_PRIORITY) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device, priority=_PRIORITY)
         if start:
             _watch(self)
 

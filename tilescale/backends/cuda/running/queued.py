@@ -57,6 +57,8 @@ def _join(own: DeviceProgram, step: HostStep) -> Step:
 @runs(ops.COPY.name, QUEUE)
 def _copy(own: DeviceProgram, step: HostStep) -> Step:
     copy = Copy.of(step.call)
+    op = copy.op
+    assert op is not None  # it has a flag, else it would not be on the queue
     queue = own.queue = copy_queue(own.device)
     source, target, flag = Part(own, copy.source), Part(own, copy.target), Part(own, copy.signal)
     after = _after(own, queue, copy, step)
@@ -68,7 +70,7 @@ def _copy(own: DeviceProgram, step: HostStep) -> Step:
         out = target.on(device, at)
         given = _shaped(source.local(at), out)
         word = _word(flag.tensor_on(device, at), flag.index(at), step)
-        value = own.sums.after(at, word, at.evaluate(copy.value), copy.op)
+        value = own.sums.after(at, word, at.evaluate(copy.value), op)
         told = partial(stream_memory.write, queue.stream, word, value)
         if device == own.world.rank:
             if after is not None:

@@ -32,11 +32,17 @@ class Call:
     variables: dict[ir.Var, int | float] = field(default_factory=dict)
     asked: set[ir.Var] = field(default_factory=set)
 
-    def evaluate(self, expr: Any) -> int:
-        """An expression of host-level variables as a number; remembers which it was `asked` for."""
+    def known(self, expr: Any) -> int | None:
+        """An expression as a number, None if host-level variables do not decide it; remembers what was `asked` for."""
         if not isinstance(expr, int | ir.IntImm):
             self.asked |= ir.variables(expr)
         return extents.evaluate(expr, self.variables)
+
+    def evaluate(self, expr: Any) -> int:
+        """The same for an expression that host-level variables decide."""
+        number = self.known(expr)
+        assert number is not None, f"{expr} is not known on the host"
+        return number
 
     def later(self) -> Call:
         """This call with the variables of now, for what is only bound once the stream has come to it."""

@@ -18,7 +18,7 @@ from tilescale.backends.cuda.lowering.exchange import Tile, parts, whole_loops
 from tilescale.backends.cuda.lowering.lower import GridLowering, lowers
 from tilescale.backends.cuda.lowering.peers import signal_here
 from tilescale.program import ops
-from tilescale.program.operations import Collective, Copy
+from tilescale.program.operations import Collective, Combine, Copy
 
 LEVEL = "program"
 """The kind of level whose operations these rules lower."""
@@ -84,11 +84,11 @@ def _copy(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
 def _allreduce(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     cluster, made = _cluster(lowering, call), Collective.of(call)
     if made.combine is not None:
-        return _allreduce_function(lowering, made)
+        return _allreduce_function(lowering, cluster, made, made.combine)
     tile = _tile(lowering, made.target)
     held, down = _shared(lowering, tile)
     up = [tir.tile_call("copy", held.region("r"), tile.region("w"))] if down else []
-    return tir.sequence([*down, cluster.meet(), cluster.allreduce(held, made.op), cluster.meet(), *up])
+    return tir.sequence([*down, cluster.meet(), cluster.allreduce(held, made.reduction), cluster.meet(), *up])
 
 
 class _Received:
@@ -102,9 +102,10 @@ class _Received:
         return self.cluster.element(self.tile, loops, sender)
 
 
-def _allreduce_function(lowering: GridLowering, made: Collective) -> ir.Stmt:
+def _allreduce_function(
+    lowering: GridLowering, cluster: Cluster, made: Collective, combine: Combine
+) -> ir.Stmt:
     """With the user's combination: results stay in registers until everyone has read what they replace."""
-    cluster = lowering.cluster
     tiles = [_tile(lowering, region) for region in made.tiles]
     held = [_shared(lowering, tile) for tile in tiles]
     results, folds, stores = [], [], []
@@ -115,7 +116,7 @@ def _allreduce_function(lowering: GridLowering, made: Collective) -> ir.Stmt:
         results.append(Tile(lowering, tir.region(result, [0] * len(tile.extents), tile.extents, "rw")))
     received = [_Received(cluster, tile) for tile, _ in held]
     for which, tile in enumerate(tiles):
-        folds.append(fold(lowering, made.combine, which, results, received))
+        folds.append(fold(lowering, combine, which, results, received))
         stores.append(tir.tile_call("copy", results[which].region("r"), tile.region("w")))
     down = [stmt for _, stmts in held for stmt in stmts]
     return tir.sequence([*down, cluster.meet(), *folds, cluster.meet(), *stores])
@@ -126,11 +127,11 @@ def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     cluster, made = _cluster(lowering, call), Collective.of(call)
     source, target = _tile(lowering, made.source), _tile(lowering, made.target)
     held, down = _shared(lowering, source, target)
-    axis = made.dim
+    axis = made.axis
     loops = [ir.Var(f"i{a}", "int32") for a in range(len(target.extents))]
     index = [i + cluster.rank * target.extents[a] if a == axis else i for a, i in enumerate(loops)]
     values = [cluster.element(held, index, sender) for sender in range(cluster.size)]
-    total = reduced(values, made.op, source.dtype, target.dtype)
+    total = reduced(values, made.reduction, source.dtype, target.dtype)
     body = tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, total, target.at(loops)))
     return tir.sequence([*down, cluster.meet(), body, cluster.meet()])
 
@@ -140,7 +141,7 @@ def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     cluster, made = _cluster(lowering, call), Collective.of(call)
     source, target = _tile(lowering, made.source), _tile(lowering, made.target)
     held, down = _shared(lowering, source, target)
-    takes = _take_parts(cluster, target, made.dim, held)
+    takes = _take_parts(cluster, target, made.axis, held)
     return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
 
 
@@ -163,7 +164,7 @@ def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
     cluster, made = _cluster(lowering, call), Collective.of(call)
     source, target = _tile(lowering, made.source), _tile(lowering, made.target)
     held, down = _shared(lowering, source, target)
-    axis = made.dim
+    axis = made.axis
     part, _ = parts(source, axis, cluster.size)
     mine = [cluster.rank * part[a] if a == axis else 0 for a in range(len(part))]
     wanted = Tile(lowering, held.region("r", mine, part))

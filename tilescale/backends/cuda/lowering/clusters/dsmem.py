@@ -180,7 +180,8 @@ class Cluster:
         worker = thread + self.rank * launch.thread_count if split else thread
         step = ir.Var("step", "int32")
         number = step * workers + worker
-        indices, rest = [], number
+        indices: list[Any] = []
+        rest = number
         for extent in reversed(grouped):
             indices.insert(0, rest % extent)
             rest = rest // extent
@@ -204,7 +205,7 @@ def without_ends(body: ir.Stmt) -> ir.Stmt:
 
 def is_meeting(stmt: ir.Stmt) -> bool:
     """Whether a statement is a meeting of the cluster."""
-    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
     return ir.op_name(call) == "tirx.call_extern" and str(call.args[0].value) == MEET
 
 

@@ -111,10 +111,10 @@ def _is_rank(cluster: ClusterUnit, value: Any) -> bool:
 
 
 def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load | None:
-    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
     if ir.op_name(call) != "tl.tileop.copy":
         return None
-    source, begins, extents = ir.region_parts(call.args[0])
+    source, sides, extents = ir.region_parts(call.args[0])
     target, offsets, _ = ir.region_parts(call.args[1])
     if source.scope() != "global" or any(ir.constant(o) != 0 for o in offsets):
         return None
@@ -122,18 +122,17 @@ def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load
     tile = target if view is None else ir.region_parts(view.args[0])[0]
     if tile.data not in cluster.parts or tile.scope() != "shared.dyn" or str(source.dtype) != str(tile.dtype):
         return None
-    extents = [ir.constant(n) for n in extents]
-    shape = [ir.constant(n) for n in tile.shape]
+    known = [ir.constant(n) for n in extents]
+    shape = [ir.integer(n) for n in tile.shape]
     if view is not None:
         axis = ir.attribute(view, "dim") - len(shape)
-        share = ir.constant(view.args[1:][axis])
-        begins = _first_begins(cluster, begins, bound, axis, share)
-        extents[axis] = shape[axis]
+        begins = _first_begins(cluster, sides, bound, axis, ir.integer(view.args[1:][axis]))
+        known[axis] = shape[axis]
     else:
-        begins = [cluster.first(b) for b in begins]
-    if begins is None or extents[-len(shape) :] != shape or not _is_bulk(cluster, source, tile):
+        begins = [cluster.first(b) for b in sides]
+    if begins is None or known[-len(shape) :] != shape or not _is_bulk(cluster, source, tile):
         return None
-    return Load(tile.data, source, tuple(begins), tuple(extents))
+    return Load(tile.data, source, tuple(begins), tuple(known))
 
 
 def _first_begins(
@@ -171,7 +170,7 @@ def _first_begins(
 
 def _is_bulk(cluster: ClusterUnit, source: ir.Buffer, tile: ir.Buffer) -> bool:
     """Whether a bulk copy takes what a program loads: a box with rows of multiples of 16 bytes."""
-    size, box = ir.bits(str(tile.dtype)) // 8, [ir.constant(n) for n in cluster.parts[tile.data].local.shape]
+    size, box = ir.bits(str(tile.dtype)) // 8, [ir.integer(n) for n in cluster.parts[tile.data].local.shape]
     memory = ir.constant(cluster.lowering.expr(source.shape[-1]))
     if not size or not memory or len(box) < 2 or max(box) > LONGEST:
         return False

@@ -8,6 +8,7 @@ accumulator in registers.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
@@ -40,7 +41,10 @@ def paired(cluster: ClusterUnit, tiles: list[ir.Buffer]) -> bool:
     if not major.isdigit() or int(major) != MAJOR or cluster.size != 2 or launch.cluster[2] != 1:
         return False
     a, b, c = tiles
-    rows, columns = (ir.constant(n) for n in c.shape)
+    shape = ir.constants(c.shape)
+    if shape is None:
+        return False
+    rows, columns = shape
     fits = rows == 2 * ROWS and columns % 32 == 0 and columns <= 256 and launch.thread_count % 128 == 0
     operands = all(t.scope() == "shared.dyn" and str(t.dtype) in ("float16", "bfloat16") for t in (a, b))
     return fits and operands and str(c.dtype) == "float32" and c.scope() == "local.fragment"
@@ -103,7 +107,7 @@ class Mates:
         written = {data_of(r) for r in regions(stmt, written=True)} | stored(stmt)
         for data, state in self._state.items():
             names = {data} | {view for view, call in self.cluster.views.items() if data_of(call.args[0]) == data}
-            if ir.contains(stmt, lambda n, names=names: isinstance(n, ACCESS) and n.buffer.data in names):
+            if ir.contains(stmt, partial(_touches, names)):
                 fetched = self._moved(data, into_registers=True)
                 before.append(ir.IfThenElse(_is(state, IN_TENSOR_MEMORY), fetched, None))
             if names & written:
@@ -115,6 +119,10 @@ class Mates:
         source, target = (tensor, local) if into_registers else (local, tensor)
         shape = list(tensor.shape)
         return tir.tile_call("copy", tir.region(source, [0, 0], shape, "r"), tir.region(target, [0, 0], shape, "w"))
+
+
+def _touches(names: set[ir.Var], node: Any) -> bool:
+    return isinstance(node, ACCESS) and node.buffer.data in names
 
 
 def _is(variable: ir.Buffer, value: int) -> ir.PrimExpr:

@@ -100,7 +100,7 @@ class Plan:
         if self.lowering.target.machine.level(ir.attribute(view, "level")).kind != "program":
             raise self.lowering.unsupported(f"a view of {tile.name!r}, a cluster's tile, by threads")
         whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in tile.shape]
-        if layout.is_replica or not whole or any(ir.constant(b) != 0 for b in begins):
+        if layout.dim is None or not whole or any(ir.constant(b) != 0 for b in begins):
             raise self.lowering.unsupported(f"a view of {tile.name!r} that is not a share of the whole tile")
         if layout.block not in (None, ir.constant(view.args[1 + layout.dim])):
             raise self.lowering.unsupported(f"a cyclic view of {tile.name!r}")
@@ -115,14 +115,14 @@ class Plan:
         along_m, along_n = (1 if transposed_a else 0), (0 if transposed_b else 1)
         if by_rows and paired(self.cluster, [self._tiles[x] for x in (a, b, c)]):
             self.results.append(self._tiles[c])
-            wanted = {a: along_m, b: along_n, c: 0}
+            wanted: dict[ir.Var, int | None] = {a: along_m, b: along_n, c: 0}
         else:
             wanted = {a: along_m, b: None, c: 0} if by_rows else {a: None, b: along_n, c: 1}
         for data, dim in wanted.items():
             name = self._tiles[data].name
             if self._dims.setdefault(data, dim) != dim:
                 raise self.lowering.unsupported(f"{name!r} in two products that need it split differently")
-            if dim is not None and ir.constant(self._tiles[data].shape[dim]) % self.cluster.size:
+            if dim is not None and ir.integer(self._tiles[data].shape[dim]) % self.cluster.size:
                 raise self.lowering.unsupported(f"{name!r} does not divide among {self.cluster.size} programs")
 
     def _part(self, tile: ir.Buffer) -> Part:
@@ -130,8 +130,8 @@ class Plan:
         if tile.data not in self._dims and len(viewed) > 1:
             raise self.lowering.unsupported(f"views that split {tile.name!r} along different dimensions")
         dim = self._dims.get(tile.data, min(viewed))
-        shape = [ir.constant(n) for n in tile.shape]
-        if None in shape or tile.data in dict(self.lowering.launch.notes).get("layout_map", {}):
+        shape = ir.constants(tile.shape)
+        if shape is None or tile.data in dict(self.lowering.launch.notes).get("layout_map", {}):
             raise self.lowering.unsupported(f"a symbolic extent or a given layout of {tile.name!r}, a cluster's tile")
         share = 0
         if dim is not None:

@@ -69,9 +69,9 @@ class ClusterUnit(Cluster):
         """An access to a view or a tile of the cluster, as a program makes it; None for other tiles."""
         data, indices = node.buffer.data, list(node.indices)
         if data in self.views:
-            part, begins = self._held(self.views[data])
+            held, begins = self._held(self.views[data])
             indices = [i + b for i, b in zip(indices, begins, strict=True)]
-            return access(node, part.local, part.index(indices))
+            return access(node, held.local, held.index(indices))
         part = self.parts.get(data)
         if part is None:
             return None
@@ -79,13 +79,13 @@ class ClusterUnit(Cluster):
             return access(node, part.local, part.index(indices))
         if part.dim is None or not part.local.scope().startswith("shared") or part.stage is not None:
             raise self.lowering.unsupported(f"an access to single elements of {node.buffer.name!r}, a cluster's tile")
-        return self._on_element(node, part, indices)
+        return self._on_element(node, part, part.dim, indices)
 
-    def _on_element(self, node: Any, part: Part, indices: list[Any]) -> Any:
+    def _on_element(self, node: Any, part: Part, dim: int, indices: list[Any]) -> Any:
         """A single element lies in the program whose share it is of."""
         self.reach(part.local)
-        owner = indices[part.dim] // part.share
-        indices[part.dim] = indices[part.dim] % part.share
+        owner = indices[dim] // part.share
+        indices[dim] = indices[dim] % part.share
         address = tir.call("tirx.address_of", ir.BufferLoad(part.local, indices))
         if isinstance(node, ir.BufferLoad):
             return tir.extern("tilescale::cluster_load", address, owner, dtype=str(node.dtype))
@@ -109,7 +109,7 @@ class ClusterUnit(Cluster):
             return region
         part, offset = self._held(self.views[buffer.data])
         at = [b + o for b, o in zip(begins, offset, strict=True)]
-        return tir.region(part.local, at, extents, ACCESS[ir.constant(region.args[1])])
+        return tir.region(part.local, at, extents, ACCESS[ir.integer(region.args[1])])
 
     # -- statements of the cluster -----------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class ClusterUnit(Cluster):
             extents[part.dim] = part.share
         if part.stage is not None:
             begins, extents = [part.stage, *begins], [1, *extents]
-        return tir.region(part.local, begins, extents, ACCESS[ir.constant(region.args[1])])
+        return tir.region(part.local, begins, extents, ACCESS[ir.integer(region.args[1])])
 
     def _fill(self, call: ir.Call) -> list[ir.Stmt]:
         filled = [tir.tile_call("fill", self.part_of(call.args[0]), self.value(call.args[1]))]
@@ -335,13 +335,15 @@ class ClusterUnit(Cluster):
         if self.mates is not None and self.mates.holds(call.args[2]):
             return self.mates.product(call, operands, rest)
         axis = self.parts[data_of(call.args[2])].dim
+        assert axis is not None, "a product splits its result"
         rest[2 + axis] = operands[2].args[2:][-2:][axis]
         return [tir.evaluate(tir.call(GEMM, *operands, *rest, annotations=dict(call.annotations) or None))]
 
     def _copy(self, call: ir.Call) -> list[ir.Stmt]:
         """Each program copies its share; a tile that all have whole, each for itself, or the first one out of it."""
         sides = [call.args[0], call.args[1]]
-        splits = {self._split(region) for region in sides if data_of(region) in self.parts} - {None}
+        found = [self._split(region) for region in sides if data_of(region) in self.parts]
+        splits = {split for split in found if split is not None}
         if len(splits) > 1:
             raise self.lowering.unsupported("a copy between tiles of a cluster that are split differently")
         back, share = splits.pop() if splits else (0, 0)
@@ -372,7 +374,7 @@ class ClusterUnit(Cluster):
             begins[back] = begins[back] + self.rank * share
             extents[back] = share
         target = self.lowering.local(buffer.data)
-        return tir.region(target, begins, extents, ACCESS[ir.constant(region.args[1])])
+        return tir.region(target, begins, extents, ACCESS[ir.integer(region.args[1])])
 
 
 ACCESS = {1: "r", 2: "w", 3: "rw"}
@@ -386,7 +388,7 @@ def regions(stmt: Any, *, written: bool = False) -> list[ir.Call]:
     def visit(node: Any) -> None:
         if ir.op_name(node) == ops.VIEW.name:
             viewed.append(node.args[0])
-        elif ir.op_name(node) == "tl.region" and (not written or ir.constant(node.args[1]) & 2):
+        elif ir.op_name(node) == "tl.region" and (not written or ir.integer(node.args[1]) & 2):
             found.append(node)
 
     ir.walk(stmt, visit)

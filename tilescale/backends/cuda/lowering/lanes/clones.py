@@ -48,8 +48,8 @@ class Clone:
         self.views: dict[ir.Var, ir.Call] = dict(around.views) if around else {}
         self.origins: dict[ir.Var, ir.PrimExpr] = dict(around.origins) if around else {}
         self.ranks: dict[ir.Var, str] = dict(around.ranks) if around else {}
-        self.apart = around.apart if around else 0
-        self.loops = around.loops if around else 0
+        self.apart: int = around.apart if around else 0
+        self.loops: int = around.loops if around else 0
 
     # -- statements --------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Clone:
         """What an expression is on a sibling, if that is a constant."""
         while isinstance(expr, ir.PrimExpr) and (names := ir.variables(expr) & self.origins.keys()):
             expr = ir.substitute(expr, {var: self.origins[var] for var in names})
-        ranks = {v: ir.IntImm("int32", unit.at(level).number) for v, level in self.ranks.items() if unit.at(level)}
+        ranks = {v: ir.IntImm("int32", unit.rank(level)) for v, level in self.ranks.items() if unit.at(level)}
         return ir.constant(ir.substitute(expr, ranks) if isinstance(expr, ir.PrimExpr) else expr)
 
     def _leave(self, node: Any) -> Any:
@@ -211,10 +211,10 @@ class Clone:
         base, begins, _ = ir.region_parts(view.args[0])
         layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
         at = list(indices)
-        if not layout.is_replica:
+        if layout.dim is not None:
             if self.lanes.holdings.of(base) is not None:
                 return self.lanes.copy_of(base, unit), at
-            share, holder = ir.constant(view.args[1 + layout.dim]), unit.at(ir.attribute(view, "level"))
+            share, holder = ir.integer(view.args[1 + layout.dim]), unit.inside(ir.attribute(view, "level"))
             if layout.block in (None, share):
                 at[layout.dim] = at[layout.dim] + holder.number * share
             elif layout.block == 1:
@@ -271,7 +271,7 @@ class Clone:
 
     def _check_product(self, call: ir.Call) -> None:
         """Stock TileLang gives each warp at least 16 rows and 8 columns."""
-        rows, columns = (ir.constant(n) for n in call.args[5:7])
+        rows, columns = (ir.integer(n) for n in call.args[5:7])
         warps = max(self.unit.threads // 32, 1)
         if rows // 16 * (columns // 8) < warps:
             raise self.lowering.unsupported(

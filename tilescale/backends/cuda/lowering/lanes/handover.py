@@ -31,7 +31,7 @@ _PRODUCT = "tl.tileop.gemm"
 def parts_of(lanes: LaneLowering, loop: Loop) -> int:
     """Into how many parts, along the rows, the tiles of a loop are handed over: one for each unit, or one."""
     parts = len(lanes.whole.units(loop.level))
-    rows = {ir.constant(tile.shape[0]) for tile in loop.tiles}
+    rows = {ir.integer(tile.shape[0]) for tile in loop.tiles}
     if loop.stages > 1 or len(rows) > 1 or any(n % (parts * ROWS) for n in rows):
         return 1
     extent = rows.pop()
@@ -53,7 +53,7 @@ def _fitting(lanes: LaneLowering, call: Any, tiles: set[ir.Var], extent: int, pa
         buffer, begins, extents = ir.region_parts(region)
         if lanes.holdings.base(buffer) not in tiles:
             continue
-        begin, rows = _offset(lanes, buffer, begins[0], part), ir.constant(extents[0])
+        begin, rows = _offset(lanes, buffer, begins[0], part), ir.integer(extents[0])
         inner = number == 1 and not ir.constant(call.args[4]) and rows == extent
         if begin is not None and (begin + rows <= part or inner):
             found.append(region)
@@ -65,7 +65,7 @@ def _offset(lanes: LaneLowering, buffer: ir.Buffer, begin: Any, part: int) -> in
     views = lanes.holdings.views
     while buffer.data in views:
         view = views[buffer.data]
-        layout, share = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block")), ir.constant(view.args[1])
+        layout, share = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block")), ir.integer(view.args[1])
         if layout.dim == 0 and (layout.block not in (None, share) or share % part):
             return None
         buffer, begins, _ = ir.region_parts(view.args[0])
@@ -143,7 +143,7 @@ def _by_part(stmt: ir.Stmt, rows: dict[ir.Var, int]) -> list[ir.Stmt]:
     if call is None or ir.constant(call.args[4]):
         return [stmt]
     (a, at, box), (b, begins, extents) = (ir.region_parts(region) for region in call.args[:2])
-    part, inner = rows.get(b.data), ir.constant(extents[0])
+    part, inner = rows.get(b.data), ir.integer(extents[0])
     if part is None or inner <= part:
         return [stmt]
     axis = len(at) - (2 if ir.constant(call.args[3]) else 1)
@@ -164,12 +164,17 @@ def _chains(stmts: list[ir.Stmt]) -> list[list[int]]:
     runs: list[list[int]] = []
     for number, stmt in enumerate(stmts):
         call, before = _call(stmt), _call(stmts[runs[-1][-1]]) if runs else None
-        alike = call is not None and before is not None and not ir.constant(call.args[9])
-        if alike and ir.region_parts(call.args[2])[0].same_as(ir.region_parts(before.args[2])[0]):
+        if call is not None and before is not None and _adds_to(call, before):
             runs[-1].append(number)
         else:
             runs.append([number])
     return runs
+
+
+def _adds_to(call: ir.Call, before: ir.Call) -> bool:
+    """Whether a product adds to the accumulators of another one."""
+    is_same = ir.region_parts(call.args[2])[0].same_as(ir.region_parts(before.args[2])[0])
+    return is_same and not ir.constant(call.args[9])
 
 
 def _started(stmt: ir.Stmt) -> ir.Stmt:

@@ -57,6 +57,12 @@ class Held:
         return f"by {self.level.name}s {how}"
 
 
+def threads_of(level: Level) -> int:
+    """Threads of one unit of a level inside the program."""
+    assert level.threads is not None, f"{level.name} is no part of a program"
+    return level.threads
+
+
 def is_fragment(buffer: ir.Buffer) -> bool:
     """Whether a tile lies in the registers of a range of threads."""
     return buffer.scope() == "local.fragment"
@@ -77,7 +83,7 @@ def accesses(node: Any) -> list[tuple[ir.Buffer, list[Any], bool]]:
             return
         elif ir.op_name(n) == "tl.region":
             load = n.args[0]
-            found.append((load.buffer, list(load.indices), bool(ir.constant(n.args[1]) & 2)))
+            found.append((load.buffer, list(load.indices), bool(ir.integer(n.args[1]) & 2)))
         elif isinstance(n, ir.BufferLoad | ir.BufferStore):
             found.append((n.buffer, list(n.indices), isinstance(n, ir.BufferStore)))
 
@@ -142,8 +148,8 @@ class Holdings:
     def _walk(self, stmt: ir.Stmt, inside: Level | None) -> None:
         if isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == ops.SCALE:
             level = self.lowering.target.machine.level(str(stmt.value.value))
-            entered = level if level.kind == "lanes" and (inside is None or level.threads < inside.threads) else inside
-            self._walk(stmt.body, entered)
+            is_finer = level.kind == "lanes" and (inside is None or threads_of(level) < threads_of(inside))
+            self._walk(stmt.body, level if is_finer else inside)
         elif isinstance(stmt, ir.Bind) and ir.op_name(stmt.value) == ops.VIEW.name:
             if inside is not None:
                 self.views[stmt.var] = stmt.value
@@ -194,7 +200,8 @@ class Holdings:
             ]
             if not whole:
                 raise self.lowering.unsupported(f"a view that splits a part of the fragment {base.name!r}")
-            share = ir.constant(view.args[1 + layout.dim])
+            assert layout.dim is not None
+            share = ir.integer(view.args[1 + layout.dim])
             self._hold(base, self._at(level, layout.dim, layout.block not in (None, share)))
             if layout.block not in (None, 1, share):
                 raise self.lowering.unsupported(f"a block-cyclic view of the fragment {base.name!r}")
@@ -202,7 +209,7 @@ class Holdings:
             raise self.lowering.unsupported(f"views of {base.name!r} as copies that units write and as shares")
 
     def _at(self, level: Level, axis: int | None = None, cyclic: bool = False) -> Held:
-        return Held(level, self.lowering.launch.thread_count // level.threads, axis, cyclic, self.lowering.where)
+        return Held(level, self.lowering.launch.thread_count // threads_of(level), axis, cyclic, self.lowering.where)
 
     def _hold(self, buffer: ir.Buffer, held: Held) -> bool:
         """Note a holding; whether it is new."""
@@ -286,7 +293,7 @@ class Holdings:
         return changed
 
     def _reduce(self, call: ir.Call) -> bool:
-        source, target, dim = *(ir.region_parts(r)[0] for r in call.args[:2]), ir.constant(call.args[3])
+        source, target, dim = *(ir.region_parts(r)[0] for r in call.args[:2]), ir.integer(call.args[3])
         keeps = len(source.shape) == len(target.shape)
         mine, result = self.of(source), self.of(target)
         if mine is not None and result is None and is_fragment(target):

@@ -18,7 +18,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.lowering.lanes.clones import Clone
-from tilescale.backends.cuda.lowering.lanes.holdings import Holdings, accesses, parallel_loops
+from tilescale.backends.cuda.lowering.lanes.holdings import Holdings, accesses, parallel_loops, threads_of
 from tilescale.backends.cuda.lowering.lanes.pipelines import Pipelines
 from tilescale.backends.cuda.lowering.lanes.ranges import HARDWARE_BARRIERS, ThreadNames
 from tilescale.backends.cuda.lowering.lanes.registers import marks
@@ -61,7 +61,13 @@ class Unit:
 
     def rank(self, level: str) -> int:
         """The rank of the unit of a level that this one is or lies in."""
-        return self.at(level).number
+        return self.inside(level).number
+
+    def inside(self, level: str) -> Unit:
+        """The unit of a level that this one is or lies in, where there is one."""
+        found = self.at(level)
+        assert found is not None, f"{self.name} lies in no {level}"
+        return found
 
     def sibling(self, number: int) -> Unit:
         """The unit of the same level and surroundings with another rank."""
@@ -70,9 +76,9 @@ class Unit:
 
     def units(self, level: Level) -> list[Unit]:
         """The units of a finer level inside this one."""
-        count = self.threads // level.threads
-        begins = range(self.begin, self.begin + self.threads, level.threads)
-        return [Unit(level.name, number, at, level.threads, count, self) for number, at in enumerate(begins)]
+        threads = threads_of(level)
+        count, begins = self.threads // threads, range(self.begin, self.begin + self.threads, threads)
+        return [Unit(level.name, number, at, threads, count, self) for number, at in enumerate(begins)]
 
 
 class LaneLowering:
@@ -145,8 +151,9 @@ class LaneLowering:
         """What a unit holds of a tile: its copy or share, or its instance of a tile that units own."""
         held = self.holdings.of(buffer)
         level = held.level if held is not None else self.owner(buffer)
-        holder = unit if level.threads == 1 else unit.at(level.name)
-        shape = [ir.constant(n) for n in buffer.shape]
+        assert level is not None, f"{buffer.name} is a tile of the whole program"
+        holder = unit if level.threads == 1 else unit.inside(level.name)
+        shape = [ir.integer(n) for n in buffer.shape]
         if held is not None and held.axis is not None:
             shape[held.axis] //= held.count
         scope = buffer.scope()
@@ -197,7 +204,7 @@ class LaneLowering:
         before: Level | None = None
         for stmt in [*stmts, None]:
             level = self.level_of(stmt) if stmt is not None else None
-            if run and (level is None or level != before or self.pipelines.of(run[-1])):
+            if before is not None and run and (level != before or self.pipelines.of(run[-1])):
                 result.append(self._run(run, before))
                 run = []
             before = level
@@ -246,9 +253,12 @@ class LaneLowering:
             elif isinstance(stmt, ir.AttrStmt):
                 result.append(clone.scale(stmt) if unit is self.whole else clone.stmt(stmt.body))
             elif isinstance(stmt, ir.Bind):
+                assert around is not None, "names are bound in loops"
                 result.append(around.stmt(stmt))
             else:
-                part = Share(self, unit).stmt(stmt, self.holdings.touched(stmt))
+                held = self.holdings.touched(stmt)
+                assert held is not None, "units execute it because they hold a tile of it"
+                part = Share(self, unit).stmt(stmt, held)
                 result += [clone.stmt(part)] if part is not None else []
         return tir.sequence([*result, *([self.meet(unit)] if len(stmts) in meetings else [])])
 

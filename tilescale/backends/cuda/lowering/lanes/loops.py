@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.lanes.holdings import accesses
+from tilescale.backends.cuda.lowering.lanes.holdings import accesses, threads_of
 from tilescale.program import ops
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Loop:
     @property
     def stages(self) -> int:
         """Tiles of a kind that there are."""
-        return ir.constant(self.stmt.annotations["num_stages"])
+        return ir.integer(self.stmt.annotations["num_stages"])
 
 
 def architecture(lowering: GridLowering) -> int:
@@ -126,13 +126,13 @@ class _Search:
         rest = [inner for inner in body if not self._is_load(inner)]
         inner = [bind for bind in rest if isinstance(bind, ir.Bind)]
         levels = [self.lanes.level_of(other) for other in rest if not isinstance(other, ir.Bind)]
-        alike = levels and levels[0] is not None and all(level == levels[0] for level in levels)
-        if not loads or not alike or levels[0].threads % LOADER_THREADS:
+        level = levels[0] if levels else None
+        if not loads or level is None or any(other != level for other in levels) or threads_of(level) % LOADER_THREADS:
             return None
         if set(stmt.annotations) != {"num_stages"} or (ir.constant(stmt.annotations["num_stages"]) or 0) < 1:
             return None
         used = _used([*binds, *inner], [stmt.min, stmt.extent, *loads])
-        return Loop(stmt, levels[0], tuple(loads), tuple(used), tuple(b for b in inner if b in used), tuple(rest))
+        return Loop(stmt, level, tuple(loads), tuple(used), tuple(b for b in inner if b in used), tuple(rest))
 
     def _is_load(self, stmt: ir.Stmt) -> bool:
         """A bulk copy from memory into all of a tile in shared memory."""
@@ -142,7 +142,9 @@ class _Search:
             return False
         source, _, box = ir.region_parts(stmt.value.args[0])
         tile, begins, extents = ir.region_parts(stmt.value.args[1])
-        shape = [ir.constant(n) for n in tile.shape]
+        shape = ir.constants(tile.shape)
+        if shape is None:
+            return False
         whole = all(ir.constant(b) == 0 for b in begins) and [ir.constant(n) for n in extents] == shape
         alike = [n for n in map(ir.constant, box) if n != 1] == [n for n in shape if n != 1]
         between = source.scope() == "global" and tile.scope() == "shared.dyn" and str(source.dtype) == str(tile.dtype)

@@ -32,9 +32,10 @@ class Operand:
         self.region = region
         self.buffer, self.begins, extents = ir.region_parts(region)
         self.name, self.dtype = self.buffer.name, str(self.buffer.dtype)
-        self.extents = [ir.constant(clone.expr(e)) for e in extents]
-        if None in self.extents:
+        known = ir.constants(clone.expr(e) for e in extents)
+        if known is None:
             raise clone.lowering.unsupported(f"an exchange of {self.name!r} between units, whose extents are symbolic")
+        self.extents = known
 
     def at(self, index: Sequence[Any]) -> list[Any]:
         """Indices of an element of the tile in its buffer."""
@@ -59,7 +60,15 @@ class Slots:
     """
 
     def __init__(
-        self, lanes: LaneLowering, unit: Unit, shape: Sequence[int], dtype: str, *, one=False, number=0, apart=0
+        self,
+        lanes: LaneLowering,
+        unit: Unit,
+        shape: Sequence[int],
+        dtype: str,
+        *,
+        one: bool = False,
+        number: int = 0,
+        apart: int = 0,
     ):
         self.unit, self.shape, self.devices = unit, list(shape), 1 if one else unit.siblings
         self.lanes, self.dtype, self.number, self.apart = lanes, dtype, number, apart
@@ -113,14 +122,14 @@ def exchange(
 ) -> ir.Stmt:
     """Every unit lays a tile down; then `finish` gets its element at `loops` from all of them."""
     buffer, _, extents = ir.region_parts(region)
-    slots = Slots(lanes, unit, [ir.constant(n) for n in extents], str(buffer.dtype))
+    slots = Slots(lanes, unit, [ir.integer(n) for n in extents], str(buffer.dtype))
     return tir.sequence([slots.put(region), lanes.meet(unit), finish(slots.all(loops)), lanes.meet(unit)])
 
 
 def gather(lanes: LaneLowering, unit: Unit, part: ir.Call, axis: int, target: ir.Call) -> ir.Stmt:
     """Every unit lays its part along an axis down; then it has the whole."""
     buffer, _, extents = ir.region_parts(part)
-    extents = [ir.constant(n) for n in extents]
+    extents = [ir.integer(n) for n in extents]
     whole = [n * unit.siblings if a == axis else n for a, n in enumerate(extents)]
     slots = Slots(lanes, unit, whole, str(buffer.dtype), one=True)
     begin = [unit.number * n if a == axis else 0 for a, n in enumerate(extents)]
@@ -135,12 +144,13 @@ def whole_of(lanes: LaneLowering, buffer: ir.Buffer, unit: Unit, *, gathered: bo
         UnsupportedError: nothing has gathered it.
     """
     held = lanes.holdings.of(buffer)
-    key = ("whole", buffer.data, unit.at(held.level.name).name)
+    assert held is not None
+    key = ("whole", buffer.data, unit.inside(held.level.name).name)
     if not gathered and not lanes.has(key):
         raise lanes.lowering.unsupported(
             f"a {held.level.name} names all of {buffer.name!r}, which is held {held}, before T.all_gather of the shares"
         )
-    shape = [ir.constant(n) for n in buffer.shape]
+    shape = [ir.integer(n) for n in buffer.shape]
     return lanes.make(key, f"{buffer.name}_whole{unit.name}", shape, str(buffer.dtype), buffer.scope())
 
 
@@ -166,11 +176,11 @@ def _allreduce(clone: Clone, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     if made.combine is not None:
         tiles = [Operand(clone, region) for region in made.tiles]
-        slots = [_slots(clone, tile, number=number) for number, tile in enumerate(tiles)]
-        puts = [s.put(tile.region) for s, tile in zip(slots, tiles, strict=True)]
-        folds = [fold(clone.lowering, made.combine, which, tiles, slots) for which in range(len(tiles))]
+        sides = [_slots(clone, tile, number=number) for number, tile in enumerate(tiles)]
+        puts = [s.put(tile.region) for s, tile in zip(sides, tiles, strict=True)]
+        folds = [fold(clone.lowering, made.combine, which, tiles, sides) for which in range(len(tiles))]
         return _steps(clone, *puts, None, *folds, None)
-    tile, op = Operand(clone, made.target), made.op
+    tile, op = Operand(clone, made.target), made.reduction
     base = clone.lanes.tile(clone.lanes.holdings.base(tile.buffer))
     if base is not None and clone.lanes.results.has_halves(base) and tile.extents == list(map(ir.constant, base.shape)):
         return _in_halves(clone, tile, op, base.data in clone.lanes.results.stored)
@@ -229,7 +239,7 @@ def _all_gather(clone: Clone, call: ir.Call) -> ir.Stmt:
     part = Operand(clone, made.source)
     if not made.is_in_place:
         _note(clone, call)
-        target, axis = Operand(clone, made.target), made.dim
+        target, axis = Operand(clone, made.target), made.axis
         whole = _slots(clone, target, one=True)
         begin = [clone.unit.number * n if a == axis else 0 for a, n in enumerate(part.extents)]
         put = _copied(part.region, whole.place(0, "w", begin, part.extents))
@@ -257,12 +267,12 @@ def _reduce_scatter(clone: Clone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
     made = Collective.of(call)
     source, target = Operand(clone, made.source), Operand(clone, made.target)
-    slots, axis = _slots(clone, source), made.dim
+    slots, axis = _slots(clone, source), made.axis
     begin = clone.unit.number * target.extents[axis]
 
     def total(loops: list[ir.Var]) -> Any:
         index = [i + begin if a == axis else i for a, i in enumerate(loops)]
-        return reduced(slots.all(index), made.op, source.dtype, target.dtype)
+        return reduced(slots.all(index), made.reduction, source.dtype, target.dtype)
 
     return _steps(clone, slots.put(source.region), None, target.store(total), None)
 
@@ -271,7 +281,7 @@ def _all_to_all(clone: Clone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
     made = Collective.of(call)
     source, target = Operand(clone, made.source), Operand(clone, made.target)
-    slots, axis = _slots(clone, source), made.dim
+    slots, axis = _slots(clone, source), made.axis
     part = source.extents[axis] // clone.unit.siblings
 
     def sent(loops: list[ir.Var]) -> Any:

@@ -60,7 +60,7 @@ class Pipelines:
         parts = self._parts[loop.stmt] = parts_of(self.lanes, loop)
         places = loop.stages * parts
         for tile in loop.tiles:
-            rows, *columns = map(ir.constant, tile.shape)
+            rows, *columns = map(ir.integer, tile.shape)
             shape = [places, rows // parts, *columns]
             self._rings[tile.data] = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
             tiles.append(self._rings[tile.data])
@@ -102,7 +102,7 @@ class Pipelines:
         places = [stage * parts + part for part in range(parts)]
         waits, arrivals = [_wait(full, at, turn) for at in places], [_arrive(empty, at) for at in places]
         hand = Handover(waits, arrivals, architecture(self.lowering) == ASYNCHRONOUS_PRODUCTS)
-        steps = hand.over(body, {tile.data: ir.constant(tile.shape[0]) // parts for tile in loop.tiles})
+        steps = hand.over(body, {tile.data: ir.integer(tile.shape[0]) // parts for tile in loop.tiles})
         body = self._on_rings(tir.sequence(steps), stage * parts)
         return tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, body), loop.stmt)
 
@@ -167,7 +167,7 @@ class Pipelines:
     def _copy(self, call: ir.Call, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]) -> ir.Stmt:
         source, begins, extents = ir.region_parts(call.args[0])
         ring = self._rings[ir.region_parts(call.args[1])[0].data]
-        box = [ir.constant(n) for n in ring.shape[1:]]
+        box = [ir.integer(n) for n in ring.shape[1:]]
         target = tir.region(ring, [place, *[0] * len(box)], [1, *box], "w")
         begins = [ir.substitute(b, fresh) if isinstance(b, ir.PrimExpr) else b for b in begins]
         if ir.constant(ir.region_parts(call.args[1])[0].shape[0]) != box[0]:

@@ -67,7 +67,7 @@ class _Ranges:
         self.lowering = lowering
         self.names = ThreadNames(lowering)
         self.index = next((var for var, axis in lowering.launch.thread_vars if axis == 0), None)
-        self.used: dict[ir.Var, tuple[Interval, Location | None]] = {}
+        self.used: dict[ir.Var, tuple[Interval | None, Location | None]] = {}
         self.partial: set[Interval] = set()
         self.kinds: set[str] = set()
         self.where: Location | None = None
@@ -132,6 +132,7 @@ class _Ranges:
             )
         beside = bool(self.lowering.lanes.pipelines.loops)
         if on_tiles and (beside or threads != (0, self.lowering.launch.threads[0])):
+            assert threads is not None
             self.partial.add(threads)
             self.kinds |= {b.scope() for b, _, _ in named if b.scope() in ir.SHARED}
             self._check_barriers(where)
@@ -141,9 +142,9 @@ class _Ranges:
 
     def _use(self, buffer: ir.Buffer, threads: Interval | None, where: Location | None) -> None:
         lanes = self.lowering.lanes
-        held = lanes.holdings.of(buffer)
-        if held is not None or lanes.owner(buffer) is not None:
-            how = f"held {held}" if held is not None else f"a tile of each {lanes.owner(buffer).name}"
+        held, owner = lanes.holdings.of(buffer), lanes.owner(buffer)
+        if held is not None or owner is not None:
+            how = f"held {held}" if held is not None or owner is None else f"a tile of each {owner.name}"
             raise UnsupportedError(
                 f"{buffer.name!r} is {how}: this statement of the whole program has no part for each", where=where
             )

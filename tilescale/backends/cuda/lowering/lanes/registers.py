@@ -30,8 +30,9 @@ def one_array_each(text: str) -> str:
 
 
 def _joined(text: str, names: list[str]) -> str:
-    declared = {name: re.search(rf"^ *(\S.*?) {name}(\[\d+\]);\n", text, re.MULTILINE) for name in names}
-    kinds = {name: (found[1], found[2]) for name, found in declared.items() if found}
+    found = {name: re.search(rf"^ *(\S.*?) {name}(\[\d+\]);\n", text, re.MULTILINE) for name in names}
+    declared = {name: line for name, line in found.items() if line is not None}
+    kinds = {name: (line[1], line[2]) for name, line in declared.items()}
     first = next(iter(kinds), "")
     for name, kind in kinds.items():
         if name != first and kind == kinds[first]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.lanes.holdings import accesses, is_fragment
@@ -47,8 +47,10 @@ class Results:
 
     def has_halves(self, tile: ir.Buffer) -> bool:
         """Whether a large tile that two units hold copies of falls apart into halves of its columns."""
-        held, shape = self.lanes.holdings.of(tile), [ir.constant(n) for n in tile.shape]
-        if held is None or held.axis is not None or held.count != 2 or not is_fragment(tile) or len(shape) < 2:
+        held, shape = self.lanes.holdings.of(tile), ir.constants(tile.shape)
+        if shape is None or len(shape) < 2 or not is_fragment(tile):
+            return False
+        if held is None or held.axis is not None or held.count != 2:
             return False
         size = 2 * math.prod(shape) * ir.bits(str(tile.dtype)) // 8
         return size > TURNS_ABOVE and shape[-1] % (2 * COLUMNS) == 0
@@ -68,7 +70,7 @@ class Results:
         named = [buffer for buffer, _, _ in accesses(stmt) if self.lanes.holdings.base(buffer).same_as(tile.data)]
         if not named:
             return True
-        call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+        call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
         if ir.op_name(call) != "tl.tileop.copy" or not all(buffer.same_as(tile) for buffer in named):
             return False
         (source, _, extents), (target, _, others) = (ir.region_parts(region) for region in call.args[:2])

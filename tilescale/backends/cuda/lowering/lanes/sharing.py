@@ -62,7 +62,7 @@ class Share:
         regions = []
         for region, access in zip(call.args[:2], "rw", strict=True):
             buffer, begins, extents = ir.region_parts(region)
-            extents[-1] = ir.constant(extents[-1]) // 2
+            extents[-1] = ir.integer(extents[-1]) // 2
             begins[-1] = begins[-1] + self.unit.number * extents[-1]
             own = self.lanes.copy_of(buffer, self.unit) if access == "r" else buffer
             regions.append(tir.region(own, begins, extents, access))
@@ -85,7 +85,7 @@ class Share:
         if held.cyclic:
             at = ir.simplify((index - self.unit.rank(held.level.name)) // held.count, {})
         else:
-            at = ir.simplify(index - self._begin(held, ir.constant(buffer.shape[held.axis])), {})
+            at = ir.simplify(index - self._begin(held, ir.integer(buffer.shape[held.axis])), {})
         return [at if axis == held.axis else i for axis, i in enumerate(indices)]
 
     def _on_own(self, stmt: ir.Stmt, *, first: bool = True) -> ir.Stmt:
@@ -109,13 +109,14 @@ class Share:
     def _nest(self, stmt: ir.Stmt, held: Held) -> ir.Stmt:
         loops = parallel_loops(stmt)
         var = self.lanes.holdings.split_loop(stmt)
+        assert var is not None
         body = loops[-1].body
         for buffer, indices, writes in accesses(body):
             mine = self.lanes.holdings.of(buffer)
             whole = mine is not None and mine.axis is None
             if writes and whole and any(var in ir.variables(i) for i in indices):
                 raise self.lowering.unsupported(f"a share of {buffer.name!r} is written where it is held {mine}")
-        extent = next(ir.constant(loop.extent) for loop in loops if loop.loop_var.same_as(var))
+        extent = next(ir.integer(loop.extent) for loop in loops if loop.loop_var.same_as(var))
         rank, share = self.unit.rank(held.level.name), extent // held.count
         position = var * held.count + rank if held.cyclic else var + rank * share
         body = self._on_own(ir.substitute(body, {var: position}))
@@ -130,20 +131,21 @@ class Share:
         """The unit's share of a region along one of its dimensions; all of it without."""
         buffer, begins, extents = ir.region_parts(region)
         if axis is not None:
-            extent = ir.constant(extents[axis])
+            extent = ir.integer(extents[axis])
             begins[axis] = begins[axis] + self._begin(held, extent)
             extents[axis] = ir.int_node(extent // held.count)
         mine = self.lanes.holdings.of(buffer)
         if mine is not None:
             begins = self._local(mine, buffer, begins)
             buffer = self.lanes.copy_of(buffer, self.unit)
-        access = {1: "r", 2: "w", 3: "rw"}[ir.constant(region.args[1])]
+        access = {1: "r", 2: "w", 3: "rw"}[ir.integer(region.args[1])]
         return tir.region(buffer, begins, extents, access)
 
     def _whole(self, region: ir.Call) -> int:
         """The split dimension of a region of a held tile, of which the region has all."""
         buffer, begins, extents = ir.region_parts(region)
         held = self._split(buffer)
+        assert held is not None and held.axis is not None
         covers = ir.constant(begins[held.axis]) == 0 and ir.constant(extents[held.axis]) == ir.constant(
             buffer.shape[held.axis]
         )
@@ -156,6 +158,7 @@ class Share:
         source, target = call.args[0], call.args[1]
         (a, _, extents), (b, _, others) = ir.region_parts(source), ir.region_parts(target)
         held = self._split(a) or self._split(b)
+        assert held is not None and held.axis is not None
         if held.cyclic:
             return self._nest(tir.copy_nest(call), held)
         axes: list[int | None]
@@ -164,14 +167,15 @@ class Share:
         else:
             axes = [matching_axis(held.axis, others, extents), self._whole(target)]
         both = self._split(a), self._split(b)
-        if None in axes or any(
-            h is not None and (h.axis, h.cyclic) != (x, False) for h, x in zip(both, axes, strict=True)
+        cuts = [axis for axis in axes if axis is not None]
+        if len(cuts) < len(axes) or any(
+            h is not None and (h.axis, h.cyclic) != (x, False) for h, x in zip(both, cuts, strict=True)
         ):
             raise self.lowering.unsupported(f"a copy between {a.name!r} and {b.name!r}, which is held {held} in one")
         into = self.lanes.holdings.of(b)
         if into is not None and into.axis is None:
-            return self._gathered(self._cut(source, axes[0], held), axes[0], held, target)
-        return tir.evaluate(tir.recall(call, [self._cut(source, axes[0], held), self._cut(target, axes[1], held)]))
+            return self._gathered(self._cut(source, cuts[0], held), cuts[0], held, target)
+        return tir.evaluate(tir.recall(call, [self._cut(source, cuts[0], held), self._cut(target, cuts[1], held)]))
 
     def _gathered(self, part: ir.Call, axis: int, held: Held, target: ir.Call) -> ir.Stmt:
         buffer, begins, extents = ir.region_parts(target)
@@ -182,9 +186,10 @@ class Share:
     def _fill(self, call: ir.Call) -> ir.Stmt:
         axis = self._whole(call.args[0])
         held = self._split(ir.region_parts(call.args[0])[0])
+        assert held is not None
         buffer = self.lanes.copy_of(ir.region_parts(call.args[0])[0], self.unit)
         _, begins, extents = ir.region_parts(call.args[0])
-        extents[axis] = ir.int_node(ir.constant(extents[axis]) // held.count)
+        extents[axis] = ir.int_node(ir.integer(extents[axis]) // held.count)
         return tir.evaluate(tir.recall(call, [tir.region(buffer, begins, extents, "w"), call.args[1]]))
 
     def _reduce(self, call: ir.Call) -> ir.Stmt:
@@ -212,7 +217,7 @@ class Share:
         if held.axis is not None:
             self._whole(region)
         own = self.lanes.copy_of(buffer, self.unit)
-        access = {1: "r", 2: "w", 3: "rw"}[ir.constant(region.args[1])]
+        access = {1: "r", 2: "w", 3: "rw"}[ir.integer(region.args[1])]
         _, _, extents = ir.region_parts(region)
         if held.axis is not None:
             extents[held.axis] = own.shape[held.axis]
@@ -220,7 +225,7 @@ class Share:
 
     def _combined(self, call: ir.Call, shares: list[ir.Call], op: str) -> ir.Stmt:
         target, begins, extents = ir.region_parts(shares[1])
-        shape = [ir.constant(n) for n in extents]
+        shape = [ir.integer(n) for n in extents]
         key = ("partial", target.data)
         partial = self.lanes.make(key, f"{target.name}_partial", shape, str(target.dtype), target.scope())
         whole = tir.region(partial, [0] * len(shape), shape, "w")
@@ -256,7 +261,7 @@ class Share:
         cut = self._cut(operand, axis, held)
         regions = [cut, self._share(b)] if by_row else [self._share(a), cut]
         size = 5 if by_row else 6
-        rest = [ir.int_node(ir.constant(n) // held.count) if i == size else n for i, n in enumerate(call.args) if i > 2]
+        rest = [ir.int_node(ir.integer(n) // held.count) if i == size else n for i, n in enumerate(call.args) if i > 2]
         return tir.evaluate(tir.recall(call, [*regions, self._share(c), *rest]))
 
 
