@@ -22,6 +22,9 @@ BARRIER = "    tilescale::barrier((&(F[0])), 4, 0, 4, 0, F, n, F, 2);"
 LOAD, STORE = "  float x = X[((int)threadIdx.x)];", "  Y_peers[((int)threadIdx.x)] = x;"
 SYNC, DRAIN, ACQUIRED = "  __syncthreads();", "  tilescale::drain();", "  tilescale::acquired();"
 
+ELECT = "  if (tl::tl_shuffle_elect<128>()) {"
+BULK = ["    tl::tma_store(Y_desc, (&(tile[0])), 0, 0);", "    tl::tma_store_arrive();"]
+
 RIGHT = [HEAD, ONE, WAIT, "  }", SYNC, ACQUIRED, LOAD, STORE, DRAIN, SYNC, ONE, SIGNAL, "  }", "}"]
 
 
@@ -54,11 +57,16 @@ def test_the_right_text_passes():
         replaced((ONE, [DRAIN, SYNC, ONE]), (WAIT, [BARRIER])),
         replaced((SIGNAL, [SIGNAL, WAIT])).replace("  }\n}", "  }\n  __syncthreads();\n  tilescale::acquired();\n}"),
         "\n".join([HEAD, DRAIN, SYNC, "  for (int i = 0; i < 4; ++i) {", ONE, SIGNAL, "  }", "  }", "}"]),
+        "\n".join([HEAD, STORE, SYNC, ELECT, "    tilescale::drain();", SIGNAL, *BULK, "  }", "}"]),
+        "\n".join([HEAD, STORE, SYNC, ACQUIRED, ELECT, BARRIER, "  }", SYNC, ACQUIRED, LOAD, "}"]),
         "\n".join([HEAD, *role("    tl::__sync_thread_partial<3, 64>();", LOAD), "}"]),
         "\n".join([HEAD, "  if (((int)blockIdx.x) < 3) {", *RIGHT[1:-1], "  }", "}"]),
         "\n".join([HEAD.replace("__launch_bounds__(128, 1) ", ""), WAIT, ACQUIRED, LOAD, DRAIN, SIGNAL, "}"]),
     ],
-    ids=["barrier", "signal then wait", "signals in a loop", "partial barrier", "blocks of a condition", "one thread"],
+    ids=[
+        *("barrier", "signal then wait", "signals in a loop", "stores after a signal", "barrier after a meeting"),
+        *("partial barrier", "blocks of a condition", "one thread"),
+    ],
 )
 def test_other_right_texts_pass(text: str):
     check_text(text)

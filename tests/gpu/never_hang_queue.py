@@ -17,7 +17,8 @@ def queue_that_waits(own: Rank) -> None:
         run_queue(own, queue, turn)
     for silent in (-2, 1):
         queue(own.a, own.b, silent, -1, 0)
-        text = expect(WaitTimeoutError, queue.synchronize, "T.copy(after=done >=)", "never_hang.py", within=4 * WAIT_S)
+        told = "T.copy(after=done >=)", "never_hang_common.py"
+        text = expect(WaitTimeoutError, queue.synchronize, *told, within=4 * WAIT_S)
         assert "for done, element" in text and ">= 1; it is 0" in text, text
         if own.rank == 0:
             print(text, flush=True)

@@ -248,12 +248,14 @@ def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
     if drain.line > node.line:
         raise kernel.fail("a signal before the stores that it publishes are complete", node)
     for between in guard.children[drain.position + 1 :]:
-        _check_harmless(kernel, between, node)
+        if between.line < node.line:  # TileLang joins what the same thread does next to the branch
+            _check_harmless(kernel, between, node)
     for leaf in kernel.body.leaves():
         by = _guard(leaf)
         if BULK_STORE.search(leaf.text) and (by is None or by.text != guard.text):
             raise kernel.fail(f"a signal by another thread than the one that stores in line {leaf.line}", node)
-    if not guard.before or not SYNC.match(guard.before[0].text):
+    before = [previous.text for previous in guard.before if previous.text != ACQUIRED]
+    if not before or not SYNC.match(before[0]):
         raise kernel.fail("threads do not meet between their stores and a signal", node)
 
 
