@@ -33,9 +33,9 @@ def test_both_programs_are_checked_and_counted(script: ModuleType):
     gemm = script.measure(script.product(256, CPU))
     assert (gemm.gpus, gemm.us, gemm.alone_us) == (1, 10.0, None)
     assert gemm.tflops == round(2 * 256**3 / 10e-6 / 1e12, 1)
-    mla = script.measure(script.decode(2, 64, 192, CPU))
-    assert mla.tflops == round(2 * 2 * 64 * 192 * (512 + 512 + 64) / 10e-6 / 1e12, 1)
-    assert mla.gb_s == round(2 * 2 * 192 * (512 + 64) / 10e-6 / 1e9, 1)
+    mla = script.measure(script.decode(2, 64, 256, CPU))
+    assert mla.tflops == round(2 * 2 * 64 * 256 * (512 + 512 + 64) / 10e-6 / 1e12, 1)
+    assert mla.gb_s == round(2 * 2 * 256 * (512 + 64) / 10e-6 / 1e9, 1)
 
 
 def test_a_wrong_result_has_no_time(script: ModuleType, monkeypatch: pytest.MonkeyPatch):
