@@ -63,15 +63,6 @@ REASONS = {
         "of NCCL also stays below what a link carries."
     ),
     "sequence": "the host's start of NCCL, as above; it matters where the product is too short to hide it.",
-    "examples": (
-        "the loops of these kernels are not what `T.Pipelined` promises, as the simulation takes it. The GEMM's "
-        "threads issue the loads themselves, wait for each product before they go on, and all meet twice in a "
-        "step; the decode's loads run beside nothing. With `num_stages=1`, by which loads and products take turns, "
-        "the simulation says 3238 and 2385 us for the GEMM (-2%), 779 and 417 us for the decode (-30%). What is "
-        "left of the decode: its warpgroups meet six times more in a step, for maxima, sums and weights of which "
-        "each has a half, and multiply tiles of 32 columns, too narrow for the rate of the tensor cores. The model "
-        "has neither."
-    ),
 }
 """Group -> why some of its rows are off by more than a quarter."""
 

@@ -117,7 +117,7 @@ def launched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     But for those with flags of the call: they are zero when a call begins, which is a meeting.
     """
     emulate = importlib.import_module("tilescale.backends.emulator.emulate")
-    taken_apart = emulate.structure
+    taken_apart = emulate.analyse
 
     def twice(*given: Any) -> Program:
         program = taken_apart(*given)
@@ -125,7 +125,7 @@ def launched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             return program
         return replace(program, body=Sequence((program.body, program.body)))
 
-    monkeypatch.setattr(emulate, "structure", twice)
+    monkeypatch.setattr(emulate, "analyse", twice)
 
 
 def in_several_orders(path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

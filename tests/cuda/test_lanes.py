@@ -119,8 +119,7 @@ def test_split_product_over_two_warpgroups():
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_roles_that_reach_other_devices(devices: int, monkeypatch: pytest.MonkeyPatch):
-    """Two examples in which no block waits for another device: a warpgroup reads tiles of peers, or writes them."""
-    # One device after another: inside their kernels they would wait for each other.
+    """No block waits for another device, but in meetings, which are left out here: one device runs after another."""
     monkeypatch.setattr("tilescale.backends.cuda.lowering.program.fits_inside", lambda *_: False)
     m, n, k = 96 * devices, 160, 128 * devices
     a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()

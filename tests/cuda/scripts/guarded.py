@@ -85,7 +85,7 @@ def barrier_kernel(slot, rank, purpose, limit_ns, site, words, epochs, head) -> 
             epochs[0] += 1
             count, own = int(epochs[0]), words[slot]
             words[:, rank] = count << 32 | purpose & 0xFFFF_FFFF
-            for peer in range(len(own)):
+            for peer in range(default_heap().team.size):
                 outcome = await_(lambda p=peer: int(own[p]) >> 32 >= count, limit_ns, head)
                 seen = int(own[peer])
                 if outcome == "late":
