@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
@@ -36,9 +36,6 @@ from tilescale.program import extents
 from tilescale.program.model import Control, Launch, Part, Program, location
 from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
-
-if TYPE_CHECKING:
-    pass
 
 _NO_TURN = nullcontext()
 
