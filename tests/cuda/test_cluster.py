@@ -106,7 +106,7 @@ def test_a_signal_follows_what_was_put():
     text = bodies(source(program))
     order = [
         "cluster_put<16>",
-        "tilescale::drain();",
+        "tilescale::complete_stores();",
         "__syncthreads();",
         "tilescale::signal<0, int>",
         "tilescale::wait<",

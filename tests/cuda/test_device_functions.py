@@ -25,9 +25,10 @@ ORDERING = re.compile(
 
 KERNELS = {
     "drain": ("tilescale::drain();", ["cp.async.bulk.wait_group 0", "fence.proxy.async", "fence.acq_rel.sys"]),
-    "drain_but": (
-        "tilescale::drain_but<3>();",
-        ["cp.async.bulk.wait_group 3", "fence.proxy.async", "fence.acq_rel.sys"],
+    "complete_stores": ("tilescale::complete_stores();", ["cp.async.bulk.wait_group 0", "fence.proxy.async"]),
+    "complete_stores_but": (
+        "tilescale::complete_stores<3>();",
+        ["cp.async.bulk.wait_group 3", "fence.proxy.async"],
     ),
     "acquired": ("tilescale::acquired();", ["fence.proxy.async"]),
     "load_acquire": ("out[0] = tilescale::load_acquire(flags);", ["ld.acquire.sys.global.s32"]),
@@ -173,7 +174,8 @@ def test_a_lost_fence_is_found(name: str, tmp_path: Path):
         ("st.relaxed.sys.global.s64", "st.relaxed.gpu.global.s64", "come"),
         ("red.relaxed.sys.global.add.u64", "red.relaxed.gpu.global.add.u64", "leave"),
         ("ld.acquire.sys.global.s64", "ld.relaxed.sys.global.s64", "leave"),
-        ("wait_group 0;", "wait_group.read 0;", "drain"),
+        ("wait_group %0;", "wait_group.read %0;", "drain"),
+        ('asm volatile("fence.proxy.async;" ::: "memory");', "", "complete_stores"),
         ("__syncwarp();", "", "wait_by_warp"),
     ],
 )

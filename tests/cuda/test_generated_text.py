@@ -20,7 +20,7 @@ SIGNAL = "    tilescale::signal<0, int>((&(F_peers[0])), 0, 8, 1, F, 1);"
 LEAVE = "    tilescale::leave((&(words[0])), 4, 0, 0, 4, F, n, n, F, 3);"
 BARRIER = "    tilescale::barrier((&(F[0])), 4, 0, 4, 0, F, n, F, 2);"
 LOAD, STORE = "  float x = X[((int)threadIdx.x)];", "  Y_peers[((int)threadIdx.x)] = x;"
-SYNC, DRAIN, ACQUIRED = "  __syncthreads();", "  tilescale::drain();", "  tilescale::acquired();"
+SYNC, DRAIN, ACQUIRED = "  __syncthreads();", "  tilescale::complete_stores();", "  tilescale::acquired();"
 
 ELECT = "  if (tl::tl_shuffle_elect<128>()) {"
 BULK = ["    tl::tma_store(Y_desc, (&(tile[0])), 0, 0);", "    tl::tma_store_arrive();"]
@@ -57,7 +57,7 @@ def test_the_right_text_passes():
         replaced((ONE, [DRAIN, SYNC, ONE]), (WAIT, [BARRIER])),
         replaced((SIGNAL, [SIGNAL, WAIT])).replace("  }\n}", "  }\n  __syncthreads();\n  tilescale::acquired();\n}"),
         "\n".join([HEAD, DRAIN, SYNC, "  for (int i = 0; i < 4; ++i) {", ONE, SIGNAL, "  }", "  }", "}"]),
-        "\n".join([HEAD, STORE, SYNC, ELECT, "    tilescale::drain();", SIGNAL, *BULK, "  }", "}"]),
+        "\n".join([HEAD, STORE, SYNC, ELECT, "    tilescale::complete_stores();", SIGNAL, *BULK, "  }", "}"]),
         "\n".join([HEAD, STORE, SYNC, ACQUIRED, ELECT, BARRIER, "  }", SYNC, ACQUIRED, LOAD, "}"]),
         "\n".join([HEAD, *role("    tl::__sync_thread_partial<3, 64>();", LOAD), "}"]),
         "\n".join([HEAD, "  if (((int)blockIdx.x) < 3) {", *RIGHT[1:-1], "  }", "}"]),
@@ -144,7 +144,7 @@ FLUSHED = elected(DRAIN, RELEASE)
         gated(BULK, others=("    tl::__sync_thread_partial<3, 64>();", LOAD)),
         gated(BULK, others=(ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL), "}"]),
-        "\n".join([HEAD, *elected("    tilescale::drain_but<2>();", "for (;;) {", SIGNAL, "}"), "}"]),
+        "\n".join([HEAD, *elected("    tilescale::complete_stores<2>();", "for (;;) {", SIGNAL, "}"), "}"]),
         kept(*FLUSHED, *WAITING, KEEP, after=tuple(FLUSHED)),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(LEAVE), "}"]),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", DRAIN, SYNC, ONE, LEAVE, "  }", "}"]),

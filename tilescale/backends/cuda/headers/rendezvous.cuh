@@ -70,7 +70,7 @@ __device__ inline void enter(const i64* words, i64 stride, int slot, int rank, i
   await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
 }
 
-// One thread of each block, after a barrier, and drain() by all others that issued bulk copies: its block is done with
+// One thread of each block, after a barrier, and complete_stores() by all others that issued bulk copies: its block is done with
 // the memory of all ranks, and tells them. The first block waits until all blocks of all ranks are, and counts.
 __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ranks, int* counts, int purpose, i64 limit,
                              i64* report, int site) {

@@ -2,7 +2,7 @@
 // Signals, waits and barriers between GPUs. Self-contained: it stands before any other text of a kernel.
 //
 // Ordering follows the PTX memory model: a writer completes its bulk copies and orders them before generic-proxy writes
-// (drain), then releases at system scope; a reader acquires at system scope and orders its bulk copies after that.
+// (complete_stores), then releases at system scope; a reader acquires at system scope and orders its bulk copies after that.
 // Every wait is bounded. The first one that runs out of time leaves a report on all devices, and from then on no wait
 // of the program blocks, on any of them; barriers no longer arrive, so nobody takes what follows for complete.
 #ifndef TILESCALE_SYNC_CUH
@@ -63,22 +63,20 @@ __device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 exp
 
 // -- ordering ----------------------------------------------------------------------------------------------------------
 
-// Complete the bulk copies that this thread issued and order them with what follows. Every thread calls it.
-__device__ __forceinline__ void drain() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
-#endif
-  asm volatile("fence.acq_rel.sys;" ::: "memory");
-}
-
-// The same for all bulk copies but the last LEFT groups.
-template <int LEFT>
-__device__ __forceinline__ void drain_but() {
+// All bulk copies that this thread issued, but the last LEFT groups, are complete, and its release, or that of a thread
+// that it meets before, covers them: releases are cumulative (PTX ISA, memory consistency model, causality order).
+template <int LEFT = 0>
+__device__ __forceinline__ void complete_stores() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(LEFT) : "memory");
   asm volatile("fence.proxy.async;" ::: "memory");
 #endif
+}
+
+// The same for all bulk copies, and the release itself: relaxed writes may follow. A fence of the system takes as long as
+// the slowest store of the SM, so what is followed by a release does without.
+__device__ __forceinline__ void drain() {
+  complete_stores();
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
@@ -194,7 +192,7 @@ __device__ inline void wait_by_warp(const V* flags, i64 index, i64 extent, i64 w
   acquired();
 }
 
-// One thread, after drain() by all and a barrier (or the other way round, if it alone issued bulk copies): update a flag,
+// One thread, after complete_stores() by all and a barrier (or the other way round, if it alone issued bulk copies): update a flag,
 // `flags` being the first one of the instance meant.
 template <int SET, typename V>
 __device__ inline void signal(V* flags, i64 index, i64 extent, i64 value, i64* report, int site) {
@@ -231,7 +229,7 @@ __device__ __forceinline__ void tell_ranks(V* words, i64 stride, int rank, int r
   for (int s = 0; s < ranks; ++s) store_relaxed(words + s * stride + rank, word);
 }
 
-// One thread, after a barrier, and drain() by all others that issued bulk copies: tell all `ranks` how often this one
+// One thread, after a barrier, and complete_stores() by all others that issued bulk copies: tell all `ranks` how often this one
 // has been here, then await the same of each. Counter `index` of an instance is a word for each rank; `epochs` counts in
 // device memory, so that a captured launch can be replayed. Differences are taken modulo 2^32: the count may wrap. It
 // waits twice as long as a wait: if a peer does not come because it waits itself, that wait is to fail first, and says

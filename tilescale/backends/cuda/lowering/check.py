@@ -23,8 +23,8 @@ GATE = re.compile(r"\btilescale::wait_by_warp<")
 SIGNAL = re.compile(r"\btilescale::(signal<|release<|barrier\w*\(|leave\()")
 KEEP = re.compile(r"^(\w+) = tilescale::address\(")
 BULK_STORE = re.compile(r"\btl::tma_store\w*\((?!\))")
-DRAIN = "tilescale::drain();"
-COMPLETION = re.compile(r"^tilescale::(drain\(\)|drain_but<\d+>\(\));$")
+BY_ALL = "tilescale::complete_stores();"
+COMPLETION = re.compile(r"^tilescale::complete_stores(<\d+>)?\(\);$")
 DRAINING = re.compile(r"^tilescale::(barrier|leave)\(")  # they begin with a drain() of their own
 ACQUIRED = "tilescale::acquired();"
 BLOCK_SYNC = "__syncthreads();"
@@ -220,7 +220,7 @@ def _check_signal(kernel: KernelText, node: Node) -> None:
     met, at = kernel.threads == 1, node
     while at.parent is not None:
         for previous in at.before:
-            if previous.text == DRAIN:
+            if previous.text == BY_ALL:
                 if not met:
                     raise kernel.fail("threads do not meet between their stores and a signal", node)
                 return
@@ -238,16 +238,16 @@ def _completes(node: Node) -> bool:
     if DRAINING.match(node.text):
         guard = _guard(node)
         assert guard is not None, "one thread completes them"
-        return DRAIN not in [previous.text for previous in guard.before[:2]]
+        return BY_ALL not in [previous.text for previous in guard.before[:2]]
     return COMPLETION.match(node.text) is not None
 
 
 def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
     """A signal by the thread that issued all bulk stores: it completes them, after all threads have met."""
-    drain = next(inner for inner in guard.children if _completes(inner))
-    if drain.line > node.line:
+    completed = next(inner for inner in guard.children if _completes(inner))
+    if completed.line > node.line:
         raise kernel.fail("a signal before the stores that it publishes are complete", node)
-    for between in guard.children[drain.position + 1 :]:
+    for between in guard.children[completed.position + 1 :]:
         if between.line < node.line:  # TileLang joins what the same thread does next to the branch
             _check_harmless(kernel, between, node)
     for leaf in kernel.body.leaves():

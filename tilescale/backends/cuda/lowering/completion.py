@@ -30,17 +30,17 @@ def signal_kind(flag: ir.Buffer, op: str) -> str:
 
 
 def published(lowering: GridLowering, body: ir.Stmt, drains: bool = False) -> ir.Stmt:
-    """`body`, run by one thread after everything that the program wrote is complete at system scope.
+    """`body`, which releases at system scope, run by one thread after all that the program wrote is complete.
 
     `drains`: it begins with a drain() of its own thread.
     """
     if lowering.is_complete:
         return body
-    drain = tir.evaluate(tir.extern("tilescale::drain"))
+    completed = tir.evaluate(tir.extern("tilescale::complete_stores"))
     if lowering.roles.elects:
-        whole = body if drains else tir.sequence([drain, body])
+        whole = body if drains else tir.sequence([completed, body])
         return tir.sequence([lowering.sync(), _elected(lowering, whole)])
-    return tir.sequence([drain, lowering.sync(), lowering.one_thread(body)])
+    return tir.sequence([completed, lowering.sync(), lowering.one_thread(body)])
 
 
 def complete(lowering: GridLowering, left: int, signals: ir.Stmt) -> ir.Stmt:
@@ -51,8 +51,8 @@ def complete(lowering: GridLowering, left: int, signals: ir.Stmt) -> ir.Stmt:
     if tir.is_nothing(sent):
         free = tir.evaluate(tir.call("tl.tma_store_wait", left, 1))
         return tir.sequence([_elected(lowering, free), lowering.sync()])
-    drain = tir.evaluate(tir.extern(f"tilescale::drain_but<{left}>"))
-    return tir.sequence([lowering.sync(), _elected(lowering, tir.sequence([drain, sent])), lowering.sync()])
+    completed = tir.evaluate(tir.extern(f"tilescale::complete_stores<{left}>"))
+    return tir.sequence([lowering.sync(), _elected(lowering, tir.sequence([completed, sent])), lowering.sync()])
 
 
 def flush(lowering: GridLowering) -> ir.Stmt:
