@@ -126,11 +126,13 @@ class SmallPut:
         self.world = tilescale.init()
 
     def heat(self, mode: str) -> Heat:
-        """Ours, and a copy with PyTorch's signals."""
+        """Ours, NCCL's exchange, and a copy with PyTorch's signals, whose kernels end in an error in a graph."""
         program = lambda: programs.put_and_wait(self.world.size, *SMALL)  # noqa: E731
-        entries = [Contender("symm_mem", self.symm_mem), ours("tilescale", program, self.own)]
+        entries = [Contender("nccl", self.nccl), ours("tilescale", program, self.own)]
+        if mode != "graph":
+            entries.append(Contender("symm_mem", self.symm_mem))
         size = self.world.size
-        return Heat("small_put", SMALL, "float32", size, mode, "symm_mem", entries, calls=_calls(mode))
+        return Heat("small_put", SMALL, "float32", size, mode, "nccl", entries, calls=_calls(mode))
 
     def draw(self, seed: int) -> Case:
         """This rank's tile; the one before is to come."""
@@ -140,6 +142,19 @@ class SmallPut:
         """A program of ours."""
         x, y = trials.nothing(*SMALL, dtype=torch.float32), trials.symmetric(*SMALL, dtype=torch.float32)
         return checked(self.draw, x.copy_, trials.returning(y, kernel, x, y), [y], kernel.synchronize)
+
+    def nccl(self) -> Runner:
+        """A send and a receive in one group."""
+        x, y = trials.nothing(*SMALL, dtype=torch.float32), trials.nothing(*SMALL, dtype=torch.float32)
+        after, before = (self.world.rank + 1) % self.world.size, (self.world.rank - 1) % self.world.size
+
+        def call() -> torch.Tensor:
+            both = [dist.P2POp(dist.isend, x, after), dist.P2POp(dist.irecv, y, before)]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+            return y
+
+        return checked(self.draw, x.copy_, call, [y])
 
     def symm_mem(self) -> Runner:
         """Three kernels: a copy, a signal, a wait."""

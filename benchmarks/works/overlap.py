@@ -18,7 +18,7 @@ from trials import Case, checked, ours
 import tilescale
 
 CHUNK_ROWS = 512
-"""Rows that travel together, at most; twice as many where they are waited for at the end."""
+"""Rows that travel together, at most."""
 BLOCKS, SENDERS = 132, 16
 """A grid that is on an H100 or H200 as a whole, and how many of its blocks send."""
 
@@ -148,7 +148,7 @@ class ReduceScatter:
 
     def contenders(self) -> list[Contender]:
         """Libraries, then ours."""
-        shape, chunk = (self.size, self.m, self.n, self.k), min(2 * CHUNK_ROWS, self.rows)
+        shape, chunk = (self.size, self.m, self.n, self.k), min(CHUNK_ROWS, self.rows)
         turns = Tiling(stages=3)  # beside a tile of the result
         return [
             Contender("cublas alone", self.alone),
