@@ -23,10 +23,10 @@ from matplotlib.ticker import FuncFormatter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tilescale.collectives import estimate  # noqa: E402
 from tilescale.hda import Machine  # noqa: E402
 from tilescale.hda.load import derive  # noqa: E402
 from tilescale.hda.units import format_bytes  # noqa: E402
-from tilescale.timing.collectives import estimate  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "scaling.json"
 PICTURE = ROOT / "docs" / "diagrams" / "allreduce-scaling.svg"

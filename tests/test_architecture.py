@@ -27,20 +27,22 @@ ALL_CODE = (*PRODUCT, "examples", "launch", "benchmarks", "docs", "tests")
 
 _BASE = {"errors", "settings"}
 _MODEL = _BASE | {"hda", "program"}
+_LIBRARY = _MODEL | {"cost", "collectives", "passes", "comm", "timing"}
 MAY_IMPORT = {
     "errors": set(),
     "settings": {"errors"},
     "hda": _BASE,
     "comm": _BASE | {"hda"},
     "program": _BASE | {"hda"},
-    "language": _MODEL,
     "cost": _MODEL,
+    "collectives": _MODEL | {"cost"},
+    "language": _MODEL | {"collectives"},
     "passes": _MODEL | {"cost"},
-    "timing": _MODEL | {"cost"},
-    "backends": _MODEL | {"cost", "passes", "comm", "timing"},
-    "runtime": _MODEL | {"cost", "passes", "comm", "timing", "backends", "language"},
-    "ops": _MODEL | {"cost", "passes", "comm", "timing", "backends", "language", "runtime"},
-    "cli": _MODEL | {"cost", "passes", "comm", "timing", "backends", "language", "runtime", "ops"},
+    "timing": _MODEL | {"cost", "collectives"},
+    "backends": _LIBRARY,
+    "runtime": _LIBRARY | {"backends", "language"},
+    "ops": _LIBRARY | {"backends", "language", "runtime"},
+    "cli": _LIBRARY | {"backends", "language", "runtime", "ops"},
 }
 """Part of tilescale -> the other parts that it may import. The package's own `__init__` loads all lazily."""
 

@@ -3,8 +3,8 @@
 
 import pytest
 
+from tilescale.collectives.links import Link
 from tilescale.hda.route import Endpoint
-from tilescale.timing.links import Link
 from tilescale.timing.replay import Replay
 from tilescale.timing.sharing import Events, Server
 from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Owned, Part, Publish, Task, Work

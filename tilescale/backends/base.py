@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tilelang_core import ir
+from tilescale.collectives import Available, Wanted
+from tilescale.collectives.select import everything
 from tilescale.errors import TileScaleError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Program
+from tilescale.program.operations import Collective
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ class Backend:
         lower: makes of a program what it runs, on any computer; raises UnsupportedError for what it does not run.
         priority: the first available one that lowers a program, highest first, runs it.
         generates: whether it generates text.
+        serves: whether it generates text for a machine.
+        collectives: the algorithms that it has for a collective.
     """
 
     name: str
@@ -98,6 +103,10 @@ class Backend:
     lower: Callable[[Program, Target], Lowered]
     priority: int
     generates: bool = False
+    serves: Callable[[Machine], bool] = lambda machine: False
+    collectives: Callable[[Collective, Wanted, Target], Available] = lambda made, wanted, target: everything(
+        target.machine, wanted
+    )
 
 
 _BACKENDS: list[Backend] = []
@@ -114,6 +123,16 @@ def register(backend: Backend) -> None:
 def generator() -> Backend:
     """The first back end that generates text, whether or not it runs on this computer."""
     return next(b for b in _BACKENDS if b.generates)
+
+
+def available(made: Collective, wanted: Wanted, target: Target) -> Available:
+    """The algorithms for a collective of a program: those of the back end that generates text for the machine, all that
+    there are where none does.
+
+    Whoever runs the program chooses among the same, so that a program does on one what it does on the other.
+    """
+    serving = next((b for b in _BACKENDS if b.serves(target.machine)), None)
+    return everything(target.machine, wanted) if serving is None else serving.collectives(made, wanted, target)
 
 
 def choose(program: Program, lower: Callable[[Backend], Lowered]) -> Lowered:

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Which mechanism moves a tile, and which implementation a collective takes: pure functions of the machine's numbers.
+"""Which mechanism moves a tile: pure functions of the machine's numbers.
 
-Times follow the postal model (latency and start-up for each message, bytes over bandwidth; Bar-Noy and Kipnis, 1994),
-collectives the counts of messages and bytes of their algorithms (Thakur, Rabenseifner and Gropp, 2005).
+Times follow the postal model (latency and start-up for each message, bytes over bandwidth; Bar-Noy and Kipnis, 1994).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilescale.errors import UnsupportedError
@@ -76,9 +74,9 @@ def mechanism(network: Network, wanted: Transfer, impl: str | None = None) -> Ch
             hint="put the tile into another memory, or copy whole tensors at the level that owns them",
         )
     times = [(m.name, transfer_time(network, m, wanted)) for m in able]
-    best = _first_of_the_fastest(times)
+    best = first_of_the_fastest(times)
     others = [f"{name}: {reason}" for name, reason in against.items() if reason is not None]
-    return Choice(best, "; ".join([_compared(best, times, wanted.nbytes), *others]))
+    return Choice(best, "; ".join([compared(best, times, wanted.nbytes), *others]))
 
 
 def reason_against(mechanism: Mechanism, wanted: Transfer) -> str | None:
@@ -102,89 +100,18 @@ def transfer_time(network: Network, mechanism: Mechanism, wanted: Transfer) -> f
     return network.latency + mechanism.startup + _size(wanted.nbytes) / rate
 
 
-# -- collectives -------------------------------------------------------------------------------------------------------
-
-_STEPS: dict[tuple[str, str], Callable[[int], tuple[int, float, float]]] = {
-    ("allreduce", "one_shot"): lambda n: (1, 1, n - 1),
-    ("allreduce", "two_shot"): lambda n: (2, 2, 2 * (n - 1) / n),
-    ("allreduce", "ring"): lambda n: (0, 2 * (n - 1), 2 * (n - 1) / n),
-    ("allreduce", "nccl"): lambda n: (0, 2 * (n - 1), 2 * (n - 1) / n),
-    ("allreduce", "tree"): lambda n: (0, 2 * math.log2(n), 2),
-    ("reduce_scatter", "direct"): lambda n: (1, 1, (n - 1) / n),
-    ("reduce_scatter", "ring"): lambda n: (0, n - 1, (n - 1) / n),
-    ("reduce_scatter", "nccl"): lambda n: (0, n - 1, (n - 1) / n),
-    ("all_gather", "direct"): lambda n: (1, 1, (n - 1) / n),
-    ("all_gather", "ring"): lambda n: (0, n - 1, (n - 1) / n),
-    ("all_gather", "copy_engine"): lambda n: (1, 1, (n - 1) / n),
-    ("all_gather", "nccl"): lambda n: (0, n - 1, (n - 1) / n),
-    ("all_to_all", "direct"): lambda n: (1, 1, (n - 1) / n),
-    ("all_to_all", "copy_engine"): lambda n: (1, 1, (n - 1) / n),
-    ("all_to_all", "nccl"): lambda n: (0, n - 1, (n - 1) / n),
-    ("broadcast", "direct"): lambda n: (1, 1, n - 1),
-    ("broadcast", "tree"): lambda n: (0, math.log2(n), math.log2(n)),
-    ("broadcast", "nccl"): lambda n: (0, n - 1, 1),
-}
-"""(operation, implementation) -> for n units: meetings and steps that follow one another, and how many times the whole
-tensor the busiest unit sends, all pipelines cut finely. NCCL's are those of its rings. `tilescale.timing.collectives`
-has the same algorithms message by message, for networks that are not one switch."""
-
-
-def collective(
-    network: Network | None,
-    operation: str,
-    units: int,
-    nbytes: int | None,
-    able: Sequence[str],
-    impl: str | None = None,
-) -> Choice:
-    """The implementation of a collective: `impl` if given, else the fastest of those that the caller has.
-
-    Args:
-        network: what connects the units; None where no description says so.
-        operation: its name, e.g. "allreduce".
-        nbytes: of the whole tensor: the result of all_gather, the source of the others; None if known at launch only.
-        able: implementations that the caller has for these tensors, preferred ones first.
-
-    Raises:
-        UnsupportedError: `impl` is not one of them.
-    """
-    if impl is not None and impl not in able:
-        raise UnsupportedError(
-            f"impl={impl!r} of T.{operation}: here there is {', '.join(able)}",
-            hint="leave impl out, and the machine model chooses",
-        )
-    if impl is not None:
-        return Choice(impl, "asked for")
-    if len(able) == 1 or network is None or units == 1:
-        return Choice(able[0], "the only one" if len(able) == 1 else "nothing to compare")
-    times = [(name, collective_time(network, operation, name, units, nbytes)) for name in able]
-    best = _first_of_the_fastest(times)
-    return Choice(best, _compared(best, times, nbytes))
-
-
-def collective_time(network: Network, operation: str, impl: str, units: int, nbytes: int | None) -> float:
-    """Seconds of a collective over `units` units of a network."""
-    meetings, steps, share = _STEPS[operation, impl](units)
-    carrier = network.mechanism(impl)
-    if carrier is None:
-        by_programs = [m for m in network.mechanisms if m.started_by == "program" and m.put and not m.on_request]
-        carrier = max(by_programs or network.mechanisms, key=lambda m: m.put or 0.0)
-    # What the host starts it starts one after the other.
-    startups = steps * (units - 1 if carrier.started_by == "host" else 1)
-    latencies = (meetings + steps) * network.latency + startups * carrier.startup
-    return network.setup(impl) + latencies + share * _size(nbytes) / (carrier.put or network.bandwidth)
-
-
 def _size(nbytes: int | None) -> int:
     return UNKNOWN_BYTES if nbytes is None else nbytes
 
 
-def _first_of_the_fastest(times: Sequence[tuple[str, float]]) -> str:
+def first_of_the_fastest(times: Sequence[tuple[str, float]]) -> str:
+    """The first name whose seconds are within `TIE` of the least."""
     least = min(seconds for _, seconds in times)
     return next(name for name, seconds in times if seconds <= least * (1 + TIE))
 
 
-def _compared(best: str, times: Sequence[tuple[str, float]], nbytes: int | None) -> str:
+def compared(best: str, times: Sequence[tuple[str, float]], nbytes: int | None) -> str:
+    """In words: the estimate of what was chosen beside those of the others."""
     what = format_bytes(nbytes) if nbytes is not None else "a size known at launch, taken as large"
     others = [f"{name} {format_time(seconds)}" for name, seconds in times if name != best]
     mine = dict(times)[best]

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tilelang_core import ir
-from tilescale.cost.choose import Choice, Transfer, collective, mechanism
+from tilescale.cost.choose import Choice, Transfer, mechanism
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine, Network
 from tilescale.program.model import bytes_of
-from tilescale.program.operations import Collective, Copy
+from tilescale.program.operations import Copy
 
 
 def copy_choice(
@@ -65,17 +65,6 @@ def region_bytes(region: ir.Call) -> int | None:
     """Bytes of a region; None if they are known at launch only."""
     buffer, _, extents = ir.region_parts(region)
     return bytes_of(extents, buffer.dtype)
-
-
-def collective_choice(call: ir.Call, machine: Machine, sizes: Mapping[str, int], able: Sequence[str]) -> Choice:
-    """The implementation of a collective among those that its caller has, preferred ones first.
-
-    Raises:
-        UnsupportedError: `impl=` asks for another one.
-    """
-    made = Collective.of(call)
-    nbytes = region_bytes(made.whole[0])
-    return collective(network_of(call, machine, sizes), made.name, sizes[made.level], nbytes, able, made.impl)
 
 
 def network_of(call: Any, machine: Machine, sizes: Mapping[str, int]) -> Network | None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from tilelang_core import ir, trace
 from tilelang_core.ir import scope_kind
+from tilescale.collectives import FORMS, form_of, names
 from tilescale.errors import CollectiveNotReachedError, NoPathError, PeerOutOfRangeError, UsageError
 from tilescale.hda import Level, Network
 from tilescale.language.context import Context, here
-from tilescale.program.ops import ALGORITHMS, RANK, REDUCTIONS
+from tilescale.program.ops import RANK, REDUCTIONS
 
 
 def check_peer(context: Context, level: Level, peer: Any) -> None:
@@ -99,12 +100,15 @@ def check_impl(network: Network | None, impl: str | None) -> None:
         )
 
 
-def check_algorithm(operation: str, impl: str | None) -> None:
-    """Raise UsageError for an unknown implementation of a collective."""
-    if impl is not None and impl not in ALGORITHMS[operation]:
-        short = operation.removeprefix("tilescale.")
+def check_algorithm(context: Context, level: Level, impl: str | None) -> None:
+    """Raise UsageError for an algorithm that a collective of the level does not have."""
+    if impl is None:
+        return
+    form = form_of(context.machine, level, not context.in_unit_phase)
+    known = names(context.name.removeprefix("T."), form)
+    if impl not in known:
         raise UsageError(
-            f"impl={impl!r}: T.{short} has {', '.join(ALGORITHMS[operation])}",
+            f"impl={impl!r}: {context.name} at level {level.name!r} has {', '.join(known)} for {FORMS[form]}",
             hint="leave impl out, or choose one of these",
             where=here(),
         )

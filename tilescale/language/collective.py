@@ -79,7 +79,7 @@ def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, im
             where=here(),
         )
     regions = [_region(context, tile, "rw") for tile in tiles]
-    level = _enter(context, ALLREDUCE.name, impl)
+    level = _enter(context, impl)
     if fn is None:
         return trace.call(ALLREDUCE, *regions, level=level.name, op=check_reduction(op or "sum"), impl=impl)
     _check_leading(regions)
@@ -101,7 +101,7 @@ def reduce_scatter(src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str 
     """
     context = Context("T.reduce_scatter")
     regions = [_region(context, src, "r"), _region(context, dst, "w")]
-    level = _enter(context, REDUCE_SCATTER.name, impl)
+    level = _enter(context, impl)
     axis = _check_parts(context, level, dim, whole=regions[0], part=regions[1])
     return trace.call(REDUCE_SCATTER, *regions, level=level.name, op=check_reduction(op), dim=axis, impl=impl)
 
@@ -136,7 +136,7 @@ def all_gather(
     context = Context("T.all_gather")
     if dst is None:
         regions = [_region(context, src, "rw")]
-        level = _enter(context, ALL_GATHER.name, impl)
+        level = _enter(context, impl)
         if level.kind != "lanes":
             raise UsageError(
                 f"T.all_gather at level {level.name!r} needs a dst: its units share no memory",
@@ -145,7 +145,7 @@ def all_gather(
             )
         return trace.call(ALL_GATHER, *regions, level=level.name, impl=impl)
     regions = [_region(context, src, "r"), _region(context, dst, "w")]
-    level = _enter(context, ALL_GATHER.name, impl)
+    level = _enter(context, impl)
     axis = _check_parts(context, level, dim, whole=regions[1], part=regions[0])
     return trace.call(ALL_GATHER, *regions, level=level.name, dim=axis, impl=impl)
 
@@ -184,7 +184,7 @@ def all_to_all(src: Any, dst: Any, dim: int = 0, impl: str | None = None) -> ir.
     """
     context = Context("T.all_to_all")
     regions = [_region(context, src, "r"), _region(context, dst, "w")]
-    level = _enter(context, ALL_TO_ALL.name, impl)
+    level = _enter(context, impl)
     a, b = (extents_of(r) for r in regions)
     axis = _axis(context, dim, a)
     size = context.extent(level)
@@ -221,7 +221,7 @@ def broadcast(*args: Any, **kwargs: Any) -> Any:
 def _broadcast_tile(x: Any, root: Any = 0, impl: str | None = None) -> ir.Call:
     context = Context("T.broadcast")
     region = _region(context, x, "rw")
-    level = _enter(context, BROADCAST.name, impl)
+    level = _enter(context, impl)
     check_peer(context, level, root)
     return trace.call(BROADCAST, region, root, level=level.name, impl=impl)
 
@@ -236,10 +236,10 @@ def _region(context: Context, tile: Any, access: str) -> ir.Call:
     return trace.tile_region(tile, access)
 
 
-def _enter(context: Context, operation: str, impl: str | None) -> Level:
+def _enter(context: Context, impl: str | None) -> Level:
     level = context.selected()
     check_reached(context, level)
-    check_algorithm(operation, impl)
+    check_algorithm(context, level, impl)
     if level.kind == "unit":
         check_connected(context, level)
     return level

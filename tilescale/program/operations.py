@@ -198,6 +198,11 @@ class Collective:
         return self.op
 
     @property
+    def dtype(self) -> str:
+        """The type of the elements that each unit brings, those of its first tile."""
+        return str(ir.region_parts(self.source)[0].dtype)
+
+    @property
     def source(self) -> ir.Call:
         """What each unit brings."""
         return self.tiles[0]

@@ -68,12 +68,3 @@ ALL_OPS = COLLECTIVES | {op.name for op in (RANK, VIEW, COPY, SIGNAL, WAIT)}
 
 REDUCTIONS = ("sum", "max", "min", "prod")
 COMPARISONS = ("==", "!=", ">=", ">", "<=", "<")
-
-ALGORITHMS: dict[str, tuple[str, ...]] = {
-    ALLREDUCE.name: ("one_shot", "two_shot", "ring", "tree", "nccl"),
-    REDUCE_SCATTER.name: ("direct", "ring", "nccl"),
-    ALL_GATHER.name: ("direct", "ring", "copy_engine", "nccl"),
-    ALL_TO_ALL.name: ("direct", "copy_engine", "nccl"),
-    BROADCAST.name: ("direct", "tree", "nccl"),
-}
-"""Names that `impl=` takes for each collective. All give the same result; they differ in time."""

@@ -6,9 +6,7 @@
     replay.py       the simulation; sharing.py has its events and resources, grids.py the programs of a launch
     lockstep.py     units that do the same are simulated once; collector.py keeps the others fast too
     timeline.py     the result: spans, utilisation, roofline, critical path, waits
-    plans.py        which collectives a launch makes, and what each takes
-    links.py        links of a machine as shared resources, and what a collective demands of them
-    collectives/    collectives as schedules of transfers, and what they take
+    plans.py        what the collectives of a launch take
     draw/           timelines as text, pictures and traces
 
 It knows neither TIR nor a back end: whoever runs programs hands in what was done.

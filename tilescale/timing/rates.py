@@ -8,10 +8,10 @@ from collections.abc import Hashable, Mapping
 from copy import copy
 from functools import lru_cache
 
+from tilescale.collectives.links import Link
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine, MemoryLayer
 from tilescale.hda.route import Path
-from tilescale.timing.links import Link
 
 WIDER = {"float64": (), "float32": ("float64",), "tfloat32": ("float32",), "int32": ("float32",), "int64": ("int32",)}
 """Where a data type is computed if no unit has it. All others are computed in float32."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilescale.collectives.links import Link
 from tilescale.timing.collector import no_cyclic_collection
 from tilescale.timing.grids import Grid
-from tilescale.timing.links import Link
 from tilescale.timing.lockstep import in_lockstep
 from tilescale.timing.sharing import Action, Events, Server
 from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Owned, Publish, Settle, Task, Work

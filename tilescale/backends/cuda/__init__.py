@@ -11,7 +11,7 @@ Folders: `lowering` (a program to TileLang functions), `headers` (device functio
 from __future__ import annotations
 
 from tilescale.backends.base import Backend
-from tilescale.backends.cuda.support import lower
+from tilescale.backends.cuda.support import collectives, lower, serves
 from tilescale.settings import settings
 
 
@@ -21,4 +21,12 @@ def _available() -> bool:
     return torch.cuda.is_available() and not settings().emulate
 
 
-BACKEND = Backend("cuda", available=_available, lower=lower, priority=10, generates=True)
+BACKEND = Backend(
+    "cuda",
+    available=_available,
+    lower=lower,
+    priority=10,
+    generates=True,
+    serves=serves,
+    collectives=collectives,
+)

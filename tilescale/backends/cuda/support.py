@@ -10,6 +10,7 @@ from typing import Any
 from tilelang_core import compile as stock
 from tilescale.backends.base import Executable
 from tilescale.backends.base import Target as AnyTarget
+from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.check import check_shared, check_text, static_shared_bytes
 from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
 from tilescale.backends.cuda.lowering.lower import LoweredKernel
@@ -17,9 +18,12 @@ from tilescale.backends.cuda.lowering.program import LoweredProgram
 from tilescale.backends.cuda.lowering.program import lower as lower_for
 from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.target import target_for
+from tilescale.collectives import Available, Wanted
+from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.passes.written import written_by_peers
 from tilescale.program.model import Program
+from tilescale.program.operations import Collective
 from tilescale.settings import settings
 
 STRIDE = 1 << 36
@@ -37,8 +41,25 @@ def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:
     """
     if not program.is_hierarchical:
         return PlainLowered(program, target.machine)
+    return DeviceLowered(lower_for(program, _target(target)))
+
+
+def serves(machine: Machine) -> bool:
+    """Whether there is text for a machine."""
+    try:
+        return bool(target_for(machine))
+    except UnsupportedError:
+        return False
+
+
+def collectives(made: Collective, wanted: Wanted, target: AnyTarget) -> Available:
+    """The algorithms for a collective."""
+    return implemented.available(made, wanted, _target(target))
+
+
+def _target(target: AnyTarget) -> Target:
     sizes = tuple((name, size or DEVICES) for name, size in target.sizes)
-    return DeviceLowered(lower_for(program, Target(target.machine, sizes, STRIDE, nccl=not settings().share_gpus)))
+    return Target(target.machine, sizes, STRIDE, nccl=not settings().share_gpus)
 
 
 @dataclass(frozen=True)

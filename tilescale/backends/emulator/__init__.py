@@ -8,7 +8,7 @@
     steps.py        closures of whole statements
     statements.py branches.py expr.py access.py     TIR
     tiles.py threads.py barriers.py externs.py      TileLang's operations
-    scales.py exchange.py collectives.py gathers.py ours
+    scales.py exchange.py meetings.py collectives.py pieces.py gathers.py     ours
     queues.py       copy queues: what a unit starts beside its phases
     frame.py units.py scheduler.py interleave.py    state, unit tree, coroutines and the orders they run in
     clock.py costs.py loops.py tally.py             what the simulation of the time is told

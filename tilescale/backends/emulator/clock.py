@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.backends.emulator.collectives import Meeting
 from tilescale.backends.emulator.exchange import address
 from tilescale.backends.emulator.frame import Frame
+from tilescale.backends.emulator.meetings import Meeting, Moves
 from tilescale.backends.emulator.observe import Observer
 from tilescale.backends.emulator.queues import Start
 from tilescale.backends.emulator.scheduler import Task
+from tilescale.collectives.select import numbering
 from tilescale.errors import Location
 from tilescale.hda import Machine
 from tilescale.timing.plans import Plans
@@ -45,9 +46,7 @@ class Clock(Observer):
     def __init__(self, machine: Machine, extents: Sequence[tuple[str, int]], grid: tuple[int, ...] = ()):
         self.machine, self.rates = machine, Rates(machine)
         self.extents = dict(extents)
-        # Units of the coarsest level are numbered over the whole machine, whatever holds them.
-        sizes = {**dict(extents[1:]), **({machine.program_level.name: grid} if grid else {})}
-        self.sizes: Sizes = tuple(sizes.items())
+        self.sizes: Sizes = numbering(machine, self.extents, grid)
         self.plans = Plans(machine, self.sizes)
         self._roots: list[Log] = []
         self._queues: list[Log] = []
@@ -217,9 +216,9 @@ class Clock(Observer):
         self.log.step(Settle(left))
 
     def meets(
-        self, frame: Frame, meeting: Meeting, rank: int, name: str, level: str, nbytes: int, impl: str | None
+        self, frame: Frame, meeting: Meeting, rank: int, name: str, level: str, moves: Moves
     ) -> None:
-        """The current task takes part in a collective of a level, with a whole tensor of `nbytes`."""
+        """The current task takes part in a collective of a level."""
         on_tiles = frame.program is not None
         if not meeting.number:
             self._meetings += 1
@@ -227,7 +226,7 @@ class Clock(Observer):
         where = meeting.where
 
         def work(rows: tuple[int, ...]) -> Work:
-            plan = self.plans.plan(name, level, rows, nbytes, impl, on_tiles)
+            plan = self.plans.plan(moves.operation, level, rows, moves.nbytes, moves.algorithm, on_tiles)
             kind = "sync" if name == "barrier" else "collective"
             return Work([Part(f"{name} ({plan.algorithm})", kind, where, plan.links, plan.nbytes)], plan.seconds)
 

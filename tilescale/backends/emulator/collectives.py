@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Barriers and collectives.
-
-A collective is a meeting: the last unit to arrive computes the result for all. The units of a meeting are those whose
-coordinates agree in all levels but the collective's.
-"""
+"""Collectives on tiles: all units meet, and the last to arrive runs the rounds of the chosen algorithm for all."""
 
 from __future__ import annotations
 
@@ -13,104 +9,75 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator import numerics
+from tilescale.backends import base
+from tilescale.backends.emulator import numerics, pieces
 from tilescale.backends.emulator.access import Region
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.exchange import Peer
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.gathers import queued_gather
+from tilescale.backends.emulator.meetings import Moves, meet
 from tilescale.backends.emulator.registry import operation
-from tilescale.backends.emulator.scheduler import Wait
-from tilescale.backends.emulator.units import Unit
-from tilescale.errors import RankMismatchError
+from tilescale.collectives import TENSORS, TILES, Algorithm, Schedule, algorithms, select
+from tilescale.collectives.estimate import shape_of
+from tilescale.collectives.request import wanted_of
+from tilescale.collectives.select import moved
+from tilescale.errors import RankMismatchError, UnsupportedError
 from tilescale.program import ops
-from tilescale.program.operations import Barrier, Collective, Combine
+from tilescale.program.operations import Collective, Combine
 
-# -- meetings ----------------------------------------------------------------------------------------------------------
+Values = list[list[np.ndarray]]
+"""For each rank the tiles that it brings."""
 
-
-def meet(
-    frame: Frame,
-    level: str,
-    name: str,
-    where: Any,
-    payload: Any,
-    finish: Callable[[list], None],
-    nbytes: int = 0,
-    impl: str | None = None,
-) -> None:
-    """Wait for all units of the level; the last one calls `finish` with all payloads in the order of ranks.
-
-    Args:
-        nbytes: of the whole tensor that it is about, and `impl`, how, for the clock.
-
-    Raises:
-        RankMismatchError: the others are at another collective.
-    """
-    unit = frame.unit
-    mine = unit.around(level)
-    group = tuple(step for step in unit.path() if step[0] != level)
-    turn = unit.counters.get(level, 0)
-    unit.counters[level] = turn + 1
-    phase = frame.program.grid.number if frame.program is not None else -1
-    key = (level, group, phase, turn)
-    meeting = frame.run.meetings.get(key)
-    if meeting is None:
-        meeting = frame.run.meetings[key] = Meeting(mine, name, where, unit)
-    if (meeting.name, meeting.where) != (name, where):
-        raise RankMismatchError(
-            f"{unit} calls T.{name} where {meeting.first} calls T.{meeting.name}: "
-            f"units of level {level!r} must reach the same collectives in the same order",
-            where=[w for w in (where, meeting.where) if w],
-        )
-    meeting.payloads[mine.rank] = payload
-    if frame.run.clock is not None:
-        frame.run.clock.meets(frame, meeting, mine.rank, name, level, nbytes, impl)
-    frame.run.publishes(meeting)
-    if len(meeting.payloads) == meeting.size:
-        frame.run.acquires(meeting)
-        finish([meeting.payloads[rank] for rank in range(meeting.size)])
-        frame.run.publishes(meeting)
-        meeting.done = True
-        del frame.run.meetings[key]
-        frame.run.scheduler.progress += 1
-    frame.run.scheduler.block(
-        Wait(
-            lambda: meeting.done,
-            f"T.{name} of level {level!r}",
-            lambda: f"{len(meeting.payloads)} of {meeting.size} units are there",
-            where,
-            meeting.absent,
-        )
-    )
-    frame.run.acquires(meeting)
+Results = Sequence[dict[int, np.ndarray]]
+"""For each rank the tiles that it gets, by the position of the tile argument."""
 
 
-class Meeting:
-    """One collective call of one group of units.
+class Chosen:
+    """The algorithm of a collective, chosen when it is first executed: then the sizes of the launch are known."""
 
-    Attributes:
-        number: what tells it from all others of the run.
-    """
+    def __init__(self, compiler: Compiler, made: Collective):
+        self.made, self.machine, self.where = made, compiler.machine, compiler.where
+        self._record: Algorithm | None = None
+        self._plan: Schedule | None = None
 
-    def __init__(self, member: Unit, name: str, where: Any, first: Unit):
-        self.member, self.size = member, member.siblings
-        self.name, self.where, self.first = name, where, first
-        self.payloads: dict[int, Any] = {}
-        self.done = False
-        self.number = 0
+    def choose(self, frame: Frame) -> Algorithm:
+        """Its record.
 
-    def absent(self) -> str:
-        """Who has not arrived."""
-        missing = [rank for rank in range(self.size) if rank not in self.payloads]
-        return f"{self.member.siblings_named(missing)} did not reach it"
+        Raises:
+            UnsupportedError: what was asked for cannot be done by so many units, or for such elements.
+        """
+        if self._record is None:
+            extents, made = frame.run.extents, self.made
+            self._wanted = wanted_of(made, self.machine, extents, frame.program is not None, frame.run.mesh)
+            name = made.impl or self._select(base.Target(self.machine, tuple(extents.items())))
+            self._record = algorithms()[name]
+            reason = self._record.against(frame.unit.around(made.level).siblings, made.dtype)
+            if reason is not None:
+                raise UnsupportedError(f"T.{made.name} by {name}: {reason}", where=self.where)
+        return self._record
 
+    def _select(self, target: base.Target) -> str:
+        return select(self.machine, self._wanted, base.available(self.made, self._wanted, target)).name
 
-@operation(ops.BARRIER.name)
-def _barrier(compiler: Compiler, call: ir.Call) -> Closure:
-    level, where = Barrier.of(call).level, compiler.where
-    return lambda frame: meet(frame, level, "barrier", where, None, lambda _: None)
+    def moves(self, frame: Frame, nbytes: int) -> Moves:
+        """What it sends for whole tensors of so many bytes."""
+        name, units = self.choose(frame).name, frame.unit.around(self.made.level).siblings
+        sent, size = moved(self.made.name, name, units, nbytes, self.made.combine is not None)
+        return Moves(sent, name, int(size))
+
+    def schedule(self, frame: Frame, units: int) -> Schedule:
+        """Its rounds between so many units."""
+        record, wanted = self.choose(frame), self._wanted
+        if self._plan is None:
+            shape: tuple[int, ...] = (units,)
+            if wanted.form in (TENSORS, TILES):
+                shape = shape_of(self.machine, self.machine.tensor_level.name, wanted.units, dict(wanted.sizes))
+            if wanted.function and not record.takes_functions:
+                record = algorithms()["one_shot"]  # what everybody computes of what it has gathered
+            self._plan = record.schedule(self.made.name, shape)
+        return self._plan
 
 
 class _Tiles:
@@ -133,30 +100,30 @@ def _bytes_of(compiler: Compiler, tiles: Sequence[Any]) -> Closure:
 
 
 def _collective(
-    compiler: Compiler, made: Collective, combine: Callable, brings: Callable[[Frame], int] | None = None
+    compiler: Compiler,
+    made: Collective,
+    compute: Callable[[Frame, Schedule, Values], Results],
+    brings: Callable[[Frame], int] | None = None,
 ) -> Closure:
-    """A collective on tiles, of which a unit `brings` the first, or all.
-
-    `combine(frame, all ranks' values)` yields for each rank what to store where.
-    """
-    name, level, impl, where = made.name, made.level, made.impl, compiler.where
+    """A collective on tiles, of which a unit `brings` the first, or all; `compute` plays its rounds."""
+    name, level, where, chosen = made.name, made.level, compiler.where, Chosen(compiler, made)
     arguments = _Tiles(compiler, made.tiles, brings or (lambda frame: len(made.tiles)))
     brought, whole = _bytes_of(compiler, made.tiles), _bytes_of(compiler, made.whole)
 
     def run(frame: Frame) -> None:
         def finish(payloads: list) -> None:
             _check_shapes(payloads, name, where)
-            results = combine(frame, [values for values, _ in payloads])
+            results = compute(frame, chosen.schedule(frame, len(payloads)), [values for values, _ in payloads])
             for (_, store), mine in zip(payloads, results, strict=True):
                 for index, tile in mine.items():
                     store[index](tile)
 
         frame.run.collected(frame.unit, name, level, brought(frame))
-        nbytes = whole(frame)
+        moves = chosen.moves(frame, whole(frame))
         if compiler.data:
-            meet(frame, level, name, where, arguments.payload(frame), finish, nbytes, impl)
+            meet(frame, level, name, where, arguments.payload(frame), finish, moves)
         else:
-            meet(frame, level, name, where, None, lambda _: None, nbytes, impl)
+            meet(frame, level, name, where, None, lambda _: None, moves)
 
     return run
 
@@ -170,30 +137,35 @@ def _check_shapes(payloads: list, name: str, where: Any) -> None:
             )
 
 
+def _reduction(op: str, dtype: np.dtype) -> pieces.Combine:
+    """Combines flat arrays in the order given, narrow floats in float32, and rounds once."""
+    return lambda values: (numerics.reduce_many([array for (array,) in values], op, dtype),)
+
+
 @operation(ops.ALLREDUCE.name)
 def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
     if made.combine is not None:
         return _allreduce_function(compiler, made, made.combine)
-    op = made.op
+    op = made.reduction
 
-    def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
-        total = numerics.reduce_many([v[0] for v in values], op, values[0][0].dtype)
-        return [{0: total}] * len(values)
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        flat = [(tile.reshape(-1),) for (tile,) in values]
+        sums = pieces.allreduce(plan, flat, _reduction(op, values[0][0].dtype))
+        return [{0: total.reshape(tile.shape)} for (total,), (tile,) in zip(sums, values, strict=True)]
 
-    return _collective(compiler, made, combine)
+    return _collective(compiler, made, compute)
 
 
 def _allreduce_function(compiler: Compiler, made: Collective, combine: Combine) -> Closure:
-    """An all-reduce with the user's combination: a fold over the ranks, element by element."""
+    """An all-reduce with the user's combination, which takes elements of the tiles at the same place."""
     left, right = ([compiler.slot(v) for v in side] for side in (combine.left, combine.right))
     results = [compiler.expr(e) for e in combine.results]
 
-    def fold(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
+    def fold(frame: Frame, values: Sequence[pieces.Value]) -> pieces.Value:
         rank = values[0][0].ndim
-        space = values[0][0].shape
         work = frame.fork(frame.unit, None)
-        work.space, work.mask = space, None
+        work.space, work.mask = values[0][0].shape, None
         total = [_expanded(v, rank) for v in values[0]]
         for other in values[1:]:
             for slot, tile in zip(left, total, strict=True):
@@ -201,10 +173,17 @@ def _allreduce_function(compiler: Compiler, made: Collective, combine: Combine) 
             for slot, tile in zip(right, other, strict=True):
                 work.slots[slot] = _expanded(tile, rank)
             total = [r(work) for r in results]
-        tiles = {i: _collapsed(t, like) for i, (t, like) in enumerate(zip(total, values[0], strict=True))}
-        return [tiles] * len(values)
+        pairs = zip(total, values[0], strict=True)
+        return tuple(numerics.convert(_collapsed(t, like), like.dtype) for t, like in pairs)
 
-    return _collective(compiler, made, fold)
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        shapes = [tile.shape for tile in values[0]]
+        common = min(len(shape) for shape in shapes)
+        rows = [tuple(tile.reshape(-1, *tile.shape[common:]) for tile in mine) for mine in values]
+        totals = pieces.allreduce(plan, rows, lambda brought: fold(frame, brought))
+        return [{i: t.reshape(shapes[i]) for i, t in enumerate(mine)} for mine in totals]
+
+    return _collective(compiler, made, compute)
 
 
 def _expanded(tile: np.ndarray, rank: int) -> np.ndarray:
@@ -221,13 +200,13 @@ def _collapsed(tile: np.ndarray, like: np.ndarray) -> np.ndarray:
 @operation(ops.REDUCE_SCATTER.name)
 def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
-    op, axis = made.op, made.dim
+    op, axis = made.reduction, made.axis
 
-    def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
-        total = numerics.reduce_many([v[0] for v in values], op, values[0][0].dtype)
-        return [{1: part} for part in np.split(total, len(values), axis)]
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        combine = _reduction(op, values[0][0].dtype)
+        return [{1: part} for part in pieces.reduce_scatter(plan, [v[0] for v in values], axis, combine)]
 
-    return _collective(compiler, made, combine, lambda frame: 1)
+    return _collective(compiler, made, compute, lambda frame: 1)
 
 
 @operation(ops.ALL_GATHER.name)
@@ -236,32 +215,30 @@ def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
     if made.flags is not None:
         return queued_gather(compiler, made)
     if made.is_in_place:  # The parts are views of one tile: once all are written, it is whole.
-        level, where, part = made.level, compiler.where, _bytes_of(compiler, made.tiles)
+        level, where, part, chosen = made.level, compiler.where, _bytes_of(compiler, made.tiles), Chosen(compiler, made)
 
         def join(frame: Frame) -> None:
             whole = part(frame) * frame.unit.around(level).siblings
-            meet(frame, level, "all_gather", where, None, lambda _: None, whole, made.impl)
+            meet(frame, level, "all_gather", where, None, lambda _: None, chosen.moves(frame, whole))
 
         return join
-    axis = made.dim
+    axis = made.axis
 
-    def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
-        whole = np.concatenate([v[0] for v in values], axis)
-        return [{1: whole}] * len(values)
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        return [{1: whole} for whole in pieces.all_gather(plan, [v[0] for v in values], axis)]
 
-    return _collective(compiler, made, combine, lambda frame: 1)
+    return _collective(compiler, made, compute, lambda frame: 1)
 
 
 @operation(ops.ALL_TO_ALL.name)
 def _all_to_all(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
-    axis = made.dim
+    axis = made.axis
 
-    def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
-        parts = [np.split(v[0], len(values), axis) for v in values]
-        return [{1: np.concatenate([sent[rank] for sent in parts], axis)} for rank in range(len(values))]
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        return [{1: whole} for whole in pieces.all_to_all(plan, [v[0] for v in values], axis)]
 
-    return _collective(compiler, made, combine, lambda frame: 1)
+    return _collective(compiler, made, compute, lambda frame: 1)
 
 
 @operation(ops.BROADCAST.name)
@@ -269,8 +246,8 @@ def _broadcast(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
     root = Peer(compiler, made.root, made.level)
 
-    def combine(frame: Frame, values: list) -> list[dict[int, np.ndarray]]:
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
         chosen = root.unit(frame).around(root.level).rank
-        return [{0: values[chosen][0].copy()}] * len(values)
+        return [{0: tile.copy()} for tile in pieces.broadcast(plan, [v[0] for v in values], chosen)]
 
-    return _collective(compiler, made, combine, lambda frame: int(root.unit(frame) is frame.unit))
+    return _collective(compiler, made, compute, lambda frame: int(root.unit(frame) is frame.unit))

@@ -179,13 +179,14 @@ def emulate(
     extents = _extents(program, target, len(per_unit))
     begin = perf_counter()
     with progress_bar(program.name, progress) as advance:
-        clock = Clock(target, extents, _mesh(program, target)) if time or not data else None
+        mesh = _mesh(program, target)
+        clock = Clock(target, extents, mesh) if time or not data else None
         watching = observers(settings().check if check is None else check) if data else ()
         seed = settings().schedule_seed if schedule_seed is None else schedule_seed
         run = Run(program, target, advance, watching, seed, clock, data)
         values = bind_arguments(run.compiler, program, extents, per_unit)
         with no_cyclic_collection(not data):
-            run.launch(extents, values)
+            run.launch(extents, values, mesh)
     return Report(target, tuple(run.activity), perf_counter() - begin, clock, run.missed)
 
 

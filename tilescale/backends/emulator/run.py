@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.backends.emulator import branches, costs, statements, threads, tiles  # noqa: F401
+from tilescale.backends.emulator import collectives as _collectives  # noqa: F401
 from tilescale.backends.emulator.clock import Clock
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.frame import Frame
@@ -85,18 +86,22 @@ class Run:
         for observer in observers:
             observer.starts(self)
 
-    def launch(self, extents: list[tuple[str, int]], values: list[dict[int, Any]]) -> None:
+    def launch(
+        self, extents: list[tuple[str, int]], values: list[dict[int, Any]], mesh: tuple[int, ...] = ()
+    ) -> None:
         """Run the program.
 
         Args:
             extents: units of each launched level above the program, coarsest first; [] for a single device.
             values: for each tensor-owning unit, slot -> its array or scalar.
+            mesh: the grid, slowest axis first, where its programs own tensors.
 
         Raises:
             DeadlockError: nobody can go on.
         """
         level = self.machine.tensor_level.name
         levels = extents or [(level, len(values))]
+        self.extents, self.mesh = dict(levels), mesh
         units = list(self._units(self.root, levels))
         # Coroutines inherit numpy's error state where they are spawned.
         with np.errstate(all="ignore"), _one_thread():

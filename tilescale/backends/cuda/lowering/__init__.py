@@ -9,6 +9,7 @@ roles.py statements.py      what a loop's producer executes: loads, and the wait
 deferred.py senders.py      copies and signals that are completed later: at the end of a turn, by who only sends
 completion.py               where copies are complete, and which thread signals it
 peers.py exchange.py        rules: copies and signals between devices, collectives of devices on tiles
+implemented.py              which algorithms there are for which collective
 combine.py                  how elements of several units combine
 nvshmem.py                  rule: copies by NVSHMEM where a program asks for it
 arguments.py signature.py   what a generated kernel takes

@@ -20,34 +20,20 @@ from typing import Any
 from tilelang_core import ir, trace
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
+from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.combine import fold
 from tilescale.backends.cuda.lowering.queued import Queued
 from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.lowering.spread import THREADS, Grids, is_known, with_args
-from tilescale.cost.choose import Choice
-from tilescale.cost.operations import collective_choice, copy_choice, network_of
+from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import Location, UnsupportedError
 from tilescale.passes.structure import location
 from tilescale.program import model, ops
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
 from tilescale.program.operations import Collective, Combine, Copy
 
-ON_TILES = {
-    ops.ALLREDUCE.name: ("one_shot",),
-    ops.REDUCE_SCATTER.name: ("direct",),
-    ops.ALL_GATHER.name: ("direct",),
-    ops.ALL_TO_ALL.name: ("direct",),
-    ops.BROADCAST.name: ("direct",),
-}
-"""Implementations of collectives that are a grid of collectives on tiles."""
-
 IN_PLACE = (ops.ALLREDUCE.name, ops.BROADCAST.name)
 """Collectives that leave a single unit's tensor as it is."""
-
-BY_COPIES = (ops.ALL_GATHER.name, ops.ALL_TO_ALL.name)
-"""Collectives that copies by the host can make."""
-
-NCCL_TYPES = frozenset(("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"))
 
 QUEUE, JOIN = "queue", "join"
 """What a `HostStep` says instead of a mechanism: the device's copy queue executes it beside what follows; and, of no
@@ -239,7 +225,7 @@ class _Planner(Grids):
             parts.append(tir.evaluate(told))
         return parts
 
-    def _chosen(self, choose: Any) -> Choice:
+    def _chosen(self, choose: Any) -> Any:
         try:
             return choose()
         except UnsupportedError as error:
@@ -259,13 +245,12 @@ class _Planner(Grids):
         if name in IN_PLACE and dict(self.target.sizes).get(level) == 1:
             self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: nothing, there is one")
             return []
-        able = self._able(call)
-        if not able:
+        choice = self._chosen(lambda: implemented.choice(made, self.target, in_program=False))
+        if choice is None:
             what = f"T.{short} of {self._tensors(call.args)} between {level}s"
             raise self.unsupported(f"{what} has no CUDA lowering")
-        choice = self._chosen(lambda: collective_choice(call, self.target.machine, dict(self.target.sizes), able))
         self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: {choice}")
-        if choice.name in ON_TILES[name]:
+        if implemented.ON_TENSORS[short, choice.name].on_tiles:
             chosen = with_args(call, call.args, {"impl": choice.name})
             return [self.tiles(chosen, self._axes_of_collective(call))]
         if made.combine is not None:
@@ -278,29 +263,6 @@ class _Planner(Grids):
         if reason is not None:
             raise self.unsupported(f"{what} has no CUDA lowering: {reason}")
         return self._on_queue(gather.call, what)
-
-    def _able(self, call: ir.Call) -> list[str]:
-        """Implementations for the tensors of a collective, preferred ones first."""
-        name = call.op.name
-        regions = [ir.region_parts(a) for a in call.args if ir.op_name(a) == "tl.region"]
-        constant = all(ir.constant(n) is not None for _, _, extents in regions for n in extents)
-        able: list[str] = []
-        # Programs meet their counterparts on all devices, so there is one level of them. Tiles of what is split along
-        # a dimension would be slices of rows: only on demand.
-        asked = ir.attribute(call, "impl") in ON_TILES[name]
-        on_tiles = asked or name == ops.ALLREDUCE.name or not self.target.nccl
-        if constant and len(self.target.sizes) == 1 and on_tiles:
-            able += ON_TILES[name]
-        if self.target.nccl and all(str(buffer.dtype) in NCCL_TYPES for buffer, _, _ in regions):
-            able.append("nccl")
-        if name in BY_COPIES and constant and self._copied_by_host(call):
-            able.append("copy_engine")
-        return able
-
-    def _copied_by_host(self, call: ir.Call) -> bool:
-        """Whether a network between the units has a mechanism that the host starts, and devices have an address."""
-        network = network_of(call, self.target.machine, dict(self.target.sizes))
-        return network is not None and any(m.started_by == "host" and m.put is not None for m in network.mechanisms)
 
     def _axes_of_collective(self, call: ir.Call) -> list[tuple[int, ...]]:
         """Dimensions along which the tiles of a collective are independent of one another, for each of its tensors."""

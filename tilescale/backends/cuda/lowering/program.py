@@ -12,7 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering import exchange, peers  # noqa: F401 - they register their rules
+from tilescale.backends.cuda.lowering import (  # noqa: F401 - some register their rules
+    exchange,
+    implemented,
+    peers,
+)
 from tilescale.backends.cuda.lowering.clusters import collectives  # noqa: F401 - likewise
 from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
 from tilescale.backends.cuda.lowering.plan import plan
@@ -59,6 +63,7 @@ def lower(program: Program, target: Target) -> LoweredProgram:
     Raises:
         UnsupportedError: something that has no lowering, with its line.
     """
+    implemented.check(program, target)
     body, planned = plan(program, target)
     meets = needed(program, body, target)
     if (meets.entry or meets.exit) and fits_inside(body, target.machine):

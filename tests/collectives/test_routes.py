@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 
+from tilescale.collectives.routes import Routes
 from tilescale.hda import Machine
 from tilescale.hda.load import derive
-from tilescale.timing.collectives.routes import Routes
 
 TORUS = {"networks": {"fabric": {"topology": "torus", "dims": [4, 5]}}, "levels": {"core": {"count": 20}}}
 RING = {"levels": {"chip": {"count": 7}}}

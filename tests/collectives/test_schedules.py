@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
+from tilescale.collectives import Schedule, names, schedule
 from tilescale.errors import UnsupportedError, UsageError
-from tilescale.timing.collectives import Schedule, names, schedule
 
 SHAPES = [(1,), (2,), (3,), (5,), (8,), (13,), (2, 2), (2, 3), (4, 8), (3, 1), (2, 3, 4)]
 OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")

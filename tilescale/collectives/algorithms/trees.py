@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilescale.timing.collectives.schedule import Numbers, Round, Schedule
+from tilescale.collectives.record import TENSORS, TILES, Algorithm
+from tilescale.collectives.schedule import Numbers, Round, Schedule
 
 
 def broadcast(shape: tuple[int, ...]) -> Schedule:
@@ -72,3 +73,12 @@ def _depths(parent: Numbers) -> Numbers:
     return depth
 
 
+ALGORITHMS = (
+    Algorithm(
+        name="tree",
+        title="A broadcast down a binomial tree; an all-reduce up and down two binary trees at once, in segments.",
+        schedules={"allreduce": allreduce, "broadcast": broadcast},
+        segmented=frozenset({"allreduce"}),
+        forms=(TENSORS, TILES),
+    ),
+)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from tilescale.collectives import estimate, names
 from tilescale.cost.choose import _STEPS, collective_time
 from tilescale.errors import UsageError
 from tilescale.hda import Machine, Mechanism
 from tilescale.hda.load import derive
-from tilescale.timing.collectives import estimate, names
 
 GB, MIB = 1e9, 1 << 20
 H200 = Machine.load("h200-sxm-8")

@@ -22,7 +22,9 @@ class Round:
     A message carries the pieces `first`, `first + stride`, ..., `count` of them. All are read before any arrives.
 
     Attributes:
-        combine: whether the target adds what arrives to what it has, else it replaces it.
+        combine: whether the target combines what arrives with what it has, else it replaces it. All that arrives in a
+            round is combined at once, in the order of ranks, and rounded once.
+        by_host: whether the host starts the messages, else programs do.
     """
 
     source: Numbers
@@ -31,6 +33,7 @@ class Round:
     count: Numbers
     combine: NDArray[np.bool_]
     stride: int = 1
+    by_host: bool = False
 
     @staticmethod
     def of(
@@ -93,6 +96,7 @@ def lift(rounds: Iterable[Round], members: Numbers, base: Numbers | None = None,
             np.broadcast_to(r.count * scale, shape).ravel(),
             np.broadcast_to(r.combine, shape).ravel(),
             r.stride,
+            r.by_host,
         )
 
 

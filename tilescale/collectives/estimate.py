@@ -16,11 +16,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from tilescale.collectives.links import CollectivePlan, Link
+from tilescale.collectives.routes import Bundle, Carriers, Routes
+from tilescale.collectives.schedule import Round, Schedule
+from tilescale.collectives.table import algorithm as record_of
 from tilescale.hda import Machine, Mechanism
-from tilescale.timing.collectives.routes import Bundle, Carriers, Routes
-from tilescale.timing.collectives.schedule import Round, Schedule
-from tilescale.timing.collectives.table import OTHER_NAMES, PIPELINED, names, schedule
-from tilescale.timing.links import CollectivePlan, Link
 
 SEGMENTS = (1, 4, 16, 64, 256)
 """How many segments pipelined algorithms are tried with, as long as more are faster."""
@@ -57,12 +57,11 @@ def estimate(
 
     Args:
         operation: "allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast" or "barrier".
-        algorithm: one of `names(operation)`, another name of one (`OTHER_NAMES`), or a mechanism by which everybody
-            sends to everybody directly.
+        algorithm: one of `names(operation)`.
         nbytes: of the whole tensor: the result of an all-gather, the tensor of one unit elsewhere.
         units: numbers of those that take part, in the order of their ranks; None for all of the machine.
         shape: how they are grouped, the innermost groups last; None for how the machine's networks group them.
-        mechanism: that carries the messages where their routes offer it; None for the fastest that programs start.
+        mechanism: that carries the messages where their routes offer it; None for the fastest of whoever starts them.
         sizes: of the launch, as for `Machine.path`.
 
     Raises:
@@ -72,21 +71,19 @@ def estimate(
     """
     numbers = tuple(range(machine.count(level)) if units is None else units)
     routes = _routes(machine, level, numbers, tuple(sorted((sizes or {}).items())))
-    extents = shape or grouping(routes)
+    extents = shape or _grouping(routes)
+    record = record_of(operation, algorithm)
     network = machine.network(level)
-    setup = network.setup(algorithm) if network is not None and len(numbers) > 1 else 0.0
-    algorithm = OTHER_NAMES.get((operation, algorithm), algorithm)
-    if algorithm not in names(operation) and network is not None and network.mechanism(algorithm) is not None:
-        algorithm, mechanism = "direct", algorithm
-    cuts = SEGMENTS if (operation, algorithm) in PIPELINED else SEGMENTS[:1]
+    setup = network.setup(record.library) if network is not None and len(numbers) > 1 else 0.0
     fastest: Estimate | None = None
-    for cut in cuts:
-        found = _evaluate(routes, schedule(operation, algorithm, extents, cut), nbytes, mechanism)
+    for cut in SEGMENTS if operation in record.segmented else SEGMENTS[:1]:
+        plan = record.schedule(operation, extents, cut)
+        found = _evaluate(routes, plan, nbytes, mechanism or record.mechanism)
         if fastest is not None and found.seconds >= fastest.seconds:
             break  # more latencies from here on
         fastest = found
     assert fastest is not None
-    return replace(fastest, seconds=setup + fastest.seconds)
+    return replace(fastest, algorithm=record.name, seconds=setup + fastest.seconds)
 
 
 @lru_cache(maxsize=8)
@@ -94,8 +91,12 @@ def _routes(machine: Machine, level: str, units: tuple[int, ...], sizes: tuple[t
     return Routes(machine, level, units, dict(sizes))
 
 
-def grouping(routes: Routes) -> tuple[int, ...]:
+def shape_of(machine: Machine, level: str, units: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """How networks group units: the dimensions of a grid, units within one instance of the level's own network."""
+    return _grouping(_routes(machine, level, tuple(units), tuple(sorted(sizes.items()))))
+
+
+def _grouping(routes: Routes) -> tuple[int, ...]:
     machine, count = routes.machine, len(routes.units)
     network = machine.network(routes.level)
     if network is None:
@@ -108,7 +109,7 @@ def grouping(routes: Routes) -> tuple[int, ...]:
     return inner if inside == count else (count // inside, *inner)
 
 
-def _evaluate(routes: Routes, plan: Schedule, nbytes: float, mechanism: str | None) -> Estimate:
+def _evaluate(routes: Routes, plan: Schedule, nbytes: float, mechanism: str) -> Estimate:
     """Each distinct round once: the 2(n-1) rounds of a ring send the same amounts over the same links."""
     piece = nbytes / plan.pieces
     known: dict[tuple[bytes, ...], _Cost] = {}
@@ -116,7 +117,7 @@ def _evaluate(routes: Routes, plan: Schedule, nbytes: float, mechanism: str | No
     for r in plan.rounds:
         if not len(r.source):
             continue
-        key = tuple(array.tobytes() for array in (r.source, r.target, r.count, r.combine))
+        key = (*(array.tobytes() for array in (r.source, r.target, r.count, r.combine)), bytes([r.by_host]))
         times[key] = times.get(key, 0) + 1
         if key not in known:
             known[key] = _cost(routes, r, piece, mechanism)
@@ -148,7 +149,7 @@ class _Cost:
     sent: np.ndarray
 
 
-def _cost(routes: Routes, r: Round, piece: float, mechanism: str | None) -> _Cost:
+def _cost(routes: Routes, r: Round, piece: float, mechanism: str) -> _Cost:
     size = r.count * piece
     bundle = routes.bundle(r.source, r.target)
     startup, share = _carried(routes, bundle, r, size, mechanism)
@@ -162,15 +163,13 @@ def _cost(routes: Routes, r: Round, piece: float, mechanism: str | None) -> _Cos
     return _Cost(float(seconds.max()), busy, moved, np.bincount(r.source, size, minlength=len(routes.units)))
 
 
-def _carried(
-    routes: Routes, bundle: Bundle, r: Round, size: np.ndarray, wanted: str | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _carried(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray, wanted: str) -> tuple[np.ndarray, np.ndarray]:
     """For each message the start-up, and the share of its links' bandwidth that its mechanism reaches."""
     startup, share = np.zeros(len(size)), np.ones(len(size))
     by_source = np.bincount(r.source)[r.source]
     for number in np.unique(bundle.carrier):
         carriers = routes.carriers[number]
-        offers = _offers(carriers, wanted)
+        offers = _offers(carriers, wanted, "host" if r.by_host else "program")
         if not offers:
             continue
         mine = np.flatnonzero(bundle.carrier == number)
@@ -183,11 +182,11 @@ def _carried(
     return startup, share
 
 
-def _offers(carriers: Carriers, wanted: str | None) -> list[Mechanism]:
+def _offers(carriers: Carriers, wanted: str, starter: str) -> list[Mechanism]:
     able = [m for m in carriers.mechanisms if m.put is not None]
     asked = [m for m in able if m.name == wanted]
-    by_programs = [m for m in able if m.started_by == "program" and not m.on_request]
-    return asked or by_programs or able
+    started = [m for m in able if m.started_by == starter and not m.on_request]
+    return asked or started or able
 
 
 def _memory_seconds(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray) -> np.ndarray:

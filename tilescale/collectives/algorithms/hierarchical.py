@@ -9,11 +9,13 @@ all-to-all goes along one dimension after the other with what is meant for all u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
-from tilescale.timing.collectives import doubling, rings, trees
-from tilescale.timing.collectives.schedule import MEETING, Numbers, Round, Schedule, lift
+from tilescale.collectives.algorithms import doubling, rings, trees
+from tilescale.collectives.record import TENSORS, TILES, Algorithm
+from tilescale.collectives.schedule import MEETING, Numbers, Round, Schedule, lift
 
 Steps = Callable[[int], Iterator[Round]]
 
@@ -104,3 +106,25 @@ def _along(shape: tuple[int, ...], axis: int, steps: Steps) -> Iterator[Round]:
 def _homes(shape: tuple[int, ...]) -> Numbers:
     """Piece -> unit: pieces count the dimensions of units in the opposite order."""
     return np.arange(int(np.prod(shape))).reshape(shape).transpose().ravel()
+
+
+_ALONG = {"allreduce": allreduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather}
+
+ALGORITHMS = (
+    Algorithm(
+        name="hierarchical",
+        title="Inside the innermost groups first, by rings, then across them; broadcasts by binomial trees.",
+        schedules={
+            **{operation: partial(make, "hierarchical") for operation, make in _ALONG.items()},
+            "all_to_all": all_to_all,
+            "broadcast": broadcast,
+        },
+        forms=(TENSORS, TILES),
+    ),
+    Algorithm(
+        name="hierarchical_doubling",
+        title="The same by recursive halving and doubling, along dimensions of a power of two of units.",
+        schedules={operation: partial(make, "hierarchical_doubling") for operation, make in _ALONG.items()},
+        forms=(TENSORS, TILES),
+    ),
+)

@@ -9,10 +9,12 @@ channels do).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
-from tilescale.timing.collectives.schedule import Numbers, Round, Schedule, lift
+from tilescale.collectives.record import TENSORS, TILES, Algorithm
+from tilescale.collectives.schedule import Numbers, Round, Schedule, lift
 
 
 def reduce_scatter(units: int) -> Iterator[Round]:
@@ -74,3 +76,26 @@ def pairwise(shape: tuple[int, ...]) -> Schedule:
     targets = ((me + k) % units for k in range(1, units))
     rounds = tuple(Round.of(me, target, me * units + target) for target in targets)
     return Schedule("all_to_all", "pairwise", units, units, rounds)
+
+
+ALGORITHMS = (
+    Algorithm(
+        name="ring",
+        title="Every unit speaks to its next neighbour only; a broadcast is a pipeline along the ring.",
+        schedules={**{operation: partial(one, operation) for operation in ROUNDS}, "broadcast": pipeline},
+        segmented=frozenset({"broadcast"}),
+        forms=(TENSORS, TILES),
+    ),
+    Algorithm(
+        name="rings",
+        title="As many rings as the innermost groups have members, each entering the groups at another one.",
+        schedules={operation: partial(several, operation) for operation in ROUNDS},
+        forms=(TENSORS, TILES),
+    ),
+    Algorithm(
+        name="pairwise",
+        title="In step k everybody sends to the unit k further on.",
+        schedules={"all_to_all": pairwise},
+        forms=(TENSORS, TILES),
+    ),
+)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tilescale.errors import UnsupportedError
-from tilescale.timing.collectives.schedule import MEETING, Round, Schedule
+from tilescale.collectives.record import FORMS, TENSORS, TILES, Algorithm
+from tilescale.collectives.schedule import MEETING, Round, Schedule
 
 
 def halving(units: int) -> Iterator[Round]:
@@ -35,13 +35,13 @@ def doubling(units: int) -> Iterator[Round]:
 
 def reduce_scatter(shape: tuple[int, ...]) -> Schedule:
     """Recursive halving."""
-    units = _power_of_two("reduce_scatter", shape)
+    units = int(np.prod(shape))
     return Schedule("reduce_scatter", "halving", units, units, tuple(halving(units)), np.arange(units))
 
 
 def all_gather(shape: tuple[int, ...]) -> Schedule:
     """Recursive doubling."""
-    units = _power_of_two("all_gather", shape)
+    units = int(np.prod(shape))
     return Schedule("all_gather", "doubling", units, units, tuple(doubling(units)), np.arange(units))
 
 
@@ -90,11 +90,37 @@ def _folded(
     return Schedule("allreduce", algorithm, units, pieces, (*before, *rounds(core), *after))
 
 
-def _power_of_two(operation: str, shape: tuple[int, ...]) -> int:
-    units = int(np.prod(shape))
-    if units & (units - 1):
-        raise UnsupportedError(
-            f"{operation} by recursive halving or doubling of {units} units: it needs a power of two",
-            hint='"ring" and "direct" take any number',
-        )
-    return units
+ALGORITHMS = (
+    Algorithm(
+        name="halving_doubling",
+        title="Recursive halving, then doubling; units beyond a power of two give their tensors away first.",
+        schedules={"allreduce": allreduce},
+        forms=(TENSORS, TILES),
+    ),
+    Algorithm(
+        name="recursive_doubling",
+        title="Partners at distances 1, 2, 4, ... exchange whole tensors: fewest steps, most bytes.",
+        schedules={"allreduce": exchange},
+        forms=(TENSORS, TILES),
+    ),
+    Algorithm(
+        name="halving",
+        title="Each step exchanges half of what is left with a partner half as far away.",
+        schedules={"reduce_scatter": reduce_scatter},
+        forms=(TENSORS, TILES),
+        power_of_two=True,
+    ),
+    Algorithm(
+        name="doubling",
+        title="Each step exchanges all that is known with a partner twice as far away.",
+        schedules={"all_gather": all_gather},
+        forms=(TENSORS, TILES),
+        power_of_two=True,
+    ),
+    Algorithm(
+        name="dissemination",
+        title="In step k each unit tells the one 2^k further on.",
+        schedules={"barrier": dissemination},
+        forms=FORMS,
+    ),
+)

@@ -14,10 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
+from tilescale.collectives.schedule import Numbers
 from tilescale.hda import Endpoint, Hop, Machine, Mechanism, Network, Path
 from tilescale.hda.place import Place, locate
 from tilescale.hda.topology import dimensions, link_count
-from tilescale.timing.collectives.schedule import Numbers
 
 GRIDS = ("ring", "mesh", "torus")
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilescale.timing.collectives.schedule import MEETING, Round, Schedule, everyone
+from tilescale.collectives.record import FORMS, TENSORS, TILES, Algorithm
+from tilescale.collectives.schedule import MEETING, Round, Schedule, everyone
 
 
 def meeting(units: int) -> Round:
@@ -74,3 +75,37 @@ def broadcast(shape: tuple[int, ...]) -> Schedule:
     units = int(np.prod(shape))
     targets = np.arange(1, units)
     return Schedule("broadcast", "direct", units, 1, (meeting(units), Round.of(np.zeros_like(targets), targets)))
+
+
+MOST = 256
+"""Units beyond which nobody means to have everybody send to everybody: each needs room for every other one."""
+
+ALGORITHMS = (
+    Algorithm(
+        name="one_shot",
+        title="Everybody sends its whole tensor to everybody, and combines all in the order of ranks.",
+        schedules={"allreduce": one_shot},
+        forms=FORMS,
+        most=MOST,
+    ),
+    Algorithm(
+        name="two_shot",
+        title="A reduce-scatter, then an all-gather, both directly.",
+        schedules={"allreduce": two_shot},
+        forms=(TENSORS, TILES),
+        most=MOST,
+    ),
+    Algorithm(
+        name="direct",
+        title="Parts go straight to whom they are for; a barrier tells everybody.",
+        schedules={
+            "reduce_scatter": reduce_scatter,
+            "all_gather": all_gather,
+            "all_to_all": all_to_all,
+            "broadcast": broadcast,
+            "barrier": barrier,
+        },
+        forms=FORMS,
+        most=MOST,
+    ),
+)

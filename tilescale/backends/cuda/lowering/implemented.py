@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""Which algorithms this back end has for which collective; `check` refuses others at the user's line.
+
+On tiles, and inside a device, each operation is made one way: everybody reads or gets everybody's part. Whole tensors
+have several, which differ in what they can be used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering.signature import Target
+from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES, Available, Wanted, algorithms, select
+from tilescale.collectives.request import wanted_of
+from tilescale.cost.choose import Choice
+from tilescale.cost.operations import network_of
+from tilescale.errors import UnsupportedError
+from tilescale.program.effects import statements
+from tilescale.program.model import GridPhase, Program, location
+from tilescale.program.operations import Collective, operation
+
+Condition = Callable[[Collective, Target], bool]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A way to make a collective on whole tensors.
+
+    Attributes:
+        able: whether it can be used for a collective and target.
+        on_tiles: whether it is a grid of collectives on tiles; else the host starts it.
+        on_request: whether it is used only where a program asks for it.
+    """
+
+    able: Condition
+    on_tiles: bool = False
+    on_request: Condition = lambda made, target: False
+
+
+def _is_constant(made: Collective, target: Target) -> bool:
+    return all(ir.constant(n) is not None for tile in made.tiles for n in ir.region_parts(tile)[2])
+
+
+def _by_tiles(made: Collective, target: Target) -> bool:
+    """Programs meet their counterparts on all devices, so there is one level of them."""
+    return _is_constant(made, target) and len(target.sizes) == 1
+
+
+def _has_nccl(made: Collective, target: Target) -> bool:
+    types = {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
+    return target.nccl and types <= {*algorithms()["nccl"].dtypes}
+
+
+def _copied_by_host(made: Collective, target: Target) -> bool:
+    """A network between the units has a mechanism that the host starts, and devices have an address."""
+    network = network_of(made.call, target.machine, dict(target.sizes))
+    by_host = network is not None and any(m.started_by == "host" and m.put is not None for m in network.mechanisms)
+    return by_host and _is_constant(made, target)
+
+
+_NCCL = Implementation(_has_nccl)
+_COPIES = Implementation(_copied_by_host)
+# Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL is not.
+_PARTS = Implementation(_by_tiles, on_tiles=True, on_request=lambda made, target: target.nccl)
+
+ON_TENSORS: dict[tuple[str, str], Implementation] = {
+    ("allreduce", "one_shot"): Implementation(_by_tiles, on_tiles=True),
+    ("allreduce", "nccl"): _NCCL,
+    ("reduce_scatter", "direct"): _PARTS,
+    ("reduce_scatter", "nccl"): _NCCL,
+    ("all_gather", "direct"): _PARTS,
+    ("all_gather", "nccl"): _NCCL,
+    ("all_gather", "copy_engine"): _COPIES,
+    ("all_to_all", "direct"): _PARTS,
+    ("all_to_all", "nccl"): _NCCL,
+    ("all_to_all", "copy_engine"): _COPIES,
+    ("broadcast", "direct"): _PARTS,
+    ("broadcast", "nccl"): _NCCL,
+}
+"""(operation, algorithm) -> how whole tensors take it; preferred ones of an operation first."""
+
+ON_TILES = {
+    "allreduce": "one_shot",
+    "reduce_scatter": "direct",
+    "all_gather": "direct",
+    "all_to_all": "direct",
+    "broadcast": "direct",
+}
+"""Operation -> how it is made on tiles, between programs of a cluster, and between lanes."""
+
+IMPLEMENTED = frozenset(
+    {(operation, TENSORS, name) for operation, name in ON_TENSORS}
+    | {(operation, form, name) for operation, name in ON_TILES.items() for form in (TILES, PROGRAMS, LANES)}
+)
+"""All that there is: (operation, kind of collective, algorithm)."""
+
+
+def available(made: Collective, wanted: Wanted, target: Target) -> Available:
+    """The algorithms for a collective."""
+    if wanted.form != TENSORS:
+        return Available((ON_TILES[made.name],))
+    found = {n: i for (of, n), i in ON_TENSORS.items() if of == made.name and i.able(made, target)}
+    return Available(tuple(found), frozenset(n for n, i in found.items() if i.on_request(made, target)))
+
+
+def choice(made: Collective, target: Target, in_program: bool) -> Choice | None:
+    """The algorithm of a collective; None if there is none.
+
+    Raises:
+        UnsupportedError: `impl=` asks for another one.
+    """
+    wanted = wanted_of(made, target.machine, dict(target.sizes), in_program)
+    found = available(made, wanted, target)
+    return select(target.machine, wanted, found, made.impl) if found.names else None
+
+
+def check(program: Program, target: Target) -> None:
+    """Refuse algorithms that the collectives of programs do not have.
+
+    Raises:
+        UnsupportedError: `impl=` asks for one, with its line.
+    """
+    for stmt, phase, launch in statements(program.body):
+        call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+        made = operation(call) if isinstance(phase, GridPhase) else None
+        if isinstance(made, Collective):
+            try:
+                choice(made, target, in_program=True)
+            except UnsupportedError as error:
+                where = location(stmt) or (launch.where if launch is not None else None)
+                raise error.at(where) if where else error from None

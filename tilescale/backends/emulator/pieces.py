@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Collectives on tiles by the rounds of an algorithm: tiles are cut into its pieces, which travel, and put together.
+
+A value is a tuple of arrays with one first axis, along which pieces are cut: one flat array, or the tiles that a user's
+function combines together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tilescale.collectives.play import play
+from tilescale.collectives.schedule import Schedule
+
+Value = tuple[np.ndarray, ...]
+Combine = Callable[[Sequence[Value]], Value]
+Held = list[dict[int, Value]]
+
+
+def allreduce(plan: Schedule, values: Sequence[Value], combine: Combine) -> list[Value]:
+    """For each unit the combination of all values."""
+    held: Held = [dict(enumerate(_cut(value, plan.pieces))) for value in values]
+    play(plan, held, combine)
+    return _joined([[mine[piece] for piece in range(plan.pieces)] for mine in held])
+
+
+def broadcast(plan: Schedule, values: Sequence[np.ndarray], root: int) -> list[np.ndarray]:
+    """For each unit the root's tile. Unit 0 of the rounds is the root."""
+    units = len(values)
+    held: Held = [{} for _ in values]
+    held[0] = dict(enumerate(_cut((values[root].reshape(-1),), plan.pieces)))
+    play(plan, held, _nothing_to_combine)
+    flat = _joined([[mine[piece] for piece in range(plan.pieces)] for mine in held])
+    return [flat[(unit - root) % units][0].reshape(values[root].shape) for unit in range(units)]
+
+
+def reduce_scatter(plan: Schedule, values: Sequence[np.ndarray], axis: int, combine: Combine) -> list[np.ndarray]:
+    """For each unit its part, along an axis, of the combination of all values."""
+    parts = [np.split(value, plan.units, axis) for value in values]
+    held: Held = [_by_home(plan, mine) for mine in parts]
+    play(plan, held, combine)
+    flat = _joined([[mine[piece] for piece in _at(plan, unit)] for unit, mine in enumerate(held)])
+    return [flat[unit][0].reshape(parts[unit][unit].shape) for unit in range(plan.units)]
+
+
+def all_gather(plan: Schedule, values: Sequence[np.ndarray], axis: int) -> list[np.ndarray]:
+    """For each unit all values, joined along an axis."""
+    cut = _by_home(plan, values)
+    held: Held = [{piece: cut[piece] for piece in _at(plan, unit)} for unit in range(plan.units)]
+    play(plan, held, _nothing_to_combine)
+    known: dict[tuple[int, ...], np.ndarray] = {}
+    results = []
+    for mine in held:
+        key = tuple(id(mine[piece]) for piece in range(plan.pieces))
+        if key not in known:
+            parts = _joined([[mine[piece] for piece in _at(plan, unit)] for unit in range(plan.units)])
+            shaped = [part.reshape(value.shape) for (part,), value in zip(parts, values, strict=True)]
+            known[key] = np.concatenate(shaped, axis)
+        results.append(known[key])
+    return results
+
+
+def all_to_all(plan: Schedule, values: Sequence[np.ndarray], axis: int) -> list[np.ndarray]:
+    """For each unit what all have for it, joined along an axis in the order of ranks."""
+    units = plan.units
+    held: Held = [
+        {source * units + target: (part,) for target, part in enumerate(np.split(value, units, axis))}
+        for source, value in enumerate(values)
+    ]
+    play(plan, held, _nothing_to_combine)
+    return [
+        np.concatenate([mine[source * units + unit][0] for source in range(units)], axis)
+        for unit, mine in enumerate(held)
+    ]
+
+
+def _cut(value: Value, pieces: int) -> list[Value]:
+    """A value in so many pieces, as even as can be."""
+    rows = len(value[0])
+    bounds = [rows * i // pieces for i in range(pieces + 1)]
+    return [tuple(array[begin:end] for array in value) for begin, end in zip(bounds, bounds[1:], strict=False)]
+
+
+def _at(plan: Schedule, unit: int) -> list[int]:
+    """The pieces that a unit begins or ends with, in order."""
+    return np.flatnonzero(plan.home == unit).tolist()
+
+
+def _by_home(plan: Schedule, parts: Sequence[np.ndarray]) -> dict[int, Value]:
+    """Piece -> its value, of the part that each unit is home to."""
+    found: dict[int, Value] = {}
+    for unit, part in enumerate(parts):
+        pieces = _at(plan, unit)
+        found.update(zip(pieces, _cut((part.reshape(-1),), len(pieces)), strict=True))
+    return found
+
+
+def _joined(pieces: Sequence[list[Value]]) -> list[Value]:
+    """For each list of pieces their value; the same pieces are put together once."""
+    known: dict[tuple[int, ...], Value] = {}
+    results = []
+    for mine in pieces:
+        key = tuple(id(piece) for piece in mine)
+        if key not in known:
+            known[key] = mine[0] if len(mine) == 1 else tuple(map(np.concatenate, zip(*mine, strict=True)))
+        results.append(known[key])
+    return results
+
+
+def _nothing_to_combine(values: Sequence[Value]) -> Value:
+    raise AssertionError("the rounds of a collective without combination combine")

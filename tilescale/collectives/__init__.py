@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""Collectives: every algorithm is one record, by which it is chosen, emulated, simulated and generated.
+
+record.py        what is known of an algorithm; kinds of collective
+algorithms/      the algorithms, a family a file
+table.py         all of them by operation and name
+schedule.py      rounds of messages between numbered units
+play.py          what rounds compute
+routes.py        routes between many units at once, as arrays
+links.py         links as shared resources, and what a collective demands of them
+estimate.py      seconds of a schedule on a machine, with shared links
+request.py       a collective of a program, as it is chosen for
+select.py        the choice
+
+from tilescale.collectives import estimate
+estimate(machine, "device", "allreduce", "ring", 1 << 30).seconds
+"""
+
+from tilescale.collectives.estimate import Estimate, estimate
+from tilescale.collectives.record import FORMS, LANES, PROGRAMS, TENSORS, TILES, Algorithm, form_of
+from tilescale.collectives.schedule import Round, Schedule
+from tilescale.collectives.select import Available, Wanted, select
+from tilescale.collectives.table import algorithm, algorithms, names, schedule
+
+__all__ = [
+    "FORMS",
+    "LANES",
+    "PROGRAMS",
+    "TENSORS",
+    "TILES",
+    "Algorithm",
+    "Available",
+    "Estimate",
+    "Round",
+    "Schedule",
+    "Wanted",
+    "algorithm",
+    "algorithms",
+    "estimate",
+    "form_of",
+    "names",
+    "schedule",
+    "select",
+]

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT
+"""Everybody to everybody by copies that the host starts: no program moves data.
+
+The rounds of `direct.py`; what a copy engine cannot do, combining, programs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tilescale.collectives.algorithms import direct
+from tilescale.collectives.record import TENSORS, Algorithm
+from tilescale.collectives.schedule import Round, Schedule
+
+
+def copied(make: Callable[[tuple[int, ...]], Schedule]) -> Callable[[tuple[int, ...]], Schedule]:
+    """A schedule whose messages the host starts, but for those that are combined or say that somebody is here."""
+
+    def started(r: Round) -> Round:
+        return replace(r, by_host=bool(r.count.any()) and not r.combine.any())
+
+    def schedule(shape: tuple[int, ...]) -> Schedule:
+        plan = make(shape)
+        return replace(plan, algorithm="copy_engine", rounds=tuple(started(r) for r in plan.rounds))
+
+    return schedule
+
+
+ALGORITHMS = (
+    Algorithm(
+        name="copy_engine",
+        title="Parts go straight to whom they are for, by copies that the host starts.",
+        schedules={
+            "allreduce": copied(direct.two_shot),
+            "all_gather": copied(direct.all_gather),
+            "all_to_all": copied(direct.all_to_all),
+            "broadcast": copied(direct.broadcast),
+        },
+        forms=(TENSORS,),
+        by_host=True,
+        most=direct.MOST,
+        takes_functions=False,
+    ),
+)

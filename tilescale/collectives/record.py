@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""What is known of an algorithm for collectives, in one record: whom it serves, what it needs, its rounds.
+
+A file in `algorithms/` has the records of a family in its `ALGORITHMS`; nothing else has to know of a new one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from tilescale.collectives.schedule import Schedule
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Level, Machine
+
+Shape = tuple[int, ...]
+
+TENSORS, TILES, PROGRAMS, LANES = "tensors", "tiles", "programs", "lanes"
+
+FORMS = {
+    TENSORS: "whole tensors",
+    TILES: "tiles of programs",
+    PROGRAMS: "programs of one grid",
+    LANES: "lanes of one program",
+}
+"""Kinds of collective, in words: between units that own tensors, of these, in a phase of theirs; between the same
+units, of tiles that their programs bring; between programs of a cluster or grid; between lanes of a program."""
+
+
+def form_of(machine: Machine, level: Level, in_program: bool) -> str:
+    """The kind of a collective between units of a level, executed by programs or in a phase of tensor-owning units."""
+    if level.kind == "lanes":
+        return LANES
+    if machine.index(level.name) < machine.index(machine.tensor_level.name):
+        return PROGRAMS
+    return TILES if in_program else TENSORS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """One way to make collectives.
+
+    Attributes:
+        name: what `impl=` calls it.
+        title: what it does, in one sentence.
+        schedules: operation -> its rounds, for units numbered row-major in a shape, the innermost groups last.
+        forms: kinds of collective that it serves, of `FORMS`.
+        segmented: operations of which segments of the tensor follow one another; their schedules take how many.
+        deterministic: whether a sum has the same bits in every run.
+        power_of_two: whether it needs a power of two of units.
+        dtypes: element types that it takes; () for all.
+        library: the software that makes it, in the words of machine descriptions; "" for this project's own.
+        mechanism: the one that carries its messages; "" for the fastest that each round's starter has.
+        by_host: whether the host starts messages.
+        on_request: whether it is taken only where a program asks for it.
+        most: with more units it is taken only where a program asks for it.
+        takes_functions: whether a user's function can combine in its rounds. Elsewhere it gathers everybody's tensors,
+            and each unit combines them in the order of ranks.
+    """
+
+    name: str
+    title: str
+    schedules: Mapping[str, Callable[..., Schedule]]
+    forms: Iterable[str]
+    segmented: frozenset[str] = frozenset()
+    deterministic: bool = True
+    power_of_two: bool = False
+    dtypes: tuple[str, ...] = ()
+    library: str = ""
+    mechanism: str = ""
+    by_host: bool = False
+    on_request: bool = False
+    most: float = math.inf
+    takes_functions: bool = True
+
+    def __post_init__(self) -> None:
+        unknown = {*self.forms} - {*FORMS} | {*self.segmented} - {*self.schedules}
+        if not self.name or not self.schedules or not self.forms or unknown:
+            raise ValueError(f"algorithm {self.name!r}: a name, schedules, forms of {[*FORMS]}; not {sorted(unknown)}")
+
+    def serves(self, operation: str, form: str | None = None) -> bool:
+        """Whether it makes an operation, of a kind."""
+        return operation in self.schedules and (form is None or form in self.forms)
+
+    def schedule(self, operation: str, shape: Shape, segments: int = 1) -> Schedule:
+        """Its rounds.
+
+        Raises:
+            UnsupportedError: it needs a power of two of units.
+        """
+        reason = self.against(math.prod(shape))
+        if reason is not None:
+            raise UnsupportedError(f"{operation} by {self.name}: {reason}", hint='"ring" and "direct" take any number')
+        make = self.schedules[operation]
+        return make(shape, segments) if operation in self.segmented else make(shape)
+
+    def against(self, units: int, dtype: str | None = None) -> str | None:
+        """Why it cannot be for so many units, or elements of a type; None if it can."""
+        if self.power_of_two and units & (units - 1):
+            return f"it needs a power of two of units, here are {units}"
+        if self.dtypes and dtype is not None and dtype not in self.dtypes:
+            return f"it takes no {dtype}"
+        return None

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""The choice of an algorithm: one function for the emulator, the simulation and back ends that generate code.
+
+What is asked for is taken, or refused; else the fastest of what the caller has, by the estimate of its rounds over the
+machine's links. Estimates that differ by less than `TIE` say nothing: then the caller's first is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilescale.collectives.estimate import estimate
+from tilescale.collectives.record import TENSORS, TILES, Algorithm
+from tilescale.collectives.table import algorithms, names
+from tilescale.cost.choose import UNKNOWN_BYTES, Choice, compared, first_of_the_fastest
+from tilescale.errors import NoPathError, UnsupportedError
+from tilescale.hda import Machine
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A collective to choose an algorithm for.
+
+    Attributes:
+        operation: its name, e.g. "allreduce".
+        form: its kind, of `FORMS`.
+        level: whose units take part.
+        units: their numbers; between units that own tensors (or parts of such) the numbers of these.
+        sizes: units of each launched level but the coarsest, as for `Machine.path`.
+        nbytes: of the whole tensor: the result of an all-gather, the tensor of one unit elsewhere; None if known at
+            launch only.
+        dtype: of its elements.
+        function: whether a user's function combines.
+    """
+
+    operation: str
+    form: str
+    level: str
+    units: tuple[int, ...]
+    sizes: tuple[tuple[str, int], ...] = ()
+    nbytes: int | None = None
+    dtype: str = "float32"
+    function: bool = False
+
+
+@dataclass(frozen=True)
+class Available:
+    """Algorithms that somebody has for a collective.
+
+    Attributes:
+        names: preferred ones first.
+        on_request: those of them that are taken only where a program asks for them.
+    """
+
+    names: tuple[str, ...]
+    on_request: frozenset[str] = frozenset()
+
+
+def everything(machine: Machine, wanted: Wanted) -> Available:
+    """All algorithms that a machine has what it takes for: what there is where no back end generates them."""
+    count = len(wanted.units)
+    records = [algorithms()[name] for name in names(wanted.operation, wanted.form)]
+    able = [r.name for r in records if r.against(count, wanted.dtype) is None and _is_there(machine, r)]
+    kept = [name for name in able if algorithms()[name].on_request or algorithms()[name].most < count]
+    return Available(tuple(able), frozenset(kept if len(kept) < len(able) else ()))
+
+
+def _is_there(machine: Machine, record: Algorithm) -> bool:
+    """Whether the networks of a machine have the library, and the mechanisms, that an algorithm is made of."""
+    mechanisms = [m for network in machine.networks for m in network.mechanisms]
+    libraries = {library.name for network in machine.networks for library in network.libraries}
+    carried = not record.mechanism or record.mechanism in {m.name for m in mechanisms}
+    started = not record.by_host or any(m.started_by == "host" and m.put for m in mechanisms)
+    return carried and started and (not record.library or record.library in libraries)
+
+
+def select(machine: Machine, wanted: Wanted, available: Available, impl: str | None = None) -> Choice:
+    """The algorithm of a collective: `impl` if it is given, else the fastest of those available.
+
+    Raises:
+        UnsupportedError: `impl` is not available; lists what is.
+    """
+    if impl is not None:
+        if impl not in available.names:
+            here = ", ".join(available.names) or "none"
+            raise UnsupportedError(
+                f"impl={impl!r} of T.{wanted.operation}: here there is {here}",
+                hint="leave impl out, and the machine model chooses",
+            )
+        return Choice(impl, "asked for")
+    able = [name for name in available.names if name not in available.on_request]
+    if len(able) < 2 or len(wanted.units) == 1 or wanted.form not in (TENSORS, TILES):
+        return Choice(able[0], "the only one" if len(able) == 1 else "nothing to compare")
+    try:
+        times = [(name, seconds(machine, wanted, name)) for name in able]
+    except NoPathError:
+        return Choice(able[0], "nothing to compare")
+    best = first_of_the_fastest(times)
+    return Choice(best, compared(best, times, wanted.nbytes))
+
+
+def seconds(machine: Machine, wanted: Wanted, name: str) -> float:
+    """What an algorithm takes between units that own tensors, or whose programs bring tiles of such."""
+    nbytes: float = UNKNOWN_BYTES if wanted.nbytes is None else wanted.nbytes
+    operation, nbytes = moved(wanted.operation, name, len(wanted.units), nbytes, wanted.function)
+    level = machine.tensor_level.name
+    return estimate(machine, level, operation, name, nbytes, units=wanted.units, sizes=dict(wanted.sizes)).seconds
+
+
+def moved(operation: str, name: str, units: int, nbytes: float, function: bool) -> tuple[str, float]:
+    """What an algorithm sends for a collective: the operation whose rounds these are, and the bytes of its tensor."""
+    if function and not algorithms()[name].takes_functions:
+        return "all_gather", units * nbytes
+    return operation, nbytes
+
+
+def members(extents: Mapping[str, int], level: str) -> tuple[int, ...]:
+    """Numbers of the tensor-owning units of a launch that are, or lie in, the first unit of each other level.
+
+    Args:
+        extents: units of each launched level down to the one that owns tensors, coarsest first.
+    """
+    numbers = np.arange(math.prod(extents.values())).reshape(tuple(extents.values()))
+    axis = list(extents).index(level)
+    return tuple(map(int, numbers[tuple(slice(None) if i == axis else 0 for i in range(numbers.ndim))]))
+
+
+def numbering(machine: Machine, extents: Mapping[str, int], grid: Sequence[int] = ()) -> tuple[tuple[str, int], ...]:
+    """The sizes of a launch as `Machine.path` takes them: units of the coarsest level are numbered over the machine.
+
+    Args:
+        grid: its extents, the slowest axis first, where programs own tensors.
+    """
+    sizes = dict(list(extents.items())[1:])
+    return tuple(({**sizes, machine.program_level.name: tuple(grid)} if grid else sizes).items())
