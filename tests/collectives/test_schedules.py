@@ -116,5 +116,5 @@ def test_what_there_is_not_is_said():
         schedule("allreduce", "star", 4)
     with pytest.raises(UsageError, match="none: no such operation"):
         schedule("reduce", "ring", 4)
-    with pytest.raises(UnsupportedError, match="of 6 units: it needs a power of two"):
+    with pytest.raises(UnsupportedError, match="all_gather by doubling: it needs a power of two of units, here are 6"):
         schedule("all_gather", "doubling", (2, 3))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The choice of mechanisms and implementations follows the machine's numbers, and says why."""
+"""The choice of mechanisms follows the machine's numbers, and says why."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilescale.cost.choose import Transfer, collective, collective_time, mechanism, transfer_time
+from tilescale.cost.choose import Transfer, mechanism, transfer_time
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine, Network
 
@@ -83,43 +83,3 @@ def test_the_choice_is_within_the_tie_of_the_best(nbytes: int, programs: int, ro
     if row % 16:
         del times["tma"]
     assert times[mechanism(network, wanted).name] <= 1.1 * min(times.values())
-
-
-# -- collectives -------------------------------------------------------------------------------------------------------
-
-
-def test_all_reduce_goes_in_one_step_while_latency_counts(nvlink: Network):
-    able = ["one_shot", "nccl"]
-    small = collective(nvlink, "allreduce", 8, 64 * KIB, able)
-    assert small.name == "one_shot" and "nccl" in small.reason and "64 KiB" in small.reason
-    assert collective(nvlink, "allreduce", 8, 64 * MIB, able).name == "nccl"
-    assert collective(nvlink, "allreduce", 8, None, able).name == "nccl"
-
-
-def test_two_devices_never_send_more_in_one_step(nvlink: Network):
-    assert collective(nvlink, "allreduce", 2, 1 << 30, ["one_shot", "nccl"]).name == "one_shot"
-
-
-def test_impl_is_honoured_or_an_error(nvlink: Network):
-    assert collective(nvlink, "allreduce", 8, 1, ["one_shot", "nccl"], "nccl").name == "nccl"
-    with pytest.raises(UnsupportedError, match="impl='ring' of T.allreduce: here there is one_shot, nccl"):
-        collective(nvlink, "allreduce", 8, 1, ["one_shot", "nccl"], "ring")
-
-
-def test_without_a_choice_nothing_is_estimated(nvlink: Network):
-    assert collective(nvlink, "broadcast", 8, MIB, ["nccl"]).reason == "the only one"
-    assert collective(None, "all_gather", 8, MIB, ["nccl", "copy_engine"]).name == "nccl"
-
-
-def test_every_copy_of_the_host_has_its_start_up(nvlink: Network):
-    startup = nvlink.mechanism("copy_engine").startup
-    two, four = (collective_time(nvlink, "all_gather", "copy_engine", n, 0) for n in (2, 4))
-    assert four - two == pytest.approx(2 * startup)
-
-
-def test_a_library_takes_its_time_to_set_up(nvlink: Network):
-    without = replace(nvlink, libraries=())
-    with_setup, plain = (collective_time(net, "all_gather", "nccl", 8, MIB) for net in (nvlink, without))
-    assert with_setup - plain == pytest.approx(6.6e-6)
-    ring = [collective_time(net, "all_gather", "ring", 8, MIB) for net in (nvlink, without)]
-    assert ring[0] == ring[1] == plain

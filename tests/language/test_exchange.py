@@ -8,6 +8,7 @@ import torch
 
 import tilescale
 import tilescale.language as T
+from tilescale.collectives import TILES, names
 
 INT = torch.int32
 
@@ -384,7 +385,7 @@ def test_a_collective_of_blocks_under_a_condition_on_their_cluster():
     assert a.tolist() == wanted.tolist()
 
 
-@pytest.mark.parametrize("op", ["one_shot", "two_shot", "ring", "tree", "nccl"])
+@pytest.mark.parametrize("op", names("allreduce", TILES))
 def test_implementations_give_the_same_result(op: str):
     @T.macro
     def statements(src, dst):

@@ -33,9 +33,9 @@ def test_an_unknown_reduction_of_a_scatter(mistake):
 @pytest.mark.parametrize(
     ("call", "offered"),
     [
-        (lambda t: T.allreduce(t, impl="magic"), "T.allreduce has one_shot, two_shot, ring, tree, nccl"),
-        (lambda t: T.all_gather(t[0:16, :], t, impl="magic"), "T.all_gather has direct"),
-        (lambda t: T.broadcast(t, impl="magic"), "T.broadcast has direct"),
+        (lambda t: T.allreduce(t, impl="magic"), "T.allreduce at level 'device' has one_shot, two_shot, "),
+        (lambda t: T.all_gather(t[0:16, :], t, impl="magic"), "T.all_gather at level 'device' has direct, "),
+        (lambda t: T.broadcast(t, impl="magic"), "direct, hierarchical, ring, tree for tiles of programs"),
     ],
 )
 def test_an_unknown_algorithm(mistake, call, offered: str):

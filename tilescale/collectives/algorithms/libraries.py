@@ -39,7 +39,6 @@ ALGORITHMS = (
         },
         forms=(TENSORS,),
         mechanism="nvshmem",
-        library="nvshmem",
         on_request=True,
         takes_functions=False,
     ),
