@@ -102,7 +102,10 @@ def available(made: Collective, wanted: Wanted, target: Target) -> Available:
     if wanted.form != TENSORS:
         return Available((ON_TILES[made.name],))
     found = {n: i for (of, n), i in ON_TENSORS.items() if of == made.name and i.able(made, target)}
-    return Available(tuple(found), frozenset(n for n, i in found.items() if i.on_request(made, target)))
+    # Tiles need room twice for what everybody sends, a gather once: of equals it is preferred.
+    gathers = [n for n in found if wanted.function and not algorithms()[n].takes_functions]
+    on_request = frozenset(n for n, i in found.items() if i.on_request(made, target))
+    return Available(tuple(dict.fromkeys([*gathers, *found])), on_request)
 
 
 def choice(made: Collective, target: Target, in_program: bool) -> Choice | None:
