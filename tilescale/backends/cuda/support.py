@@ -12,11 +12,11 @@ from tilescale.backends.base import Executable
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.check import check_shared, check_text, static_shared_bytes
-from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
-from tilescale.backends.cuda.lowering.lower import LoweredKernel
+from tilescale.backends.cuda.lowering.groups.registers import one_array_each
+from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.program import LoweredProgram
 from tilescale.backends.cuda.lowering.program import lower as lower_for
-from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.target import target_for
 from tilescale.collectives import Available, Wanted
 from tilescale.errors import UnsupportedError
@@ -150,5 +150,3 @@ def checked(
     asked = generated.dynamic_shared + static_shared_bytes(generated.text)
     check_shared(program.name, asked, machine, kernel.where)
     return generated.text
-
-

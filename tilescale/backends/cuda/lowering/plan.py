@@ -22,8 +22,8 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.combine import fold
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.queued import Queued
-from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.lowering.spread import THREADS, Grids, is_known, with_args
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import Location, UnsupportedError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.signature import Target
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops

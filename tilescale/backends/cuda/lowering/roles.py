@@ -12,7 +12,7 @@ as a note: the phase then keeps one role, and the loop loads in the order of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -67,7 +67,7 @@ class Roles:
         notes: for people.
     """
 
-    stmt: ir.Stmt
+    stmt: ir.Stmt = field(default_factory=lambda: tir.sequence([]))
     specialised: bool = False
     gates: int = 0
     loads: int = 0
@@ -105,7 +105,6 @@ def assign(
     stmt: ir.Stmt, program: Program, launch: Launch, machine: Machine, is_bulk: Callable[[ir.Call], bool]
 ) -> Roles:
     """The roles of a phase's statements; `is_bulk` says which copies to peers the machine makes as bulk copies."""
-    stmt = _without_single_turns(stmt, launch)
     elects = _Phase(stmt, program, launch, machine).elects
     senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
     phase = _Phase(senders.phase(stmt), program, launch, machine)
@@ -113,7 +112,7 @@ def assign(
     return replace(roles, elects=elects, tiles=tuple(senders.rings), notes=(*roles.notes, *senders.notes))
 
 
-def _without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
+def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
     """A phase without the loops around pipelined ones, or copies to peers, that every program goes through once."""
     ranges = {var: (0, n) for var, n in zip(launch.programs, launch.grid, strict=True) if ir.constant(n) is not None}
 

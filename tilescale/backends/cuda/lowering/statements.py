@@ -120,3 +120,31 @@ def is_bulk_store(call: ir.Call) -> bool:
     whole = [ir.constant(n) for n in source.shape] == [ir.constant(n) for n in extents]
     row = [ir.integer(n) * ir.bits(str(source.dtype)) // 8 for n in (extents[-1], others[-1], target.shape[-1])]
     return whole and all(size % _BULK_BYTES == 0 for size in row)
+
+
+def must_keep_order(loop: ir.For, phase: ir.Stmt) -> bool:
+    """Pipelining would load before a wait of the loop, and has no place for a tile that is used outside it too."""
+    inside = _shared_tiles(loop, written=True)
+    outside = _shared_tiles(phase, besides=loop)
+    return ir.contains(loop.body, orders) or bool(inside & outside)
+
+
+def in_order(loop: ir.For, body: ir.Stmt) -> ir.Stmt:
+    """A pipelined loop, one iteration after the other."""
+    return ir.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+
+
+def _shared_tiles(stmt: ir.Stmt, *, written: bool = False, besides: ir.Stmt | None = None) -> set[ir.Var]:
+    """Tiles in shared memory that a statement names (or writes by tile operations), one inner statement left out."""
+    found: set[ir.Var] = set()
+
+    def visit(node: Any) -> Any:
+        if besides is not None and isinstance(node, ir.Stmt) and node.same_as(besides):
+            return tir.sequence([])
+        if ir.op_name(node) == "tl.region" and node.args[0].buffer.scope().startswith("shared"):
+            if not written or ir.constant(node.args[1]) == 2:
+                found.add(node.args[0].buffer.data)
+        return None
+
+    tir.rewrite(stmt, enter=visit)
+    return found

@@ -12,7 +12,7 @@ from typing import Any, no_type_check
 
 from tilelang_core import stock as T
 from tilelang_core.compile import entry
-from tilescale.backends.cuda.lowering.lower import prelude
+from tilescale.backends.cuda.lowering.kernel import prelude
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm.heap import SymmetricHeap

@@ -11,11 +11,12 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
+from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.groups.registers import one_array_each
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
-from tilescale.backends.cuda.lowering.signature import Site, Target
 from tilescale.backends.cuda.running import control, nccl, queued
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
 from tilescale.backends.cuda.running.copy_queue import CopyQueue

@@ -10,7 +10,7 @@ from tilelang_core import ir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.check import kernels
-from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
+from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.program import LoweredGrid
 from tilescale.backends.cuda.running import occupancy
 from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering import arguments as arg
+from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.plan import HostStep
-from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running.nccl import group
 from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.program import ops

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.plan import JOIN, QUEUE, HostStep
-from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import CopyQueue, copy_queue
 from tilescale.backends.cuda.running.phases import Part, device_of, runs

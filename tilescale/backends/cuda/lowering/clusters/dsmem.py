@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.exchange import Tile
-    from tilescale.backends.cuda.lowering.lower import GridLowering
+from tilescale.backends.cuda.lowering.phase import Phase, Stage
+from tilescale.backends.cuda.lowering.tile import Tile
 
 WORD = 16
 """Bytes of the widest access."""
@@ -27,37 +25,39 @@ COMBINE = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 _ACCUMULATORS = {"float64": "double", "int64": "long", "uint64": "unsigned long", "int32": "int", "uint32": "unsigned"}
 
 
-class Cluster:
-    """The cluster around a program.
+class Cluster(Stage):
+    """The stage of clusters at work: the cluster around a program.
 
     Attributes:
         size: its programs.
         rank: the executing program's number in it, the first axis fastest.
+        meets: whether the programs meet at all.
         begun: whether all programs are known to have begun when one gets to the body.
+        arrivals: data variable of a barrier in shared memory -> the arrivals of each.
     """
 
-    def __init__(self, lowering: GridLowering):
-        self.lowering = lowering
-        self.size = lowering.launch.cluster_size
+    def __init__(self, phase: Phase):
+        super().__init__(phase)
+        self.size = self.launch.cluster_size
         self.rank = self._rank()
         self.meets = self.begun = False
-        self.barriers: dict[ir.Var, list[ir.PrimExpr]] = {}
+        self.arrivals: dict[ir.Var, list[ir.PrimExpr]] = {}
         self._variables: list[ir.Buffer] = []
         self._reached: dict[ir.Buffer, bool] = {}
 
     def _rank(self) -> ir.PrimExpr:
         # Not the register that has it: the compiler knows the range of a remainder, and checks no bounds.
         rank, step = ir.IntImm("int32", 0), 1
-        for var, programs in zip(self.lowering.launch.programs, self.lowering.launch.cluster, strict=False):
+        for var, programs in zip(self.launch.programs, self.launch.cluster, strict=False):
             rank, step = rank + var % programs * step, step * programs
         return ir.simplify(rank, {})
 
     def number(self) -> ir.PrimExpr:
         """The cluster's number in the grid."""
-        launch, number = self.lowering.launch, ir.IntImm("int32", 0)
+        launch, number = self.launch, ir.IntImm("int32", 0)
         axes = list(zip(launch.programs, launch.grid, launch.cluster, strict=False))
         for var, extent, programs in reversed(axes):
-            number = number * (self.lowering.expr(extent) // programs) + var // programs
+            number = number * (extent // programs) + var // programs
         return number
 
     def meet(self) -> ir.Stmt:
@@ -73,14 +73,14 @@ class Cluster:
         """Barriers in shared memory, each with its number of arrivals; `remote` if peers arrive too."""
         scope = "shared.cluster_barrier" if remote else "shared.barrier"
         made = tir.local_buffer(name, [len(arrivals)], "uint64", scope)
-        self.lowering.tiles.append(made)
-        self.barriers[made.data] = [ir.int_node(n) for n in arrivals]
+        self.tiles.append(made)
+        self.arrivals[made.data] = [ir.int_node(n) for n in arrivals]
         return made
 
     def variable(self, name: str) -> ir.Buffer:
         """An int32 that each thread holds, zero at first."""
         made = tir.local_buffer(name, [1], "int32", "local")
-        self.lowering.tiles.append(made)
+        self.tiles.append(made)
         self._variables.append(made)
         return made
 
@@ -110,7 +110,7 @@ class Cluster:
         """Copy a tile to `far` of a peer, or from it; the caller orders it with what is around."""
         self.reach(far.buffer)
         if [n for n in near.extents if n != 1] != [n for n in far.extents if n != 1]:
-            raise self.lowering.unsupported(f"a copy between tiles of extents {near.extents} and {far.extents}")
+            raise self.unsupported(f"a copy between tiles of extents {near.extents} and {far.extents}")
         if _is_shared(near.buffer) and near.dtype == far.dtype:
             return self._move_words(near, far, peer, "put" if put else "get")
         loops, extents = _loops(far)
@@ -154,8 +154,8 @@ class Cluster:
         """How many elements one access may take: neighbours in every tile, aligned alike."""
         bits = ir.bits(tiles[0].dtype)
         if bits % 8:
-            raise self.lowering.unsupported(f"moves between programs of elements of {bits} bits")
-        laid_out = dict(self.lowering.launch.notes).get("layout_map", {})
+            raise self.unsupported(f"moves between programs of elements of {bits} bits")
+        laid_out = dict(self.launch.notes).get("layout_map", {})
         if bits == 64 or any(t.buffer.data in laid_out or t.buffer.scope() != "shared.dyn" for t in tiles):
             return 1
         most = WORD * 8 // bits
@@ -171,7 +171,7 @@ class Cluster:
         With `split`, the programs of the cluster share the groups. No branch stands around the body: the compiler may
         put a barrier of the program before it.
         """
-        launch = self.lowering.launch
+        launch = self.launch
         _, extents = _loops(tile)
         grouped = [*extents[:-1], extents[-1] // elements] if extents else [1]
         count, workers = math.prod(grouped), launch.thread_count * (self.size if split else 1)

@@ -68,7 +68,7 @@ def _stand_alone(cluster: ClusterUnit, loop: ir.For, rest: ir.Stmt, tiles: set[i
         ir.op_name(call) == ops.VIEW.name and call.args[0].args[0].buffer.data in tiles for call in _calls(loop.body)
     )
     copies = len(tiles)
-    return uses(rest) == products and uses(cluster.lowering.phase) == products + views + copies
+    return uses(rest) == products and uses(cluster.phase.stmt) == products + views + copies
 
 
 def _calls(stmt: ir.Stmt) -> list[ir.Call]:
@@ -107,7 +107,7 @@ def _is_inlined(cluster: ClusterUnit, value: Any) -> bool:
 def _is_rank(cluster: ClusterUnit, value: Any) -> bool:
     """Whether a value is a program's rank in its cluster."""
     is_rank = ir.op_name(value) == ops.RANK.name
-    return is_rank and cluster.lowering.target.machine.level(Rank.of(value).level).kind == "program"
+    return is_rank and cluster.target.machine.level(Rank.of(value).level).kind == "program"
 
 
 def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load | None:
@@ -120,7 +120,7 @@ def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load
         return None
     view = cluster.views.get(target.data)
     tile = target if view is None else ir.region_parts(view.args[0])[0]
-    if tile.data not in cluster.parts or tile.scope() != "shared.dyn" or str(source.dtype) != str(tile.dtype):
+    if tile.data not in cluster.shards or tile.scope() != "shared.dyn" or str(source.dtype) != str(tile.dtype):
         return None
     known = [ir.constant(n) for n in extents]
     shape = [ir.integer(n) for n in tile.shape]
@@ -139,7 +139,7 @@ def _first_begins(
     cluster: ClusterUnit, begins: list[Any], bound: dict[ir.Var, Any], axis: int, share: int
 ) -> list[Any] | None:
     """Where the first program's share begins, if the others' follow it along `axis`."""
-    launch, rank, step = cluster.lowering.launch, ir.IntImm("int32", 0), 1
+    launch, rank, step = cluster.launch, ir.IntImm("int32", 0), 1
     place: dict[ir.Var, Any] = {}
     back: dict[ir.Var, Any] = {}
     ranges: dict[ir.Var, tuple[Any, Any]] = {}
@@ -170,8 +170,8 @@ def _first_begins(
 
 def _is_bulk(cluster: ClusterUnit, source: ir.Buffer, tile: ir.Buffer) -> bool:
     """Whether a bulk copy takes what a program loads: a box with rows of multiples of 16 bytes."""
-    size, box = ir.bits(str(tile.dtype)) // 8, [ir.integer(n) for n in cluster.parts[tile.data].local.shape]
-    memory = ir.constant(cluster.lowering.expr(source.shape[-1]))
+    size, box = ir.bits(str(tile.dtype)) // 8, [ir.integer(n) for n in cluster.shards[tile.data].local.shape]
+    memory = ir.constant(cluster.phase.sized(source.shape[-1]))
     if not size or not memory or len(box) < 2 or max(box) > LONGEST:
         return False
     return memory * size % BULK == 0 and box[-1] * size % BULK == 0

@@ -11,17 +11,18 @@ loading threads could not know which way the program goes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.dsmem import is_meeting
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lower import GridLowering
+from tilescale.program.model import Launch
 
 AHEAD = "tilescale.ahead"
 """Marks a statement of the loading warps."""
+
+APART = "tilescale.apart"
+"""AttrStmt key: a body whose marked statements so many added threads, the value, execute beside the rest."""
 
 GROUP, WARP = 128, 32
 """Threads that share out their registers together, and those that one instruction is for."""
@@ -39,11 +40,11 @@ def ahead(stmt: ir.Stmt) -> ir.Stmt:
     return ir.AttrStmt(ir.IntImm("int32", 0), AHEAD, ir.IntImm("int32", 0), stmt)
 
 
-def loaders(lowering: GridLowering, phase: ir.Stmt) -> int:
+def loaders(launch: Launch, phase: ir.Stmt) -> int:
     """How many threads may be added to a phase's program to load for it; 0 if its loads cannot be split off."""
-    x, y, z = lowering.launch.threads
+    x, y, z = launch.threads
     added = WARP if x % GROUP else GROUP
-    if x % WARP or y * z > 1 or x + added > MOST or lowering.lanes.used or _is_unforeseen(phase, set()):
+    if x % WARP or y * z > 1 or x + added > MOST or _is_unforeseen(phase, set()):
         return 0
     return added
 
@@ -64,9 +65,23 @@ def _is_unforeseen(stmt: ir.Stmt, read: set[ir.Var]) -> bool:
     return any(_is_unforeseen(inner, read) for inner in ir.children(stmt))
 
 
-def split(lowering: GridLowering, thread: ir.Var, added: int, body: ir.Stmt) -> ir.Stmt:
-    """The branch: `added` threads load, the others do the rest."""
-    threads = lowering.launch.thread_count
+def apart(added: int, body: ir.Stmt) -> ir.Stmt:
+    """A body whose loads `added` threads are to make, once it is lowered (`split`)."""
+    return ir.AttrStmt(ir.StringImm(APART), APART, ir.IntImm("int32", added), body)
+
+
+def split(launch: Launch, stmt: ir.Stmt) -> ir.Stmt:
+    """A phase with a branch in the place of each body with loads: the threads added load, the others do the rest."""
+
+    def leave(node: Any) -> ir.Stmt | None:
+        is_apart = isinstance(node, ir.AttrStmt) and str(node.attr_key) == APART
+        return _branch(launch, ir.integer(node.value), node.body) if is_apart else None
+
+    return tir.rewrite(stmt, leave=leave)
+
+
+def _branch(launch: Launch, added: int, body: ir.Stmt) -> ir.Stmt:
+    threads, thread = launch.thread_count, next(var for var, axis in launch.thread_vars if axis == 0)
     roles = [_Loading(thread < threads + WARP).role(body), tir.rewrite(body, enter=_without_loads)]
     fewer, more = REGISTERS.get(threads // GROUP, (0, 0)) if added == GROUP else (0, 0)
     if more:

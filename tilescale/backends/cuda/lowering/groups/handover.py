@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.lanes.holdings import accesses
+from tilescale.backends.cuda.lowering.groups.distribution import accesses
+from tilescale.backends.cuda.lowering.groups.loops import Loop
+from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.program.layout import Layout
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
-    from tilescale.backends.cuda.lowering.lanes.loops import Loop
 
 ROWS = 16
 """Rows of a part are a multiple of what one matrix instruction takes of an inner dimension."""
@@ -28,9 +26,9 @@ ROWS = 16
 _PRODUCT = "tl.tileop.gemm"
 
 
-def parts_of(lanes: LaneLowering, loop: Loop) -> int:
+def parts_of(stage: GroupStage, loop: Loop) -> int:
     """Into how many parts, along the rows, the tiles of a loop are handed over: one for each unit, or one."""
-    parts = len(lanes.whole.units(loop.level))
+    parts = len(stage.whole.units(loop.level))
     rows = {ir.integer(tile.shape[0]) for tile in loop.tiles}
     if loop.stages > 1 or len(rows) > 1 or any(n % (parts * ROWS) for n in rows):
         return 1
@@ -39,30 +37,30 @@ def parts_of(lanes: LaneLowering, loop: Loop) -> int:
     named: list[ir.Buffer] = []
     fitting: list[ir.Call] = []
     for stmt in loop.rest:
-        named += [buffer for buffer, _, _ in accesses(stmt) if lanes.holdings.base(buffer) in tiles]
-        ir.walk(stmt, lambda node: fitting.extend(_fitting(lanes, node, tiles, extent, extent // parts)))
+        named += [buffer for buffer, _, _ in accesses(stmt) if stage.distributions.base(buffer) in tiles]
+        ir.walk(stmt, lambda node: fitting.extend(_fitting(stage, node, tiles, extent, extent // parts)))
     return parts if len(named) == 2 * len(fitting) else 1  # a region counts, and the load in it
 
 
-def _fitting(lanes: LaneLowering, call: Any, tiles: set[ir.Var], extent: int, part: int) -> list[ir.Call]:
+def _fitting(stage: GroupStage, call: Any, tiles: set[ir.Var], extent: int, part: int) -> list[ir.Call]:
     """The operands of a product that are tiles and lie in one part, or can be taken part by part."""
     found: list[ir.Call] = []
     if ir.op_name(call) != _PRODUCT:
         return found
     for number, region in enumerate(call.args[:2]):
         buffer, begins, extents = ir.region_parts(region)
-        if lanes.holdings.base(buffer) not in tiles:
+        if stage.distributions.base(buffer) not in tiles:
             continue
-        begin, rows = _offset(lanes, buffer, begins[0], part), ir.integer(extents[0])
+        begin, rows = _offset(stage, buffer, begins[0], part), ir.integer(extents[0])
         inner = number == 1 and not ir.constant(call.args[4]) and rows == extent
         if begin is not None and (begin + rows <= part or inner):
             found.append(region)
     return found
 
 
-def _offset(lanes: LaneLowering, buffer: ir.Buffer, begin: Any, part: int) -> int | None:
+def _offset(stage: GroupStage, buffer: ir.Buffer, begin: Any, part: int) -> int | None:
     """Where in a part a row of a view of a tile lies; None if that is not the same for all units."""
-    views = lanes.holdings.views
+    views = stage.distributions.views
     while buffer.data in views:
         view = views[buffer.data]
         layout, share = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block")), ir.integer(view.args[1])

@@ -8,17 +8,15 @@ the result, for which it needs its share of one operand and the whole of the oth
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.clusters.pair import data_of, paired
+from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
+from tilescale.backends.cuda.lowering.clusters.regions import data_of
 from tilescale.program import ops
 from tilescale.program.layout import Layout
 from tilescale.program.model import location
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 
 GEMM = "tl.tileop.gemm"
 
@@ -26,8 +24,15 @@ SCOPES = (*ir.SHARED, "local.fragment")
 """Where tiles of a cluster may lie."""
 
 
+MAJOR = 10
+"""Compute capability that multiplies with the operands of two blocks by one instruction."""
+
+ROWS = 128
+"""Rows of the accumulator in each block: as many as tensor memory has lanes."""
+
+
 @dataclass(frozen=True)
-class Part:
+class Shard:
     """What a program holds of a tile of its cluster.
 
     Attributes:
@@ -47,33 +52,33 @@ class Part:
         return indices if self.stage is None else [self.stage, *indices]
 
 
-class Plan:
+class Sharding:
     """Who holds what of the tiles of a cluster.
 
     Attributes:
         views: data variable of a view -> the view, for views of the cluster's tiles.
-        parts: data variable of a tile -> what a program holds of it.
+        shards: data variable of a tile -> what a program holds of it.
         results: tiles that two blocks multiply into as a pair.
     """
 
-    def __init__(self, cluster: ClusterUnit):
-        self.cluster, self.lowering = cluster, cluster.lowering
+    def __init__(self, cluster: Cluster):
+        self.cluster = cluster
         self.views: dict[ir.Var, ir.Call] = {}
-        self.parts: dict[ir.Var, Part] = {}
+        self.shards: dict[ir.Var, Shard] = {}
         self.results: list[ir.Buffer] = []
         self._dims: dict[ir.Var, int | None] = {}
         self._viewed: dict[ir.Var, set[int]] = {}
-        launch, machine = self.lowering.launch, self.lowering.target.machine
+        launch, machine = self.cluster.launch, self.cluster.target.machine
         owned = {data for data, level in launch.owners if machine.level(level).kind == "cluster"}
         self._tiles = {b.data: b for b in launch.buffers if b.data in owned and b.scope() in SCOPES}
         self._survey()
         for data, tile in self._tiles.items():
-            self.parts[data] = self._part(tile)
+            self.shards[data] = self._shard(tile)
 
     def _survey(self) -> None:
         """Note the views, and what products need."""
         found: list[tuple[Any, Any]] = []
-        where = self.lowering.where
+        where = self.cluster.where
 
         def visit(node: Any) -> None:
             nonlocal where
@@ -85,31 +90,31 @@ class Plan:
             elif ir.op_name(node) == GEMM and any(data_of(r) in self._tiles for r in node.args[:3]):
                 found.append((node, where))
 
-        ir.walk(self.lowering.program.func.body, visit)
+        ir.walk(self.cluster.phase.stmt, visit)
         views, products = ([x for x in found if isinstance(x[0], ir.Bind) == bind] for bind in (True, False))
-        for node, self.lowering.where in views:
+        for node, self.cluster.where in views:
             data = data_of(node.value.args[0])
             self.views[node.var] = node.value
             self._viewed.setdefault(data, set()).add(self._view_dim(node.value, self._tiles[data]))
-        for node, self.lowering.where in products:
+        for node, self.cluster.where in products:
             self._split_product(node)
 
     def _view_dim(self, view: ir.Call, tile: ir.Buffer) -> int:
         _, begins, extents = ir.region_parts(view.args[0])
         layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
-        if self.lowering.target.machine.level(ir.attribute(view, "level")).kind != "program":
-            raise self.lowering.unsupported(f"a view of {tile.name!r}, a cluster's tile, by threads")
+        if self.cluster.target.machine.level(ir.attribute(view, "level")).kind != "program":
+            raise self.cluster.unsupported(f"a view of {tile.name!r}, a cluster's tile, by threads")
         whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in tile.shape]
         if layout.dim is None or not whole or any(ir.constant(b) != 0 for b in begins):
-            raise self.lowering.unsupported(f"a view of {tile.name!r} that is not a share of the whole tile")
+            raise self.cluster.unsupported(f"a view of {tile.name!r} that is not a share of the whole tile")
         if layout.block not in (None, ir.constant(view.args[1 + layout.dim])):
-            raise self.lowering.unsupported(f"a cyclic view of {tile.name!r}")
+            raise self.cluster.unsupported(f"a cyclic view of {tile.name!r}")
         return layout.dim
 
     def _split_product(self, call: ir.Call) -> None:
         a, b, c = (data_of(region) for region in call.args[:3])
         if not all(x in self._tiles for x in (a, b, c)):
-            raise self.lowering.unsupported("a product of a cluster with operands that the cluster does not own")
+            raise self.cluster.unsupported("a product of a cluster with operands that the cluster does not own")
         transposed_a, transposed_b = (bool(ir.constant(flag)) for flag in call.args[3:5])
         by_rows = 1 not in self._viewed.get(c, ())
         along_m, along_n = (1 if transposed_a else 0), (0 if transposed_b else 1)
@@ -121,21 +126,37 @@ class Plan:
         for data, dim in wanted.items():
             name = self._tiles[data].name
             if self._dims.setdefault(data, dim) != dim:
-                raise self.lowering.unsupported(f"{name!r} in two products that need it split differently")
+                raise self.cluster.unsupported(f"{name!r} in two products that need it split differently")
             if dim is not None and ir.integer(self._tiles[data].shape[dim]) % self.cluster.size:
-                raise self.lowering.unsupported(f"{name!r} does not divide among {self.cluster.size} programs")
+                raise self.cluster.unsupported(f"{name!r} does not divide among {self.cluster.size} programs")
 
-    def _part(self, tile: ir.Buffer) -> Part:
+    def _shard(self, tile: ir.Buffer) -> Shard:
         viewed = self._viewed.get(tile.data, {0})
         if tile.data not in self._dims and len(viewed) > 1:
-            raise self.lowering.unsupported(f"views that split {tile.name!r} along different dimensions")
+            raise self.cluster.unsupported(f"views that split {tile.name!r} along different dimensions")
         dim = self._dims.get(tile.data, min(viewed))
         shape = ir.constants(tile.shape)
-        if shape is None or tile.data in dict(self.lowering.launch.notes).get("layout_map", {}):
-            raise self.lowering.unsupported(f"a symbolic extent or a given layout of {tile.name!r}, a cluster's tile")
+        if shape is None or tile.data in dict(self.cluster.launch.notes).get("layout_map", {}):
+            raise self.cluster.unsupported(f"a symbolic extent or a given layout of {tile.name!r}, a cluster's tile")
         share = 0
         if dim is not None:
             share = shape[dim] = -(-shape[dim] // self.cluster.size)
         local = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
-        self.lowering.tiles.append(local)
-        return Part(local, dim, share)
+        self.cluster.tiles.append(local)
+        return Shard(local, dim, share)
+
+
+def paired(cluster: Cluster, tiles: list[ir.Buffer]) -> bool:
+    """Whether a cluster's two blocks multiply tiles A, B and C as a pair: in shapes that the instruction has."""
+    launch = cluster.launch
+    major = cluster.target.machine.identify.architecture.partition(".")[0]
+    if not major.isdigit() or int(major) != MAJOR or cluster.size != 2 or launch.cluster[2] != 1:
+        return False
+    a, b, c = tiles
+    shape = ir.constants(c.shape)
+    if shape is None:
+        return False
+    rows, columns = shape
+    fits = rows == 2 * ROWS and columns % 32 == 0 and columns <= 256 and launch.thread_count % 128 == 0
+    operands = all(t.scope() == "shared.dyn" and str(t.dtype) in ("float16", "bfloat16") for t in (a, b))
+    return fits and operands and str(c.dtype) == "float32" and c.scope() == "local.fragment"

@@ -11,25 +11,25 @@ Declines: two views that disagree, a view of a part of a fragment, views of view
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
+from tilescale.backends.cuda.lowering.groups.unit import threads_of
+from tilescale.backends.cuda.lowering.phase import Stage
 from tilescale.errors import Location
 from tilescale.hda import Level
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.layout import Layout
 
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lower import GridLowering
-
 ELEMENTWISE = ("tl.tileop.copy", "tl.tileop.atomicadd", "tl.tileop.atomicmax", "tl.tileop.atomicmin")
 """Tile operations from a region to one of the same extents."""
 
 
 @dataclass(frozen=True)
-class Held:
+class Distribution:
     """How the units of a level hold a tile: each a copy (no axis), or each a share along an axis.
 
     Attributes:
@@ -43,11 +43,11 @@ class Held:
     cyclic: bool = False
     where: Location | None = None
 
-    def like(self, axis: int | None) -> Held:
+    def like(self, axis: int | None) -> Distribution:
         """The same units, another axis."""
-        return Held(self.level, self.count, axis, self.cyclic and axis is not None, self.where)
+        return Distribution(self.level, self.count, axis, self.cyclic and axis is not None, self.where)
 
-    def agrees(self, other: Held) -> bool:
+    def agrees(self, other: Distribution) -> bool:
         """Whether both say the same."""
         mine, theirs = ((h.level.name, h.axis, h.cyclic) for h in (self, other))
         return mine == theirs
@@ -55,12 +55,6 @@ class Held:
     def __str__(self) -> str:
         how = "as copies" if self.axis is None else f"as shares along dimension {self.axis}"
         return f"by {self.level.name}s {how}"
-
-
-def threads_of(level: Level) -> int:
-    """Threads of one unit of a level inside the program."""
-    assert level.threads is not None, f"{level.name} is no part of a program"
-    return level.threads
 
 
 def is_fragment(buffer: ir.Buffer) -> bool:
@@ -106,28 +100,32 @@ def matching_axis(axis: int, extents: list[Any], others: list[Any]) -> int | Non
     return theirs[mine.index(axis)] if axis in mine and len(mine) == len(theirs) else None
 
 
-class Holdings:
-    """The survey of one phase."""
+class Distributions:
+    """How units hold the tiles of one phase.
 
-    def __init__(self, lowering: GridLowering, phase: ir.Stmt):
-        self.lowering = lowering
-        self.held: dict[ir.Var, Held] = {}
+    Args:
+        owners: data variable of a tile that units allocate -> their level.
+    """
+
+    def __init__(self, stage: Stage, owners: Mapping[ir.Var, Level]):
+        self.stage, self.owners = stage, owners
+        self.held: dict[ir.Var, Distribution] = {}
         self.views: dict[ir.Var, ir.Call] = {}
         self._places: dict[ir.Var, Location | None] = {}
         self._statements: list[ir.Stmt] = []
         self._written: set[ir.Var] = set()
         self._named: dict[ir.Var, tuple[ir.Buffer, Level, bool]] = {}
-        self._walk(phase, None)
+        self._walk(stage.phase.stmt, None)
         if not self.views and not self._named:
             return
         for var, view in self.views.items():
-            lowering.where = self._places[var]
+            stage.where = self._places[var]
             self._seed(var, view)
         self._spread()
         self._direct_uses()
         self._spread()
 
-    def of(self, buffer: ir.Buffer) -> Held | None:
+    def of(self, buffer: ir.Buffer) -> Distribution | None:
         """How units hold a tile; None if they do not."""
         return self.held.get(buffer.data)
 
@@ -136,9 +134,9 @@ class Holdings:
         data = buffer.data
         while data in self.views:
             data = ir.region_parts(self.views[data].args[0])[0].data
-        return self.lowering.tensor_of(data)
+        return self.stage.phase.parameters_of_views.get(data, data)
 
-    def touched(self, node: Any) -> Held | None:
+    def touched(self, node: Any) -> Distribution | None:
         """How units hold a tile that a statement names, preferring one they split."""
         found = [self.held[b.data] for b, _, _ in accesses(node) if b.data in self.held] if self.held else []
         return max(found, key=lambda h: h.axis is not None, default=None)
@@ -147,7 +145,7 @@ class Holdings:
 
     def _walk(self, stmt: ir.Stmt, inside: Level | None) -> None:
         if isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == ops.SCALE:
-            level = self.lowering.target.machine.level(str(stmt.value.value))
+            level = self.stage.target.machine.level(str(stmt.value.value))
             is_finer = level.kind == "lanes" and (inside is None or threads_of(level) < threads_of(inside))
             self._walk(stmt.body, level if is_finer else inside)
         elif isinstance(stmt, ir.Bind) and ir.op_name(stmt.value) == ops.VIEW.name:
@@ -172,7 +170,7 @@ class Holdings:
         for buffer, _, writes in accesses(stmt):
             if writes:
                 self._written.add(buffer.data)
-            if is_fragment(buffer) and buffer.data not in self.views and not self.lowering.lanes.owner(buffer):
+            if is_fragment(buffer) and buffer.data not in self.views and buffer.data not in self.owners:
                 written = writes or (buffer.data in self._named and self._named[buffer.data][2])
                 self._named[buffer.data] = (buffer, level, written)
 
@@ -180,17 +178,15 @@ class Holdings:
 
     def _seed(self, var: ir.Var, view: ir.Call) -> None:
         base, begins, extents = ir.region_parts(view.args[0])
-        level = self.lowering.target.machine.level(ir.attribute(view, "level"))
+        level = self.stage.target.machine.level(ir.attribute(view, "level"))
         layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
         if level.kind != "lanes" or base.scope() == "global":
             return
-        own = base.data in self.views or self.lowering.lanes.owner(base) is not None
+        own = base.data in self.views or base.data in self.owners
         if own and (layout.is_replica or not is_fragment(base)):
             return  # A copy of what is a unit's own is that itself; a share of a shared tile is a slice.
         if own:
-            raise self.lowering.unsupported(
-                f"a view that splits a {level.name}'s own part of the fragment {base.name!r}"
-            )
+            raise self.stage.unsupported(f"a view that splits a {level.name}'s own part of the fragment {base.name!r}")
         if layout.is_replica:
             if is_fragment(base) or var in self._written:
                 self._hold(base, self._at(level))
@@ -199,23 +195,23 @@ class Holdings:
                 ir.constant(n) for n in base.shape
             ]
             if not whole:
-                raise self.lowering.unsupported(f"a view that splits a part of the fragment {base.name!r}")
+                raise self.stage.unsupported(f"a view that splits a part of the fragment {base.name!r}")
             assert layout.dim is not None
             share = ir.integer(view.args[1 + layout.dim])
             self._hold(base, self._at(level, layout.dim, layout.block not in (None, share)))
             if layout.block not in (None, 1, share):
-                raise self.lowering.unsupported(f"a block-cyclic view of the fragment {base.name!r}")
+                raise self.stage.unsupported(f"a block-cyclic view of the fragment {base.name!r}")
         elif self.held.get(base.data):
-            raise self.lowering.unsupported(f"views of {base.name!r} as copies that units write and as shares")
+            raise self.stage.unsupported(f"views of {base.name!r} as copies that units write and as shares")
 
-    def _at(self, level: Level, axis: int | None = None, cyclic: bool = False) -> Held:
-        return Held(level, self.lowering.launch.thread_count // threads_of(level), axis, cyclic, self.lowering.where)
+    def _at(self, level: Level, axis: int | None = None, cyclic: bool = False) -> Distribution:
+        return Distribution(level, self.stage.launch.thread_count // threads_of(level), axis, cyclic, self.stage.where)
 
-    def _hold(self, buffer: ir.Buffer, held: Held) -> bool:
+    def _hold(self, buffer: ir.Buffer, held: Distribution) -> bool:
         """Note a holding; whether it is new."""
         known = self.held.setdefault(buffer.data, held)
         if not known.agrees(held):
-            raise self.lowering.unsupported(f"{buffer.name!r} is held {known} and {held}")
+            raise self.stage.unsupported(f"{buffer.name!r} is held {known} and {held}")
         return known is held
 
     # -- how it spreads ----------------------------------------------------------------------------------------------
@@ -227,10 +223,10 @@ class Holdings:
             for stmt in self._statements:
                 held = self.touched(stmt)
                 if held is not None:
-                    self.lowering.where = location(stmt) or self.lowering.where
+                    self.stage.where = location(stmt) or self.stage.where
                     changed |= self._spread_to(stmt, held)
 
-    def _spread_to(self, stmt: ir.Stmt, held: Held) -> bool:
+    def _spread_to(self, stmt: ir.Stmt, held: Distribution) -> bool:
         name = ir.op_name(stmt.value) if isinstance(stmt, ir.Evaluate) else None
         if parallel_loops(stmt) or isinstance(stmt, ir.BufferStore):
             return self._nest(stmt, held)
@@ -242,7 +238,7 @@ class Holdings:
             return self._gemm(stmt.value)
         return self._others(stmt, {}, held)
 
-    def _others(self, stmt: ir.Stmt, axes: dict[ir.Var, int], held: Held) -> bool:
+    def _others(self, stmt: ir.Stmt, axes: dict[ir.Var, int], held: Distribution) -> bool:
         """Fragments that a statement names and nobody holds yet: along an axis where one is known, else as copies."""
         changed = False
         for buffer, _, _ in accesses(stmt):
@@ -250,7 +246,7 @@ class Holdings:
                 changed |= self._hold(buffer, held.like(axes.get(buffer.data)))
         return changed
 
-    def _nest(self, stmt: ir.Stmt, held: Held) -> bool:
+    def _nest(self, stmt: ir.Stmt, held: Distribution) -> bool:
         var = self.split_loop(stmt)
         axes: dict[ir.Var, int] = {}
         for buffer, indices, _ in accesses(stmt):
@@ -274,13 +270,13 @@ class Holdings:
             index = indices[held.axis]
             is_loop = isinstance(index, ir.Var) and loops.get(index) == ir.constant(buffer.shape[held.axis])
             if not is_loop or (found and not found[0].same_as(index)):
-                raise self.lowering.unsupported(
+                raise self.stage.unsupported(
                     f"{buffer.name!r} is held {held}: index {index} of that dimension is not one whole T.Parallel loop"
                 )
             found.append(index)
         return found[0] if found else None
 
-    def _copy(self, call: ir.Call, held: Held) -> bool:
+    def _copy(self, call: ir.Call, held: Distribution) -> bool:
         if ir.op_name(call.args[0]) != "tl.region":
             return False
         changed = False
@@ -323,11 +319,11 @@ class Holdings:
     def _direct_uses(self) -> None:
         outside = {b.data for stmt in self._statements for b, _, _ in accesses(stmt)}
         for data, (buffer, level, written) in self._named.items():
-            alone = level.threads in (1, self.lowering.launch.thread_count)
+            alone = level.threads in (1, self.stage.launch.thread_count)
             if alone or data not in outside or data in self.held:
                 continue
             if written:
-                raise self.lowering.unsupported(
+                raise self.stage.unsupported(
                     f"{level.name}s write the fragment {buffer.name!r} without a view; the whole program uses it too"
                 )
             self._hold(buffer, self._at(level))

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.lanes.holdings import accesses, threads_of
+from tilescale.backends.cuda.lowering.groups.distribution import accesses
+from tilescale.backends.cuda.lowering.groups.state import GroupStage
+from tilescale.backends.cuda.lowering.groups.unit import threads_of
+from tilescale.hda import Level, Machine
 from tilescale.program import ops
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
-    from tilescale.backends.cuda.lowering.lower import GridLowering
-    from tilescale.hda import Level
 
 LOADER_THREADS = 128
 """A warpgroup: registers move from and to whole ones (PTX ISA, `setmaxnreg`)."""
@@ -64,41 +62,38 @@ class Loop:
         return ir.integer(self.stmt.annotations["num_stages"])
 
 
-def architecture(lowering: GridLowering) -> int:
-    """The major compute capability of a kernel's machine; 0 if nothing says it."""
-    major = lowering.target.machine.identify.architecture.partition(".")[0]
+def architecture(machine: Machine) -> int:
+    """The major compute capability of a machine; 0 if nothing says it."""
+    major = machine.identify.architecture.partition(".")[0]
     return int(major) if major.isdigit() else 0
 
 
-def asynchronous(lanes: LaneLowering, phase: ir.Stmt) -> list[Loop]:
+def asynchronous(stage: GroupStage) -> list[Loop]:
     """The loops of a phase that can run beside a loader, in order."""
-    return _Search(lanes, phase).found
+    return _Search(stage).found
 
 
 class _Search:
-    def __init__(self, lanes: LaneLowering, phase: ir.Stmt):
-        self.lanes, self.lowering, self.phase = lanes, lanes.lowering, phase
+    def __init__(self, stage: GroupStage):
+        self.stage, self.phase = stage, stage.phase.stmt
         self.found: list[Loop] = []
-        self._waits = ir.contains(phase, self._meets_devices)
+        self._waits = ir.contains(self.phase, self._meets_devices)
         if self._has_room():
-            self._walk(phase, [])
+            self._walk(self.phase, [])
 
     def _has_room(self) -> bool:
-        launch = self.lowering.launch
+        launch = self.stage.launch
         threads = launch.thread_count
         fits = threads % LOADER_THREADS == 0 and threads + LOADER_THREADS <= MOST_THREADS
-        modern = architecture(self.lowering) >= FIRST_ARCHITECTURE
-        return modern and fits and launch.threads[1:] == (1, 1) and self.lowering.cluster is None
+        modern = architecture(self.stage.target.machine) >= FIRST_ARCHITECTURE
+        return modern and fits and launch.threads[1:] == (1, 1) and launch.cluster_size == 1
 
     def _meets_devices(self, node: Any) -> bool:
         name = ir.op_name(node)
         if name not in ops.COLLECTIVES | {ops.WAIT.name}:
             return False
         level = ir.attribute(node, "level")
-        return level is None or self._level(str(level)).kind != "lanes"
-
-    def _level(self, name: str) -> Level:
-        return self.lowering.target.machine.level(name)
+        return level is None or self.stage.level(str(level)).kind != "lanes"
 
     def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind]) -> None:
         """Loops that every thread reaches, once."""
@@ -108,13 +103,13 @@ class _Search:
             for inner in stmt.seq:
                 self._walk(inner, binds)
         elif isinstance(stmt, ir.AttrStmt):
-            if str(stmt.attr_key) != ops.SCALE or self._level(str(stmt.value.value)).kind != "lanes":
+            if str(stmt.attr_key) != ops.SCALE or self.stage.level(str(stmt.value.value)).kind != "lanes":
                 self._walk(stmt.body, binds)
         elif isinstance(stmt, ir.For) and "num_stages" in stmt.annotations:
             loop = self._taken_apart(stmt, binds)
             if loop is not None and self._waits:
                 name = stmt.loop_var.name
-                self.lowering.notes.append(f"T.Pipelined over {name}: in order, as the program waits for other devices")
+                self.stage.notes.append(f"T.Pipelined over {name}: in order, as the program waits for other devices")
             elif loop is not None and self._stands_alone(loop):
                 self.found.append(loop)
 
@@ -125,7 +120,7 @@ class _Search:
         loads = [inner.value for inner in body if self._is_load(inner)]
         rest = [inner for inner in body if not self._is_load(inner)]
         inner = [bind for bind in rest if isinstance(bind, ir.Bind)]
-        levels = [self.lanes.level_of(other) for other in rest if not isinstance(other, ir.Bind)]
+        levels = [self.stage.level_of(other) for other in rest if not isinstance(other, ir.Bind)]
         level = levels[0] if levels else None
         if not loads or level is None or any(other != level for other in levels) or threads_of(level) % LOADER_THREADS:
             return None
@@ -156,7 +151,7 @@ class _Search:
             return False
         stride = size
         for extent in source.shape[:0:-1]:
-            stride *= ir.constant(self.lowering.expr(extent)) or 1
+            stride *= ir.constant(self.stage.phase.sized(extent)) or 1
             if stride % BULK:
                 return False
         return True
@@ -164,8 +159,8 @@ class _Search:
     def _stands_alone(self, loop: Loop) -> bool:
         """Whether nothing but its loads writes the tiles or their sources, and nothing outside names the tiles."""
         tiles = {tile.data for tile in loop.tiles}
-        noted = any(isinstance(note, dict) and tiles & set(note) for _, note in self.lowering.launch.notes)
-        held = any(self.lanes.holdings.of(tile) or self.lanes.owner(tile) for tile in loop.tiles)
+        noted = any(isinstance(note, dict) and tiles & set(note) for _, note in self.stage.launch.notes)
+        held = any(self.stage.distributions.of(tile) or self.stage.owner(tile) for tile in loop.tiles)
         if len(tiles) < len(loop.loads) or noted or held or ir.contains(self.phase, _is_pointer):
             return False
         inside = [*self._named(loop.stmt)]
@@ -179,7 +174,7 @@ class _Search:
     def _named(self, node: Any) -> Iterator[tuple[ir.Var, bool]]:
         """The tiles and tensors that a node names, behind views, and whether it writes them."""
         for buffer, _, writes in accesses(node):
-            yield self.lanes.holdings.base(buffer), writes
+            yield self.stage.distributions.base(buffer), writes
 
 
 def _used(binds: list[ir.Bind], by: list[Any]) -> list[ir.Bind]:
