@@ -8,7 +8,7 @@ consistency model). Elsewhere every thread completes its own.
 
 from __future__ import annotations
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.deferred import COMPLETE, FLUSH, Kept
 from tilescale.backends.cuda.lowering.devices import DeviceStage
@@ -49,7 +49,7 @@ def complete(stage: DeviceStage, left: int, signals: ir.Stmt) -> ir.Stmt:
     sent = stage.stmt(signals)
     stage.is_complete = False
     if tir.is_nothing(sent):
-        free = tir.evaluate(tir.call("tl.tma_store_wait", left, 1))
+        free = tir.evaluate(tir.call(tl.WAIT_TMA_STORES, left, 1))
         return tir.sequence([_elected(stage, free), sync()])
     completed = tir.evaluate(tir.extern(f"tilescale::complete_stores<{left}>"))
     return tir.sequence([sync(), _elected(stage, tir.sequence([completed, sent])), sync()])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tilelang_core import ir, specialise
+from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.lowering.arguments import Argument, Parameters, Peers, Site
@@ -85,7 +85,7 @@ def _nest(phase: Phase, body: ir.Stmt) -> ir.Stmt:
     text = prelude(*phase.headers) + phase.text
     annotations["pragma_import_c"] = text + str(annotations.get("pragma_import_c", ""))
     if phase.added:
-        annotations["tl.launch_threads"] = [launch.thread_count + phase.added, 1, 1]
+        annotations[tl.LAUNCH_THREADS] = [launch.thread_count + phase.added, 1, 1]
     arrivals = {data: counts for data, counts in phase.arrivals.items() if data in used}
     if arrivals:
         annotations["barrier_init"] = {**annotations.get("barrier_init", {}), **arrivals}
@@ -103,7 +103,7 @@ def _attributes(program: Program, ordered: bool) -> dict[str, Any]:
     """
     attrs = program.func.attrs
     given = dict(attrs["tilelang_pass_configs"]) if attrs and "tilelang_pass_configs" in attrs else {}
-    settings = {**given, "tl.if_stmt_binding_inline_replayable_binds": False}
+    settings = {**given, tl.INLINE_BINDS_OF_IF: False}
     return {"tilelang_pass_configs": {**settings, specialise.DISABLE: True} if ordered else settings}
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-from tilelang_core import ir, trace
+from tilelang_core import ir, tl, trace
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import implemented
@@ -39,10 +39,10 @@ QUEUE, JOIN = "queue", "join"
 """What a `HostStep` says instead of a mechanism: the device's copy queue executes it beside what follows; and, of no
 operation, what follows waits for the queue."""
 
-_HOST_CALLS = ("tirx.if_then_else", "tirx.shift_left", "tirx.shift_right")
+_HOST_CALLS = tl.HOST_ARITHMETIC
 """Calls of TIR that fold to a number when their operands are numbers."""
 
-_TILE_OPS = ("tl.tileop.fill", "tl.tileop.copy")
+_TILE_OPS = (tl.FILL, tl.COPY)
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class _Planner(Grids):
             raise error.at(self.where) if self.where else error from None
 
     def _tensors(self, args: Sequence[Any]) -> str:
-        tiles = [ir.region_parts(a)[0] for a in args if ir.op_name(a) == "tl.region"]
+        tiles = [ir.region_parts(a)[0] for a in args if ir.op_name(a) == tl.REGION]
         return ", ".join(dict.fromkeys(self._names.get(b.data, b.name) for b in tiles))
 
     # -- collectives -------------------------------------------------------------------------------------------------
@@ -320,8 +320,8 @@ def _is_whole(node: Any) -> bool:
 
 def _on_tensors(call: ir.Call) -> bool:
     """Whether a fill with a constant, or a copy, has only tensors as its tiles."""
-    tiles = [ir.region_parts(a)[0] for a in call.args if ir.op_name(a) == "tl.region"]
-    value = [a for a in call.args if ir.op_name(a) != "tl.region"]
+    tiles = [ir.region_parts(a)[0] for a in call.args if ir.op_name(a) == tl.REGION]
+    value = [a for a in call.args if ir.op_name(a) != tl.REGION]
     return all(b.scope() == "global" for b in tiles) and all(isinstance(v, ir.IntImm | ir.FloatImm) for v in value)
 
 

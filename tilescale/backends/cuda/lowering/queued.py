@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError
@@ -259,7 +259,7 @@ def _written(program: Program) -> set[ir.Var]:
         name = ir.op_name(node)
         if isinstance(node, ir.BufferStore):
             found.add(node.buffer.data)
-        elif name == "tl.region":
+        elif name == tl.REGION:
             regions[ir.region_parts(node)[0].data] += ir.constant(node.args[1]) != 1
         elif name in ops.ALL_OPS:
             made = operation(node)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tilelang_core import ir, specialise
+from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
 from tilescale.backends.cuda.lowering.senders import Senders
@@ -94,7 +94,7 @@ def _count(stmt: ir.Stmt, what: Callable[[Any], bool]) -> int:
 
 
 def _is_gate(node: Any) -> bool:
-    return ir.op_name(node) == "tirx.call_extern" and str(node.args[0].value).startswith(f"{BY_WARP_FUNCTION}<")
+    return ir.op_name(node) == tl.CALL_EXTERN and str(node.args[0].value).startswith(f"{BY_WARP_FUNCTION}<")
 
 
 class _DeclinedError(Exception):
@@ -388,7 +388,7 @@ def _by_warp(node: Any) -> Any:
 
 def _is_load(stmt: ir.Stmt) -> bool:
     """Whether a statement copies a tile from device to shared memory."""
-    if not (isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == "tl.tileop.copy"):
+    if not (isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.COPY):
         return False
     source, target = (ir.region_parts(region)[0] for region in stmt.value.args[:2])
     return ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"

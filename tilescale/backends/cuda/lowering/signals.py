@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.completion import C_TYPES, published, signal_kind
 from tilescale.backends.cuda.lowering.deferred import KEPT
@@ -43,7 +43,7 @@ def flag_of(stage: DeviceStage, region: ir.Call) -> tuple[ir.Buffer, Any, int | 
 def _first(buffer: ir.Buffer, slot: Any) -> ir.PrimExpr:
     """The address of one device's instance of a tensor."""
     load = ir.BufferLoad(buffer, [slot, *[ir.IntImm("int32", 0)] * (len(buffer.shape) - 1)])
-    return tir.call("tirx.address_of", load)
+    return tir.call(tl.ADDRESS_OF, load)
 
 
 def _told(call: ir.Call) -> tuple[ir.Call, ir.PrimExpr]:

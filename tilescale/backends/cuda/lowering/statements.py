@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir, specialise
+from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilescale.program import ops
 
-_TILE_OP = "tl.tileop."
-_WITHOUT_WORKSPACE = ("tl.tileop.copy", "tl.tileop.fill")
+_TILE_OP = tl.TILE_OPERATIONS
+_WITHOUT_WORKSPACE = (tl.COPY, tl.FILL)
 
 _BULK_BYTES, _BULK_DIMENSIONS = 16, 4
 """What rows of a bulk copy are multiples of, and the dimensions that it has besides that of devices (PTX ISA)."""
@@ -58,7 +58,7 @@ def is_scalar(stmt: ir.Stmt) -> bool:
 
 def is_fill(stmt: ir.Stmt) -> bool:
     """Whether a statement fills registers."""
-    if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != "tl.tileop.fill":
+    if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.FILL:
         return False
     return ir.scope_kind(ir.region_parts(stmt.value.args[0])[0]) == "fragment"
 
@@ -103,7 +103,7 @@ def writes_tiles(stmt: ir.Stmt) -> bool:
             return ir.scope_kind(node.buffer) == "shared"
         if str(ir.op_name(node)).startswith(_TILE_OP) and ir.op_name(node) not in _WITHOUT_WORKSPACE:
             return True
-        is_target = ir.op_name(node) == "tl.region" and ir.constant(node.args[1]) != 1
+        is_target = ir.op_name(node) == tl.REGION and ir.constant(node.args[1]) != 1
         return is_target and ir.scope_kind(node.args[0].buffer) == "shared"
 
     return ir.contains(stmt, writes)
@@ -141,7 +141,7 @@ def _shared_tiles(stmt: ir.Stmt, *, written: bool = False, besides: ir.Stmt | No
     def visit(node: Any) -> Any:
         if besides is not None and isinstance(node, ir.Stmt) and node.same_as(besides):
             return tir.sequence([])
-        if ir.op_name(node) == "tl.region" and node.args[0].buffer.scope().startswith("shared"):
+        if ir.op_name(node) == tl.REGION and node.args[0].buffer.scope().startswith("shared"):
             if not written or ir.constant(node.args[1]) == 2:
                 found.add(node.args[0].buffer.data)
         return None

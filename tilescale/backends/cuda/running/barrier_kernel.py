@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any, no_type_check
 
 from tilelang_core import stock as T
+from tilelang_core import tl
 from tilelang_core.compile import entry
 from tilescale.backends.cuda.lowering.kernel import prelude
 from tilescale.backends.cuda.running.steps import Work
@@ -116,4 +117,4 @@ def barrier_function(devices: int, stride: int) -> Any:
             )
             T.call_extern("handle", "tilescale::acquired")
 
-    return device_barrier.with_attr("tl.non_restrict_params", [b.data for b in device_barrier.buffer_map.values()])
+    return device_barrier.with_attr(tl.NON_RESTRICT, [b.data for b in device_barrier.buffer_map.values()])

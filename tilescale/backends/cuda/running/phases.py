@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.plan import HostStep
@@ -113,7 +113,7 @@ class Part:
 
 
 def _parts(own: DeviceProgram, call: ir.Call) -> list[Part]:
-    return [Part(own, region) for region in call.args if ir.op_name(region) == "tl.region"]
+    return [Part(own, region) for region in call.args if ir.op_name(region) == tl.REGION]
 
 
 def device_of(own: DeviceProgram, level: str, rank: int) -> int:
@@ -124,13 +124,13 @@ def device_of(own: DeviceProgram, level: str, rank: int) -> int:
     return number
 
 
-@runs("tl.tileop.fill")
+@runs(tl.FILL)
 def _fill(own: DeviceProgram, step: HostStep) -> Step:
     (target,), value = _parts(own, step.call), step.call.args[1].value
     return lambda at: [partial(target.local(at).fill_, value)]
 
 
-@runs("tl.tileop.copy")
+@runs(tl.COPY)
 def _local_copy(own: DeviceProgram, step: HostStep) -> Step:
     source, target = _parts(own, step.call)
 

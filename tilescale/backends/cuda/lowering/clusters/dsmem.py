@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.phase import Phase, Stage
 from tilescale.backends.cuda.lowering.tile import Tile
@@ -95,7 +95,7 @@ class Cluster(Stage):
         keeps its place: they may be ahead of this program, or behind it.
         """
         # A cluster may be started before the kernel ahead of it has ended.
-        begin = [tir.evaluate(tir.call("tl.pdl_sync", dtype="void"))]
+        begin = [tir.evaluate(tir.call(tl.WAIT_FOR_KERNEL_BEFORE, dtype="void"))]
         begin += [self.assign(v, 0) for v in self._variables]
         if not self.meets:
             return tir.sequence([*begin, body])
@@ -147,7 +147,7 @@ class Cluster(Stage):
     def element(self, tile: Tile, index: list[Any], peer: Any) -> ir.PrimExpr:
         """An element of a peer's tile."""
         self.reach(tile.buffer)
-        here = tir.call("tirx.address_of", ir.BufferLoad(tile.buffer, tile.at(index)))
+        here = tir.call(tl.ADDRESS_OF, ir.BufferLoad(tile.buffer, tile.at(index)))
         return tir.extern("tilescale::cluster_load", here, peer, dtype=tile.dtype)
 
     def _together(self, tiles: list[Tile]) -> int:
@@ -206,7 +206,7 @@ def without_ends(body: ir.Stmt) -> ir.Stmt:
 def is_meeting(stmt: ir.Stmt) -> bool:
     """Whether a statement is a meeting of the cluster."""
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    return ir.op_name(call) == "tirx.call_extern" and str(call.args[0].value) == MEET
+    return ir.op_name(call) == tl.CALL_EXTERN and str(call.args[0].value) == MEET
 
 
 def _in_use(buffer: ir.Buffer) -> ir.Stmt:
@@ -233,7 +233,7 @@ def _at(tile: Tile, loops: list[Any]) -> list[Any]:
 
 
 def _address(tile: Tile, loops: list[Any]) -> ir.PrimExpr:
-    return tir.call("tirx.address_of", ir.BufferLoad(tile.buffer, _at(tile, loops)))
+    return tir.call(tl.ADDRESS_OF, ir.BufferLoad(tile.buffer, _at(tile, loops)))
 
 
 def _as_type(value: ir.PrimExpr, dtype: str) -> ir.PrimExpr:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.ring import Load, Ring
 from tilescale.program import ops
@@ -61,7 +61,7 @@ def _stand_alone(cluster: ClusterUnit, loop: ir.For, rest: ir.Stmt, tiles: set[i
     products = sum(
         r.args[0].buffer.data in tiles
         for call in _calls(rest)
-        if ir.op_name(call) == "tl.tileop.gemm"
+        if ir.op_name(call) == tl.GEMM
         for r in call.args[:2]
     )
     views = sum(
@@ -112,7 +112,7 @@ def _is_rank(cluster: ClusterUnit, value: Any) -> bool:
 
 def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load | None:
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    if ir.op_name(call) != "tl.tileop.copy":
+    if ir.op_name(call) != tl.COPY:
         return None
     source, sides, extents = ir.region_parts(call.args[0])
     target, offsets, _ = ir.region_parts(call.args[1])

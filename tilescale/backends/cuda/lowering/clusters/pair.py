@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
 from tilescale.backends.cuda.lowering.clusters.regions import data_of, regions, stored
@@ -61,13 +61,13 @@ class Pair:
         clear = ir.IntImm("bool", 1) if ir.constant(rest[6]) else _is(state, ZERO)
         done, count = ir.BufferLoad(self._done, [0]), ir.BufferLoad(self._count, [0])
         arguments = [*operands[:2], result, *rest[:2], rows, columns, *rest[4:6], clear, done, *rest[8:]]
-        issue = tir.call("tl.tileop.tcgen05_gemm", *arguments, annotations={"is_tcgen05": 1, "use_2cta": 1})
+        issue = tir.call(tl.TCGEN05_GEMM, *arguments, annotations={"is_tcgen05": 1, "use_2cta": 1})
         return [
             ir.IfThenElse(_is(state, IN_REGISTERS), self._moved(data, into_registers=False), None),
             # The first block reads the operands of both, and both wait for it.
             self.cluster.meet(),
             tir.evaluate(issue),
-            tir.evaluate(tir.call("tl.mbarrier_wait_parity", done, count % 2)),
+            tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, done, count % 2)),
             self.cluster.assign(self._count, count + 1),
             self.cluster.assign(state, IN_TENSOR_MEMORY),
         ]

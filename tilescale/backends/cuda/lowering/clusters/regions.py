@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.program import ops
 
 
@@ -26,7 +26,7 @@ def regions(stmt: Any, *, written: bool = False) -> list[ir.Call]:
     def visit(node: Any) -> None:
         if ir.op_name(node) == ops.VIEW.name:
             viewed.append(node.args[0])
-        elif ir.op_name(node) == "tl.region" and (not written or ir.integer(node.args[1]) & 2):
+        elif ir.op_name(node) == tl.REGION and (not written or ir.integer(node.args[1]) & 2):
             found.append(node)
 
     ir.walk(stmt, visit)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.roles import ahead
 from tilescale.backends.cuda.lowering.clusters.sharding import Shard
@@ -107,11 +107,11 @@ class Ring:
         """Each warp tells whoever fills this stage that it has used it: lane i tells program i."""
         lane = self.cluster.thread % WARP
         empty = ir.BufferLoad(self.empty, [stage])
-        arrive = tir.call("tl.ptx_arrive_cluster_barrier", empty, lane)
+        arrive = tir.call(tl.ARRIVE_CLUSTER_BARRIER, empty, lane)
         told = self.cluster.size
         if not self.is_shared:
-            arrive, told = tir.call("tirx.ptx_arrive_barrier", empty), 1
-        everyone = tir.evaluate(tir.call("tl.sync_warp", dtype="void"))
+            arrive, told = tir.call(tl.ARRIVE_BARRIER, empty), 1
+        everyone = tir.evaluate(tir.call(tl.SYNC_WARP, dtype="void"))
         return [everyone, ir.IfThenElse(lane < told, tir.evaluate(arrive), None)]
 
     # -- all threads do both -----------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Ring:
         """This program has used a stage: the first, who fills it for all, hears of it."""
         if self.empty is None:
             return []
-        arrive = tir.call("tl.ptx_arrive_cluster_barrier", ir.BufferLoad(self.empty, [stage]), 0)
+        arrive = tir.call(tl.ARRIVE_CLUSTER_BARRIER, ir.BufferLoad(self.empty, [stage]), 0)
         return [one_thread(self.cluster.launch, tir.evaluate(arrive))]
 
     def _until_empty(self, stage: Any, turn: Any) -> list[ir.Stmt]:
@@ -159,7 +159,7 @@ class Ring:
             return [], [], ir.IntImm("int32", 0)
         earlier = ir.Var("earlier", "int32")
         bound = ir.Bind(earlier, ir.BufferLoad(self.done, [0]))
-        positive = tir.evaluate(tir.call("tirx.assume", earlier >= 0, dtype="bool"))
+        positive = tir.evaluate(tir.call(tl.ASSUME, earlier >= 0, dtype="bool"))
         return [bound, positive], [self.cluster.assign(self.done, earlier + self.extent)], earlier
 
     def _place(self, number: Any) -> tuple[Any, Any]:
@@ -184,8 +184,8 @@ class Ring:
         """One of `threads` loads an iteration's tiles into a stage, which is full when all their bytes are there."""
         full = ir.BufferLoad(self.full, [stage])
         copies = [self._copy(load, step, stage, full) for load in self.loads]
-        elected = tir.call("tl.tl_shuffle_elect", threads, dtype="bool")
-        arrive = tir.evaluate(tir.call("tirx.ptx_arrive_barrier", full))
+        elected = tir.call(tl.ELECT, threads, dtype="bool")
+        arrive = tir.evaluate(tir.call(tl.ARRIVE_BARRIER, full))
         return tir.sequence([*copies, ir.IfThenElse(elected, arrive, None)])
 
     def _copy(self, load: Load, step: Any, stage: Any, full: ir.BufferLoad) -> ir.Stmt:
@@ -206,4 +206,4 @@ class Ring:
 
 
 def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
-    return tir.evaluate(tir.call("tl.mbarrier_wait_parity", ir.BufferLoad(barrier, [stage]), turn))
+    return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(barrier, [stage]), turn))

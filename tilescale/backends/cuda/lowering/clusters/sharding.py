@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
 from tilescale.backends.cuda.lowering.clusters.regions import data_of
@@ -18,7 +18,7 @@ from tilescale.program import ops
 from tilescale.program.layout import Layout
 from tilescale.program.model import location
 
-GEMM = "tl.tileop.gemm"
+GEMM = tl.GEMM
 
 SCOPES = (*ir.SHARED, "local.fragment")
 """Where tiles of a cluster may lie."""

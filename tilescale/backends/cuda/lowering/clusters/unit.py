@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters import loads, roles
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster, without_ends, without_repeats
@@ -28,7 +28,7 @@ from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.operations import Rank
 
-COPY, FILL = "tl.tileop.copy", "tl.tileop.fill"
+COPY, FILL = tl.COPY, tl.FILL
 
 UNIT, MEMBER = "cluster", "program"
 """The kinds of levels whose operations this stage lowers: of a cluster that executes as one, and of its programs."""
@@ -159,7 +159,7 @@ class ClusterUnit(Cluster):
         self.reach(part.local)
         owner = indices[dim] // part.share
         indices[dim] = indices[dim] % part.share
-        address = tir.call("tirx.address_of", ir.BufferLoad(part.local, indices))
+        address = tir.call(tl.ADDRESS_OF, ir.BufferLoad(part.local, indices))
         if isinstance(node, ir.BufferLoad):
             return tir.extern("tilescale::cluster_load", address, owner, dtype=str(node.dtype))
         return tir.evaluate(tir.extern("tilescale::cluster_store", address, owner, node.value))
@@ -301,7 +301,7 @@ class ClusterUnit(Cluster):
 
         def shows(node: Any) -> bool:
             name = ir.op_name(node) or ""
-            return name.startswith(("tl.atomic", "tirx.call_extern")) or name in ops.ALL_OPS - {ops.RANK.name}
+            return name.startswith((tl.ATOMICS, tl.CALL_EXTERN)) or name in ops.ALL_OPS - {ops.RANK.name}
 
         bare = tir.rewrite(body, enter=without_views)
         return self._touches(bare) or ir.contains(bare, shows) or _writes_memory(bare)

@@ -7,5 +7,5 @@ nvshmem.py                   between devices, by NVSHMEM, where a program asks f
 dsmem.py                     between programs of a cluster, through distributed shared memory
 shared.py                    between units of a program, through its shared memory
 
-What the host starts (copy engine, NCCL) has no rule here: `plan.py` makes steps of the host of it.
+What the host starts (copy engine, NCCL) has no rule here: steps of the host are planned for it.
 """

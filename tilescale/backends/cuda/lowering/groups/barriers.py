@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS
@@ -76,9 +76,9 @@ class _Barriers:
 
     def _barrier(self, meeting: Executing) -> ir.Stmt:
         if self.executing.threads == self.whole.threads == self.threads:
-            return tir.evaluate(tir.call("tirx.tvm_storage_sync", "shared", dtype="int32"))
+            return tir.evaluate(tir.call(tl.STORAGE_SYNC, "shared", dtype="int32"))
         if meeting.threads == _WARP:
-            return tir.evaluate(tir.call("tl.sync_warp", dtype="void"))
+            return tir.evaluate(tir.call(tl.SYNC_WARP, dtype="void"))
         key = (meeting.begin, meeting.threads)
         number = self.numbers.setdefault(key, HARDWARE_BARRIERS - 1 - len(self.numbers))
-        return tir.evaluate(tir.call("tirx.tvm_storage_sync", "shared", number, meeting.threads, dtype="int32"))
+        return tir.evaluate(tir.call(tl.STORAGE_SYNC, "shared", number, meeting.threads, dtype="int32"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit, branches
@@ -26,13 +26,13 @@ from tilescale.program.operations import Rank, Signal
 KIND = "lanes"
 """The kind of level whose operations have rules for one unit's part."""
 
-_REDUCTIONS = ("tl.tileop.reduce", "tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2")
+_REDUCTIONS = (tl.REDUCE, *tl.FINALIZE_REDUCER)
 
 
-_ARRIVE = "tirx.ptx_arrive_barrier"
+_ARRIVE = tl.ARRIVE_BARRIER
 """At a barrier that the program has allocated: roles hand each other tiles through it."""
 
-_LEAVE_LOOPS = ("tl.loop_break", "tirx.break_loop", "tirx.continue_loop")
+_LEAVE_LOOPS = tl.LEAVE_LOOP
 
 
 class Clone:
@@ -178,7 +178,7 @@ class Clone:
 
         def works_on_tiles(node: Any) -> bool:
             name = ir.op_name(node) or ""
-            return name.startswith("tl.tileop.") or name in ops.ALL_OPS - {ops.RANK.name, ops.BARRIER.name}
+            return name.startswith(tl.TILE_OPERATIONS) or name in ops.ALL_OPS - {ops.RANK.name, ops.BARRIER.name}
 
         if ir.contains(body, works_on_tiles):
             raise self.stage.unsupported("a tile operation on single threads")
@@ -245,7 +245,7 @@ class Clone:
 
     def strided(self, region: Any) -> bool:
         """Whether an argument is a region of a cyclic view in memory, which is no region of the tile behind it."""
-        if ir.op_name(region) != "tl.region":
+        if ir.op_name(region) != tl.REGION:
             return False
         extents, view = region.args[2:], self.views.get(region.args[0].buffer.data)
         while view is not None:
@@ -266,16 +266,16 @@ class Clone:
             return self._between(stmt.value, str(level))
         if name in _REDUCTIONS:
             self.stage.reduces(self.unit)
-        if name == "tl.tileop.gemm":
+        if name == tl.GEMM:
             self._check_product(stmt.value)
-        if name == "tirx.tvm_storage_sync" and len(stmt.value.args) == 1:
+        if name == tl.STORAGE_SYNC and len(stmt.value.args) == 1:
             return sync((self.unit if self.apart else self.stage.whole).executing)
         if name == _ARRIVE:
             # Stock TileLang looks for the fence's place within one branch, and here another one reads the tile.
             return tir.sequence([tir.evaluate(tir.extern("tilescale::acquired")), self._leaf(stmt)])
         if name in _LEAVE_LOOPS and not self.loops:
             raise self.stage.unsupported("one unit leaves a loop that is around the scale, where others meet it again")
-        if name is not None and name.startswith("tl.tileop.") and any(map(self.strided, stmt.value.args)):
+        if name is not None and name.startswith(tl.TILE_OPERATIONS) and any(map(self.strided, stmt.value.args)):
             return self.stmt(self._element_wise(stmt.value))
         return self._leaf(stmt)
 
@@ -289,7 +289,7 @@ class Clone:
             )
 
     def _element_wise(self, call: ir.Call) -> ir.Stmt:
-        if call.op.name not in ("tl.tileop.copy", "tl.tileop.fill"):
+        if call.op.name not in (tl.COPY, tl.FILL):
             raise self.stage.unsupported(f"{call.op.name.rpartition('.')[2]} on a cyclic view")
         return tir.copy_nest(call)
 

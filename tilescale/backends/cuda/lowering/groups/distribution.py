@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
 from tilescale.backends.cuda.lowering.phase import Stage
 from tilescale.errors import Location
@@ -24,7 +24,7 @@ from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.layout import Layout
 
-ELEMENTWISE = ("tl.tileop.copy", "tl.tileop.atomicadd", "tl.tileop.atomicmax", "tl.tileop.atomicmin")
+ELEMENTWISE = (tl.COPY, *tl.ATOMICS_ON_TILES)
 """Tile operations from a region to one of the same extents."""
 
 
@@ -75,7 +75,7 @@ def accesses(node: Any) -> list[tuple[ir.Buffer, list[Any], bool]]:
             viewed.update((n.args[0], n.args[0].args[0]))
         elif n in viewed:
             return
-        elif ir.op_name(n) == "tl.region":
+        elif ir.op_name(n) == tl.REGION:
             load = n.args[0]
             found.append((load.buffer, list(load.indices), bool(ir.integer(n.args[1]) & 2)))
         elif isinstance(n, ir.BufferLoad | ir.BufferStore):
@@ -232,9 +232,9 @@ class Distributions:
             return self._nest(stmt, held)
         if held.axis is not None and name in ELEMENTWISE:
             return self._copy(stmt.value, held)
-        if held.axis is not None and name == "tl.tileop.reduce":
+        if held.axis is not None and name == tl.REDUCE:
             return self._reduce(stmt.value)
-        if held.axis is not None and name == "tl.tileop.gemm":
+        if held.axis is not None and name == tl.GEMM:
             return self._gemm(stmt.value)
         return self._others(stmt, {}, held)
 
@@ -277,7 +277,7 @@ class Distributions:
         return found[0] if found else None
 
     def _copy(self, call: ir.Call, held: Distribution) -> bool:
-        if ir.op_name(call.args[0]) != "tl.region":
+        if ir.op_name(call.args[0]) != tl.REGION:
             return False
         changed = False
         for one, other in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.loops import Loop
@@ -23,7 +23,7 @@ from tilescale.program.layout import Layout
 ROWS = 16
 """Rows of a part are a multiple of what one matrix instruction takes of an inner dimension."""
 
-_PRODUCT = "tl.tileop.gemm"
+_PRODUCT = tl.GEMM
 
 
 def parts_of(stage: GroupStage, loop: Loop) -> int:
@@ -112,7 +112,7 @@ class Handover:
         result = [*map(_started, stmts)]
         for number, parts in enumerate(free):
             if parts or number == len(stmts) - 1:
-                result.append(tir.evaluate(tir.call("tl.wait_wgmma", len(stmts) - 1 - number)))
+                result.append(tir.evaluate(tir.call(tl.WAIT_WGMMA, len(stmts) - 1 - number)))
                 result += [self.arrive[part] for part in parts]
         return result
 

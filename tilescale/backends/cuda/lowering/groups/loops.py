@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
@@ -131,9 +131,9 @@ class _Search:
 
     def _is_load(self, stmt: ir.Stmt) -> bool:
         """A bulk copy from memory into all of a tile in shared memory."""
-        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != "tl.tileop.copy":
+        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
             return False
-        if any(ir.op_name(region) != "tl.region" for region in stmt.value.args[:2]):
+        if any(ir.op_name(region) != tl.REGION for region in stmt.value.args[:2]):
             return False
         source, _, box = ir.region_parts(stmt.value.args[0])
         tile, begins, extents = ir.region_parts(stmt.value.args[1])
@@ -191,4 +191,4 @@ def _used(binds: list[ir.Bind], by: list[Any]) -> list[ir.Bind]:
 
 
 def _is_pointer(node: Any) -> bool:
-    return ir.op_name(node) == "tirx.tvm_access_ptr"
+    return ir.op_name(node) == tl.ACCESS_PTR

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
@@ -122,7 +122,7 @@ class Pipelines:
                 ring, (row, *columns) = self._rings[node.buffer.data], node.indices
                 at = ir.simplify(first + row // ring.shape[1], {}), ir.simplify(row % ring.shape[1], {})
                 return ir.BufferLoad(ring, [*at, *columns])
-            if ir.op_name(node) == "tl.region" and len(node.args) - 2 < len(node.args[0].indices):
+            if ir.op_name(node) == tl.REGION and len(node.args) - 2 < len(node.args[0].indices):
                 return tir.recall(node, [*node.args[:2], ir.IntImm("int32", 1), *node.args[2:]])
             return None
 
@@ -145,7 +145,7 @@ class Pipelines:
         begin = ir.substitute(loop.stmt.min, fresh)
         stage, turn = _turn(loop, step - begin)
         full, empty = self._handed[loop.stmt]
-        elected = tir.call("tl.tl_shuffle_elect", LOADER_THREADS, dtype="bool")
+        elected = tir.call(tl.ELECT, LOADER_THREADS, dtype="bool")
         issued: list[ir.Stmt] = []
         for part in range(self._parts[loop.stmt]):
             place = stage * self._parts[loop.stmt] + part
@@ -183,8 +183,8 @@ def _turn(loop: Loop, done: Any) -> tuple[Any, Any]:
 
 
 def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
-    return tir.evaluate(tir.call("tl.mbarrier_wait_parity", ir.BufferLoad(barrier, [stage]), turn))
+    return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(barrier, [stage]), turn))
 
 
 def _arrive(barrier: ir.Buffer, stage: Any) -> ir.Stmt:
-    return tir.evaluate(tir.call("tirx.ptx_arrive_barrier", ir.BufferLoad(barrier, [stage])))
+    return tir.evaluate(tir.call(tl.ARRIVE_BARRIER, ir.BufferLoad(barrier, [stage])))

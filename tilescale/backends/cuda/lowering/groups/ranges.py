@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering.groups.distribution import accesses, is_fragment, parallel_loops
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.markers import is_loading
@@ -109,7 +109,7 @@ class _Ranges:
     def _leaf(self, stmt: ir.Stmt, threads: Interval | None) -> None:
         where = next((at for inner in ir.statements(stmt) if (at := location(inner))), self.where)
         name = ir.op_name(stmt.value) if isinstance(stmt, ir.Evaluate) else None
-        on_tiles = parallel_loops(stmt) or (name or "").startswith("tl.tileop.")
+        on_tiles = parallel_loops(stmt) or (name or "").startswith(tl.TILE_OPERATIONS)
         named = accesses(stmt)
         if on_tiles and threads is None:
             raise UnsupportedError(

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering.groups.distribution import accesses, is_fragment
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.program import ops
@@ -66,7 +66,7 @@ def _is_store(stage: GroupStage, stmt: ir.Stmt, tile: ir.Buffer) -> bool:
     if not named:
         return True
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    if ir.op_name(call) != "tl.tileop.copy" or not all(buffer.same_as(tile) for buffer in named):
+    if ir.op_name(call) != tl.COPY or not all(buffer.same_as(tile) for buffer in named):
         return False
     (source, _, extents), (target, _, others) = (ir.region_parts(region) for region in call.args[:2])
     whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in tile.shape]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.combine import COMBINE
 from tilescale.backends.cuda.lowering.groups import slots
@@ -59,7 +59,7 @@ class Share:
 
     def _is_half_stored(self, stmt: ir.Stmt) -> bool:
         """Whether a statement copies a sum to memory of which a unit has its half (results.py)."""
-        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != "tl.tileop.copy":
+        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
             return False
         source, target = (ir.region_parts(region)[0] for region in stmt.value.args[:2])
         return source.data in self.stage.stored and target.scope() == "global"
@@ -274,6 +274,6 @@ class Share:
 
 for _name in ELEMENTWISE:
     lowers(_name, KIND)(Share._copy)
-lowers("tl.tileop.fill", KIND)(Share._fill)
-lowers("tl.tileop.reduce", KIND)(Share._reduce)
-lowers("tl.tileop.gemm", KIND)(Share._gemm)
+lowers(tl.FILL, KIND)(Share._fill)
+lowers(tl.REDUCE, KIND)(Share._reduce)
+lowers(tl.GEMM, KIND)(Share._gemm)

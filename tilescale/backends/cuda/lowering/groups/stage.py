@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.copies import shared  # noqa: F401 - they register rules
 from tilescale.backends.cuda.lowering.groups import collectives  # noqa: F401 - likewise
@@ -188,5 +188,5 @@ def _in_memory(stmt: ir.Stmt, apart: Callable[[ir.Buffer], bool] = lambda tile: 
         return True, True
     named = [(buffer, writes) for buffer, _, writes in accesses(stmt) if not buffer.scope().startswith("local")]
     common = [writes for buffer, writes in named if not apart(buffer)]
-    opaque = ir.contains(stmt, lambda n: ir.op_name(n) in ("tirx.address_of", "tirx.tvm_access_ptr"))
+    opaque = ir.contains(stmt, lambda n: ir.op_name(n) in (tl.ADDRESS_OF, tl.ACCESS_PTR))
     return bool(common) or opaque, any(common) or opaque

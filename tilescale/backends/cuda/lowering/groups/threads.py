@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.program.model import Launch
 
-_THREAD_CALLS = ("tl.get_warp", "tl.get_lane")
+_THREAD_CALLS = tl.GET_WARP_OR_LANE
 
 
 class ThreadNames:
