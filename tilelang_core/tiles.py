@@ -36,6 +36,24 @@ def is_written(region: ir.Call) -> bool:
     return "w" in access_of(region)
 
 
+def first_element(region: ir.Call) -> ir.BufferLoad:
+    """The load that says where a region begins."""
+    return region.args[0]
+
+
+def with_access(region: ir.Call, access: str) -> ir.Call:
+    """The same region, accessed in another way."""
+    return tir.region(*ir.region_parts(region), access)
+
+
+def with_leading_one(region: ir.Call) -> ir.Call | None:
+    """A region that names one index more than it has extents as one of a single such index; None for others."""
+    load, access, *extents = region.args
+    if len(extents) == len(load.indices):
+        return None
+    return tir.recall(region, [load, access, ir.IntImm("int32", 1), *extents])
+
+
 def data_of(region: ir.Call) -> ir.Var:
     """The data variable of a region's buffer."""
     return ir.region_parts(region)[0].data
@@ -144,3 +162,15 @@ class Gemm:
         sizes = [ir.int_node(n) for n in sizes]
         args = [*operands, *self.call.args[3:5], *sizes, self.call.args[8], cleared, *self.call.args[10:]]
         return tir.evaluate(tir.recall(self.call, args))
+
+    def started(self) -> ir.Stmt:
+        """The same, started and not waited for."""
+        notes = {**dict(self.call.annotations or {}), "wg_wait": ir.IntImm("int32", -1)}
+        return tir.evaluate(ir.Call(self.call.dtype, self.call.op, list(self.call.args), notes))
+
+    def by_two_blocks(self, a: ir.Call, b: ir.Call, result: ir.Call, clear: Any, done: Any) -> ir.Stmt:
+        """The same by two thread blocks at once, into tensor memory; `done` is the barrier that learns of its end."""
+        rows, columns = ir.region_parts(result)[2]
+        left = [*self.call.args[3:5], rows, columns, self.sizes[2], self.call.args[8], clear, done]
+        arguments = [a, b, result, *left, *self.call.args[11:]]
+        return tir.evaluate(tir.call(tl.TCGEN05_GEMM, *arguments, annotations={"is_tcgen05": 1, "use_2cta": 1}))

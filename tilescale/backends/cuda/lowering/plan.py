@@ -19,6 +19,7 @@ from typing import Any
 
 from tilelang_core import ir, tl, trace
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import is_region, regions_of
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.combine import fold
@@ -232,7 +233,7 @@ class _Planner(Grids):
             raise error.at(self.where) if self.where else error from None
 
     def _tensors(self, args: Sequence[Any]) -> str:
-        tiles = [ir.region_parts(a)[0] for a in args if ir.op_name(a) == tl.REGION]
+        tiles = [ir.region_parts(a)[0] for a in args if is_region(a)]
         return ", ".join(dict.fromkeys(self._names.get(b.data, b.name) for b in tiles))
 
     # -- collectives -------------------------------------------------------------------------------------------------
@@ -320,8 +321,8 @@ def _is_whole(node: Any) -> bool:
 
 def _on_tensors(call: ir.Call) -> bool:
     """Whether a fill with a constant, or a copy, has only tensors as its tiles."""
-    tiles = [ir.region_parts(a)[0] for a in call.args if ir.op_name(a) == tl.REGION]
-    value = [a for a in call.args if ir.op_name(a) != tl.REGION]
+    tiles = [ir.region_parts(region)[0] for region in regions_of(call)]
+    value = [a for a in call.args if not is_region(a)]
     return all(b.scope() == "global" for b in tiles) and all(isinstance(v, ir.IntImm | ir.FloatImm) for v in value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir, specialise, tl
+from tilelang_core import ir, specialise, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.program import ops
 
@@ -60,7 +60,7 @@ def is_fill(stmt: ir.Stmt) -> bool:
     """Whether a statement fills registers."""
     if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.FILL:
         return False
-    return ir.scope_kind(ir.region_parts(stmt.value.args[0])[0]) == "fragment"
+    return ir.scope_kind(ir.region_parts(tiles.Fill.of(stmt.value).target)[0]) == "fragment"
 
 
 def reads_memory(stmt: ir.Stmt) -> bool:
@@ -103,8 +103,8 @@ def writes_tiles(stmt: ir.Stmt) -> bool:
             return ir.scope_kind(node.buffer) == "shared"
         if str(ir.op_name(node)).startswith(_TILE_OP) and ir.op_name(node) not in _WITHOUT_WORKSPACE:
             return True
-        is_target = ir.op_name(node) == tl.REGION and ir.constant(node.args[1]) != 1
-        return is_target and ir.scope_kind(node.args[0].buffer) == "shared"
+        is_target = tiles.is_region(node) and tiles.is_written(node)
+        return is_target and ir.scope_kind(ir.region_parts(node)[0]) == "shared"
 
     return ir.contains(stmt, writes)
 
@@ -141,9 +141,9 @@ def _shared_tiles(stmt: ir.Stmt, *, written: bool = False, besides: ir.Stmt | No
     def visit(node: Any) -> Any:
         if besides is not None and isinstance(node, ir.Stmt) and node.same_as(besides):
             return tir.sequence([])
-        if ir.op_name(node) == tl.REGION and node.args[0].buffer.scope().startswith("shared"):
-            if not written or ir.constant(node.args[1]) == 2:
-                found.add(node.args[0].buffer.data)
+        if tiles.is_region(node) and ir.region_parts(node)[0].scope().startswith("shared"):
+            if not written or tiles.access_of(node) == "w":
+                found.add(tiles.data_of(node))
         return None
 
     tir.rewrite(stmt, enter=visit)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import Gemm, TileCopy, data_of
 from tilescale.backends.cuda.lowering.clusters.ring import Load, Ring
 from tilescale.program import ops
-from tilescale.program.operations import Rank
+from tilescale.program.operations import Rank, TileView
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
@@ -45,7 +46,7 @@ def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
 
 def _stand_alone(cluster: ClusterUnit, loop: ir.For, rest: ir.Stmt, tiles: set[ir.Var]) -> bool:
     """Whether the loaded tiles are operands of products of this loop, and nothing else."""
-    named = tiles | {v for v, call in cluster.views.items() if call.args[0].args[0].buffer.data in tiles}
+    named = tiles | {var for var, view in cluster.views.items() if view.base.data in tiles}
 
     def uses(stmt: ir.Stmt) -> int:
         count = 0
@@ -59,13 +60,13 @@ def _stand_alone(cluster: ClusterUnit, loop: ir.For, rest: ir.Stmt, tiles: set[i
         return count
 
     products = sum(
-        r.args[0].buffer.data in tiles
+        data_of(region) in tiles
         for call in _calls(rest)
         if ir.op_name(call) == tl.GEMM
-        for r in call.args[:2]
+        for region in Gemm.of(call).operands[:2]
     )
     views = sum(
-        ir.op_name(call) == ops.VIEW.name and call.args[0].args[0].buffer.data in tiles for call in _calls(loop.body)
+        ir.op_name(call) == ops.VIEW.name and TileView.of(call).base.data in tiles for call in _calls(loop.body)
     )
     copies = len(tiles)
     return uses(rest) == products and uses(cluster.phase.stmt) == products + views + copies
@@ -114,19 +115,21 @@ def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
     if ir.op_name(call) != tl.COPY:
         return None
-    source, sides, extents = ir.region_parts(call.args[0])
-    target, offsets, _ = ir.region_parts(call.args[1])
+    copy = TileCopy.of(call)
+    source, sides, extents = ir.region_parts(copy.source)
+    target, offsets, _ = ir.region_parts(copy.target)
     if source.scope() != "global" or any(ir.constant(o) != 0 for o in offsets):
         return None
     view = cluster.views.get(target.data)
-    tile = target if view is None else ir.region_parts(view.args[0])[0]
+    tile = target if view is None else view.base
     if tile.data not in cluster.shards or tile.scope() != "shared.dyn" or str(source.dtype) != str(tile.dtype):
         return None
     known = [ir.constant(n) for n in extents]
     shape = [ir.integer(n) for n in tile.shape]
     if view is not None:
-        axis = ir.attribute(view, "dim") - len(shape)
-        begins = _first_begins(cluster, sides, bound, axis, ir.integer(view.args[1:][axis]))
+        assert view.layout.dim is not None, "a view of a cluster's tile splits it"
+        axis = view.layout.dim - len(shape)
+        begins = _first_begins(cluster, sides, bound, axis, ir.integer(view.shape[axis]))
         known[axis] = shape[axis]
     else:
         begins = [cluster.first(b) for b in sides]

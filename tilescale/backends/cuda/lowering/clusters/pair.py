@@ -13,8 +13,9 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import Fill, Gemm, data_of
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
-from tilescale.backends.cuda.lowering.clusters.regions import data_of, regions, stored
+from tilescale.backends.cuda.lowering.clusters.regions import regions, stored
 from tilescale.backends.cuda.lowering.clusters.sharding import ROWS, Sharding
 
 ACCESS = (ir.BufferLoad, ir.BufferStore)
@@ -45,28 +46,26 @@ class Pair:
         """Whether a region is of an accumulator."""
         return data_of(region) in self._tensor
 
-    def filled(self, call: ir.Call) -> list[ir.Stmt]:
+    def filled(self, fill: Fill) -> list[ir.Stmt]:
         """After an accumulator's registers have been filled."""
-        if not self.holds(call.args[0]):
+        if not self.holds(fill.target):
             return []
-        zero = getattr(call.args[1], "value", None) == 0
-        return [self.cluster.assign(self._state[data_of(call.args[0])], ZERO if zero else IN_REGISTERS)]
+        zero = getattr(fill.value, "value", None) == 0
+        return [self.cluster.assign(self._state[data_of(fill.target)], ZERO if zero else IN_REGISTERS)]
 
-    def product(self, call: ir.Call, operands: list[ir.Call], rest: list[Any]) -> list[ir.Stmt]:
+    def product(self, product: Gemm, operands: list[ir.Call], clear: Any) -> list[ir.Stmt]:
         """C += A B by both blocks."""
-        data = data_of(call.args[2])
+        data = data_of(product.c)
         tensor, state = self._tensor[data], self._state[data]
         rows, columns = tensor.shape
         result = tir.region(tensor, [0, 0], [rows, columns], "rw")
-        clear = ir.IntImm("bool", 1) if ir.constant(rest[6]) else _is(state, ZERO)
+        clear = ir.IntImm("bool", 1) if ir.constant(clear) else _is(state, ZERO)
         done, count = ir.BufferLoad(self._done, [0]), ir.BufferLoad(self._count, [0])
-        arguments = [*operands[:2], result, *rest[:2], rows, columns, *rest[4:6], clear, done, *rest[8:]]
-        issue = tir.call(tl.TCGEN05_GEMM, *arguments, annotations={"is_tcgen05": 1, "use_2cta": 1})
         return [
             ir.IfThenElse(_is(state, IN_REGISTERS), self._moved(data, into_registers=False), None),
             # The first block reads the operands of both, and both wait for it.
             self.cluster.meet(),
-            tir.evaluate(issue),
+            product.by_two_blocks(operands[0], operands[1], result, clear, done),
             tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, done, count % 2)),
             self.cluster.assign(self._count, count + 1),
             self.cluster.assign(state, IN_TENSOR_MEMORY),
@@ -77,7 +76,7 @@ class Pair:
         before, after = [], []
         written = {data_of(r) for r in regions(stmt, written=True)} | stored(stmt)
         for data, state in self._state.items():
-            names = {data} | {view for view, call in self.sharding.views.items() if data_of(call.args[0]) == data}
+            names = {data} | {var for var, view in self.sharding.views.items() if view.base.data == data}
             if ir.contains(stmt, partial(_touches, names)):
                 fetched = self._moved(data, into_registers=True)
                 before.append(ir.IfThenElse(_is(state, IN_TENSOR_MEMORY), fetched, None))

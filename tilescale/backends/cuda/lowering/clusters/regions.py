@@ -5,17 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir, tl
+from tilelang_core import ir
+from tilelang_core.tiles import is_region, is_written
 from tilescale.program import ops
-
-
-def data_of(region: ir.Call) -> ir.Var:
-    """The data variable of a region's buffer."""
-    return region.args[0].buffer.data
-
-
-ACCESS = {1: "r", 2: "w", 3: "rw"}
-"""Access of a region -> how `tir.region` names it."""
+from tilescale.program.operations import TileView
 
 
 def regions(stmt: Any, *, written: bool = False) -> list[ir.Call]:
@@ -25,8 +18,8 @@ def regions(stmt: Any, *, written: bool = False) -> list[ir.Call]:
 
     def visit(node: Any) -> None:
         if ir.op_name(node) == ops.VIEW.name:
-            viewed.append(node.args[0])
-        elif ir.op_name(node) == tl.REGION and (not written or ir.integer(node.args[1]) & 2):
+            viewed.append(TileView.of(node).region)
+        elif is_region(node) and (not written or is_written(node)):
             found.append(node)
 
     ir.walk(stmt, visit)

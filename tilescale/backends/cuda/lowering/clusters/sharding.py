@@ -12,13 +12,11 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import Gemm, data_of
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
-from tilescale.backends.cuda.lowering.clusters.regions import data_of
 from tilescale.program import ops
-from tilescale.program.layout import Layout
 from tilescale.program.model import location
-
-GEMM = tl.GEMM
+from tilescale.program.operations import TileView
 
 SCOPES = (*ir.SHARED, "local.fragment")
 """Where tiles of a cluster may lie."""
@@ -63,7 +61,7 @@ class Sharding:
 
     def __init__(self, cluster: Cluster):
         self.cluster = cluster
-        self.views: dict[ir.Var, ir.Call] = {}
+        self.views: dict[ir.Var, TileView] = {}
         self.shards: dict[ir.Var, Shard] = {}
         self.results: list[ir.Buffer] = []
         self._dims: dict[ir.Var, int | None] = {}
@@ -85,39 +83,38 @@ class Sharding:
             if isinstance(node, ir.Stmt):
                 where = location(node) or where
             is_view = isinstance(node, ir.Bind) and ir.op_name(node.value) == ops.VIEW.name
-            if is_view and data_of(node.value.args[0]) in self._tiles:
+            if is_view and TileView.of(node.value).base.data in self._tiles:
                 found.append((node, where))
-            elif ir.op_name(node) == GEMM and any(data_of(r) in self._tiles for r in node.args[:3]):
+            elif ir.op_name(node) == tl.GEMM and any(data_of(r) in self._tiles for r in Gemm.of(node).operands):
                 found.append((node, where))
 
         ir.walk(self.cluster.phase.stmt, visit)
         views, products = ([x for x in found if isinstance(x[0], ir.Bind) == bind] for bind in (True, False))
         for node, self.cluster.where in views:
-            data = data_of(node.value.args[0])
-            self.views[node.var] = node.value
-            self._viewed.setdefault(data, set()).add(self._view_dim(node.value, self._tiles[data]))
+            view = self.views[node.var] = TileView.of(node.value)
+            data = view.base.data
+            self._viewed.setdefault(data, set()).add(self._view_dim(view, self._tiles[data]))
         for node, self.cluster.where in products:
-            self._split_product(node)
+            self._split_product(Gemm.of(node))
 
-    def _view_dim(self, view: ir.Call, tile: ir.Buffer) -> int:
-        _, begins, extents = ir.region_parts(view.args[0])
-        layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
-        if self.cluster.target.machine.level(ir.attribute(view, "level")).kind != "program":
+    def _view_dim(self, view: TileView, tile: ir.Buffer) -> int:
+        _, begins, extents = ir.region_parts(view.region)
+        layout = view.layout
+        if self.cluster.target.machine.level(view.level).kind != "program":
             raise self.cluster.unsupported(f"a view of {tile.name!r}, a cluster's tile, by threads")
         whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in tile.shape]
         if layout.dim is None or not whole or any(ir.constant(b) != 0 for b in begins):
             raise self.cluster.unsupported(f"a view of {tile.name!r} that is not a share of the whole tile")
-        if layout.block not in (None, ir.constant(view.args[1 + layout.dim])):
+        if layout.block not in (None, ir.constant(view.shape[layout.dim])):
             raise self.cluster.unsupported(f"a cyclic view of {tile.name!r}")
         return layout.dim
 
-    def _split_product(self, call: ir.Call) -> None:
-        a, b, c = (data_of(region) for region in call.args[:3])
+    def _split_product(self, product: Gemm) -> None:
+        a, b, c = map(data_of, product.operands)
         if not all(x in self._tiles for x in (a, b, c)):
             raise self.cluster.unsupported("a product of a cluster with operands that the cluster does not own")
-        transposed_a, transposed_b = (bool(ir.constant(flag)) for flag in call.args[3:5])
         by_rows = 1 not in self._viewed.get(c, ())
-        along_m, along_n = (1 if transposed_a else 0), (0 if transposed_b else 1)
+        along_m, along_n = (1 if product.transpose_a else 0), (0 if product.transpose_b else 1)
         if by_rows and paired(self.cluster, [self._tiles[x] for x in (a, b, c)]):
             self.results.append(self._tiles[c])
             wanted: dict[ir.Var, int | None] = {a: along_m, b: along_n, c: 0}

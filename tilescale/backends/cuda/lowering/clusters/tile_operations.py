@@ -3,44 +3,46 @@
 
 from __future__ import annotations
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.clusters.regions import ACCESS, data_of
-from tilescale.backends.cuda.lowering.clusters.sharding import GEMM
-from tilescale.backends.cuda.lowering.clusters.unit import COPY, FILL, UNIT, ClusterUnit
+from tilelang_core.tiles import Fill, Gemm, TileCopy, access_of, data_of
+from tilescale.backends.cuda.lowering.clusters.unit import UNIT, ClusterUnit
 from tilescale.backends.cuda.lowering.registry import lowers
 
 
-@lowers(FILL, UNIT)
+@lowers(tl.FILL, UNIT)
 def _fill(cluster: ClusterUnit, call: ir.Call) -> list[ir.Stmt]:
-    filled = [tir.tile_call("fill", cluster.part_of(call.args[0]), cluster.value(call.args[1]))]
-    return filled + (cluster.pair.filled(call) if cluster.pair is not None else [])
+    fill = Fill.of(call)
+    filled = [tir.tile_call("fill", cluster.part_of(fill.target), cluster.value(fill.value))]
+    return filled + (cluster.pair.filled(fill) if cluster.pair is not None else [])
 
 
-@lowers(GEMM, UNIT)
+@lowers(tl.GEMM, UNIT)
 def _gemm(cluster: ClusterUnit, call: ir.Call) -> list[ir.Stmt]:
-    operands = [cluster.part_of(region) for region in call.args[:3]]
-    rest = [cluster.value(n) for n in call.args[3:]]
-    if cluster.pair is not None and cluster.pair.holds(call.args[2]):
-        return cluster.pair.product(call, operands, rest)
-    axis = cluster.shards[data_of(call.args[2])].dim
+    product = Gemm.of(call)
+    operands = [cluster.part_of(region) for region in product.operands]
+    clear = cluster.value(product.clear)
+    if cluster.pair is not None and cluster.pair.holds(product.c):
+        return cluster.pair.product(product, operands, clear)
+    axis = cluster.shards[data_of(product.c)].dim
     assert axis is not None, "a product splits its result"
-    rest[2 + axis] = operands[2].args[2:][-2:][axis]
-    return [tir.evaluate(tir.call(GEMM, *operands, *rest, annotations=dict(call.annotations) or None))]
+    sizes = list(map(cluster.value, product.sizes))
+    sizes[axis] = ir.region_parts(operands[2])[2][-2:][axis]
+    return [product.on(operands, sizes, clear)]
 
 
-@lowers(COPY, UNIT)
+@lowers(tl.COPY, UNIT)
 def _copy(cluster: ClusterUnit, call: ir.Call) -> list[ir.Stmt]:
     """Each program copies its share; a tile that all have whole, each for itself, or the first one out of it."""
-    sides = [call.args[0], call.args[1]]
+    copy = TileCopy.of(call)
+    sides = [copy.source, copy.target]
     found = [_split(cluster, region) for region in sides if data_of(region) in cluster.shards]
     splits = {split for split in found if split is not None}
     if len(splits) > 1:
         raise cluster.unsupported("a copy between tiles of a cluster that are split differently")
     back, share = splits.pop() if splits else (0, 0)
     moved = [_share_of(cluster, region, back, share) for region in sides]
-    notes = dict(call.annotations) or None
-    copied = tir.evaluate(tir.call(COPY, *moved, annotations=notes))
+    copied = tir.evaluate(tir.recall(call, moved))
     into_memory = data_of(sides[1]) not in cluster.shards
     if into_memory and not back:
         copied = cluster.once(copied)
@@ -50,7 +52,7 @@ def _copy(cluster: ClusterUnit, call: ir.Call) -> list[ir.Stmt]:
 def _split(cluster: ClusterUnit, region: ir.Call) -> tuple[int, int] | None:
     """The dimension along which a region is split, from the back, and the extent of a share."""
     part = cluster.shards[data_of(region)]
-    return None if part.dim is None else (part.dim - len(region.args[2:]), part.share)
+    return None if part.dim is None else (part.dim - len(ir.region_parts(region)[2]), part.share)
 
 
 def _share_of(cluster: ClusterUnit, region: ir.Call, back: int, share: int) -> ir.Call:
@@ -66,4 +68,4 @@ def _share_of(cluster: ClusterUnit, region: ir.Call, back: int, share: int) -> i
     if back:
         begins[back] = begins[back] + cluster.rank * share
         extents[back] = share
-    return tir.region(buffer, begins, extents, ACCESS[ir.integer(region.args[1])])
+    return tir.region(buffer, begins, extents, access_of(region))

@@ -15,10 +15,11 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import access_of, data_of
 from tilescale.backends.cuda.lowering.clusters import loads, roles
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster, without_ends, without_repeats
 from tilescale.backends.cuda.lowering.clusters.pair import Pair
-from tilescale.backends.cuda.lowering.clusters.regions import ACCESS, access, data_of, regions, stored
+from tilescale.backends.cuda.lowering.clusters.regions import access, regions, stored
 from tilescale.backends.cuda.lowering.clusters.sharding import Shard, Sharding
 from tilescale.backends.cuda.lowering.markers import located
 from tilescale.backends.cuda.lowering.phase import Phase
@@ -26,9 +27,7 @@ from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.tile import Tile, parts
 from tilescale.passes.structure import location
 from tilescale.program import ops
-from tilescale.program.operations import Rank
-
-COPY, FILL = tl.COPY, tl.FILL
+from tilescale.program.operations import Rank, TileView
 
 UNIT, MEMBER = "cluster", "program"
 """The kinds of levels whose operations this stage lowers: of a cluster that executes as one, and of its programs."""
@@ -164,15 +163,15 @@ class ClusterUnit(Cluster):
             return tir.extern("tilescale::cluster_load", address, owner, dtype=str(node.dtype))
         return tir.evaluate(tir.extern("tilescale::cluster_store", address, owner, node.value))
 
-    def _held(self, view: ir.Call) -> tuple[Shard, list[Any]]:
+    def _held(self, view: TileView) -> tuple[Shard, list[Any]]:
         """What a program holds of a view's tile, and where in it its view begins."""
-        base = ir.region_parts(view.args[0])[0]
-        part, dim = self.shards[base.data], ir.attribute(view, "dim")
+        base, dim = view.base, view.layout.dim
+        part = self.shards[base.data]
         if part.stage is not None or part.dim not in (None, dim):
             raise self.unsupported(f"this view of {base.name!r}, which a product needs split differently")
         begins: list[Any] = [0] * len(base.shape)
-        if part.dim is None:
-            begins[dim] = self.rank * ir.constant(view.args[1 + dim])
+        if part.dim is None and dim is not None:
+            begins[dim] = self.rank * ir.constant(view.shape[dim])
         return part, begins
 
     def region(self, region: ir.Call) -> ir.Call:
@@ -182,7 +181,7 @@ class ClusterUnit(Cluster):
             return region
         part, offset = self._held(self.views[buffer.data])
         at = [b + o for b, o in zip(begins, offset, strict=True)]
-        return tir.region(part.local, at, extents, ACCESS[ir.integer(region.args[1])])
+        return tir.region(part.local, at, extents, access_of(region))
 
     # -- statements of the cluster -----------------------------------------------------------------------------------
 
@@ -277,17 +276,17 @@ class ClusterUnit(Cluster):
         lowered = self.with_results(body, [self.member(body)])
         written = {data_of(r) for r in regions(body, written=True)} | stored(body)
         views = [self.views[data] for data in written if data in self.views]
-        whole = {data_of(v.args[0]): v for v in views if self.shards[data_of(v.args[0])].dim is None}
+        whole = {v.base.data: v for v in views if self.shards[v.base.data].dim is None}
         if whole:
             return [*lowered, self.meet(), *(s for view in whole.values() for s in self._gather(view)), self.meet()]
         return [*lowered, self.meet()] if self._publishes(body) else lowered
 
-    def _gather(self, view: ir.Call) -> list[ir.Stmt]:
+    def _gather(self, view: TileView) -> list[ir.Stmt]:
         """Fetch the others' shares of a tile that is whole in each program."""
         part, _ = self._held(view)
         self.notes.append(f"shares of {part.local.name}: fetched through distributed shared memory")
         whole = Tile.whole(part.local)
-        extents, begins = parts(whole, ir.attribute(view, "dim"), self.size)
+        extents, begins = parts(whole, view.layout.dim, self.size)
         shares = [Tile.of(whole.region("rw", begin, extents)) for begin in begins]
         # A program fetches its own share too, in place: a branch here would cost more.
         return [self.move(share, share, peer, put=False) for peer, share in enumerate(shares)]
@@ -390,7 +389,7 @@ class ClusterUnit(Cluster):
             extents[part.dim] = part.share
         if part.stage is not None:
             begins, extents = [part.stage, *begins], [1, *extents]
-        return tir.region(part.local, begins, extents, ACCESS[ir.integer(region.args[1])])
+        return tir.region(part.local, begins, extents, access_of(region))
 
 
 def _is_repeated(phase: ir.Stmt, stmt: ir.Stmt) -> bool:
@@ -402,4 +401,4 @@ def _is_repeated(phase: ir.Stmt, stmt: ir.Stmt) -> bool:
 
 def _writes_memory(stmt: ir.Stmt) -> bool:
     stores = ir.contains(stmt, lambda n: isinstance(n, ir.BufferStore) and n.buffer.scope() == "global")
-    return stores or any(r.args[0].buffer.scope() == "global" for r in regions(stmt, written=True))
+    return stores or any(ir.region_parts(r)[0].scope() == "global" for r in regions(stmt, written=True))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir, tl
+from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit, branches
@@ -20,8 +20,7 @@ from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.statements import must_keep_order
 from tilescale.passes.structure import location
 from tilescale.program import ops
-from tilescale.program.layout import Layout
-from tilescale.program.operations import Rank, Signal
+from tilescale.program.operations import Rank, Signal, TileView
 
 KIND = "lanes"
 """The kind of level whose operations have rules for one unit's part."""
@@ -53,7 +52,7 @@ class Clone:
     def __init__(self, stage: GroupStage, unit: Unit, around: Clone | None = None, line: ir.Stmt | None = None):
         self.stage, self.unit = stage, unit
         self.values: dict[ir.Var, Any] = dict(around.values) if around else {}
-        self.views: dict[ir.Var, ir.Call] = dict(around.views) if around else {}
+        self.views: dict[ir.Var, TileView] = dict(around.views) if around else {}
         self.origins: dict[ir.Var, ir.PrimExpr] = dict(around.origins) if around else {}
         self.ranks: dict[ir.Var, str] = dict(around.ranks) if around else {}
         self.apart: int = around.apart if around else 0
@@ -98,7 +97,7 @@ class Clone:
     def _bind(self, stmt: ir.Bind) -> ir.Stmt:
         name = ir.op_name(stmt.value)
         if name == ops.VIEW.name:
-            self.views[stmt.var] = stmt.value
+            self.views[stmt.var] = TileView.of(stmt.value)
             return tir.sequence([])
         if name == ops.RANK.name and self._level(Rank.of(stmt.value).level).kind == "lanes":
             level = Rank.of(stmt.value).level
@@ -220,13 +219,12 @@ class Clone:
         view = self.views.get(buffer.data)
         if view is None:
             return self._instance(buffer, unit), list(indices)
-        base, begins, _ = ir.region_parts(view.args[0])
-        layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
-        at = list(indices)
+        base, begins, _ = ir.region_parts(view.region)
+        layout, at = view.layout, list(indices)
         if layout.dim is not None:
             if self.stage.distributions.of(base) is not None:
                 return self.stage.copy_of(base, unit), at
-            share, holder = ir.integer(view.args[1 + layout.dim]), unit.inside(ir.attribute(view, "level"))
+            share, holder = ir.integer(view.shape[layout.dim]), unit.inside(view.level)
             if layout.block in (None, share):
                 at[layout.dim] = at[layout.dim] + holder.number * share
             elif layout.block == 1:
@@ -245,16 +243,16 @@ class Clone:
 
     def strided(self, region: Any) -> bool:
         """Whether an argument is a region of a cyclic view in memory, which is no region of the tile behind it."""
-        if ir.op_name(region) != tl.REGION:
+        if not tiles.is_region(region):
             return False
-        extents, view = region.args[2:], self.views.get(region.args[0].buffer.data)
+        buffer, _, extents = ir.region_parts(region)
+        view = self.views.get(buffer.data)
         while view is not None:
-            dim, base = ir.attribute(view, "dim"), ir.region_parts(view.args[0])[0]
-            share = ir.constant(view.args[1 + dim]) if dim is not None else None
-            cyclic = dim is not None and ir.attribute(view, "block") not in (None, share)
-            if cyclic and ir.constant(extents[dim]) != 1 and self.stage.distributions.of(base) is None:
+            dim = view.layout.dim
+            cyclic = dim is not None and view.layout.block not in (None, ir.constant(view.shape[dim]))
+            if cyclic and ir.constant(extents[dim]) != 1 and self.stage.distributions.of(view.base) is None:
                 return True
-            view = self.views.get(base.data)
+            view = self.views.get(view.base.data)
         return False
 
     # -- operations --------------------------------------------------------------------------------------------------
@@ -267,7 +265,7 @@ class Clone:
         if name in _REDUCTIONS:
             self.stage.reduces(self.unit)
         if name == tl.GEMM:
-            self._check_product(stmt.value)
+            self._check_product(tiles.Gemm.of(stmt.value))
         if name == tl.STORAGE_SYNC and len(stmt.value.args) == 1:
             return sync((self.unit if self.apart else self.stage.whole).executing)
         if name == _ARRIVE:
@@ -279,9 +277,9 @@ class Clone:
             return self.stmt(self._element_wise(stmt.value))
         return self._leaf(stmt)
 
-    def _check_product(self, call: ir.Call) -> None:
+    def _check_product(self, product: tiles.Gemm) -> None:
         """Stock TileLang gives each warp at least 16 rows and 8 columns."""
-        rows, columns = (ir.integer(n) for n in call.args[5:7])
+        rows, columns = (ir.integer(n) for n in product.sizes[:2])
         warps = max(self.unit.threads // 32, 1)
         if rows // 16 * (columns // 8) < warps:
             raise self.stage.unsupported(

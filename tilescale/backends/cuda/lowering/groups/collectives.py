@@ -133,7 +133,7 @@ def _all_gather(clone: Clone, call: ir.Call) -> ir.Stmt:
 def _gather_view(clone: Clone, part: Tile) -> ir.Stmt:
     """The shares of a fragment: afterwards every unit has all of it, beside its share."""
     view = clone.views.get(part.buffer.data)
-    base = ir.region_parts(view.args[0])[0] if view is not None else part.buffer
+    base = view.base if view is not None else part.buffer
     held = clone.stage.distributions.of(base)
     if held is None or held.axis is None or held.cyclic or part.extents != [ir.constant(n) for n in part.buffer.shape]:
         raise clone.stage.unsupported(f"T.all_gather of {part.name!r}, which is no contiguous share of a tile")

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir, tl
+from tilelang_core import ir, tiles, tl
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
 from tilescale.backends.cuda.lowering.phase import Stage
 from tilescale.errors import Location
 from tilescale.hda import Level
 from tilescale.passes.structure import location
 from tilescale.program import ops
-from tilescale.program.layout import Layout
+from tilescale.program.operations import TileView
 
 ELEMENTWISE = (tl.COPY, *tl.ATOMICS_ON_TILES)
 """Tile operations from a region to one of the same extents."""
@@ -72,12 +72,13 @@ def accesses(node: Any) -> list[tuple[ir.Buffer, list[Any], bool]]:
 
     def visit(n: Any) -> None:
         if ir.op_name(n) == ops.VIEW.name:
-            viewed.update((n.args[0], n.args[0].args[0]))
+            region = TileView.of(n).region
+            viewed.update((region, tiles.first_element(region)))
         elif n in viewed:
             return
-        elif ir.op_name(n) == tl.REGION:
-            load = n.args[0]
-            found.append((load.buffer, list(load.indices), bool(ir.integer(n.args[1]) & 2)))
+        elif tiles.is_region(n):
+            buffer, begins, _ = ir.region_parts(n)
+            found.append((buffer, begins, tiles.is_written(n)))
         elif isinstance(n, ir.BufferLoad | ir.BufferStore):
             found.append((n.buffer, list(n.indices), isinstance(n, ir.BufferStore)))
 
@@ -110,7 +111,7 @@ class Distributions:
     def __init__(self, stage: Stage, owners: Mapping[ir.Var, Level]):
         self.stage, self.owners = stage, owners
         self.held: dict[ir.Var, Distribution] = {}
-        self.views: dict[ir.Var, ir.Call] = {}
+        self.views: dict[ir.Var, TileView] = {}
         self._places: dict[ir.Var, Location | None] = {}
         self._statements: list[ir.Stmt] = []
         self._written: set[ir.Var] = set()
@@ -133,7 +134,7 @@ class Distributions:
         """The data variable of the tile or tensor that a buffer, or a unit's view of it, lies in."""
         data = buffer.data
         while data in self.views:
-            data = ir.region_parts(self.views[data].args[0])[0].data
+            data = self.views[data].base.data
         return self.stage.phase.parameters_of_views.get(data, data)
 
     def touched(self, node: Any) -> Distribution | None:
@@ -150,7 +151,7 @@ class Distributions:
             self._walk(stmt.body, level if is_finer else inside)
         elif isinstance(stmt, ir.Bind) and ir.op_name(stmt.value) == ops.VIEW.name:
             if inside is not None:
-                self.views[stmt.var] = stmt.value
+                self.views[stmt.var] = TileView.of(stmt.value)
                 self._places[stmt.var] = location(stmt)
         elif inside is not None:
             self._inside(stmt, inside)
@@ -176,10 +177,9 @@ class Distributions:
 
     # -- where it begins ---------------------------------------------------------------------------------------------
 
-    def _seed(self, var: ir.Var, view: ir.Call) -> None:
-        base, begins, extents = ir.region_parts(view.args[0])
-        level = self.stage.target.machine.level(ir.attribute(view, "level"))
-        layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
+    def _seed(self, var: ir.Var, view: TileView) -> None:
+        base, begins, extents = ir.region_parts(view.region)
+        level, layout = self.stage.target.machine.level(view.level), view.layout
         if level.kind != "lanes" or base.scope() == "global":
             return
         own = base.data in self.views or base.data in self.owners
@@ -197,7 +197,7 @@ class Distributions:
             if not whole:
                 raise self.stage.unsupported(f"a view that splits a part of the fragment {base.name!r}")
             assert layout.dim is not None
-            share = ir.integer(view.args[1 + layout.dim])
+            share = ir.integer(view.shape[layout.dim])
             self._hold(base, self._at(level, layout.dim, layout.block not in (None, share)))
             if layout.block not in (None, 1, share):
                 raise self.stage.unsupported(f"a block-cyclic view of the fragment {base.name!r}")
@@ -231,11 +231,11 @@ class Distributions:
         if parallel_loops(stmt) or isinstance(stmt, ir.BufferStore):
             return self._nest(stmt, held)
         if held.axis is not None and name in ELEMENTWISE:
-            return self._copy(stmt.value, held)
+            return self._copy(tiles.TileCopy.of(stmt.value), held)
         if held.axis is not None and name == tl.REDUCE:
-            return self._reduce(stmt.value)
+            return self._reduce(tiles.Reduce.of(stmt.value))
         if held.axis is not None and name == tl.GEMM:
-            return self._gemm(stmt.value)
+            return self._gemm(tiles.Gemm.of(stmt.value))
         return self._others(stmt, {}, held)
 
     def _others(self, stmt: ir.Stmt, axes: dict[ir.Var, int], held: Distribution) -> bool:
@@ -276,11 +276,11 @@ class Distributions:
             found.append(index)
         return found[0] if found else None
 
-    def _copy(self, call: ir.Call, held: Distribution) -> bool:
-        if ir.op_name(call.args[0]) != tl.REGION:
+    def _copy(self, copy: tiles.TileCopy, held: Distribution) -> bool:
+        if not tiles.is_region(copy.source):
             return False
         changed = False
-        for one, other in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
+        for one, other in ((copy.source, copy.target), (copy.target, copy.source)):
             (a, _, extents), (b, _, others) = ir.region_parts(one), ir.region_parts(other)
             mine = self.of(a)
             if mine is not None and mine.axis is not None and is_fragment(b) and self.of(b) is None:
@@ -288,8 +288,8 @@ class Distributions:
                 changed |= self._hold(b, mine.like(axis))
         return changed
 
-    def _reduce(self, call: ir.Call) -> bool:
-        source, target, dim = *(ir.region_parts(r)[0] for r in call.args[:2]), ir.integer(call.args[3])
+    def _reduce(self, made: tiles.Reduce) -> bool:
+        source, target, dim = *(ir.region_parts(r)[0] for r in (made.source, made.target)), made.dim
         keeps = len(source.shape) == len(target.shape)
         mine, result = self.of(source), self.of(target)
         if mine is not None and result is None and is_fragment(target):
@@ -304,9 +304,9 @@ class Distributions:
             return self._hold(source, result.like(axis if axis is None or keeps else axis + (axis >= dim)))
         return False
 
-    def _gemm(self, call: ir.Call) -> bool:
-        a, _, c = (ir.region_parts(r)[0] for r in call.args[:3])
-        rows = len(a.shape) - (1 if ir.constant(call.args[3]) else 2)
+    def _gemm(self, product: tiles.Gemm) -> bool:
+        a, c = (ir.region_parts(r)[0] for r in (product.a, product.c))
+        rows = len(a.shape) - (1 if product.transpose_a else 2)
         held_a, held_c = self.of(a), self.of(c)
         if held_c is not None and is_fragment(a) and held_a is None:
             return self._hold(a, held_c.like(rows if held_c.axis == len(c.shape) - 2 else None))

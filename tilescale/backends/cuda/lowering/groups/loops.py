@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang_core import ir, tl
+from tilelang_core.tiles import TileCopy, is_region
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
@@ -46,7 +47,7 @@ class Loop:
 
     stmt: ir.For
     level: Level
-    loads: tuple[ir.Call, ...]
+    loads: tuple[TileCopy, ...]
     binds: tuple[ir.Bind, ...]
     inner: tuple[ir.Bind, ...]
     rest: tuple[ir.Stmt, ...]
@@ -54,7 +55,7 @@ class Loop:
     @property
     def tiles(self) -> list[ir.Buffer]:
         """What is loaded."""
-        return [ir.region_parts(load.args[1])[0] for load in self.loads]
+        return [ir.region_parts(load.target)[0] for load in self.loads]
 
     @property
     def stages(self) -> int:
@@ -117,7 +118,7 @@ class _Search:
 
     def _taken_apart(self, stmt: ir.For, binds: list[ir.Bind]) -> Loop | None:
         body = list(stmt.body.seq) if isinstance(stmt.body, ir.SeqStmt) else [stmt.body]
-        loads = [inner.value for inner in body if self._is_load(inner)]
+        loads = [TileCopy.of(inner.value) for inner in body if self._is_load(inner)]
         rest = [inner for inner in body if not self._is_load(inner)]
         inner = [bind for bind in rest if isinstance(bind, ir.Bind)]
         levels = [self.stage.level_of(other) for other in rest if not isinstance(other, ir.Bind)]
@@ -126,17 +127,18 @@ class _Search:
             return None
         if set(stmt.annotations) != {"num_stages"} or (ir.constant(stmt.annotations["num_stages"]) or 0) < 1:
             return None
-        used = _used([*binds, *inner], [stmt.min, stmt.extent, *loads])
+        used = _used([*binds, *inner], [stmt.min, stmt.extent, *(load.call for load in loads)])
         return Loop(stmt, level, tuple(loads), tuple(used), tuple(b for b in inner if b in used), tuple(rest))
 
     def _is_load(self, stmt: ir.Stmt) -> bool:
         """A bulk copy from memory into all of a tile in shared memory."""
         if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
             return False
-        if any(ir.op_name(region) != tl.REGION for region in stmt.value.args[:2]):
+        copy = TileCopy.of(stmt.value)
+        if not is_region(copy.source):
             return False
-        source, _, box = ir.region_parts(stmt.value.args[0])
-        tile, begins, extents = ir.region_parts(stmt.value.args[1])
+        source, _, box = ir.region_parts(copy.source)
+        tile, begins, extents = ir.region_parts(copy.target)
         shape = ir.constants(tile.shape)
         if shape is None:
             return False
@@ -168,7 +170,8 @@ class _Search:
         if sum(data in tiles for data, _ in everywhere) != sum(data in tiles for data, _ in inside):
             return False
         written = [data for data, writes in everywhere if writes]
-        read = {data for part in (*loop.loads, *loop.binds) for data, _ in self._named(part)} - tiles
+        sources = (*(load.call for load in loop.loads), *loop.binds)
+        read = {data for part in sources for data, _ in self._named(part)} - tiles
         return sum(data in tiles for data in written) == len(tiles) and not read & set(written)
 
     def _named(self, node: Any) -> Iterator[tuple[ir.Var, bool]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from tilelang_core import ir, tl
+from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
@@ -122,9 +122,7 @@ class Pipelines:
                 ring, (row, *columns) = self._rings[node.buffer.data], node.indices
                 at = ir.simplify(first + row // ring.shape[1], {}), ir.simplify(row % ring.shape[1], {})
                 return ir.BufferLoad(ring, [*at, *columns])
-            if ir.op_name(node) == tl.REGION and len(node.args) - 2 < len(node.args[0].indices):
-                return tir.recall(node, [*node.args[:2], ir.IntImm("int32", 1), *node.args[2:]])
-            return None
+            return tiles.with_leading_one(node) if tiles.is_region(node) else None
 
         return tir.rewrite(stmt, leave=leave)
 
@@ -149,7 +147,7 @@ class Pipelines:
         issued: list[ir.Stmt] = []
         for part in range(self._parts[loop.stmt]):
             place = stage * self._parts[loop.stmt] + part
-            copies = [self._copy(call, ir.BufferLoad(full, [place]), place, part, fresh) for call in loop.loads]
+            copies = [self._copy(load, ir.BufferLoad(full, [place]), place, part, fresh) for load in loop.loads]
             issue = ir.IfThenElse(elected, tir.sequence([*copies, _arrive(full, place)]), None)
             issued += [_wait(empty, place, 1 - turn), issue]
 
@@ -164,13 +162,16 @@ class Pipelines:
         nest = ir.For(step, begin, ir.substitute(loop.stmt.extent, fresh), ir.ForKind.SERIAL, body)
         return tir.sequence([*names(False), nest])
 
-    def _copy(self, call: ir.Call, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]) -> ir.Stmt:
-        source, begins, extents = ir.region_parts(call.args[0])
-        ring = self._rings[ir.region_parts(call.args[1])[0].data]
+    def _copy(
+        self, load: tiles.TileCopy, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]
+    ) -> ir.Stmt:
+        source, begins, extents = ir.region_parts(load.source)
+        tile = ir.region_parts(load.target)[0]
+        ring = self._rings[tile.data]
         box = [ir.integer(n) for n in ring.shape[1:]]
         target = tir.region(ring, [place, *[0] * len(box)], [1, *box], "w")
         begins = [ir.substitute(b, fresh) if isinstance(b, ir.PrimExpr) else b for b in begins]
-        if ir.constant(ir.region_parts(call.args[1])[0].shape[0]) != box[0]:
+        if ir.constant(tile.shape[0]) != box[0]:
             axis = next(axis for axis, extent in enumerate(extents) if ir.constant(extent) != 1)
             begins[axis], extents[axis] = begins[axis] + part * box[0], ir.int_node(box[0])
         read = tir.region(source, begins, extents, "r")

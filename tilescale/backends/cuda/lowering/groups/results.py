@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang_core import ir, tl
+from tilelang_core import ir, tiles, tl
 from tilescale.backends.cuda.lowering.groups.distribution import accesses, is_fragment
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.program import ops
@@ -68,7 +68,8 @@ def _is_store(stage: GroupStage, stmt: ir.Stmt, tile: ir.Buffer) -> bool:
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
     if ir.op_name(call) != tl.COPY or not all(buffer.same_as(tile) for buffer in named):
         return False
-    (source, _, extents), (target, _, others) = (ir.region_parts(region) for region in call.args[:2])
+    copy = tiles.TileCopy.of(call)
+    (source, _, extents), (target, _, others) = (ir.region_parts(region) for region in (copy.source, copy.target))
     whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in tile.shape]
     return source.same_as(tile) and whole and target.scope() == "global" and ir.constant(others[-1]) != 1
 

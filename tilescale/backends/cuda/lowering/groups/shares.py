@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir, tl
+from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.combine import COMBINE
 from tilescale.backends.cuda.lowering.groups import slots
@@ -61,19 +61,20 @@ class Share:
         """Whether a statement copies a sum to memory of which a unit has its half (results.py)."""
         if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
             return False
-        source, target = (ir.region_parts(region)[0] for region in stmt.value.args[:2])
+        copy = tiles.TileCopy.of(stmt.value)
+        source, target = (ir.region_parts(region)[0] for region in (copy.source, copy.target))
         return source.data in self.stage.stored and target.scope() == "global"
 
     def _stored_half(self, call: ir.Call) -> ir.Stmt:
         """This unit's half of the columns."""
-        regions = []
-        for region, access in zip(call.args[:2], "rw", strict=True):
+        copy, regions = tiles.TileCopy.of(call), []
+        for region, access in ((copy.source, "r"), (copy.target, "w")):
             buffer, begins, extents = ir.region_parts(region)
             extents[-1] = ir.integer(extents[-1]) // 2
             begins[-1] = begins[-1] + self.unit.number * extents[-1]
             own = self.stage.copy_of(buffer, self.unit) if access == "r" else buffer
             regions.append(tir.region(own, begins, extents, access))
-        return tir.evaluate(tir.recall(call, [*regions, *call.args[2:]]))
+        return copy.between(*regions)
 
     # -- places ------------------------------------------------------------------------------------------------------
 
@@ -145,8 +146,7 @@ class Share:
         if mine is not None:
             begins = self._local(mine, buffer, begins)
             buffer = self.stage.copy_of(buffer, self.unit)
-        access = {1: "r", 2: "w", 3: "rw"}[ir.integer(region.args[1])]
-        return tir.region(buffer, begins, extents, access)
+        return tir.region(buffer, begins, extents, tiles.access_of(region))
 
     def _whole(self, region: ir.Call) -> int:
         """The split dimension of a region of a held tile, of which the region has all."""
@@ -162,7 +162,8 @@ class Share:
 
     def _copy(self, call: ir.Call) -> ir.Stmt:
         """Regions cut alike; if only shares go into a copy, the copies are made whole through shared memory."""
-        source, target = call.args[0], call.args[1]
+        copy = tiles.TileCopy.of(call)
+        source, target = copy.source, copy.target
         (a, _, extents), (b, _, others) = ir.region_parts(source), ir.region_parts(target)
         held = self._split(a) or self._split(b)
         assert held is not None and held.axis is not None
@@ -182,7 +183,7 @@ class Share:
         into = self.stage.distributions.of(b)
         if into is not None and into.axis is None:
             return self._gathered(self._cut(source, cuts[0], held), cuts[0], held, target)
-        return tir.evaluate(tir.recall(call, [self._cut(source, cuts[0], held), self._cut(target, cuts[1], held)]))
+        return copy.between(self._cut(source, cuts[0], held), self._cut(target, cuts[1], held))
 
     def _gathered(self, part: ir.Call, axis: int, held: Distribution, target: ir.Call) -> ir.Stmt:
         buffer, begins, extents = ir.region_parts(target)
@@ -191,29 +192,29 @@ class Share:
         )
 
     def _fill(self, call: ir.Call) -> ir.Stmt:
-        axis = self._whole(call.args[0])
-        held = self._split(ir.region_parts(call.args[0])[0])
+        fill = tiles.Fill.of(call)
+        filled, begins, extents = ir.region_parts(fill.target)
+        axis, held = self._whole(fill.target), self._split(filled)
         assert held is not None
-        buffer = self.stage.copy_of(ir.region_parts(call.args[0])[0], self.unit)
-        _, begins, extents = ir.region_parts(call.args[0])
+        buffer = self.stage.copy_of(filled, self.unit)
         extents[axis] = ir.int_node(ir.integer(extents[axis]) // held.count)
-        return tir.evaluate(tir.recall(call, [tir.region(buffer, begins, extents, "w"), call.args[1]]))
+        return fill.on(tir.region(buffer, begins, extents, "w"))
 
     def _reduce(self, call: ir.Call) -> ir.Stmt:
         """Along another dimension each unit has its results; along the split one partial results, which all combine."""
-        source, target = (ir.region_parts(r)[0] for r in call.args[:2])
-        mine, result, dim = self._split(source), self.stage.distributions.of(target), ir.constant(call.args[3])
+        made = tiles.Reduce.of(call)
+        source, target = (ir.region_parts(r)[0] for r in (made.source, made.target))
+        mine, result, dim = self._split(source), self.stage.distributions.of(target), made.dim
         if mine is None or (mine.axis == dim) != (result is None or result.axis is None):
             raise self.stage.unsupported(
                 f"a reduction of {source.name!r}, held {mine}, along dimension {dim} into {target.name!r}"
             )
-        shares = [self._share(r) for r in call.args[:2]]
+        shares = [self._share(r) for r in (made.source, made.target)]
         if mine.axis != dim:
-            return tir.evaluate(tir.recall(call, [*shares, *call.args[2:]]))
-        kind = str(call.args[2].value)
-        if kind not in _PARTIAL:
-            raise self.stage.unsupported(f"a {kind} reduction along the split dimension of {source.name!r}")
-        return self._combined(call, shares, _PARTIAL[kind])
+            return made.between(*shares)
+        if made.kind not in _PARTIAL:
+            raise self.stage.unsupported(f"a {made.kind} reduction along the split dimension of {source.name!r}")
+        return self._combined(made, shares, _PARTIAL[made.kind])
 
     def _share(self, region: ir.Call) -> ir.Call:
         """All of the unit's own part of a region's tile."""
@@ -224,22 +225,21 @@ class Share:
         if held.axis is not None:
             self._whole(region)
         own = self.stage.copy_of(buffer, self.unit)
-        access = {1: "r", 2: "w", 3: "rw"}[ir.integer(region.args[1])]
         _, _, extents = ir.region_parts(region)
         if held.axis is not None:
             extents[held.axis] = own.shape[held.axis]
-        return tir.region(own, begins, extents, access)
+        return tir.region(own, begins, extents, tiles.access_of(region))
 
-    def _combined(self, call: ir.Call, shares: list[ir.Call], op: str) -> ir.Stmt:
+    def _combined(self, made: tiles.Reduce, shares: list[ir.Call], op: str) -> ir.Stmt:
         target, begins, extents = ir.region_parts(shares[1])
         shape = [ir.integer(n) for n in extents]
         key = ("partial", target.data)
         partial = self.stage.make(key, f"{target.name}_partial", shape, str(target.dtype), target.scope())
         whole = tir.region(partial, [0] * len(shape), shape, "w")
-        first = tir.evaluate(tir.recall(call, [shares[0], whole, *call.args[2:4], ir.IntImm("bool", 1)]))
+        first = made.cleared(shares[0], whole)
         loops = tir.loop_variables(shape)
         at = [b + i for b, i in zip(begins, loops, strict=True)]
-        old = None if ir.constant(call.args[4]) else ir.BufferLoad(target, at)
+        old = None if made.clear else ir.BufferLoad(target, at)
 
         def finish(received: list[Any]) -> ir.Stmt:
             total = old
@@ -251,13 +251,14 @@ class Share:
 
     def _gemm(self, call: ir.Call) -> ir.Stmt:
         """Rows or columns of the product: the operand that has them is cut alike, the other one is whole."""
-        a, b, c = call.args[:3]
+        product = tiles.Gemm.of(call)
+        a, b, c = product.operands
         buffer_c = ir.region_parts(c)[0]
         held, rank = self._split(buffer_c), len(buffer_c.shape)
         if held is None or held.cyclic:
             raise self.stage.unsupported(f"a product into {buffer_c.name!r} of a fragment that units split")
         by_row = held.axis == rank - 2
-        transposed = bool(ir.constant(call.args[3 if by_row else 4]))
+        transposed = product.transpose_a if by_row else product.transpose_b
         operand = a if by_row else b
         axis = len(ir.region_parts(operand)[0].shape) - (1 if transposed == by_row else 2)
         for region, allowed in ((a, axis if by_row else None), (b, None if by_row else axis)):
@@ -267,9 +268,9 @@ class Share:
                 raise self.stage.unsupported(f"a product with {name!r}, held {mine}, into one held {held}")
         cut = self._cut(operand, axis, held)
         regions = [cut, self._share(b)] if by_row else [self._share(a), cut]
-        size = 5 if by_row else 6
-        rest = [ir.int_node(ir.integer(n) // held.count) if i == size else n for i, n in enumerate(call.args) if i > 2]
-        return tir.evaluate(tir.recall(call, [*regions, self._share(c), *rest]))
+        m, n, k = product.sizes
+        sizes = (ir.integer(m) // held.count, n, k) if by_row else (m, ir.integer(n) // held.count, k)
+        return product.on((*regions, self._share(c)), sizes)
 
 
 for _name in ELEMENTWISE:
