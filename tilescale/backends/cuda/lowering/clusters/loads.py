@@ -127,8 +127,7 @@ def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load
     known = [ir.constant(n) for n in extents]
     shape = [ir.integer(n) for n in tile.shape]
     if view is not None:
-        assert view.layout.dim is not None, "a view of a cluster's tile splits it"
-        axis = view.layout.dim - len(shape)
+        axis = view.axis - len(shape)
         begins = _first_begins(cluster, sides, bound, axis, ir.integer(view.shape[axis]))
         known[axis] = shape[axis]
     else:

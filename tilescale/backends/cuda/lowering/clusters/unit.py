@@ -165,12 +165,12 @@ class ClusterUnit(Cluster):
 
     def _held(self, view: TileView) -> tuple[Shard, list[Any]]:
         """What a program holds of a view's tile, and where in it its view begins."""
-        base, dim = view.base, view.layout.dim
+        base, dim = view.base, view.axis
         part = self.shards[base.data]
         if part.stage is not None or part.dim not in (None, dim):
             raise self.unsupported(f"this view of {base.name!r}, which a product needs split differently")
         begins: list[Any] = [0] * len(base.shape)
-        if part.dim is None and dim is not None:
+        if part.dim is None:
             begins[dim] = self.rank * ir.constant(view.shape[dim])
         return part, begins
 
@@ -286,7 +286,7 @@ class ClusterUnit(Cluster):
         part, _ = self._held(view)
         self.notes.append(f"shares of {part.local.name}: fetched through distributed shared memory")
         whole = Tile.whole(part.local)
-        extents, begins = parts(whole, view.layout.dim, self.size)
+        extents, begins = parts(whole, view.axis, self.size)
         shares = [Tile.of(whole.region("rw", begin, extents)) for begin in begins]
         # A program fetches its own share too, in place: a branch here would cost more.
         return [self.move(share, share, peer, put=False) for peer, share in enumerate(shares)]

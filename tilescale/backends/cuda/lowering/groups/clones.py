@@ -248,10 +248,10 @@ class Clone:
         buffer, _, extents = ir.region_parts(region)
         view = self.views.get(buffer.data)
         while view is not None:
-            dim = view.layout.dim
-            cyclic = dim is not None and view.layout.block not in (None, ir.constant(view.shape[dim]))
-            if cyclic and ir.constant(extents[dim]) != 1 and self.stage.distributions.of(view.base) is None:
-                return True
+            is_held = view.layout.is_replica or self.stage.distributions.of(view.base) is not None
+            if not is_held and ir.constant(extents[view.axis]) != 1:
+                if view.layout.block not in (None, ir.constant(view.shape[view.axis])):
+                    return True
             view = self.views.get(view.base.data)
         return False
 
