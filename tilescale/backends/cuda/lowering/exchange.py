@@ -2,7 +2,7 @@
 """Collectives that programs make on tiles: every device sends its part to each peer, all meet, each combines.
 
 A workspace on every device has a slot for each sender, doubled: programs that are one collective ahead write the other
-half, and nobody can be two ahead, because each collective is a meeting. Partial sums travel in the tile's type and are
+half, and nobody can be two ahead, because each collective is a barrier. Partial sums travel in the tile's type and are
 added in the order of ranks in float32 (float64 for float64, the type itself for integers), so all devices get the same
 bits.
 """
@@ -59,7 +59,7 @@ class Exchange:
         return (self.parity * self.stage.programs() + self.program) * self.devices + sender
 
     def begin(self) -> ir.Stmt:
-        """Which half of the workspace this collective uses: all devices count the same meetings."""
+        """Which half of the workspace this collective uses: all devices count the same barriers."""
         load = ir.BufferLoad(epochs(self.stage), [self.program])
         return ir.Bind(self.parity, load % 2)
 
@@ -91,7 +91,7 @@ class Exchange:
         value = ir.Cast(target.dtype, value) if target.dtype != self.dtype else value
         return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
 
-    def meet(self) -> ir.Stmt:
+    def barrier(self) -> ir.Stmt:
         """Everybody's parts are here."""
         return barrier(self.stage, self.what)
 
@@ -122,7 +122,7 @@ def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     tile = tile_of(stage, made.target)
     exchange = Exchange(stage, call, tile.extents, tile.dtype)
     sends = [exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)]
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(tile, made.reduction)])
+    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(tile, made.reduction)])
 
 
 def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> ir.Stmt:
@@ -135,7 +135,7 @@ def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> 
         other.parity = exchanges[0].parity
     sends = [e.send(t.region("r"), peer) for e, t in zip(exchanges, tiles, strict=True) for peer in range(devices)]
     folds = [fold(stage, combine, which, tiles, exchanges) for which in range(len(tiles))]
-    return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].meet(), *folds])
+    return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].barrier(), *folds])
 
 
 @lowers(ops.REDUCE_SCATTER.name)
@@ -145,7 +145,7 @@ def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     part, _ = parts(source, axis, stage.target.devices)
     exchange = Exchange(stage, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(target, made.reduction)])
+    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(target, made.reduction)])
 
 
 @lowers(ops.ALL_GATHER.name)
@@ -157,7 +157,7 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     part, _ = parts(target, axis, stage.target.devices)
     exchange = Exchange(stage, call, part, source.dtype)
     sends = [exchange.send(source.region("r"), peer) for peer in range(exchange.devices)]
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), *exchange.take_parts(target, axis)])
+    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
 
 
 @lowers(ops.ALL_TO_ALL.name)
@@ -167,7 +167,7 @@ def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     part, _ = parts(source, axis, stage.target.devices)
     exchange = Exchange(stage, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), *exchange.take_parts(target, axis)])
+    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
 
 
 @lowers(ops.BROADCAST.name)
@@ -179,4 +179,4 @@ def _broadcast(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     sends = tir.sequence([exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)])
     is_root = exchange.rank == root
     mine = ir.IfThenElse(is_root.asobject() if hasattr(is_root, "asobject") else is_root, sends, None)
-    return tir.sequence([exchange.begin(), mine, exchange.meet(), exchange.take(root, tile.region("w"))])
+    return tir.sequence([exchange.begin(), mine, exchange.barrier(), exchange.take(root, tile.region("w"))])

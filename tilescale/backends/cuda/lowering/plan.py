@@ -2,7 +2,7 @@
 """Take device phases apart into operations of the host and grids of programs.
 
 Why: a device phase is what a device does once, but a GPU runs kernels and what its stream is given. Before: phases of
-arbitrary statements. After: `HostStep`s, one operation on whole tensors each (copy engine, NCCL, fills, meetings), in
+arbitrary statements. After: `HostStep`s, one operation on whole tensors each (copy engine, NCCL, fills, barriers), in
 control flow of the host; and launches for the rest: one program of one thread for statements that have an order, such
 as signals and waits, and a grid over the elements or tiles of tensors for parallel loops, copies and collectives that
 programs make best. The machine model says which (tilescale/cost). Control flow around them is the host's, which reads
@@ -26,6 +26,7 @@ from tilescale.backends.cuda.lowering.combine import fold
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.queued import Queued
 from tilescale.backends.cuda.lowering.spread import THREADS, Grids, is_known, with_args
+from tilescale.backends.cuda.lowering.tile import Tile
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import Location, UnsupportedError
 from tilescale.passes.structure import location
@@ -273,7 +274,7 @@ class _Planner(Grids):
 
     def _gather_and_fold(self, made: Collective, combine: Combine) -> list[Part]:
         """A user's combination: everybody's tensors side by side, then folded element by element."""
-        tiles = [_WholeTile(region) for region in made.tiles]
+        tiles = [Tile.of(region) for region in made.tiles]
         devices = dict(self.target.sizes)[made.level]
         steps: list[Part] = []
         gathered = []
@@ -289,19 +290,6 @@ class _Planner(Grids):
         for which in range(len(tiles)):
             steps.append(self.elementwise(fold(self, combine, which, tiles, gathered)))
         return steps
-
-
-class _WholeTile:
-    """A tensor, or a region of it, as `fold` takes it."""
-
-    def __init__(self, region: ir.Call):
-        self.buffer, self.begins, extents = ir.region_parts(region)
-        self.name, self.dtype = self.buffer.name, str(self.buffer.dtype)
-        self.extents = [ir.constant(n) if ir.constant(n) is not None else n for n in extents]
-
-    def at(self, index: Sequence[Any]) -> list[Any]:
-        """Indices of an element in the tensor."""
-        return [b + i for b, i in zip(self.begins, index, strict=True)]
 
 
 def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:

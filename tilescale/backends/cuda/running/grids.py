@@ -34,7 +34,7 @@ def grid_step(own: Owner, grid: LoweredGrid) -> Step:
     if by_nvshmem:
         own.on_all(lambda: nvshmem_link.prepare(own.heap, own.options, launch.where))
     kernel = own.compile(lowered.func, lambda: _check_text(own, grid))
-    _check_room(own, grid, kernel)
+    _check_residency(own, grid, kernel)
     run = stock.entry(kernel)
     if by_nvshmem:
         run = nvshmem_link.started(run, launch.where)
@@ -61,7 +61,7 @@ def _check_text(own: Owner, grid: LoweredGrid) -> None:
     checked(grid.kernel, own.program, own.target.machine, target, configs)
 
 
-def _check_room(own: Owner, grid: LoweredGrid, kernel: Any) -> None:
+def _check_residency(own: Owner, grid: LoweredGrid, kernel: Any) -> None:
     """A grid whose programs wait for one another has to be on the device as a whole. Raises LaunchError."""
     sizes, launch = dict(own.sizes), grid.launch
     where = waits_across(grid, launch, own.program, own.target.machine, sizes)

@@ -2,7 +2,7 @@
 """Lowering of what the programs of a cluster do together: copies, barriers and collectives through shared memory.
 
 Before: an operation of the program level in a launch with clusters. After: loads and stores of peers' shared memory
-between meetings of the cluster. A collective begins with a meeting, after which all sources are there, and ends with
+between barriers of the cluster. A collective begins with a barrier, after which all sources are there, and ends with
 one, after which they may change. Tiles in registers are laid down in shared memory first.
 """
 
@@ -52,7 +52,7 @@ def _shared(cluster: ClusterUnit, tile: Tile, target: Tile | None = None) -> tup
 def _barrier(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     barrier = Barrier.of(call)
     cluster.notes.append(f"T.barrier of level {barrier.level!r}: distributed shared memory")
-    return cluster.meet()
+    return cluster.barrier()
 
 
 @lowers(ops.ALLREDUCE.name, MEMBER)
@@ -63,7 +63,7 @@ def _allreduce(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     tile = tile_of(cluster, made.target)
     held, down = _shared(cluster, tile)
     up = [tir.tile_call("copy", held.region("r"), tile.region("w"))] if down else []
-    return tir.sequence([*down, cluster.meet(), cluster.allreduce(held, made.reduction), cluster.meet(), *up])
+    return tir.sequence([*down, cluster.barrier(), cluster.allreduce(held, made.reduction), cluster.barrier(), *up])
 
 
 class _Received:
@@ -92,7 +92,7 @@ def _allreduce_function(cluster: ClusterUnit, made: Collective, combine: Combine
         folds.append(fold(cluster, combine, which, results, received))
         stores.append(tir.tile_call("copy", results[which].region("r"), tile.region("w")))
     down = [stmt for _, stmts in held for stmt in stmts]
-    return tir.sequence([*down, cluster.meet(), *folds, cluster.meet(), *stores])
+    return tir.sequence([*down, cluster.barrier(), *folds, cluster.barrier(), *stores])
 
 
 @lowers(ops.REDUCE_SCATTER.name, MEMBER)
@@ -106,7 +106,7 @@ def _reduce_scatter(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     values = [cluster.element(held, index, sender) for sender in range(cluster.size)]
     total = reduced(values, made.reduction, source.dtype, target.dtype)
     body = tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, total, target.at(loops)))
-    return tir.sequence([*down, cluster.meet(), body, cluster.meet()])
+    return tir.sequence([*down, cluster.barrier(), body, cluster.barrier()])
 
 
 @lowers(ops.ALL_GATHER.name, MEMBER)
@@ -115,7 +115,7 @@ def _all_gather(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     source, target = tile_of(cluster, made.source), tile_of(cluster, made.target)
     held, down = _shared(cluster, source, target)
     takes = _take_parts(cluster, target, made.axis, held)
-    return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
+    return tir.sequence([*down, cluster.barrier(), *takes, cluster.barrier()])
 
 
 def _take_parts(cluster: ClusterUnit, target: Tile, axis: int, wanted: Tile) -> list[ir.Stmt]:
@@ -142,7 +142,7 @@ def _all_to_all(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     mine = [cluster.rank * part[a] if a == axis else 0 for a in range(len(part))]
     wanted = Tile.of(held.region("r", mine, part))
     takes = _take_parts(cluster, target, axis, wanted)
-    return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
+    return tir.sequence([*down, cluster.barrier(), *takes, cluster.barrier()])
 
 
 @lowers(ops.BROADCAST.name, MEMBER)
@@ -152,4 +152,4 @@ def _broadcast(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     held, down = _shared(cluster, tile)
     # The root's tile onto itself changes nothing.
     take = cluster.move(tile, held, root, put=False)
-    return tir.sequence([*down, cluster.meet(), take, cluster.meet()])
+    return tir.sequence([*down, cluster.barrier(), take, cluster.barrier()])

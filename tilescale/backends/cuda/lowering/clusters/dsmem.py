@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The shared memory of a cluster's programs: where a program stands, meetings, and moves between tiles.
+"""The shared memory of a cluster's programs: where a program stands, barriers, and moves between tiles.
 
 Peers reach a tile at the address that it has here, in 16-byte words where both sides lie in shared memory: all layouts
 that TileLang chooses keep 16 bytes of a row together, except for 64-bit types and layouts that the user gives.
@@ -19,7 +19,7 @@ from tilescale.backends.cuda.lowering.tile import Tile
 WORD = 16
 """Bytes of the widest access."""
 
-MEET = "tilescale::cluster_meet"
+BARRIER = "tilescale::cluster_meet"
 
 COMBINE = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 _ACCUMULATORS = {"float64": "double", "int64": "long", "uint64": "unsigned long", "int32": "int", "uint32": "unsigned"}
@@ -31,7 +31,7 @@ class Cluster(Stage):
     Attributes:
         size: its programs.
         rank: the executing program's number in it, the first axis fastest.
-        meets: whether the programs meet at all.
+        has_barriers: whether the programs meet at all.
         begun: whether all programs are known to have begun when one gets to the body.
         arrivals: data variable of a barrier in shared memory -> the arrivals of each.
     """
@@ -40,7 +40,7 @@ class Cluster(Stage):
         super().__init__(phase)
         self.size = self.launch.cluster_size
         self.rank = self._rank()
-        self.meets = self.begun = False
+        self.has_barriers = self.begun = False
         self.arrivals: dict[ir.Var, list[ir.PrimExpr]] = {}
         self._variables: list[ir.Buffer] = []
         self._reached: dict[ir.Buffer, bool] = {}
@@ -60,16 +60,16 @@ class Cluster(Stage):
             number = number * (extent // programs) + var // programs
         return number
 
-    def meet(self) -> ir.Stmt:
+    def barrier(self) -> ir.Stmt:
         """All programs of the cluster arrive; what each wrote is then visible."""
-        self.meets = True
-        return tir.evaluate(tir.extern(MEET))
+        self.has_barriers = True
+        return tir.evaluate(tir.extern(BARRIER))
 
     def reach(self, buffer: ir.Buffer, *, to_the_end: bool = True) -> None:
         """Peers touch this tile from the program's beginning, and to its end or until its last use here."""
         self._reached[buffer] = self._reached.get(buffer, False) or to_the_end
 
-    def barrier(self, name: str, arrivals: list[int], *, remote: bool = False) -> ir.Buffer:
+    def mbarrier(self, name: str, arrivals: list[int], *, remote: bool = False) -> ir.Buffer:
         """Barriers in shared memory, each with its number of arrivals; `remote` if peers arrive too."""
         scope = "shared.cluster_barrier" if remote else "shared.barrier"
         made = tir.local_buffer(name, [len(arrivals)], "uint64", scope)
@@ -97,10 +97,10 @@ class Cluster(Stage):
         # A cluster may be started before the kernel ahead of it has ended.
         begin = [tir.evaluate(tir.call(tl.WAIT_FOR_KERNEL_BEFORE, dtype="void"))]
         begin += [self.assign(v, 0) for v in self._variables]
-        if not self.meets:
+        if not self.has_barriers:
             return tir.sequence([*begin, body])
-        first = [] if self.begun else [self.meet()]
-        inner = without_repeats([*first, *(body.seq if isinstance(body, ir.SeqStmt) else [body]), self.meet()])
+        first = [] if self.begun else [self.barrier()]
+        inner = without_repeats([*first, *(body.seq if isinstance(body, ir.SeqStmt) else [body]), self.barrier()])
         kept = [_in_use(b) for b, to_the_end in self._reached.items() if to_the_end]
         return tir.sequence([*begin, *(_in_use(b) for b in self._reached), *inner[:-1], *kept, inner[-1]])
 
@@ -192,21 +192,21 @@ class Cluster(Stage):
 
 
 def without_repeats(stmts: list[ir.Stmt]) -> list[ir.Stmt]:
-    """Statements without meetings of a cluster that follow a meeting at once."""
-    return [s for i, s in enumerate(stmts) if i == 0 or not (is_meeting(s) and is_meeting(stmts[i - 1]))]
+    """Statements without barriers of a cluster that follow a barrier at once."""
+    return [s for i, s in enumerate(stmts) if i == 0 or not (is_barrier(s) and is_barrier(stmts[i - 1]))]
 
 
 def without_ends(body: ir.Stmt) -> ir.Stmt:
-    """A body without the meetings that it begins and ends with."""
+    """A body without the barriers that it begins and ends with."""
     stmts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
-    first, last = (int(is_meeting(stmts[at])) for at in (0, -1))
+    first, last = (int(is_barrier(stmts[at])) for at in (0, -1))
     return tir.sequence(stmts[first : len(stmts) - last])
 
 
-def is_meeting(stmt: ir.Stmt) -> bool:
-    """Whether a statement is a meeting of the cluster."""
+def is_barrier(stmt: ir.Stmt) -> bool:
+    """Whether a statement is a barrier of the cluster."""
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    return ir.op_name(call) == tl.CALL_EXTERN and str(call.args[0].value) == MEET
+    return ir.op_name(call) == tl.CALL_EXTERN and str(call.args[0].value) == BARRIER
 
 
 def _in_use(buffer: ir.Buffer) -> ir.Stmt:

@@ -34,7 +34,7 @@ class Pair:
         self.cluster, self.sharding = cluster, sharding
         self._tensor: dict[ir.Var, ir.Buffer] = {}
         self._state: dict[ir.Var, ir.Buffer] = {}
-        self._done = cluster.barrier("product_done", [1], remote=True)
+        self._done = cluster.mbarrier("product_done", [1], remote=True)
         self._count = cluster.variable("products")
         for tile in dict.fromkeys(sharding.results):
             shape = [ROWS, *tile.shape[1:]]
@@ -64,7 +64,7 @@ class Pair:
         return [
             ir.IfThenElse(_is(state, IN_REGISTERS), self._moved(data, into_registers=False), None),
             # The first block reads the operands of both, and both wait for it.
-            self.cluster.meet(),
+            self.cluster.barrier(),
             product.by_two_blocks(operands[0], operands[1], result, clear, done),
             tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, done, count % 2)),
             self.cluster.assign(self._count, count + 1),

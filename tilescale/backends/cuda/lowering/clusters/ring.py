@@ -11,7 +11,7 @@ stage of the ring, and their phases count its turns:
   has waited for it may fill the stage anew: nobody's instance is still being read, nor has anybody left out a turn, so
   no bytes reach a `full` whose last phase is unfinished.
 
-The last arrivals at `empty` reach a program that may be done: the meeting at the cluster's end keeps it there. All
+The last arrivals at `empty` reach a program that may be done: the barrier at the cluster's end keeps it there. All
 bytes that come to a program have been waited for when its loop ends, so a ring that is used once may then serve others.
 """
 
@@ -56,12 +56,12 @@ class Ring:
         self.rings = {tile: self._ring(part) for tile, part in self.whole.items()}
         number = cluster.next_number()
         self.done = cluster.variable(f"loads{number}") if cluster.loops else None
-        self.full = cluster.barrier(f"full{number}", [1] * self.stages)
+        self.full = cluster.mbarrier(f"full{number}", [1] * self.stages)
         self.empty = None
         if self.roles or self.is_shared:
             arrivals = cluster.launch.thread_count // WARP if self.roles else 1
             programs = cluster.size if self.is_shared else 1
-            self.empty = cluster.barrier(f"empty{number}", [arrivals * programs] * self.stages, remote=self.is_shared)
+            self.empty = cluster.mbarrier(f"empty{number}", [arrivals * programs] * self.stages, remote=self.is_shared)
         if self.roles and self.is_shared:  # TileLang lets all meet once these barriers are there, before the body.
             cluster.begun = True
 
@@ -121,7 +121,7 @@ class Ring:
         cluster, step = self.cluster, ir.Var(self.loop.loop_var.name, "int32")
         begin, end, earlier = self._continued()
         if begin:  # All programs have used what was loaded last time.
-            begin.insert(0, cluster.meet())
+            begin.insert(0, cluster.barrier())
         threads = cluster.launch.thread_count
         first = [
             self._if_any(ir.IntImm("int32", n), self._issue(n, (earlier + n) % self.stages, threads))

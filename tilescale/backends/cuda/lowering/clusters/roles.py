@@ -3,7 +3,7 @@
 
 Before: the lowered body of a phase, with the loads of its loops marked. After: a branch on the thread index. The user's
 threads keep their numbers and run everything but the loads; threads beyond them run the loads, in the same loops and
-branches, with the same meetings of the cluster, which wait for all of its threads. So a load stays behind every meeting
+branches, with the same barriers of the cluster, which wait for all of its threads. So a load stays behind every barrier
 that stood before it, and runs ahead of everything else, as far as its ring has room. Declines phases in which the
 loading threads could not know which way the program goes.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.clusters.dsmem import is_meeting
+from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
 from tilescale.program.model import Launch
 
 AHEAD = "tilescale.ahead"
@@ -104,7 +104,7 @@ def _without_loads(node: Any) -> ir.Stmt | None:
 
 
 class _Loading:
-    """What the loading warps run: one of them the loads, all of them the meetings, in the loops and branches around.
+    """What the loading warps run: one of them the loads, all of them the barriers, in the loops and branches around.
 
     Attributes:
         one: whether a thread is of the warp that loads.
@@ -123,7 +123,7 @@ class _Loading:
         if _is_ahead(stmt):
             self.named.update(v for inner in ir.statements(stmt.body) for v in ir.uses(inner))
             return ir.IfThenElse(self.one, stmt.body, None)
-        if is_meeting(stmt) or (isinstance(stmt, ir.Bind) and stmt.var in self.named):
+        if is_barrier(stmt) or (isinstance(stmt, ir.Bind) and stmt.var in self.named):
             self.named.update(ir.uses(stmt))
             return stmt
         if isinstance(stmt, ir.SeqStmt):

@@ -29,5 +29,5 @@ def lower(phase: Phase) -> Phase:
         arrivals={**phase.arrivals, **cluster.arrivals},
         added=phase.added + cluster.added,
         headers=(*phase.headers, "cluster.cuh"),
-        ordered=phase.ordered or cluster.meets,
+        ordered=phase.ordered or cluster.has_barriers,
     )

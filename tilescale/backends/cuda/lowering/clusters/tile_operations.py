@@ -46,7 +46,7 @@ def _copy(cluster: ClusterUnit, call: ir.Call) -> list[ir.Stmt]:
     into_memory = data_of(sides[1]) not in cluster.shards
     if into_memory and not back:
         copied = cluster.once(copied)
-    return cluster.with_results(tir.evaluate(call), [copied, *([cluster.meet()] if into_memory else [])])
+    return cluster.with_results(tir.evaluate(call), [copied, *([cluster.barrier()] if into_memory else [])])
 
 
 def _split(cluster: ClusterUnit, region: ir.Call) -> tuple[int, int] | None:

@@ -188,7 +188,7 @@ class ClusterUnit(Cluster):
     def execute(self, body: ir.Stmt) -> ir.Stmt:
         """A region that the cluster executes as one unit."""
         self.bound, self.loops = self._values_outside(body), int(_is_repeated(self.phase.stmt, body))
-        return tir.sequence(without_repeats([self.meet(), *self.statements(body), self.meet()]))
+        return tir.sequence(without_repeats([self.barrier(), *self.statements(body), self.barrier()]))
 
     def _values_outside(self, body: ir.Stmt) -> dict[ir.Var, Any]:
         inside: set[ir.Var] = set()
@@ -249,7 +249,7 @@ class ClusterUnit(Cluster):
             return [self.member(bind)] if bind.var not in self.views else []
         bound = ir.Bind(bind.var, self.value(bind.value))
         # What was read may change as soon as all have read it.
-        return [bound, self.meet()] if self._touches(bind.value) else [bound]
+        return [bound, self.barrier()] if self._touches(bind.value) else [bound]
 
     def is_member_scale(self, node: Any) -> bool:
         """Whether a statement is a scale of the cluster's programs."""
@@ -278,8 +278,9 @@ class ClusterUnit(Cluster):
         views = [self.views[data] for data in written if data in self.views]
         whole = {v.base.data: v for v in views if self.shards[v.base.data].dim is None}
         if whole:
-            return [*lowered, self.meet(), *(s for view in whole.values() for s in self._gather(view)), self.meet()]
-        return [*lowered, self.meet()] if self._publishes(body) else lowered
+            shares = [s for view in whole.values() for s in self._gather(view)]
+            return [*lowered, self.barrier(), *shares, self.barrier()]
+        return [*lowered, self.barrier()] if self._publishes(body) else lowered
 
     def _gather(self, view: TileView) -> list[ir.Stmt]:
         """Fetch the others' shares of a tile that is whole in each program."""
@@ -318,8 +319,8 @@ class ClusterUnit(Cluster):
     def _store(self, stmt: ir.BufferStore) -> list[ir.Stmt]:
         lowered = self.member(self.first(stmt))
         if stmt.buffer.scope().startswith("local") and stmt.buffer.data not in self.shards:
-            return [lowered, self.meet()] if self._touches(stmt) else [lowered]
-        return [self.once(lowered), self.meet()]
+            return [lowered, self.barrier()] if self._touches(stmt) else [lowered]
+        return [self.once(lowered), self.barrier()]
 
     def once(self, stmt: ir.Stmt) -> ir.Stmt:
         """A statement whose effect is the cluster's: its first program runs it."""
@@ -362,8 +363,8 @@ class ClusterUnit(Cluster):
             body = ir.substitute(ir.substitute(body, {var: var + self.rank * share}), {inner: var})
         lowered = self.member(tir.parallel(loops, [self.first(n) for n in extents], body))
         if not split:
-            return [self.once(lowered), self.meet()]
-        return self.with_results(nest, [lowered, *([self.meet()] if _writes_memory(nest) else [])])
+            return [self.once(lowered), self.barrier()]
+        return self.with_results(nest, [lowered, *([self.barrier()] if _writes_memory(nest) else [])])
 
     # -- tile operations of the cluster ------------------------------------------------------------------------------
 

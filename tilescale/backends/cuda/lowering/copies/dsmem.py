@@ -28,7 +28,7 @@ def _copy(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     # Other threads have written the source, or are still reading the target.
     steps = [sync(), cluster.move(near, far, peer, put=to_peer), sync()]
     # The peer may be at its beginning, and must not end before this.
-    cluster.meets = True
+    cluster.has_barriers = True
     if asked.signal is not None:
         steps.append(_signal(asked))
     return tir.sequence(steps)

@@ -15,7 +15,7 @@ from tilescale.program.operations import Copy
 
 @lowers(ops.COPY.name, KIND)
 def _copy(clone: Clone, call: ir.Call) -> ir.Stmt:
-    """A far tile in memory is reached where it is; one in registers by a meeting of all units."""
+    """A far tile in memory is reached where it is; one in registers by a barrier of all units."""
     copy = Copy.of(call)
     moved = _direct(clone, copy) if operand(clone, copy.far).in_memory else _through_slots(clone, copy)
     if copy.signal is None:

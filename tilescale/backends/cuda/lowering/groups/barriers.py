@@ -74,11 +74,11 @@ class _Barriers:
         begin, threads = map(ir.integer, node.value.args)
         return self._barrier(Executing(begin, threads))
 
-    def _barrier(self, meeting: Executing) -> ir.Stmt:
+    def _barrier(self, group: Executing) -> ir.Stmt:
         if self.executing.threads == self.whole.threads == self.threads:
             return tir.evaluate(tir.call(tl.STORAGE_SYNC, "shared", dtype="int32"))
-        if meeting.threads == _WARP:
+        if group.threads == _WARP:
             return tir.evaluate(tir.call(tl.SYNC_WARP, dtype="void"))
-        key = (meeting.begin, meeting.threads)
+        key = (group.begin, group.threads)
         number = self.numbers.setdefault(key, HARDWARE_BARRIERS - 1 - len(self.numbers))
-        return tir.evaluate(tir.call(tl.STORAGE_SYNC, "shared", number, meeting.threads, dtype="int32"))
+        return tir.evaluate(tir.call(tl.STORAGE_SYNC, "shared", number, group.threads, dtype="int32"))

@@ -2,7 +2,7 @@
 """What the units of a program do together: copies to and from siblings, collectives, barriers, through shared memory.
 
 Each unit lays its part down in shared memory, all meet, each takes what it needs, all meet again so that the memory is
-free. Tiles that lie in shared memory already are reached where they are. Every unit has its own text of a meeting:
+free. Tiles that lie in shared memory already are reached where they are. Every unit has its own text of a barrier:
 these rules give the part of one. Elements combine in the order of ranks, so all units get the same bits.
 """
 
@@ -37,13 +37,13 @@ def operand(clone: Clone, region: ir.Call) -> Tile:
 
 @lowers(ops.BARRIER.name, KIND)
 def _barrier(clone: Clone, call: ir.Call) -> ir.Stmt:
-    return clone.unit.meets_siblings()
+    return clone.unit.barrier()
 
 
 def in_steps(clone: Clone, *steps: ir.Stmt | None) -> ir.Stmt:
-    """Statements in the user's names, as this unit runs them; None for a meeting."""
-    meet = clone.unit.meets_siblings()
-    return tir.sequence([meet if step is None else clone.stmt(step) for step in steps])
+    """Statements in the user's names, as this unit runs them; None for a barrier."""
+    barrier = clone.unit.barrier()
+    return tir.sequence([barrier if step is None else clone.stmt(step) for step in steps])
 
 
 def slots_for(clone: Clone, tile: Tile, **how: Any) -> Slots:
@@ -126,7 +126,7 @@ def _all_gather(clone: Clone, call: ir.Call) -> ir.Stmt:
         put = copied(part.region("r"), whole.place(0, "w", begin, part.extents))
         return in_steps(clone, put, None, copied(whole.place(0, "r"), target.region("r")), None)
     if part.in_memory:
-        return clone.unit.meets_siblings()
+        return clone.unit.barrier()
     return _gather_view(clone, part)
 
 

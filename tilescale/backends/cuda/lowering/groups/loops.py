@@ -78,7 +78,7 @@ class _Search:
     def __init__(self, stage: GroupStage):
         self.stage, self.phase = stage, stage.phase.stmt
         self.found: list[Loop] = []
-        self._waits = ir.contains(self.phase, self._meets_devices)
+        self._waits = ir.contains(self.phase, self._waits_for_devices)
         if self._has_room():
             self._walk(self.phase, [])
 
@@ -89,7 +89,7 @@ class _Search:
         modern = architecture(self.stage.target.machine) >= FIRST_ARCHITECTURE
         return modern and fits and launch.threads[1:] == (1, 1) and launch.cluster_size == 1
 
-    def _meets_devices(self, node: Any) -> bool:
+    def _waits_for_devices(self, node: Any) -> bool:
         name = ir.op_name(node)
         if name not in ops.COLLECTIVES | {ops.WAIT.name}:
             return False

@@ -15,7 +15,7 @@ from tilescale.backends.cuda.lowering.groups.unit import Unit
 
 
 class Slots:
-    """Shared memory with a slot for each unit, which all meetings with the same slots use one after another.
+    """Shared memory with a slot for each unit, which all barriers with the same slots use one after another.
 
     Args:
         apart: elements between rows.
@@ -83,7 +83,7 @@ def exchange(
     """Every unit lays a tile down; then `finish` gets its element at `loops` from all of them."""
     buffer, _, extents = ir.region_parts(region)
     slots = Slots(stage, unit, [ir.integer(n) for n in extents], str(buffer.dtype))
-    return tir.sequence([slots.put(region), unit.meets_siblings(), finish(slots.all(loops)), unit.meets_siblings()])
+    return tir.sequence([slots.put(region), unit.barrier(), finish(slots.all(loops)), unit.barrier()])
 
 
 def gather(stage: GroupStage, unit: Unit, part: ir.Call, axis: int, target: ir.Call) -> ir.Stmt:
@@ -94,4 +94,4 @@ def gather(stage: GroupStage, unit: Unit, part: ir.Call, axis: int, target: ir.C
     slots = Slots(stage, unit, whole, str(buffer.dtype), one=True)
     begin = [unit.number * n if a == axis else 0 for a, n in enumerate(extents)]
     laid_down, taken = copied(part, slots.place(0, "w", begin, extents)), copied(slots.place(0, "r"), target)
-    return tir.sequence([laid_down, unit.meets_siblings(), taken, unit.meets_siblings()])
+    return tir.sequence([laid_down, unit.barrier(), taken, unit.barrier()])

@@ -137,17 +137,17 @@ class _ThreadGroups(GroupStage):
     def unit_statements(
         self, stmts: Sequence[ir.Stmt], unit: Unit, around: Clone | None = None, kept: frozenset[ir.Var] = frozenset()
     ) -> ir.Stmt:
-        """One unit's part of a run of statements, with a meeting of all where memory asks for one.
+        """One unit's part of a run of statements, with a barrier of all where memory asks for one.
 
         Args:
             around: the clone of the loop whose body they are.
             kept: tiles that no statement of the loop writes.
         """
-        meetings = _meetings(stmts, around is not None, lambda tile: self.distributions.base(tile) in kept)
+        barriers = _barriers_before(stmts, around is not None, lambda tile: self.distributions.base(tile) in kept)
         result: list[ir.Stmt] = []
         for number, stmt in enumerate(stmts):
             self.where = location(stmt) or self.where
-            result += [unit.meets_siblings()] if number in meetings else []
+            result += [unit.barrier()] if number in barriers else []
             clone, loop = Clone(self, unit, around, stmt), self.pipelines.of(stmt)
             if loop is not None:
                 result.append(self.pipelines.work(loop, unit, self.unit_statements))
@@ -161,15 +161,15 @@ class _ThreadGroups(GroupStage):
                 assert held is not None, "units execute it because they hold a tile of it"
                 part = Share(self, unit).stmt(stmt, held)
                 result += [clone.stmt(part)] if part is not None else []
-        return tir.sequence([*result, *([unit.meets_siblings()] if len(stmts) in meetings else [])])
+        return tir.sequence([*result, *([unit.barrier()] if len(stmts) in barriers else [])])
 
 
-def _meetings(stmts: Sequence[ir.Stmt], repeated: bool, apart: Callable[[ir.Buffer], bool]) -> set[int]:
+def _barriers_before(stmts: Sequence[ir.Stmt], repeated: bool, apart: Callable[[ir.Buffer], bool]) -> set[int]:
     """Before which statements of a run all units meet: where one writes what was touched, or reads what was written.
 
     Args:
         repeated: the first statement follows the last one: the number after the last stands for the end.
-        apart: tiles that need no meeting.
+        apart: tiles that need no barrier.
     """
     found: set[int] = set()
     touched = written = any_written = False

@@ -65,7 +65,7 @@ class Unit:
         count, begins = self.threads // threads, range(self.begin, self.begin + self.threads, threads)
         return [Unit(level.name, number, at, threads, count, self) for number, at in enumerate(begins)]
 
-    def meets_siblings(self) -> ir.Stmt:
+    def barrier(self) -> ir.Stmt:
         """This unit and its siblings meet; what each wrote is then visible to the others, bulk copies included."""
         return acquired(sync((self.around or self).executing))
 
