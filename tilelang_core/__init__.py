@@ -5,9 +5,12 @@
     ir.py        the TIR classes, walkers and constructors that the rest of the system uses
     trace.py     tracing: the current builder, scoped regions, source lines, our own operations
     dialect.py   hooks into TileLang's front end (installed when this package is imported)
+    schedule.py    schedules of roles: who executes which statement of a persistent loop
     specialise.py  which statements stock TileLang gives to a producer
     compile.py   lowering and compiling with the stock compiler
     accesses.py  what TileLang's own statements read and write
+    tl.py        names of TileLang's and TVM's operations
+    tiles.py     typed views of TileLang's operations on tiles
     rules.py     what TileLang checks before it lowers
     stock.py     TileLang's language under one name
     modules.py   CUDA modules: options for some, being told of all (installed likewise)

@@ -16,21 +16,23 @@ from tvm import arith, ir, tirx
 from tvm.tirx import stmt_functor
 from tvm.tirx.expr import CallEffectKind
 
+from tilelang_core import tl
+
 READS, WRITES = 1, 2
 """The bits of a region's access mask."""
 
-_TILE_OP = "tl.tileop."
+_TILE_OP = tl.TILE_OPERATIONS
 _OVERWRITES = frozenset(_TILE_OP + name for name in ("copy", "fill", "transpose", "im2col", "c2d_im2col"))
 """Tile operations that only write what they declare to write; others may read it too, as T.reduce(clear=False)."""
 _LATER = tuple(_TILE_OP + name for name in ("async_copy", "tma_copy", "wgmma_", "tcgen05_"))
 _BEYOND = frozenset(("barrier", "dst_block", "cluster_mask"))
 """Annotations of operations that are done later, or reach other blocks."""
-_OF_THREADS = ("tl.", "tirx.ptx_", "tirx.tvm_storage_sync", "tirx.tvm_warp_")
+_OF_THREADS = tl.OF_THREADS
 """Operations that reach nothing but what they are handed."""
-_POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
-_TUPLE = "tirx.tvm_tuple"
+_POINTERS = (tl.DECLARED_PTR, tl.ADDRESS_OF, tl.ACCESS_PTR)
+_TUPLE = tl.TUPLE
 _EFFECT = "TCallEffectKind"
-_BREAK = "tl.loop_break"
+_BREAK = tl.LOOP_BREAK
 
 
 @dataclass(frozen=True)
@@ -127,13 +129,13 @@ class _Reader:
         name = node.op.name if isinstance(node.op, ir.Op) else ""
         if self.claims(name):
             self.found.calls.append(node)
-        elif name == "tl.region":
+        elif name == tl.REGION:
             self._region(node, overwrites=False)
         elif name in _POINTERS:
             self._pointer(node, name)
         elif name.startswith(_TILE_OP) and not name.startswith(_LATER) and not _BEYOND & set(node.annotations or {}):
             self._tile_operation(node, overwrites=name in _OVERWRITES)
-        elif name.startswith("tl.atomic_"):
+        elif name.startswith(tl.ATOMICS + "_"):
             self._atomic(node)
         elif name == _TUPLE or name and int(node.op.get_attr(_EFFECT) or 0) <= CallEffectKind.ReadState.value:
             return True
@@ -152,7 +154,7 @@ class _Reader:
     def _tile_operation(self, call: tirx.Call, overwrites: bool) -> None:
         atomic, before = "atomic" in call.op.name, len(self.found.accesses)
         for arg in call.args:
-            if isinstance(arg, tirx.Call) and isinstance(arg.op, ir.Op) and arg.op.name == "tl.region":
+            if isinstance(arg, tirx.Call) and isinstance(arg.op, ir.Op) and arg.op.name == tl.REGION:
                 self._region(arg, overwrites)
             else:
                 self.expressions([arg])
@@ -169,7 +171,7 @@ class _Reader:
 
     def _pointer(self, call: tirx.Call, name: str) -> None:
         """A pointer to elements: those of `T.access_ptr` are declared, others may be followed anywhere."""
-        if name == "tirx.tvm_access_ptr":
+        if name == tl.ACCESS_PTR:
             self.found.handed.append(call.args[1])
             return
         load = call.args[0]
@@ -177,7 +179,7 @@ class _Reader:
             self.found.opaque = True
             return
         self.expressions(load.indices)
-        if name == "tirx.address_of":
+        if name == tl.ADDRESS_OF:
             self.found.accesses.append(Access(load.buffer, None, None, reads=True, writes=True))
             return
         mask, one = int(call.args[2]), isinstance(call.args[1], tirx.IntImm) and int(call.args[1]) == 1

@@ -10,6 +10,8 @@ from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import ir, tirx
 from tvm.tirx import stmt_functor
 
+from tilelang_core import tl
+
 __all__ = [
     "BLOCK_ORDER", "address_of", "at", "call", "copy_nest", "elected", "evaluate", "extern", "function", "is_nothing",
     "launch_nest", "local_buffer", "loop_variables", "marker", "parallel", "parameter_buffer", "recall", "region",
@@ -109,29 +111,29 @@ def extern(name: str, *args: Any, dtype: str = "handle") -> tirx.Call:
 
 def is_extern(node: Any) -> bool:
     """Whether a node calls a function of the prelude, as `extern` makes them."""
-    return isinstance(node, tirx.Call) and getattr(node.op, "name", None) == "tirx.call_extern"
+    return isinstance(node, tirx.Call) and getattr(node.op, "name", None) == tl.CALL_EXTERN
 
 
 def address_of(buffer: tirx.Buffer) -> tirx.PrimExpr:
     """The address of a buffer's first element."""
-    return call("tirx.address_of", tirx.BufferLoad(buffer, [tirx.IntImm("int32", 0)] * len(buffer.shape)))
+    return call(tl.ADDRESS_OF, tirx.BufferLoad(buffer, [tirx.IntImm("int32", 0)] * len(buffer.shape)))
 
 
 def region(buffer: tirx.Buffer, begins: Sequence[Any], extents: Sequence[Any], access: str) -> tirx.Call:
     """A region argument of a tile operation; access is "r", "w" or "rw"."""
     mode = {"r": 1, "w": 2, "rw": 3}[access]
-    return call("tl.region", tirx.BufferLoad(buffer, list(begins)), mode, *extents)
+    return call(tl.REGION, tirx.BufferLoad(buffer, list(begins)), mode, *extents)
 
 
 def tile_call(name: str, *args: Any, **annotations: Any) -> tirx.Stmt:
     """A tile operation as a statement."""
     notes = {k: tirx.IntImm("int32", int(v)) if isinstance(v, bool | int) else v for k, v in annotations.items()}
-    return tirx.Evaluate(call(f"tl.tileop.{name}", *args, annotations=notes or None))
+    return tirx.Evaluate(call(tl.TILE_OPERATIONS + name, *args, annotations=notes or None))
 
 
 def register_limit(count: int, *, more: bool) -> tirx.Stmt:
     """From here on the executing group of 128 threads may use `count` registers each: more than before, or fewer."""
-    return tirx.Evaluate(call("tl.set_max_nreg", count, int(more)))
+    return tirx.Evaluate(call(tl.SET_MAX_REGISTERS, count, int(more)))
 
 
 def specialized(condition: tirx.PrimExpr, first: tirx.Stmt, second: tirx.Stmt) -> tirx.Stmt:
@@ -146,7 +148,7 @@ def specialized(condition: tirx.PrimExpr, first: tirx.Stmt, second: tirx.Stmt) -
 
 def elected(threads: int) -> tirx.PrimExpr:
     """Whether a thread is the one of so many consecutive threads that issues their bulk stores."""
-    return call("tl.tl_shuffle_elect", threads, dtype="bool")
+    return call(tl.ELECT, threads, dtype="bool")
 
 
 def marker(key: str) -> tirx.Stmt:
@@ -179,7 +181,7 @@ def loop_variables(extents: Sequence[Any]) -> list[tirx.Var]:
 
 def copy_nest(call: tirx.Call) -> tirx.Stmt:
     """A copy or fill of a tile as parallel loops over its elements."""
-    is_copy = call.op.name == "tl.tileop.copy"
+    is_copy = call.op.name == tl.COPY
     target = call.args[1 if is_copy else 0]
     extents = [n for n in target.args[2:] if not _is_one(n)] or [tirx.IntImm("int32", 1)]
     loops = loop_variables(extents)
@@ -240,7 +242,7 @@ def launch_nest(
 ) -> tirx.Stmt:
     """TileLang's form of a launch: loops over the grid, thread indices, the root block with its allocations."""
     block = tirx.SBlock([], [], [], "tilelang_root", body, None, list(buffers), [], annotations)
-    binds = [tirx.Bind(var, call("tl.launch_thread_idx", axis, dtype="int32")) for var, axis in thread_vars]
+    binds = [tirx.Bind(var, call(tl.THREAD_INDEX, axis, dtype="int32")) for var, axis in thread_vars]
     nest = tirx.SeqStmt([*binds, tirx.SBlockRealize([], tirx.IntImm("bool", 1), block)])
     for axis, (var, extent) in reversed(list(enumerate(programs))):
         tag = tirx.IterVar(None, tirx.Var(f"block_{'xyz'[axis]}", "int32"), 1, f"blockIdx.{'xyz'[axis]}")
@@ -258,7 +260,7 @@ def function(
         [var for var, _ in parameters], tirx.SBlockRealize([], tirx.IntImm("bool", 1), root), None, buffers
     )
     func = func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
-    func = func.with_attr("tl.non_restrict_params", [buffer.data for buffer in buffers.values()])
+    func = func.with_attr(tl.NON_RESTRICT, [buffer.data for buffer in buffers.values()])
     for key, value in attrs.items():
         func = func.with_attr(key, value)
     return func

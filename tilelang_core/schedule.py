@@ -13,9 +13,11 @@ from tilelang.language.warp_specialize import WSPipeline, WSRole, WSSchedule, WS
 from tvm import tirx
 from tvm.tirx import stmt_functor
 
+from tilelang_core import tl
+from tilelang_core.ir import op_name
 from tilelang_core.specialise import PRODUCER_THREADS, made_roles
 
-__all__ = ["Duties", "can_be_made", "is_scheduled", "named", "scheduled", "statements", "tiles", "without_bulk_loads"]
+__all__ = ["Duties", "can_be_made", "named", "scheduled", "statements", "tiles", "without_bulk_loads"]
 
 _KEY = "tl.ws_schedule"
 _BLOCK = "tilelang_root"
@@ -33,7 +35,7 @@ class Duties:
 def named(stmt: tirx.Stmt, name: str) -> tirx.Stmt:
     """A statement under the name by which a schedule calls it."""
     note = {WSID: tirx.StringImm(name)}
-    if isinstance(stmt, tirx.Evaluate) and str(getattr(stmt.value, "op", "")).startswith("Op(tl.tileop."):
+    if isinstance(stmt, tirx.Evaluate) and str(op_name(stmt.value)).startswith(tl.TILE_OPERATIONS):
         return tirx.Evaluate(_noted(stmt.value, note))
     if isinstance(stmt, tirx.For):
         notes = {**dict(stmt.annotations), **note}
@@ -58,11 +60,6 @@ def statements(func: tirx.PrimFunc) -> tirx.Stmt:
 def tiles(func: tirx.PrimFunc) -> list[tirx.Buffer]:
     """What each program of a function's launch allocates."""
     return list(_root(func).alloc_buffers)
-
-
-def is_scheduled(func: tirx.PrimFunc) -> bool:
-    """Whether a function has a schedule."""
-    return _KEY in _root(func).annotations
 
 
 def _root(func: tirx.PrimFunc) -> tirx.SBlock:

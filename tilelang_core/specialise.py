@@ -13,16 +13,18 @@ from tilelang.backend.target import determine_target
 from tvm import tirx
 from tvm.tirx import stmt_functor
 
+from tilelang_core import tl
+
 __all__ = ["DISABLE", "PRODUCER_THREADS", "STAGES", "branches", "is_load", "made_roles", "registers", "registers_left"]
 
 STAGES = "num_stages"
 """Annotation of a pipelined loop: how many iterations are in flight."""
 
-DISABLE = "tl.disable_warp_specialized"
+DISABLE = tl.DISABLE_WARP_SPECIALIZED
 """Pass setting that keeps all statements in the same threads."""
 
 _SCOPE = "kWarpSpecializationScope"
-_LOAD = "tl.tileop.tma_copy"
+_LOAD = tl.TMA_COPY
 
 _STEPS = (
     tilelang.cuda.transform.AnnotateDeviceBoundTmaCopies,
@@ -48,10 +50,7 @@ def registers_left(producer: int, threads: int) -> int:
 
 def registers(producer: int, threads: int) -> tirx.Stmt:
     """So many registers for each thread of the producer, as many as are left for each of the others."""
-    names = {
-        "tl.annotate_producer_reg_dealloc": producer,
-        "tl.annotate_consumer_reg_alloc": registers_left(producer, threads),
-    }
+    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: registers_left(producer, threads)}
     calls = [tirx.call_intrin("handle", tirx.op.Op.get(name), number) for name, number in names.items()]
     return tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
 

@@ -11,16 +11,14 @@ import tilescale.language as T
 from tests.cuda import programs
 from tests.cuda.support import notes, program, source
 from tilelang_core import ir
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import HostStep, plan
-from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
 
 
-def steps(
-    func: Any, sizes: dict[str, int] | None = None, machine: str = "h200-sxm-8", nccl: bool = True
-) -> list[str]:
+def steps(func: Any, sizes: dict[str, int] | None = None, machine: str = "h200-sxm-8", nccl: bool = True) -> list[str]:
     """The plan in words: host steps by operation and implementation, grids by programs x threads."""
     target = Target(Machine.load(machine), tuple((sizes or {"device": 4}).items()), 1 << 36, nccl)
     return list(_words(plan(program(func, machine), target)[0], None))

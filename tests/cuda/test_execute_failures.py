@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tilescale.backends.cuda.lowering.signature import Site
+from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
 from tilescale.backends.cuda.running.barrier_kernel import Standing, purpose, site_of, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for

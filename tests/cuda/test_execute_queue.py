@@ -25,8 +25,8 @@ from tests.cuda.test_copy_queue import (
     one_flag_each,
 )
 from tilelang_core import ir
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import HostStep, plan
-from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.running import queued, stream_memory
 from tilescale.backends.cuda.running.control import loop
 from tilescale.backends.cuda.running.copy_queue import CopyQueue

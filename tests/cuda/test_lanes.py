@@ -28,9 +28,9 @@ from tests.language import programs as reference
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering import arguments as arg
-from tilescale.backends.cuda.lowering.lanes.ranges import _Ranges
-from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
-from tilescale.backends.cuda.lowering.signature import Target
+from tilescale.backends.cuda.lowering.groups.ranges import _Ranges
+from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.cuda.lowering.phase import Groups
 from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
@@ -432,14 +432,14 @@ COMPARISONS = {
 )
 def test_an_interval_that_is_claimed_is_who_takes_the_branch(conditions: list[tuple[Any, int, bool]]):
     func = program(lane_programs.single_threads())
-    lowering = GridLowering(func, func.launches[0], Target(Machine.load("h200-sxm-8"), (), 1 << 30))
-    tx = lowering.launch.thread_vars[0][0]
+    launch = func.launches[0]
+    tx = launch.thread_vars[0][0]
     condition: Any = None
     for kind, number, mirrored in conditions:
         sides = (ir.IntImm("int32", number), tx) if mirrored else (tx, ir.IntImm("int32", number))
         test = kind(*sides)
         condition = test if condition is None else ir.And(condition, test)
-    found = _Ranges(lowering)._split(condition, (0, 64))
+    found = _Ranges(launch, Groups(), 0)._split(condition, (0, 64))
 
     def holds(t: int) -> bool:
         return all(COMPARISONS[k](n, t) if m else COMPARISONS[k](t, n) for k, n, m in conditions)

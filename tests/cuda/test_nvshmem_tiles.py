@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import headers
-from tilescale.backends.cuda.lowering import nvshmem
-from tilescale.backends.cuda.lowering.nvshmem import Tile, Told
+from tilescale.backends.cuda.lowering.copies import nvshmem
+from tilescale.backends.cuda.lowering.copies.nvshmem import SignalUpdate, StridedTile
 
 HEADER = Path(headers.__file__).with_name("nvshmem.cuh")
 SLACK, PES, PE = 3, 2, 1
@@ -150,11 +150,11 @@ def reference(source: np.ndarray, target: np.ndarray, a: Any, b: Any, zeros: boo
 @given(sides=regions(), to_peer=st.booleans(), wide=st.booleans(), is_set=st.booleans(), signals=st.booleans())
 def test_elements_that_move(device: Any, sides: Any, to_peer: bool, wide: bool, is_set: bool, signals: bool):
     tiles = [
-        Tile.of(tir.parameter_buffer(name, shape, "float32")[1], begins, extents)
+        StridedTile.of(tir.parameter_buffer(name, shape, "float32")[1], begins, extents)
         for name, (shape, begins, extents) in zip(("here", "there"), sides, strict=True)
     ]
     signals = signals and to_peer
-    told = Told("x", (0, 1, 2), VALUE, (0, 0)) if signals else None
+    told = SignalUpdate("x", (0, 1, 2), VALUE, (0, 0)) if signals else None
     memory, expected = Memory([shape for shape, _, _ in sides]), Memory([shape for shape, _, _ in sides])
     for one in (memory, expected):
         one.flag(wide)[1] = FLAG

@@ -12,7 +12,7 @@ from tests.cuda import lane_programs
 from tests.cuda.support import bodies, source
 from tests.language import programs as reference
 from tilelang_core import compile as stock
-from tilescale.backends.cuda.lowering.lanes.registers import marks, one_array_each
+from tilescale.backends.cuda.lowering.groups.registers import marks, one_array_each
 from tilescale.backends.cuda.target import target_for
 from tilescale.hda import Machine
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core.trace import DEFAULT_THREADS
 from tilescale.hda import Machine
 from tilescale.program.model import (
@@ -96,7 +96,7 @@ class _Builder:
             extents=tuple((name, extents[name]) for name in coarse_first),
             grid=tuple(grid),
             programs=tuple(programs),
-            threads=_three(notes.get("tl.launch_threads", (DEFAULT_THREADS, 1, 1))),
+            threads=_three(notes.get(tl.LAUNCH_THREADS, (DEFAULT_THREADS, 1, 1))),
             thread_vars=tuple(threads),
             cluster=_three(notes.get("cluster_dims", (1, 1, 1))),
             buffers=(*self.buffers, *block.alloc_buffers),

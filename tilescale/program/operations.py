@@ -256,6 +256,12 @@ class TileView:
         """The buffer of which it is a part; it may be a view itself."""
         return ir.region_parts(self.region)[0]
 
+    @property
+    def axis(self) -> int:
+        """The dimension that is split, of one that is no replica."""
+        assert self.layout.dim is not None
+        return self.layout.dim
+
 
 @dataclass(frozen=True)
 class Rank:

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.hda import Machine
 from tilescale.program.asynchronous import is_asynchronous, owns_a_queue
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Parameter, Part, Program
 from tilescale.program.operations import Collective, Copy, operation, signalled
 from tilescale.program.ops import ALL_OPS, RANK, VIEW
 
-_TILE_OP = "tl.tileop."
+_TILE_OP = tl.TILE_OPERATIONS
 
 
 def describe(program: Program, machine: Machine, chosen: Sequence[str] = ()) -> str:
@@ -87,7 +87,7 @@ class _Words:
 
     def _ours(self, call: ir.Call, starts: bool) -> str:
         ours, name = operation(call), call.op.name.rpartition(".")[2]
-        tiles = [argument for argument in call.args if ir.op_name(argument) == "tl.region"][: 2 if starts else None]
+        tiles = [argument for argument in call.args if ir.op_name(argument) == tl.REGION][: 2 if starts else None]
         level, impl = ir.attribute(call, "level"), ir.attribute(call, "impl")
         between = f" between {level}s" if level else ""
         text = f"{name}({', '.join(map(self._name, tiles))}){between}{f' by {impl}' if impl else ''}"

@@ -11,23 +11,18 @@ from tilelang_core import compile as stock
 from tilescale.backends.base import Executable
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda.lowering import implemented
-from tilescale.backends.cuda.lowering.check import check_shared, check_text, static_shared_bytes
-from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
-from tilescale.backends.cuda.lowering.lower import LoweredKernel
+from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.program import LoweredProgram
 from tilescale.backends.cuda.lowering.program import lower as lower_for
-from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.target import target_for
+from tilescale.backends.cuda.text import STRIDE, checked
 from tilescale.collectives import Available, Wanted
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
-from tilescale.passes.written import written_by_peers
 from tilescale.program.model import Program
 from tilescale.program.operations import Collective
 from tilescale.settings import settings
-
-STRIDE = 1 << 36
-"""Bytes between devices in the address range that a text is generated for where there is no heap."""
 
 DEVICES = 4
 """How many devices a text is generated for where the program leaves it open and there is no job."""
@@ -134,21 +129,3 @@ def _synchronize() -> None:
     import torch
 
     torch.cuda.synchronize()
-
-
-def checked(
-    kernel: LoweredKernel, program: Program, machine: Machine, target: Any, pass_configs: dict[str, Any] | None
-) -> str:
-    """The CUDA text of one kernel of a program, after the checks of `check.py`.
-
-    Raises:
-        GeneratedTextError: a text that must not run.
-        AllocationTooLargeError: more shared memory than the machine has.
-    """
-    generated = stock.generate(kernel.func, target, pass_configs, one_array_each)
-    check_text(generated.text, written_by_peers(program), kernel.ahead)
-    asked = generated.dynamic_shared + static_shared_bytes(generated.text)
-    check_shared(program.name, asked, machine, kernel.where)
-    return generated.text
-
-

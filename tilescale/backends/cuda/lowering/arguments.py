@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang_core import ir
+from tilescale.errors import Location
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,38 @@ Argument = (
     | MeetingCounts
     | Purpose
 )
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place that waits or signals: what a report of the device means.
+
+    Attributes:
+        what: the operation, for people.
+        flag, compare: the tensor of flags and the comparison, for a wait on a flag.
+    """
+
+    what: str
+    where: Location | None
+    flag: str = ""
+    compare: str = ""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What one kernel takes.
+
+    Attributes:
+        parameters, arguments: TIR's parameters, and what the runtime passes for them.
+        sites: the places that wait or signal, by number.
+        reached: positions of the program's parameters that stand for those of peers (`Signature.symmetric`).
+        libraries: names of the device libraries that it calls.
+        ahead: names of the tensors that a producer loads ahead of what the other threads wait for.
+    """
+
+    parameters: tuple[tuple[ir.Var, ir.Buffer | None], ...]
+    arguments: tuple[Argument, ...]
+    sites: tuple[Site, ...]
+    reached: frozenset[int]
+    libraries: frozenset[str]
+    ahead: frozenset[str]

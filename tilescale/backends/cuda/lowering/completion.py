@@ -8,17 +8,12 @@ consistency model). Elsewhere every thread completes its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.deferred import Kept
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lower import GridLowering
-
-BULK = "tma"
-"""The mechanism of copies that are begun and completed apart."""
+from tilescale.backends.cuda.lowering.deferred import COMPLETE, FLUSH, Kept
+from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.markers import sync
+from tilescale.backends.cuda.lowering.registry import lowers
 
 C_TYPES = {"int32": "int", "uint32": "unsigned", "int64": "long", "uint64": "unsigned long"}
 """Types of flags, and what the prelude calls them."""
@@ -29,43 +24,49 @@ def signal_kind(flag: ir.Buffer, op: str) -> str:
     return f"{1 if op == 'set' else 0}, {C_TYPES[str(flag.dtype)]}"
 
 
-def published(lowering: GridLowering, body: ir.Stmt, drains: bool = False) -> ir.Stmt:
+def published(stage: DeviceStage, body: ir.Stmt, drains: bool = False) -> ir.Stmt:
     """`body`, which releases at system scope, run by one thread after all that the program wrote is complete.
 
     `drains`: it begins with a drain() of its own thread.
     """
-    if lowering.is_complete:
+    if stage.is_complete:
         return body
     completed = tir.evaluate(tir.extern("tilescale::complete_stores"))
-    if lowering.roles.elects:
+    if stage.roles.elects:
         whole = body if drains else tir.sequence([completed, body])
-        return tir.sequence([lowering.sync(), _elected(lowering, whole)])
-    return tir.sequence([completed, lowering.sync(), lowering.one_thread(body)])
+        return tir.sequence([sync(), _elected(stage, whole)])
+    return tir.sequence([completed, sync(), stage.one_thread(body)])
 
 
-def complete(lowering: GridLowering, left: int, signals: ir.Stmt) -> ir.Stmt:
+@lowers(COMPLETE)
+def _complete(stage: DeviceStage, marker: ir.AttrStmt) -> ir.Stmt:
+    return complete(stage, ir.integer(marker.value), marker.body)
+
+
+def complete(stage: DeviceStage, left: int, signals: ir.Stmt) -> ir.Stmt:
     """All bulk stores but the last `left` are complete, and signals are sent; without any, their tiles are free."""
-    lowering.is_complete = True
-    sent = lowering.stmt(signals)
-    lowering.is_complete = False
+    stage.is_complete = True
+    sent = stage.stmt(signals)
+    stage.is_complete = False
     if tir.is_nothing(sent):
-        free = tir.evaluate(tir.call("tl.tma_store_wait", left, 1))
-        return tir.sequence([_elected(lowering, free), lowering.sync()])
+        free = tir.evaluate(tir.call(tl.WAIT_TMA_STORES, left, 1))
+        return tir.sequence([_elected(stage, free), sync()])
     completed = tir.evaluate(tir.extern(f"tilescale::complete_stores<{left}>"))
-    return tir.sequence([lowering.sync(), _elected(lowering, tir.sequence([completed, sent])), lowering.sync()])
+    return tir.sequence([sync(), _elected(stage, tir.sequence([completed, sent])), sync()])
 
 
-def flush(lowering: GridLowering) -> ir.Stmt:
+@lowers(FLUSH)
+def _flush(stage: DeviceStage, marker: ir.AttrStmt) -> ir.Stmt:
     """Bulk stores that were begun are complete, and signals that were kept back are sent, in their order."""
-    kept = list(reversed(lowering.roles.kept))
+    kept = list(reversed(stage.roles.kept))
     loads = [ir.BufferLoad(signal.variable, [ir.IntImm("int32", 0)]) for signal in kept]
     sent = [_release(*pair) for pair in zip(kept, loads, strict=True)]
     none = [ir.BufferStore(load.buffer, ir.IntImm("int64", 0), load.indices) for load in loads]
-    return tir.sequence([complete(lowering, 0, tir.sequence(sent)), *none])
+    return tir.sequence([complete(stage, 0, tir.sequence(sent)), *none])
 
 
-def _elected(lowering: GridLowering, body: ir.Stmt) -> ir.Stmt:
-    return ir.IfThenElse(tir.elected(lowering.launch.thread_count), body, None)
+def _elected(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
+    return ir.IfThenElse(tir.elected(stage.launch.thread_count), body, None)
 
 
 def _release(kept: Kept, address: ir.PrimExpr) -> ir.Stmt:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, is_region, orders, writes_tiles
@@ -108,7 +108,7 @@ class Deferral:
         """A copy that is not awaited, or a signal that is kept back; None for all others."""
         call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
         name = ir.op_name(call)
-        if name == "tl.tileop.copy" and not later.writes_tiles and not call.annotations and is_bulk_store(call):
+        if name == tl.COPY and not later.writes_tiles and not call.annotations and is_bulk_store(call):
             self.copies += 1
             return tir.tile_call("tma_copy", *call.args)
         if name == ops.SIGNAL.name:

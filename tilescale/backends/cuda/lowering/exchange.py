@@ -2,86 +2,71 @@
 """Collectives that programs make on tiles: every device sends its part to each peer, all meet, each combines.
 
 A workspace on every device has a slot for each sender, doubled: programs that are one collective ahead write the other
-half, and nobody can be two ahead, because each collective is a meeting. Partial sums travel in the tile's type and are
+half, and nobody can be two ahead, because each collective is a barrier. Partial sums travel in the tile's type and are
 added in the order of ranks in float32 (float64 for float64, the type itself for integers), so all devices get the same
 bits.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.combine import fold, reduced
+from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.implemented import ON_TILES
-from tilescale.backends.cuda.lowering.lower import GridLowering, level_of, lowers
-from tilescale.backends.cuda.lowering.peers import epochs, meet
+from tilescale.backends.cuda.lowering.registry import lowers
+from tilescale.backends.cuda.lowering.signals import barrier, epochs
+from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Combine
 
 
-class Tile:
-    """A region argument: its buffer, where it begins, its constant extents without those of 1 that a slice adds."""
+def tile_of(stage: DeviceStage, region: ir.Call) -> Tile:
+    """A tile argument, on this device.
 
-    def __init__(self, lowering: GridLowering, region: ir.Call):
-        self.buffer, begins, extents = ir.region_parts(region)
-        self.name, self.dtype = self.buffer.name, str(self.buffer.dtype)
-        if self.buffer.scope() == "global":
-            self.buffer = lowering.local(self.buffer.data)
-        self.begins = [lowering.expr(b) for b in begins]
-        known = ir.constants(lowering.expr(e) for e in extents)
-        if known is None:
-            raise lowering.unsupported(
-                f"a collective on {self.name!r}, whose extents are symbolic, has no CUDA lowering"
-            )
-        self.extents = known
-
-    @property
-    def in_registers(self) -> bool:
-        """Whether the tile is a fragment, of which a loop may only touch the whole: see `whole_loops`."""
-        return bool(self.buffer.scope() == "local.fragment")
-
-    def region(self, access: str, begins: list[Any] | None = None, extents: list[int] | None = None) -> ir.Call:
-        """The tile, or a part of it, as an argument of a tile operation."""
-        offset = [0] * len(self.begins) if begins is None else begins
-        at = [b + o for b, o in zip(self.begins, offset, strict=True)]
-        return tir.region(self.buffer, at, self.extents if extents is None else extents, access)
-
-    def at(self, index: list[Any]) -> list[Any]:
-        """Indices of an element of the tile in its buffer."""
-        return [b + i for b, i in zip(self.begins, index, strict=True)]
+    Raises:
+        UnsupportedError: its extents are symbolic.
+    """
+    buffer, _, _ = ir.region_parts(region)
+    here = stage.local(buffer.data) if buffer.scope() == "global" else buffer
+    tile = replace(Tile.of(region, stage.expr), buffer=here)
+    if not tile.is_static:
+        raise stage.unsupported(f"a collective on {tile.name!r}, whose extents are symbolic, has no CUDA lowering")
+    return tile
 
 
 class Exchange:
     """One collective of programs with the same index on all devices."""
 
-    def __init__(self, lowering: GridLowering, call: ir.Call, part: list[int], dtype: str):
-        level = level_of(lowering, call)
+    def __init__(self, stage: DeviceStage, call: ir.Call, part: list[int], dtype: str):
+        level = stage.level_of(call)
         name = f"T.{call.op.name.removeprefix('tilescale.')}"
-        self.lowering, self.what = lowering, f"{name} of level {level.name!r}"
-        self.part, self.dtype, self.devices = part, dtype, lowering.target.devices
-        self.rank = lowering.rank(level.name)
+        self.stage, self.what = stage, f"{name} of level {level.name!r}"
+        self.part, self.dtype, self.devices = part, dtype, stage.target.devices
+        self.rank = stage.rank(level.name)
         self.parity = ir.Var("parity", "int32")
-        self.program = lowering.program_number()
-        self.name = f"exchange{lowering.next_number()}"
+        self.program = stage.program_number()
+        self.name = f"exchange{stage.next_number()}"
         # One leading dimension for half, program and sender: a bulk copy has five dimensions at most.
-        self.shape = (2 * lowering.programs() * self.devices, *part)
-        lowering.notes.append(f"{self.what}: {ON_TILES[Collective.of(call).name]} through device memory")
+        self.shape = (2 * stage.programs() * self.devices, *part)
+        stage.notes.append(f"{self.what}: {ON_TILES[Collective.of(call).name]} through device memory")
 
     def _place(self, sender: Any) -> Any:
         """Where what `sender` sends lies in the workspace of its receiver."""
-        return (self.parity * self.lowering.programs() + self.program) * self.devices + sender
+        return (self.parity * self.stage.programs() + self.program) * self.devices + sender
 
     def begin(self) -> ir.Stmt:
-        """Which half of the workspace this collective uses: all devices count the same meetings."""
-        load = ir.BufferLoad(epochs(self.lowering), [self.program])
+        """Which half of the workspace this collective uses: all devices count the same barriers."""
+        load = ir.BufferLoad(epochs(self.stage), [self.program])
         return ir.Bind(self.parity, load % 2)
 
     def send(self, tile: ir.Call, peer: Any) -> ir.Stmt:
         """Copy a tile of the part's extents to a peer."""
-        target = self.lowering.workspace_peers(self.name, self.shape, self.dtype)
-        begins = [self.lowering.slot(peer), self._place(self.rank), *[0] * len(self.part)]
+        target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
+        begins = [self.stage.slot(peer), self._place(self.rank), *[0] * len(self.part)]
         # Plain stores: a bulk copy cannot take a part of a tile that is laid out as a whole.
         return tir.tile_call("copy", tile, tir.region(target, begins, [1, 1, *self.part], "w"), disable_tma=True)
 
@@ -90,9 +75,9 @@ class Exchange:
         part, begins = parts(source, axis, self.devices)
         if not source.in_registers:
             return [self.send(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
-        target = self.lowering.workspace_peers(self.name, self.shape, self.dtype)
+        target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
         loops, peer, index = whole_loops(source, axis, part)
-        place = [self.lowering.slot(peer), self._place(self.rank), *index]
+        place = [self.stage.slot(peer), self._place(self.rank), *index]
         value = ir.BufferLoad(source.buffer, source.at(loops))
         return [tir.parallel(loops, source.extents, ir.BufferStore(target, value, place))]
 
@@ -106,18 +91,18 @@ class Exchange:
         value = ir.Cast(target.dtype, value) if target.dtype != self.dtype else value
         return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
 
-    def meet(self) -> ir.Stmt:
+    def barrier(self) -> ir.Stmt:
         """Everybody's parts are here."""
-        return meet(self.lowering, self.what)
+        return barrier(self.stage, self.what)
 
     def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
         """An element of what a device sent here."""
-        here = self.lowering.workspace(self.name, self.shape, self.dtype)
+        here = self.stage.workspace(self.name, self.shape, self.dtype)
         return ir.BufferLoad(here, [self._place(sender), *index])
 
     def take(self, sender: Any, tile: ir.Call) -> ir.Stmt:
         """Copy what a device sent here into a tile."""
-        here = self.lowering.workspace(self.name, self.shape, self.dtype)
+        here = self.stage.workspace(self.name, self.shape, self.dtype)
         begins = [self._place(sender), *[0] * len(self.part)]
         return tir.tile_call("copy", tir.region(here, begins, [1, *self.part], "r"), tile)
 
@@ -129,86 +114,69 @@ class Exchange:
         return tir.parallel(loops, self.part, ir.BufferStore(target.buffer, total, target.at(loops)))
 
 
-@lowers(ops.ALLREDUCE)
-def _allreduce(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+@lowers(ops.ALLREDUCE.name)
+def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     if made.combine is not None:
-        return _allreduce_function(lowering, call, made.combine)
-    tile = Tile(lowering, made.target)
-    exchange = Exchange(lowering, call, tile.extents, tile.dtype)
+        return _allreduce_function(stage, call, made.combine)
+    tile = tile_of(stage, made.target)
+    exchange = Exchange(stage, call, tile.extents, tile.dtype)
     sends = [exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)]
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(tile, made.reduction)])
+    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(tile, made.reduction)])
 
 
-def _allreduce_function(lowering: GridLowering, call: ir.Call, combine: Combine) -> ir.Stmt:
+def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> ir.Stmt:
     """With the user's combination: a fold over the ranks, in a loop nest for each tile."""
     made = Collective.of(call)
-    tiles = [Tile(lowering, region) for region in made.tiles]
-    exchanges = [Exchange(lowering, call, tile.extents, tile.dtype) for tile in tiles]
+    tiles = [tile_of(stage, region) for region in made.tiles]
+    exchanges = [Exchange(stage, call, tile.extents, tile.dtype) for tile in tiles]
     devices = exchanges[0].devices
     for other in exchanges[1:]:
         other.parity = exchanges[0].parity
     sends = [e.send(t.region("r"), peer) for e, t in zip(exchanges, tiles, strict=True) for peer in range(devices)]
-    folds = [fold(lowering, combine, which, tiles, exchanges) for which in range(len(tiles))]
-    return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].meet(), *folds])
+    folds = [fold(stage, combine, which, tiles, exchanges) for which in range(len(tiles))]
+    return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].barrier(), *folds])
 
 
-def parts(whole: Tile, axis: int, devices: int) -> tuple[list[int], list[list[int]]]:
-    """Extents of one of the parts along an axis, and where each begins."""
-    part = [n // devices if a == axis else n for a, n in enumerate(whole.extents)]
-    return part, [[i * part[a] if a == axis else 0 for a in range(len(part))] for i in range(devices)]
-
-
-def whole_loops(tile: Tile, axis: int, part: list[int]) -> tuple[list[ir.Var], Any, list[Any]]:
-    """Loops over all of a tile, the number of the part along an axis that an element is in, and its indices there.
-
-    Stock's layout inference takes a loop over a part of a fragment for one over the whole, and gives the fragment too
-    few registers.
-    """
-    loops = [ir.Var(f"i{a}", "int32") for a in range(len(part))]
-    index = [i % part[axis] if a == axis else i for a, i in enumerate(loops)]
-    return loops, loops[axis] // part[axis], index
-
-
-@lowers(ops.REDUCE_SCATTER)
-def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+@lowers(ops.REDUCE_SCATTER.name)
+def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
-    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.axis
-    part, _ = parts(source, axis, lowering.target.devices)
-    exchange = Exchange(lowering, call, part, source.dtype)
+    source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
+    part, _ = parts(source, axis, stage.target.devices)
+    exchange = Exchange(stage, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), exchange.combined(target, made.reduction)])
+    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(target, made.reduction)])
 
 
-@lowers(ops.ALL_GATHER)
-def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+@lowers(ops.ALL_GATHER.name)
+def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     if made.is_in_place:
-        raise lowering.unsupported("T.all_gather of a view has no CUDA lowering")
-    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.axis
-    part, _ = parts(target, axis, lowering.target.devices)
-    exchange = Exchange(lowering, call, part, source.dtype)
+        raise stage.unsupported("T.all_gather of a view has no CUDA lowering")
+    source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
+    part, _ = parts(target, axis, stage.target.devices)
+    exchange = Exchange(stage, call, part, source.dtype)
     sends = [exchange.send(source.region("r"), peer) for peer in range(exchange.devices)]
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), *exchange.take_parts(target, axis)])
+    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
 
 
-@lowers(ops.ALL_TO_ALL)
-def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+@lowers(ops.ALL_TO_ALL.name)
+def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
-    source, target, axis = Tile(lowering, made.source), Tile(lowering, made.target), made.axis
-    part, _ = parts(source, axis, lowering.target.devices)
-    exchange = Exchange(lowering, call, part, source.dtype)
+    source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
+    part, _ = parts(source, axis, stage.target.devices)
+    exchange = Exchange(stage, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
-    return tir.sequence([exchange.begin(), *sends, exchange.meet(), *exchange.take_parts(target, axis)])
+    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
 
 
-@lowers(ops.BROADCAST)
-def _broadcast(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
+@lowers(ops.BROADCAST.name)
+def _broadcast(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
-    tile = Tile(lowering, made.target)
-    exchange = Exchange(lowering, call, tile.extents, tile.dtype)
-    root = lowering.expr(made.root)
+    tile = tile_of(stage, made.target)
+    exchange = Exchange(stage, call, tile.extents, tile.dtype)
+    root = stage.expr(made.root)
     sends = tir.sequence([exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)])
     is_root = exchange.rank == root
     mine = ir.IfThenElse(is_root.asobject() if hasattr(is_root, "asobject") else is_root, sends, None)
-    return tir.sequence([exchange.begin(), mine, exchange.meet(), exchange.take(root, tile.region("w"))])
+    return tir.sequence([exchange.begin(), mine, exchange.barrier(), exchange.take(root, tile.region("w"))])

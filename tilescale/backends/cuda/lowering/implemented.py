@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.signature import Target
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES, Available, Wanted, algorithms, select
 from tilescale.collectives.request import wanted_of
 from tilescale.cost.choose import Choice

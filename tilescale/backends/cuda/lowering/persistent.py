@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir, schedule, specialise
+from tilelang_core import ir, schedule, specialise, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.schedule import Duties
 from tilescale.backends.cuda.lowering.roles import is_gate
@@ -29,7 +29,7 @@ _LOADING, _POLLING = 24, 40
 
 _WARPGROUP = 128
 
-_KNOWN = tuple(f"tl.tileop.{name}" for name in ("copy", "tma_copy", "fill", "gemm", "atomicadd"))
+_KNOWN = (tl.COPY, tl.TMA_COPY, tl.FILL, tl.GEMM, *tl.ATOMICS_ON_TILES)
 """Tile operations that take no shared memory of their own, as reductions do."""
 
 _ALIGNMENT = 1024
@@ -162,7 +162,7 @@ def _around(loop: ir.For, body: Sequence[ir.Stmt]) -> ir.For:
 
 
 def _may_need_more(node: Any) -> bool:
-    return str(ir.op_name(node)).startswith("tl.tileop.") and ir.op_name(node) not in _KNOWN
+    return str(ir.op_name(node)).startswith(tl.TILE_OPERATIONS) and ir.op_name(node) not in _KNOWN
 
 
 def _is_scalar(stmt: ir.Stmt) -> bool:

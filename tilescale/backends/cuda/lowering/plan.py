@@ -2,7 +2,7 @@
 """Take device phases apart into operations of the host and grids of programs.
 
 Why: a device phase is what a device does once, but a GPU runs kernels and what its stream is given. Before: phases of
-arbitrary statements. After: `HostStep`s, one operation on whole tensors each (copy engine, NCCL, fills, meetings), in
+arbitrary statements. After: `HostStep`s, one operation on whole tensors each (copy engine, NCCL, fills, barriers), in
 control flow of the host; and launches for the rest: one program of one thread for statements that have an order, such
 as signals and waits, and a grid over the elements or tiles of tensors for parallel loops, copies and collectives that
 programs make best. The machine model says which (tilescale/cost). Control flow around them is the host's, which reads
@@ -17,14 +17,16 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-from tilelang_core import ir, trace
+from tilelang_core import ir, tl, trace
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import is_region, regions_of
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.combine import fold
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.queued import Queued
-from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.backends.cuda.lowering.spread import THREADS, Grids, is_known, with_args
+from tilescale.backends.cuda.lowering.tile import Tile
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import Location, UnsupportedError
 from tilescale.passes.structure import location
@@ -39,10 +41,10 @@ QUEUE, JOIN = "queue", "join"
 """What a `HostStep` says instead of a mechanism: the device's copy queue executes it beside what follows; and, of no
 operation, what follows waits for the queue."""
 
-_HOST_CALLS = ("tirx.if_then_else", "tirx.shift_left", "tirx.shift_right")
+_HOST_CALLS = tl.HOST_ARITHMETIC
 """Calls of TIR that fold to a number when their operands are numbers."""
 
-_TILE_OPS = ("tl.tileop.fill", "tl.tileop.copy")
+_TILE_OPS = (tl.FILL, tl.COPY)
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ class _Planner(Grids):
             raise error.at(self.where) if self.where else error from None
 
     def _tensors(self, args: Sequence[Any]) -> str:
-        tiles = [ir.region_parts(a)[0] for a in args if ir.op_name(a) == "tl.region"]
+        tiles = [ir.region_parts(a)[0] for a in args if is_region(a)]
         return ", ".join(dict.fromkeys(self._names.get(b.data, b.name) for b in tiles))
 
     # -- collectives -------------------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ class _Planner(Grids):
 
     def _gather_and_fold(self, made: Collective, combine: Combine) -> list[Part]:
         """A user's combination: everybody's tensors side by side, then folded element by element."""
-        tiles = [_WholeTile(region) for region in made.tiles]
+        tiles = [Tile.of(region) for region in made.tiles]
         devices = dict(self.target.sizes)[made.level]
         steps: list[Part] = []
         gathered = []
@@ -288,19 +290,6 @@ class _Planner(Grids):
         for which in range(len(tiles)):
             steps.append(self.elementwise(fold(self, combine, which, tiles, gathered)))
         return steps
-
-
-class _WholeTile:
-    """A tensor, or a region of it, as `fold` takes it."""
-
-    def __init__(self, region: ir.Call):
-        self.buffer, self.begins, extents = ir.region_parts(region)
-        self.name, self.dtype = self.buffer.name, str(self.buffer.dtype)
-        self.extents = [ir.constant(n) if ir.constant(n) is not None else n for n in extents]
-
-    def at(self, index: Sequence[Any]) -> list[Any]:
-        """Indices of an element in the tensor."""
-        return [b + i for b, i in zip(self.begins, index, strict=True)]
 
 
 def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
@@ -320,8 +309,8 @@ def _is_whole(node: Any) -> bool:
 
 def _on_tensors(call: ir.Call) -> bool:
     """Whether a fill with a constant, or a copy, has only tensors as its tiles."""
-    tiles = [ir.region_parts(a)[0] for a in call.args if ir.op_name(a) == "tl.region"]
-    value = [a for a in call.args if ir.op_name(a) != "tl.region"]
+    tiles = [ir.region_parts(region)[0] for region in regions_of(call)]
+    value = [a for a in call.args if not is_region(a)]
     return all(b.scope() == "global" for b in tiles) and all(isinstance(v, ir.IntImm | ir.FloatImm) for v in value)
 
 

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering import (  # noqa: F401 - some register their rules
-    exchange,
-    implemented,
-    peers,
-)
-from tilescale.backends.cuda.lowering.clusters import collectives  # noqa: F401 - likewise
-from tilescale.backends.cuda.lowering.lower import GridLowering, LoweredKernel
+from tilescale.backends.cuda.lowering import implemented, stages
+from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.cuda.lowering.phase import Phase, Target
 from tilescale.backends.cuda.lowering.plan import plan
-from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed, fits_inside, needed
-from tilescale.backends.cuda.lowering.signature import Site, Target
+from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, fits_inside, needed
+from tilescale.program.extents import inside_expressions
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
 
 
@@ -100,12 +96,10 @@ class _Lowering:
         return self._grid(part, launch, around)
 
     def _grid(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid:
-        lowering = GridLowering(
-            self.program, launch, self.target, self.grids, first_site=len(self.sites), around=around
-        )
-        if self.meets.inside:
-            lowering.enclose = partial(enclosed, meets=self.meets)
-        kernel = lowering.lower(phase)
+        inside = (*around, *inside_expressions(self.program))
+        number, first = self.grids, len(self.sites)
+        made = Phase(self.program, launch, self.target, number, phase.stmt, first_site=first, around=inside)
+        kernel = stages.lower(made, self.meets)
         self.grids += 1
         self.sites += kernel.sites
         return LoweredGrid(phase.stmt, launch, kernel)

@@ -16,14 +16,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilelang_core import ir
-from tilescale.backends.cuda.lowering.signature import Target
+from tilelang_core import ir, tl
+from tilelang_core.tiles import data_of, is_written
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
 from tilescale.program.extents import evaluate
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
-from tilescale.program.operations import Collective, Copy, Signal, operation, signalled, waited
+from tilescale.program.operations import Collective, Copy, Rank, Signal, operation, signalled, waited
 
 FLAG_TYPES = frozenset(("int32", "uint32", "int64", "uint64"))
 """Types of flags that stream memory operations have."""
@@ -184,7 +185,7 @@ class _Walk:
 
     def _bound(self, value: Any, at: _At) -> int | None:
         if ir.op_name(value) == ops.RANK.name:
-            return at.ranks.get(str(value.args[0].value))
+            return at.ranks.get(Rank.of(value).level)
         return evaluate(value, at.known) if ir.is_pure(value) else None
 
     def _operation(self, call: Any, at: _At) -> None:
@@ -259,8 +260,8 @@ def _written(program: Program) -> set[ir.Var]:
         name = ir.op_name(node)
         if isinstance(node, ir.BufferStore):
             found.add(node.buffer.data)
-        elif name == "tl.region":
-            regions[ir.region_parts(node)[0].data] += ir.constant(node.args[1]) != 1
+        elif name == tl.REGION:
+            regions[data_of(node)] += is_written(node)
         elif name in ops.ALL_OPS:
             made = operation(node)
             wait = waited(made)

@@ -10,22 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.completion import published
+from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import HostStep
-from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.hda import Machine
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program, Sequence
 from tilescale.program.operations import Collective, Copy, operation
 from tilescale.program.rendezvous import involves_others, needs_rendezvous_at_entry, needs_rendezvous_at_exit
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lower import GridLowering
 
 ENTRY, EXIT = "the meeting at its entry", "the meeting at its exit"
 
@@ -132,19 +130,19 @@ def _is_by_library(node: Any) -> bool:
     return isinstance(made, Copy) and made.impl == nvshmem_link.IMPL
 
 
-def enclosed(lowering: GridLowering, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
+def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
     """The body of a grid that meets: blocks come first of all, enter before they reach other devices, and leave."""
-    lowering.headers.append("rendezvous.cuh")
-    devices, rank = lowering.target.devices, ir.IntImm("int32", 0)
-    for name, size in lowering.target.sizes:
-        rank = rank * size + lowering.rank(name)
-    words = tir.address_of(lowering.everywhere(arg.MeetingWords(), "meeting_words", (2 * devices,), "int64"))
-    counts = tir.address_of(lowering.tensor(arg.MeetingCounts(), "meeting_counts", [3], "int32"))
-    stride, slot = ir.IntImm("int64", lowering.target.stride // 8), lowering.slot(rank)
-    limit, record = lowering.limit(), lowering.record()
-    begin, end = lowering.site(ENTRY), lowering.site(EXIT)
-    came = lowering.scalar(arg.Purpose(begin, checked=True), "at_entry", "int32")
-    goes = lowering.scalar(arg.Purpose(end), "at_exit", "int32")
+    stage.headers.append("rendezvous.cuh")
+    devices, rank = stage.target.devices, ir.IntImm("int32", 0)
+    for name, size in stage.target.sizes:
+        rank = rank * size + stage.rank(name)
+    words = tir.address_of(stage.everywhere(arg.MeetingWords(), "meeting_words", (2 * devices,), "int64"))
+    counts = tir.address_of(stage.tensor(arg.MeetingCounts(), "meeting_counts", [3], "int32"))
+    stride, slot = ir.IntImm("int64", stage.target.stride // 8), stage.slot(rank)
+    limit, record = stage.limit(), stage.record()
+    begin, end = stage.site(ENTRY), stage.site(EXIT)
+    came = stage.scalar(arg.Purpose(begin, checked=True), "at_entry", "int32")
+    goes = stage.scalar(arg.Purpose(end), "at_exit", "int32")
 
     patience = limit * meets.patience
     come = tir.extern("tilescale::come", words, stride, rank, devices, counts, came, record)
@@ -152,27 +150,27 @@ def enclosed(lowering: GridLowering, body: ir.Stmt, meets: Rendezvous) -> ir.Stm
     if meets.exit:
         longest = limit * PATIENCE
         leave = tir.extern("tilescale::leave", words, stride, slot, rank, devices, counts, goes, longest, record, end)
-        last = published(lowering, tir.evaluate(leave), drains=True)
+        last = published(stage, tir.evaluate(leave), drains=True)
     else:
         count = tir.extern("tilescale::count", counts, record)
-        last = lowering.one_thread(tir.evaluate(count))
-    before, after = _until_remote(lowering, body)
+        last = stage.one_thread(tir.evaluate(count))
+    before, after = _until_remote(stage, body)
     return tir.sequence(
         [
-            lowering.one_thread(tir.evaluate(come)),
+            stage.one_thread(tir.evaluate(come)),
             *before,
-            lowering.after_wait(lowering.one_thread(tir.evaluate(enter))),
+            stage.after_wait(stage.one_thread(tir.evaluate(enter))),
             *after,
             last,
         ]
     )
 
 
-def _until_remote(lowering: GridLowering, body: ir.Stmt) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
+def _until_remote(stage: DeviceStage, body: ir.Stmt) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
     """The statements of a lowered body before the first one that names another device's memory or synchronises."""
     far = {
         buffer.data
-        for (_, buffer), argument in zip(lowering.parameters, lowering.arguments, strict=True)
+        for (_, buffer), argument in zip(stage.parameters, stage.arguments, strict=True)
         if buffer is not None
         and (isinstance(argument, arg.Peers) or isinstance(argument, arg.Workspace) and argument.peers)
     }

@@ -12,11 +12,11 @@ as a note: the phase then keeps one role, and the loop loads in the order of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tilelang_core import ir, schedule, specialise
+from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
 from tilescale.backends.cuda.lowering.senders import Senders
@@ -68,7 +68,7 @@ class Roles:
         notes: for people.
     """
 
-    stmt: ir.Stmt
+    stmt: ir.Stmt = field(default_factory=lambda: tir.sequence([]))
     specialised: bool = False
     gates: int = 0
     loads: int = 0
@@ -80,9 +80,7 @@ class Roles:
 
 
 def fits(roles: Roles, func: ir.PrimFunc, target: dict[str, str]) -> bool:
-    """Whether all loads and gates of the lowered phase's loop are the producer's, and only those."""
-    if schedule.is_scheduled(func):
-        return True
+    """Whether stock TileLang puts all loads and gates of the lowered phase's loop into its producer, and only those."""
     found = specialise.branches(func, target)
     if found is None:
         return False
@@ -98,7 +96,7 @@ def _count(stmt: ir.Stmt, what: Callable[[Any], bool]) -> int:
 
 def is_gate(node: Any) -> bool:
     """Whether a node is a wait of a lowered phase that every warp makes for itself."""
-    return ir.op_name(node) == "tirx.call_extern" and str(node.args[0].value).startswith(f"{BY_WARP_FUNCTION}<")
+    return ir.op_name(node) == tl.CALL_EXTERN and str(node.args[0].value).startswith(f"{BY_WARP_FUNCTION}<")
 
 
 class _DeclinedError(Exception):
@@ -109,7 +107,6 @@ def assign(
     stmt: ir.Stmt, program: Program, launch: Launch, machine: Machine, is_bulk: Callable[[ir.Call], bool]
 ) -> Roles:
     """The roles of a phase's statements; `is_bulk` says which copies to peers the machine makes as bulk copies."""
-    stmt = _without_single_turns(stmt, launch)
     elects = _Phase(stmt, program, launch, machine).elects
     senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
     phase = _Phase(senders.phase(stmt), program, launch, machine)
@@ -117,7 +114,7 @@ def assign(
     return replace(roles, elects=elects, tiles=tuple(senders.rings), notes=(*roles.notes, *senders.notes))
 
 
-def _without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
+def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
     """A phase without the loops around pipelined ones, or copies to peers, that every program goes through once."""
     ranges = {var: (0, n) for var, n in zip(launch.programs, launch.grid, strict=True) if ir.constant(n) is not None}
 

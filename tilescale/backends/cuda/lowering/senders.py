@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.deferred import NO_SIGNAL, complete, noted
 from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, tiles_named
@@ -160,7 +160,7 @@ def _is_load(stmt: ir.Stmt) -> bool:
 def _copied(stmt: ir.Stmt) -> tuple[ir.Buffer | None, ir.Buffer | None]:
     """Source and target of a copy into a whole tile; None for other statements."""
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    if ir.op_name(call) != "tl.tileop.copy":
+    if ir.op_name(call) != tl.COPY:
         return None, None
     (source, _, _), (target, _, extents) = (ir.region_parts(region) for region in call.args[:2])
     is_whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in target.shape]
@@ -199,7 +199,7 @@ def _in_slot(stmt: ir.Stmt, ring: ir.Buffer, slot: ir.PrimExpr) -> ir.Stmt:
             copy = Copy.of(node)
             alone = tir.recall(node, [_slot_of(copy.source, ring, slot, "r"), copy.target, copy.peer])
             return noted(alone, NO_SIGNAL)
-        if ir.op_name(node) == "tl.tileop.copy":
+        if ir.op_name(node) == tl.COPY:
             return tir.recall(node, [node.args[0], _slot_of(node.args[1], ring, slot, "w")])
         return None
 

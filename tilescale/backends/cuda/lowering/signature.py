@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang_core import ir
@@ -16,81 +14,28 @@ from tilescale.backends.cuda.lowering.arguments import (
     Limit,
     Peers,
     Rank,
+    Site,
     SlotShift,
     WaitRecord,
     Workspace,
 )
-from tilescale.errors import Location
-from tilescale.hda import Machine
-from tilescale.program.model import Launch, Program
+from tilescale.backends.cuda.lowering.phase import Phase, Stage
 
 
-@dataclass(frozen=True)
-class Site:
-    """A place that waits or signals: what a report of the device means.
+class Signature(Stage):
+    """A stage that asks for parameters: they are made when something first asks for them, in the order of asking.
 
     Attributes:
-        what: the operation, for people.
-        flag, compare: the tensor of flags and the comparison, for a wait on a flag.
+        parameters, arguments, sites, reached: as those of `Parameters`, so far.
     """
 
-    what: str
-    where: Location | None
-    flag: str = ""
-    compare: str = ""
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a lowering is for.
-
-    Attributes:
-        sizes: units of each launched level above the program, coarsest first.
-        stride: bytes between two devices' instances in the heap's address range.
-        nccl: whether NCCL can join the devices; it refuses two ranks on one.
-    """
-
-    machine: Machine
-    sizes: tuple[tuple[str, int], ...]
-    stride: int
-    nccl: bool = True
-
-    @property
-    def devices(self) -> int:
-        """Units that own tensors."""
-        return math.prod(n for _, n in self.sizes)
-
-
-@dataclass
-class Signature:
-    """What one kernel takes.
-
-    Attributes:
-        number: the phase's number in the program; `first_site` what its waits are numbered from.
-        parameters, arguments: TIR's parameters, and what the runtime passes for them.
-        sites: the waits.
-        reached: positions of parameters that stand for those of peers (`symmetric`).
-        where: the line that is being lowered.
-    """
-
-    program: Program
-    launch: Launch
-    target: Target
-    number: int = 0
-    first_site: int = 0
-    parameters: list[tuple[ir.Var, ir.Buffer | None]] = field(default_factory=list)
-    arguments: list[Argument] = field(default_factory=list)
-    sites: list[Site] = field(default_factory=list)
-    reached: set[int] = field(default_factory=set)
-    where: Location | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, phase: Phase):
+        super().__init__(phase)
+        self.parameters: list[tuple[ir.Var, ir.Buffer | None]] = []
+        self.arguments: list[Argument] = []
+        self.sites: list[Site] = []
+        self.reached: set[int] = set()
         self._known: dict[Argument, Any] = {}
-        self._numbers = -1
-        self._alias: dict[ir.Var, ir.Var] = {}
-        for parameter in self.program.parameters:
-            if parameter.buffer is not None:
-                self._alias |= {view.data: parameter.buffer.data for view in parameter.views}
 
     def expr(self, expr: Any) -> Any:
         """An expression, lowered; the walk over statements says how."""
@@ -133,12 +78,7 @@ class Signature:
     def site(self, what: str, flag: str = "", compare: str = "") -> int:
         """The number of a new waiting place."""
         self.sites.append(Site(what, self.where, flag, compare))
-        return self.first_site + len(self.sites) - 1
-
-    def next_number(self) -> int:
-        """A number that no other workspace of this program has."""
-        self._numbers += 1
-        return self._numbers
+        return self.phase.first_site + len(self.sites) - 1
 
     def rank(self, level: str) -> ir.Var:
         """This device's rank at a level."""
@@ -154,7 +94,7 @@ class Signature:
 
     def _own(self, name: str) -> str:
         """A workspace's name within the program: what a phase makes for itself is its own."""
-        return f"{name}@{self.number}"
+        return f"{name}@{self.phase.number}"
 
     def workspace_peers(self, name: str, shape: tuple[int, ...], dtype: str) -> ir.Buffer:
         """All devices' instances of it."""
@@ -173,13 +113,9 @@ class Signature:
             step = step * extent
         return [ir.IntImm("int64", self.target.stride * 8 // ir.bits(dtype)), *strides]
 
-    def tensor_of(self, data: ir.Var) -> ir.Var:
-        """The data variable of the parameter behind a view of a tensor; any other as it is."""
-        return self._alias.get(data, data)
-
     def _global(self, data: ir.Var) -> tuple[int | None, Any, Any, str, str]:
         """Position (None: a workspace of the program), buffer, shape, type and name behind a tensor's data variable."""
-        data = self.tensor_of(data)
+        data = self.phase.parameters_of_views.get(data, data)
         for position, parameter in enumerate(self.program.parameters):
             if parameter.buffer is not None and parameter.buffer.data.same_as(data):
                 shape = [self.expr(n) for n in parameter.shape]

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilelang_core import ir, trace
+from tilelang_core import ir, tl, trace
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import access_of, is_region, regions_of
 from tilescale.errors import Location, UnsupportedError
 from tilescale.program import ops
 from tilescale.program.model import GridPhase, Launch, Part
@@ -96,7 +97,7 @@ class Grids:
             threads=(threads, 1, 1),
             thread_vars=((ir.Var("tx", "int32"), 0),),
             cluster=(1, 1, 1),
-            notes=(("tl.launch_threads", [threads, 1, 1]), *prelude),
+            notes=((tl.LAUNCH_THREADS, [threads, 1, 1]), *prelude),
             body=GridPhase(self.with_bindings(stmts)),
             where=self.where or self.launch.where,
         )
@@ -125,7 +126,7 @@ class Grids:
 
     def tiles(self, call: ir.Call, axes: Sequence[tuple[int, ...]]) -> Part:
         """An operation on whole tensors as a grid of the same on tiles, cut along `axes` (one for each tensor)."""
-        regions = [ir.region_parts(a) for a in call.args if ir.op_name(a) == "tl.region"]
+        regions = [ir.region_parts(region) for region in regions_of(call)]
         begins = [list(begin) for _, begin, _ in regions]
         extents = [[ir.integer(n) for n in extent] for _, _, extent in regions]
         bx = ir.Var("bx", "int32")
@@ -146,12 +147,12 @@ class Grids:
                 begins[tensor][axis] = begins[tensor][axis] + index * chunk
                 extents[tensor][axis] = chunk
         tiles = iter(
-            tir.call("tl.region", ir.BufferLoad(buffer, begin), old.args[1], *extent)
+            tir.region(buffer, begin, extent, access_of(old))
             for (buffer, _, _), begin, extent, old in zip(
-                regions, begins, extents, [a for a in call.args if ir.op_name(a) == "tl.region"], strict=True
+                regions, begins, extents, regions_of(call), strict=True
             )
         )
-        args = [next(tiles) if ir.op_name(a) == "tl.region" else a for a in call.args]
+        args = [next(tiles) if is_region(a) else a for a in call.args]
         return self.grid([ir.Evaluate(with_args(call, args, {}))], bx, count, THREADS)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir, specialise
+from tilelang_core import ir, specialise, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.program import ops
 
-_TILE_OP = "tl.tileop."
-_WITHOUT_WORKSPACE = ("tl.tileop.copy", "tl.tileop.fill")
+_TILE_OP = tl.TILE_OPERATIONS
+_WITHOUT_WORKSPACE = (tl.COPY, tl.FILL)
 
 _BULK_BYTES, _BULK_DIMENSIONS = 16, 4
 """What rows of a bulk copy are multiples of, and the dimensions that it has besides that of devices (PTX ISA)."""
@@ -58,14 +58,14 @@ def is_scalar(stmt: ir.Stmt) -> bool:
 
 def is_fill(stmt: ir.Stmt) -> bool:
     """Whether a statement fills registers."""
-    if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != "tl.tileop.fill":
+    if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.FILL:
         return False
-    return ir.scope_kind(ir.region_parts(stmt.value.args[0])[0]) == "fragment"
+    return ir.scope_kind(ir.region_parts(tiles.Fill.of(stmt.value).target)[0]) == "fragment"
 
 
 def is_load(stmt: ir.Stmt) -> bool:
     """Whether a statement copies a tile from device to shared memory."""
-    if not (isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == "tl.tileop.copy"):
+    if not (isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.COPY):
         return False
     source, target = (ir.region_parts(region)[0] for region in stmt.value.args[:2])
     return ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"
@@ -111,8 +111,8 @@ def writes_tiles(stmt: ir.Stmt) -> bool:
             return ir.scope_kind(node.buffer) == "shared"
         if str(ir.op_name(node)).startswith(_TILE_OP) and ir.op_name(node) not in _WITHOUT_WORKSPACE:
             return True
-        is_target = ir.op_name(node) == "tl.region" and ir.constant(node.args[1]) != 1
-        return is_target and ir.scope_kind(node.args[0].buffer) == "shared"
+        is_target = tiles.is_region(node) and tiles.is_written(node)
+        return is_target and ir.scope_kind(ir.region_parts(node)[0]) == "shared"
 
     return ir.contains(stmt, writes)
 
@@ -128,3 +128,31 @@ def is_bulk_store(call: ir.Call) -> bool:
     whole = [ir.constant(n) for n in source.shape] == [ir.constant(n) for n in extents]
     row = [ir.integer(n) * ir.bits(str(source.dtype)) // 8 for n in (extents[-1], others[-1], target.shape[-1])]
     return whole and all(size % _BULK_BYTES == 0 for size in row)
+
+
+def must_keep_order(loop: ir.For, phase: ir.Stmt) -> bool:
+    """Pipelining would load before a wait of the loop, and has no place for a tile that is used outside it too."""
+    inside = _shared_tiles(loop, written=True)
+    outside = _shared_tiles(phase, besides=loop)
+    return ir.contains(loop.body, orders) or bool(inside & outside)
+
+
+def in_order(loop: ir.For, body: ir.Stmt) -> ir.Stmt:
+    """A pipelined loop, one iteration after the other."""
+    return ir.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+
+
+def _shared_tiles(stmt: ir.Stmt, *, written: bool = False, besides: ir.Stmt | None = None) -> set[ir.Var]:
+    """Tiles in shared memory that a statement names (or writes by tile operations), one inner statement left out."""
+    found: set[ir.Var] = set()
+
+    def visit(node: Any) -> Any:
+        if besides is not None and isinstance(node, ir.Stmt) and node.same_as(besides):
+            return tir.sequence([])
+        if tiles.is_region(node) and ir.region_parts(node)[0].scope().startswith("shared"):
+            if not written or tiles.access_of(node) == "w":
+                found.add(tiles.data_of(node))
+        return None
+
+    tir.rewrite(stmt, enter=visit)
+    return found

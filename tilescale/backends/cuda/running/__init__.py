@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Kernels and device phases, run in order on the caller's stream.
 
-execute.py                        a program: built once, called with tensors
+execute.py owner.py               a program: built once, called with tensors; what its steps know of it
 steps.py plans.py memory.py       steps bound to a call's arguments, kept for the next call; what kernels are passed
 grids.py                          compilation once for a node, launches
 phases.py nccl.py                 operations of the host: copy engine, NCCL
-queued.py copy_queue.py           asynchronous operations beside them, on the device's copy queue, with:
+queued.py copy_queue.py sums.py   asynchronous operations beside them, on the device's copy queue, with:
 stream_memory.py queue_watch.py   what streams do to memory without a processor; bounds of their waits
 control.py                        loops and branches around phases
 guard.py                          what keeps a program from hanging, with:

@@ -11,8 +11,9 @@ from functools import cache, partial
 from typing import Any, no_type_check
 
 from tilelang_core import stock as T
+from tilelang_core import tl
 from tilelang_core.compile import entry
-from tilescale.backends.cuda.lowering.lower import prelude
+from tilescale.backends.cuda.lowering.kernel import prelude
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm.heap import SymmetricHeap
@@ -116,4 +117,4 @@ def barrier_function(devices: int, stride: int) -> Any:
             )
             T.call_extern("handle", "tilescale::acquired")
 
-    return device_barrier.with_attr("tl.non_restrict_params", [b.data for b in device_barrier.buffer_map.values()])
+    return device_barrier.with_attr(tl.NON_RESTRICT, [b.data for b in device_barrier.buffer_map.values()])

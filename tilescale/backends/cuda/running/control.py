@@ -16,13 +16,13 @@ from tilescale.backends.cuda.running.steps import Call, Step, Work, run
 from tilescale.errors import Location
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.execute import DeviceProgram
+    from tilescale.backends.cuda.running.owner import Owner
 
 
 class HostValue:
     """An expression of the program as the host computes it in a call."""
 
-    def __init__(self, own: DeviceProgram, expr: ir.PrimExpr, where: Location | None):
+    def __init__(self, own: Owner, expr: ir.PrimExpr, where: Location | None):
         self._own = own
         self._reads: list[tuple[ir.Var, Part]] = []
         self._expr = tir.rewrite(ir.Evaluate(expr), enter=self._read).value
@@ -56,7 +56,7 @@ class HostValue:
         return call.evaluate(self._expr)
 
 
-def loop(own: DeviceProgram, stmt: ir.For, body: Step, where: Location | None) -> Step:
+def loop(own: Owner, stmt: ir.For, body: Step, where: Location | None) -> Step:
     """A counted loop."""
     begin, extent = HostValue(own, stmt.min, where), HostValue(own, stmt.extent, where)
 
@@ -71,7 +71,7 @@ def loop(own: DeviceProgram, stmt: ir.For, body: Step, where: Location | None) -
     return rounds if begin.is_known and extent.is_known else _when_reached(rounds)
 
 
-def loop_while(own: DeviceProgram, stmt: ir.While, body: Step, where: Location | None) -> Step:
+def loop_while(own: Owner, stmt: ir.While, body: Step, where: Location | None) -> Step:
     """A loop with a condition."""
     condition = HostValue(own, stmt.condition, where)
 
@@ -87,7 +87,7 @@ def loop_while(own: DeviceProgram, stmt: ir.While, body: Step, where: Location |
     return bind
 
 
-def branch(own: DeviceProgram, stmt: ir.IfThenElse, bodies: Sequence[Step], where: Location | None) -> Step:
+def branch(own: Owner, stmt: ir.IfThenElse, bodies: Sequence[Step], where: Location | None) -> Step:
     """One of two ways, or none."""
     condition = HostValue(own, stmt.condition, where)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilescale.backends.cuda.lowering.signature import Site
+from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.running.barrier_kernel import Standing, site_of
 from tilescale.backends.cuda.running.timeouts import Kind, Report
 from tilescale.errors import OutOfBoundsError, RankMismatchError, TileScaleError, WaitTimeoutError

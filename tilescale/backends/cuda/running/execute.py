@@ -11,12 +11,13 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
+from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.groups.registers import one_array_each
+from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
-from tilescale.backends.cuda.lowering.signature import Site, Target
-from tilescale.backends.cuda.running import control, nccl, queued
+from tilescale.backends.cuda.running import control, nccl
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.grids import grid_step
@@ -26,7 +27,8 @@ from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.plans import Plan, Plans, standing_for
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
-from tilescale.backends.cuda.support import STRIDE
+from tilescale.backends.cuda.running.sums import Sums
+from tilescale.backends.cuda.text import STRIDE
 from tilescale.comm import World, init
 from tilescale.comm.heap import SymmetricHeap, default_heap
 from tilescale.comm.heap.group import Group
@@ -73,7 +75,7 @@ class DeviceProgram:
         self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
-        self.sums = queued.Sums()
+        self.sums = Sums()
         self.queue: CopyQueue | None = None  # once a step uses it
         self._build()
         if self._waits:

@@ -10,31 +10,31 @@ from tilelang_core import ir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.check import kernels
-from tilescale.backends.cuda.lowering.lanes.registers import one_array_each
+from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.program import LoweredGrid
 from tilescale.backends.cuda.running import occupancy
 from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work
-from tilescale.backends.cuda.support import checked
+from tilescale.backends.cuda.text import checked
 from tilescale.program.grids import programs
 from tilescale.program.waiting import waits_across
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.execute import DeviceProgram
+    from tilescale.backends.cuda.running.owner import Owner
 
 
-def grid_step(own: DeviceProgram, grid: LoweredGrid) -> Step:
+def grid_step(own: Owner, grid: LoweredGrid) -> Step:
     """A grid as a step. Collective: all ranks compile it, or find it compiled.
 
     Raises:
         LaunchError: programs of the grid wait for one another, and the device does not hold all of them.
-        GeneratedTextError, AllocationTooLargeError: as `support.checked`.
+        GeneratedTextError, AllocationTooLargeError: as `text.checked`.
     """
     lowered, launch = grid.kernel, grid.launch
     by_nvshmem = nvshmem_link.IMPL in lowered.libraries
     if by_nvshmem:
         own.on_all(lambda: nvshmem_link.prepare(own.heap, own.options, launch.where))
     kernel = own.compile(lowered.func, lambda: _check_text(own, grid))
-    _check_room(own, grid, kernel)
+    _check_residency(own, grid, kernel)
     run = stock.entry(kernel)
     if by_nvshmem:
         run = nvshmem_link.started(run, launch.where)
@@ -56,12 +56,12 @@ def grid_step(own: DeviceProgram, grid: LoweredGrid) -> Step:
     return bind
 
 
-def _check_text(own: DeviceProgram, grid: LoweredGrid) -> None:
+def _check_text(own: Owner, grid: LoweredGrid) -> None:
     target, configs = own.options.get("target") or "auto", own.options.get("pass_configs")
     checked(grid.kernel, own.program, own.target.machine, target, configs)
 
 
-def _check_room(own: DeviceProgram, grid: LoweredGrid, kernel: Any) -> None:
+def _check_residency(own: Owner, grid: LoweredGrid, kernel: Any) -> None:
     """A grid whose programs wait for one another has to be on the device as a whole. Raises LaunchError."""
     sizes, launch = dict(own.sizes), grid.launch
     where = waits_across(grid, launch, own.program, own.target.machine, sizes)

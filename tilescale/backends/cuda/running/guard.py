@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from tilescale.backends.cuda.lowering.signature import Site
+from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.barrier_kernel import Meetings, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for

@@ -15,7 +15,7 @@ from tilescale.backends.cuda.running.steps import Call, Work
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.execute import DeviceProgram
+    from tilescale.backends.cuda.running.owner import Owner
 
 
 class Memory:
@@ -25,7 +25,7 @@ class Memory:
     called then: what was bound to the old ones is out of date.
     """
 
-    def __init__(self, own: DeviceProgram, changed: Callable[[], None]):
+    def __init__(self, own: Owner, changed: Callable[[], None]):
         self._own, self._changed = own, changed
         self._declared: dict[str, arg.Workspace] = {}
         self._workspaces: dict[str, torch.Tensor] = {}
@@ -101,7 +101,7 @@ class Memory:
         return self._own.heap.peers(here) if workspace.peers else here
 
 
-_VALUES: dict[type, Callable[[Memory, DeviceProgram, Any, Call], Any]] = {
+_VALUES: dict[type, Callable[[Memory, Owner, Any, Call], Any]] = {
     arg.Given: lambda memory, own, a, call: call.values[a.position],
     arg.Peers: lambda memory, own, a, call: own.heap.peers(call.values[a.position]),
     arg.Workspace: lambda memory, own, a, call: memory._workspace(a),

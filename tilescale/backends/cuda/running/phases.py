@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering import arguments as arg
+from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.plan import HostStep
-from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running.nccl import group
 from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.program import ops
@@ -23,9 +23,9 @@ from tilescale.program.operations import Collective, Copy, Rank
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.execute import DeviceProgram
+    from tilescale.backends.cuda.running.owner import Owner
 
-_RULES: dict[tuple[str | None, str], Callable[[DeviceProgram, HostStep], Step]] = {}
+_RULES: dict[tuple[str | None, str], Callable[[Owner, HostStep], Step]] = {}
 
 
 def runs(name: str | None, impl: str = "") -> Callable:
@@ -38,14 +38,14 @@ def runs(name: str | None, impl: str = "") -> Callable:
     return register
 
 
-def host_step(own: DeviceProgram, step: HostStep) -> Step:
+def host_step(own: Owner, step: HostStep) -> Step:
     """An operation of the host as a function of the call."""
     if isinstance(step.stmt, ir.Bind):
         return _bind(own, step.stmt)
     return _RULES[ir.op_name(step.call), step.impl](own, step)
 
 
-def _bind(own: DeviceProgram, stmt: ir.Bind) -> Step:
+def _bind(own: Owner, stmt: ir.Bind) -> Step:
     is_rank = ir.op_name(stmt.value) == ops.RANK.name
     rank = own.rank(Rank.of(stmt.value).level) if is_rank else None
 
@@ -59,7 +59,7 @@ def _bind(own: DeviceProgram, stmt: ir.Bind) -> Step:
 class Part:
     """A region of a tensor that a device phase names."""
 
-    def __init__(self, own: DeviceProgram, region: Any):
+    def __init__(self, own: Owner, region: Any):
         buffer, self.begins, self.extents = ir.region_parts(region)
         self.name = buffer.name
         self.own = own
@@ -112,11 +112,11 @@ class Part:
         return remote if self._is_whole(tensor, call) else remote[self._slices(call)]
 
 
-def _parts(own: DeviceProgram, call: ir.Call) -> list[Part]:
-    return [Part(own, region) for region in call.args if ir.op_name(region) == "tl.region"]
+def _parts(own: Owner, call: ir.Call) -> list[Part]:
+    return [Part(own, region) for region in call.args if ir.op_name(region) == tl.REGION]
 
 
-def device_of(own: DeviceProgram, level: str, rank: int) -> int:
+def device_of(own: Owner, level: str, rank: int) -> int:
     """The number, over all devices, of a rank at a level as seen from this device."""
     number = 0
     for name, size in own.sizes:
@@ -124,14 +124,14 @@ def device_of(own: DeviceProgram, level: str, rank: int) -> int:
     return number
 
 
-@runs("tl.tileop.fill")
-def _fill(own: DeviceProgram, step: HostStep) -> Step:
+@runs(tl.FILL)
+def _fill(own: Owner, step: HostStep) -> Step:
     (target,), value = _parts(own, step.call), step.call.args[1].value
     return lambda at: [partial(target.local(at).fill_, value)]
 
 
-@runs("tl.tileop.copy")
-def _local_copy(own: DeviceProgram, step: HostStep) -> Step:
+@runs(tl.COPY)
+def _local_copy(own: Owner, step: HostStep) -> Step:
     source, target = _parts(own, step.call)
 
     return lambda at: [_copied(source.local(at), target.local(at))]
@@ -145,7 +145,7 @@ def _copied(source: torch.Tensor, out: torch.Tensor) -> Work:
 
 
 @runs(ops.COPY.name, "copy_engine")
-def _copy(own: DeviceProgram, step: HostStep) -> Step:
+def _copy(own: Owner, step: HostStep) -> Step:
     copy = Copy.of(step.call)
     source, target, to_peer = Part(own, copy.source), Part(own, copy.target), copy.to_peer
     (target if to_peer else source).reached()
@@ -159,7 +159,7 @@ def _copy(own: DeviceProgram, step: HostStep) -> Step:
     return bind
 
 
-def _meeting(own: DeviceProgram, step: HostStep) -> Step:
+def _meeting(own: Owner, step: HostStep) -> Step:
     """All ranks meet: those of other groups of the level, too, since all run the same program."""
     what = f"T.{step.call.op.name.removeprefix('tilescale.')} of level {ir.attribute(step.call, 'level')!r}"
     own.sites.append(Site(what, step.where))
@@ -168,7 +168,7 @@ def _meeting(own: DeviceProgram, step: HostStep) -> Step:
 
 
 @runs(ops.BARRIER.name)
-def _barrier(own: DeviceProgram, step: HostStep) -> Step:
+def _barrier(own: Owner, step: HostStep) -> Step:
     return _meeting(own, step)
 
 
@@ -189,7 +189,7 @@ def _along_first(tensor: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 @runs(ops.ALLREDUCE.name, "nccl")
-def _allreduce(own: DeviceProgram, step: HostStep) -> Step:
+def _allreduce(own: Owner, step: HostStep) -> Step:
     import torch.distributed as dist
 
     made = Collective.of(step.call)
@@ -199,7 +199,7 @@ def _allreduce(own: DeviceProgram, step: HostStep) -> Step:
 
 
 @runs(ops.BROADCAST.name, "nccl")
-def _broadcast(own: DeviceProgram, step: HostStep) -> Step:
+def _broadcast(own: Owner, step: HostStep) -> Step:
     import torch.distributed as dist
 
     made = Collective.of(step.call)
@@ -226,7 +226,7 @@ def _on_dense(tensor: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> Wo
     return launch
 
 
-def _from_parts(own: DeviceProgram, step: HostStep, exchange: Callable[..., Any]) -> Step:
+def _from_parts(own: Owner, step: HostStep, exchange: Callable[..., Any]) -> Step:
     """A collective from one tensor to another: `exchange(out, source, group)` on dense ones cut along the first."""
     made = Collective.of(step.call)
     source, target, axis = Part(own, made.source), Part(own, made.target), made.axis
@@ -249,7 +249,7 @@ def _from_parts(own: DeviceProgram, step: HostStep, exchange: Callable[..., Any]
 
 
 @runs(ops.REDUCE_SCATTER.name, "nccl")
-def _reduce_scatter(own: DeviceProgram, step: HostStep) -> Step:
+def _reduce_scatter(own: Owner, step: HostStep) -> Step:
     import torch.distributed as dist
 
     op = _reduce_op(step.call)
@@ -257,14 +257,14 @@ def _reduce_scatter(own: DeviceProgram, step: HostStep) -> Step:
 
 
 @runs(ops.ALL_GATHER.name, "nccl")
-def _all_gather(own: DeviceProgram, step: HostStep) -> Step:
+def _all_gather(own: Owner, step: HostStep) -> Step:
     import torch.distributed as dist
 
     return _from_parts(own, step, lambda out, given, team: dist.all_gather_into_tensor(out, given, group=team))
 
 
 @runs(ops.ALL_TO_ALL.name, "nccl")
-def _all_to_all(own: DeviceProgram, step: HostStep) -> Step:
+def _all_to_all(own: Owner, step: HostStep) -> Step:
     import torch.distributed as dist
 
     return _from_parts(own, step, lambda out, given, team: dist.all_to_all_single(out, given, group=team))
@@ -273,7 +273,7 @@ def _all_to_all(own: DeviceProgram, step: HostStep) -> Step:
 # -- collectives by copies -------------------------------------------------------------------------------------------
 
 
-def _by_copies(own: DeviceProgram, step: HostStep, cut: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Step:
+def _by_copies(own: Owner, step: HostStep, cut: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Step:
     """Every device writes into all others, between two meetings: `cut(source, size, peer)` to each."""
     made = Collective.of(step.call)
     source, target = Part(own, made.source), Part(own, made.target)
@@ -295,11 +295,11 @@ def _by_copies(own: DeviceProgram, step: HostStep, cut: Callable[[torch.Tensor, 
 
 
 @runs(ops.ALL_GATHER.name, "copy_engine")
-def _all_gather_by_copies(own: DeviceProgram, step: HostStep) -> Step:
+def _all_gather_by_copies(own: Owner, step: HostStep) -> Step:
     return _by_copies(own, step, lambda given, size, peer: given)
 
 
 @runs(ops.ALL_TO_ALL.name, "copy_engine")
-def _all_to_all_by_copies(own: DeviceProgram, step: HostStep) -> Step:
+def _all_to_all_by_copies(own: Owner, step: HostStep) -> Step:
     axis = Collective.of(step.call).axis
     return _by_copies(own, step, lambda given, size, peer: given.chunk(size, axis)[peer])

@@ -8,14 +8,12 @@ it is the first one.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.plan import JOIN, QUEUE, HostStep
-from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import CopyQueue, copy_queue
 from tilescale.backends.cuda.running.phases import Part, device_of, runs
@@ -30,32 +28,17 @@ from tilescale.program.operations import Collective, Copy
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.execute import DeviceProgram
-
-
-@dataclass
-class Sums:
-    """What flags are after what the queue has added to them in a call: they were zero, and nobody else adds."""
-
-    _call: Callable[[], Any] = lambda: None
-    _values: dict[Word, int] = field(default_factory=dict)
-
-    def after(self, call: Call, word: Word, value: int, op: str) -> int:
-        """The number to write for a signal."""
-        if self._call() is not call:
-            self._call, self._values = weakref.ref(call), {}
-        self._values[word] = value + (self._values.get(word, 0) if op == "add" else 0)
-        return self._values[word]
+    from tilescale.backends.cuda.running.owner import Owner
 
 
 @runs(None, JOIN)
-def _join(own: DeviceProgram, step: HostStep) -> Step:
+def _join(own: Owner, step: HostStep) -> Step:
     queue = own.queue = copy_queue(own.device)
     return lambda at: [queue.join]
 
 
 @runs(ops.COPY.name, QUEUE)
-def _copy(own: DeviceProgram, step: HostStep) -> Step:
+def _copy(own: Owner, step: HostStep) -> Step:
     copy = Copy.of(step.call)
     op = copy.op
     assert op is not None  # it has a flag, else it would not be on the queue
@@ -102,7 +85,7 @@ def _to_itself(step: HostStep) -> UnsupportedError:
     )
 
 
-def _after(own: DeviceProgram, queue: CopyQueue, copy: Copy, step: HostStep) -> Callable[[Call], Work] | None:
+def _after(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Callable[[Call], Work] | None:
     """The wait of a copy before it starts."""
     if copy.after is None:
         return None
@@ -120,7 +103,7 @@ def _after(own: DeviceProgram, queue: CopyQueue, copy: Copy, step: HostStep) -> 
 
 
 @runs(ops.ALL_GATHER.name, QUEUE)
-def _all_gather(own: DeviceProgram, step: HostStep) -> Step:
+def _all_gather(own: Owner, step: HostStep) -> Step:
     """Every device writes its part into all others, chunk by chunk, beginning with the next one."""
     gather = Collective.of(step.call)
     queue = own.queue = copy_queue(own.device)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Programs of a cluster, through each other's shared memory.
 
-dsmem.py                     moves, meetings and elements of peers' tiles
-collectives.py               rules: copies, barriers and collectives between the programs
-unit.py parts.py             a cluster that executes as one unit, and how its tiles are split over the programs
+stage.py unit.py             the stage, and a cluster that executes as one unit
+sharding.py regions.py       how a cluster's tiles are split over its programs, and what statements name of them
+tile_operations.py           rules: tile operations of the cluster
+collectives.py               rules: barriers and collectives between the programs
+dsmem.py                     barriers of the cluster, moves, and elements of peers' tiles
 loads.py ring.py             operands that all need: bulk copies to the whole cluster in a ring of stages
 roles.py                     warps that issue them, beside those that use them
 pair.py                      products of two programs as one, where the tensor cores do that

@@ -2,7 +2,7 @@
 """Lowering of what the programs of a cluster do together: copies, barriers and collectives through shared memory.
 
 Before: an operation of the program level in a launch with clusters. After: loads and stores of peers' shared memory
-between meetings of the cluster. A collective begins with a meeting, after which all sources are there, and ends with
+between barriers of the cluster. A collective begins with a barrier, after which all sources are there, and ends with
 one, after which they may change. Tiles in registers are laid down in shared memory first.
 """
 
@@ -12,89 +12,64 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
+from tilescale.backends.cuda.lowering.clusters.unit import MEMBER, ClusterUnit
 from tilescale.backends.cuda.lowering.combine import fold, reduced
-from tilescale.backends.cuda.lowering.exchange import Tile, parts, whole_loops
-from tilescale.backends.cuda.lowering.lower import GridLowering, lowers
-from tilescale.backends.cuda.lowering.peers import signal_here
+from tilescale.backends.cuda.lowering.registry import lowers
+from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
 from tilescale.program import ops
-from tilescale.program.operations import Collective, Combine, Copy
-
-LEVEL = "program"
-"""The kind of level whose operations these rules lower."""
-
-IMPL = "dsmem"
-"""The mechanism of a copy that these rules make."""
+from tilescale.program.operations import Barrier, Collective, Combine
 
 
-def _cluster(lowering: GridLowering, call: ir.Call) -> Cluster:
-    """The cluster around the programs that an operation speaks of."""
-    name = f"T.{call.op.name.removeprefix('tilescale.')}"
-    if lowering.cluster is None:
-        raise lowering.unsupported(f"{name} between all programs of a grid has no CUDA lowering")
-    if call.op.name != ops.COPY.name:
-        lowering.notes.append(f"{name} of level {ir.attribute(call, 'level')!r}: distributed shared memory")
-    return lowering.cluster
+def _begun(cluster: ClusterUnit, call: ir.Call) -> Collective:
+    """A collective, which is noted."""
+    made = Collective.of(call)
+    cluster.notes.append(f"T.{made.name} of level {made.level!r}: distributed shared memory")
+    return made
 
 
-def _tile(lowering: GridLowering, region: ir.Call) -> Tile:
+def tile_of(cluster: ClusterUnit, region: ir.Call) -> Tile:
     """A tile argument; of a view of a cluster's tile, what this program holds of it."""
-    return Tile(lowering, region if lowering.cluster is None else lowering.cluster.region(region))
+    tile = Tile.of(cluster.region(region), cluster.expr)
+    if not tile.is_static:
+        raise cluster.unsupported(f"a collective on {tile.name!r}, whose extents are symbolic, has no CUDA lowering")
+    return tile
 
 
-def _shared(lowering: GridLowering, tile: Tile, target: Tile | None = None) -> tuple[Tile, list[ir.Stmt]]:
+def _shared(cluster: ClusterUnit, tile: Tile, target: Tile | None = None) -> tuple[Tile, list[ir.Stmt]]:
     """A tile for peers to read: itself, or a copy of it in shared memory, with what makes the copy.
 
     The copy is for tiles in registers, and for those of which `target`, which changes meanwhile, is a part.
     """
     if tile.buffer.scope().startswith("shared") and not (target and target.buffer.same_as(tile.buffer)):
         return tile, []
-    staged = tir.local_buffer(f"{tile.name}_staged{lowering.next_number()}", tile.extents, tile.dtype, "shared.dyn")
-    lowering.tiles.append(staged)
-    held = Tile(lowering, tir.region(staged, [0] * len(tile.extents), tile.extents, "rw"))
+    staged = tir.local_buffer(f"{tile.name}_staged{cluster.next_number()}", tile.extents, tile.dtype, "shared.dyn")
+    cluster.tiles.append(staged)
+    held = Tile.of(tir.region(staged, [0] * len(tile.extents), tile.extents, "rw"))
     return held, [tir.tile_call("copy", tile.region("r"), held.region("w"))]
 
 
-@lowers(ops.BARRIER, LEVEL)
-def _barrier(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    return _cluster(lowering, call).meet()
+@lowers(ops.BARRIER.name, MEMBER)
+def _barrier(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
+    barrier = Barrier.of(call)
+    cluster.notes.append(f"T.barrier of level {barrier.level!r}: distributed shared memory")
+    return cluster.barrier()
 
 
-@lowers(ops.COPY, LEVEL)
-def _copy(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster = _cluster(lowering, call)
-    asked = Copy.of(call)
-    if asked.impl not in (None, IMPL):
-        raise lowering.unsupported(f"T.copy(impl={asked.impl!r}) between programs of a cluster")
-    to_peer = asked.to_peer
-    source, target = _tile(lowering, asked.source), _tile(lowering, asked.target)
-    near, far = (source, target) if to_peer else (target, source)
-    peer = lowering.expr(asked.peer)
-    lowering.notes.append(f"T.copy({'dst' if to_peer else 'src'}=) of {far.name}: distributed shared memory")
-    # Other threads have written the source, or are still reading the target.
-    steps = [lowering.sync(), cluster.move(near, far, peer, put=to_peer), lowering.sync()]
-    # The peer may be at its beginning, and must not end before this.
-    cluster.meets = True
-    if asked.signal is not None:
-        steps.append(signal_here(lowering, call))
-    return tir.sequence(steps)
-
-
-@lowers(ops.ALLREDUCE, LEVEL)
-def _allreduce(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster, made = _cluster(lowering, call), Collective.of(call)
+@lowers(ops.ALLREDUCE.name, MEMBER)
+def _allreduce(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
+    made = _begun(cluster, call)
     if made.combine is not None:
-        return _allreduce_function(lowering, cluster, made, made.combine)
-    tile = _tile(lowering, made.target)
-    held, down = _shared(lowering, tile)
+        return _allreduce_function(cluster, made, made.combine)
+    tile = tile_of(cluster, made.target)
+    held, down = _shared(cluster, tile)
     up = [tir.tile_call("copy", held.region("r"), tile.region("w"))] if down else []
-    return tir.sequence([*down, cluster.meet(), cluster.allreduce(held, made.reduction), cluster.meet(), *up])
+    return tir.sequence([*down, cluster.barrier(), cluster.allreduce(held, made.reduction), cluster.barrier(), *up])
 
 
 class _Received:
     """A tile of all programs, as the fold over ranks reads it."""
 
-    def __init__(self, cluster: Cluster, tile: Tile):
+    def __init__(self, cluster: ClusterUnit, tile: Tile):
         self.cluster, self.tile, self.devices = cluster, tile, cluster.size
 
     def received(self, sender: Any, loops: list[Any]) -> ir.PrimExpr:
@@ -102,50 +77,48 @@ class _Received:
         return self.cluster.element(self.tile, loops, sender)
 
 
-def _allreduce_function(
-    lowering: GridLowering, cluster: Cluster, made: Collective, combine: Combine
-) -> ir.Stmt:
+def _allreduce_function(cluster: ClusterUnit, made: Collective, combine: Combine) -> ir.Stmt:
     """With the user's combination: results stay in registers until everyone has read what they replace."""
-    tiles = [_tile(lowering, region) for region in made.tiles]
-    held = [_shared(lowering, tile) for tile in tiles]
+    tiles = [tile_of(cluster, region) for region in made.tiles]
+    held = [_shared(cluster, tile) for tile in tiles]
     results, folds, stores = [], [], []
     for tile in tiles:
-        name = f"{tile.name}_combined{lowering.next_number()}"
+        name = f"{tile.name}_combined{cluster.next_number()}"
         result = tir.local_buffer(name, tile.extents, tile.dtype, "local.fragment")
-        lowering.tiles.append(result)
-        results.append(Tile(lowering, tir.region(result, [0] * len(tile.extents), tile.extents, "rw")))
+        cluster.tiles.append(result)
+        results.append(Tile.of(tir.region(result, [0] * len(tile.extents), tile.extents, "rw")))
     received = [_Received(cluster, tile) for tile, _ in held]
     for which, tile in enumerate(tiles):
-        folds.append(fold(lowering, combine, which, results, received))
+        folds.append(fold(cluster, combine, which, results, received))
         stores.append(tir.tile_call("copy", results[which].region("r"), tile.region("w")))
     down = [stmt for _, stmts in held for stmt in stmts]
-    return tir.sequence([*down, cluster.meet(), *folds, cluster.meet(), *stores])
+    return tir.sequence([*down, cluster.barrier(), *folds, cluster.barrier(), *stores])
 
 
-@lowers(ops.REDUCE_SCATTER, LEVEL)
-def _reduce_scatter(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster, made = _cluster(lowering, call), Collective.of(call)
-    source, target = _tile(lowering, made.source), _tile(lowering, made.target)
-    held, down = _shared(lowering, source, target)
+@lowers(ops.REDUCE_SCATTER.name, MEMBER)
+def _reduce_scatter(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
+    made = _begun(cluster, call)
+    source, target = tile_of(cluster, made.source), tile_of(cluster, made.target)
+    held, down = _shared(cluster, source, target)
     axis = made.axis
     loops = [ir.Var(f"i{a}", "int32") for a in range(len(target.extents))]
     index = [i + cluster.rank * target.extents[a] if a == axis else i for a, i in enumerate(loops)]
     values = [cluster.element(held, index, sender) for sender in range(cluster.size)]
     total = reduced(values, made.reduction, source.dtype, target.dtype)
     body = tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, total, target.at(loops)))
-    return tir.sequence([*down, cluster.meet(), body, cluster.meet()])
+    return tir.sequence([*down, cluster.barrier(), body, cluster.barrier()])
 
 
-@lowers(ops.ALL_GATHER, LEVEL)
-def _all_gather(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster, made = _cluster(lowering, call), Collective.of(call)
-    source, target = _tile(lowering, made.source), _tile(lowering, made.target)
-    held, down = _shared(lowering, source, target)
+@lowers(ops.ALL_GATHER.name, MEMBER)
+def _all_gather(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
+    made = _begun(cluster, call)
+    source, target = tile_of(cluster, made.source), tile_of(cluster, made.target)
+    held, down = _shared(cluster, source, target)
     takes = _take_parts(cluster, target, made.axis, held)
-    return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
+    return tir.sequence([*down, cluster.barrier(), *takes, cluster.barrier()])
 
 
-def _take_parts(cluster: Cluster, target: Tile, axis: int, wanted: Tile) -> list[ir.Stmt]:
+def _take_parts(cluster: ClusterUnit, target: Tile, axis: int, wanted: Tile) -> list[ir.Stmt]:
     """Copy the tile `wanted` of each program into the part of `target` along an axis that has its number."""
     part, begins = parts(target, axis, cluster.size)
     if target.in_registers:
@@ -154,29 +127,29 @@ def _take_parts(cluster: Cluster, target: Tile, axis: int, wanted: Tile) -> list
         value = ir.Cast(target.dtype, value) if target.dtype != wanted.dtype else value
         return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
     return [
-        cluster.move(Tile(cluster.lowering, target.region("w", begin, part)), wanted, sender, put=False)
+        cluster.move(Tile.of(target.region("w", begin, part)), wanted, sender, put=False)
         for sender, begin in enumerate(begins)
     ]
 
 
-@lowers(ops.ALL_TO_ALL, LEVEL)
-def _all_to_all(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster, made = _cluster(lowering, call), Collective.of(call)
-    source, target = _tile(lowering, made.source), _tile(lowering, made.target)
-    held, down = _shared(lowering, source, target)
+@lowers(ops.ALL_TO_ALL.name, MEMBER)
+def _all_to_all(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
+    made = _begun(cluster, call)
+    source, target = tile_of(cluster, made.source), tile_of(cluster, made.target)
+    held, down = _shared(cluster, source, target)
     axis = made.axis
     part, _ = parts(source, axis, cluster.size)
     mine = [cluster.rank * part[a] if a == axis else 0 for a in range(len(part))]
-    wanted = Tile(lowering, held.region("r", mine, part))
+    wanted = Tile.of(held.region("r", mine, part))
     takes = _take_parts(cluster, target, axis, wanted)
-    return tir.sequence([*down, cluster.meet(), *takes, cluster.meet()])
+    return tir.sequence([*down, cluster.barrier(), *takes, cluster.barrier()])
 
 
-@lowers(ops.BROADCAST, LEVEL)
-def _broadcast(lowering: GridLowering, call: ir.Call) -> ir.Stmt:
-    cluster, made = _cluster(lowering, call), Collective.of(call)
-    tile, root = _tile(lowering, made.target), lowering.expr(made.root)
-    held, down = _shared(lowering, tile)
+@lowers(ops.BROADCAST.name, MEMBER)
+def _broadcast(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
+    made = _begun(cluster, call)
+    tile, root = tile_of(cluster, made.target), cluster.expr(made.root)
+    held, down = _shared(cluster, tile)
     # The root's tile onto itself changes nothing.
     take = cluster.move(tile, held, root, put=False)
-    return tir.sequence([*down, cluster.meet(), take, cluster.meet()])
+    return tir.sequence([*down, cluster.barrier(), take, cluster.barrier()])

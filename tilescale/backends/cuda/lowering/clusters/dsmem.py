@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The shared memory of a cluster's programs: where a program stands, meetings, and moves between tiles.
+"""The shared memory of a cluster's programs: where a program stands, barriers, and moves between tiles.
 
 Peers reach a tile at the address that it has here, in 16-byte words where both sides lie in shared memory: all layouts
 that TileLang chooses keep 16 bytes of a row together, except for 64-bit types and layouts that the user gives.
@@ -9,78 +9,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.exchange import Tile
-    from tilescale.backends.cuda.lowering.lower import GridLowering
+from tilescale.backends.cuda.lowering.phase import Phase, Stage
+from tilescale.backends.cuda.lowering.tile import Tile
 
 WORD = 16
 """Bytes of the widest access."""
 
-MEET = "tilescale::cluster_meet"
+BARRIER = "tilescale::cluster_meet"
 
 COMBINE = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 _ACCUMULATORS = {"float64": "double", "int64": "long", "uint64": "unsigned long", "int32": "int", "uint32": "unsigned"}
 
 
-class Cluster:
-    """The cluster around a program.
+class Cluster(Stage):
+    """The stage of clusters at work: the cluster around a program.
 
     Attributes:
         size: its programs.
         rank: the executing program's number in it, the first axis fastest.
+        has_barriers: whether the programs meet at all.
         begun: whether all programs are known to have begun when one gets to the body.
+        arrivals: data variable of a barrier in shared memory -> the arrivals of each.
     """
 
-    def __init__(self, lowering: GridLowering):
-        self.lowering = lowering
-        self.size = lowering.launch.cluster_size
+    def __init__(self, phase: Phase):
+        super().__init__(phase)
+        self.size = self.launch.cluster_size
         self.rank = self._rank()
-        self.meets = self.begun = False
-        self.barriers: dict[ir.Var, list[ir.PrimExpr]] = {}
+        self.has_barriers = self.begun = False
+        self.arrivals: dict[ir.Var, list[ir.PrimExpr]] = {}
         self._variables: list[ir.Buffer] = []
         self._reached: dict[ir.Buffer, bool] = {}
 
     def _rank(self) -> ir.PrimExpr:
         # Not the register that has it: the compiler knows the range of a remainder, and checks no bounds.
         rank, step = ir.IntImm("int32", 0), 1
-        for var, programs in zip(self.lowering.launch.programs, self.lowering.launch.cluster, strict=False):
+        for var, programs in zip(self.launch.programs, self.launch.cluster, strict=False):
             rank, step = rank + var % programs * step, step * programs
         return ir.simplify(rank, {})
 
     def number(self) -> ir.PrimExpr:
         """The cluster's number in the grid."""
-        launch, number = self.lowering.launch, ir.IntImm("int32", 0)
+        launch, number = self.launch, ir.IntImm("int32", 0)
         axes = list(zip(launch.programs, launch.grid, launch.cluster, strict=False))
         for var, extent, programs in reversed(axes):
-            number = number * (self.lowering.expr(extent) // programs) + var // programs
+            number = number * (extent // programs) + var // programs
         return number
 
-    def meet(self) -> ir.Stmt:
+    def barrier(self) -> ir.Stmt:
         """All programs of the cluster arrive; what each wrote is then visible."""
-        self.meets = True
-        return tir.evaluate(tir.extern(MEET))
+        self.has_barriers = True
+        return tir.evaluate(tir.extern(BARRIER))
 
     def reach(self, buffer: ir.Buffer, *, to_the_end: bool = True) -> None:
         """Peers touch this tile from the program's beginning, and to its end or until its last use here."""
         self._reached[buffer] = self._reached.get(buffer, False) or to_the_end
 
-    def barrier(self, name: str, arrivals: list[int], *, remote: bool = False) -> ir.Buffer:
+    def mbarrier(self, name: str, arrivals: list[int], *, remote: bool = False) -> ir.Buffer:
         """Barriers in shared memory, each with its number of arrivals; `remote` if peers arrive too."""
         scope = "shared.cluster_barrier" if remote else "shared.barrier"
         made = tir.local_buffer(name, [len(arrivals)], "uint64", scope)
-        self.lowering.tiles.append(made)
-        self.barriers[made.data] = [ir.int_node(n) for n in arrivals]
+        self.tiles.append(made)
+        self.arrivals[made.data] = [ir.int_node(n) for n in arrivals]
         return made
 
     def variable(self, name: str) -> ir.Buffer:
         """An int32 that each thread holds, zero at first."""
         made = tir.local_buffer(name, [1], "int32", "local")
-        self.lowering.tiles.append(made)
+        self.tiles.append(made)
         self._variables.append(made)
         return made
 
@@ -95,12 +95,12 @@ class Cluster:
         keeps its place: they may be ahead of this program, or behind it.
         """
         # A cluster may be started before the kernel ahead of it has ended.
-        begin = [tir.evaluate(tir.call("tl.pdl_sync", dtype="void"))]
+        begin = [tir.evaluate(tir.call(tl.WAIT_FOR_KERNEL_BEFORE, dtype="void"))]
         begin += [self.assign(v, 0) for v in self._variables]
-        if not self.meets:
+        if not self.has_barriers:
             return tir.sequence([*begin, body])
-        first = [] if self.begun else [self.meet()]
-        inner = without_repeats([*first, *(body.seq if isinstance(body, ir.SeqStmt) else [body]), self.meet()])
+        first = [] if self.begun else [self.barrier()]
+        inner = without_repeats([*first, *(body.seq if isinstance(body, ir.SeqStmt) else [body]), self.barrier()])
         kept = [_in_use(b) for b, to_the_end in self._reached.items() if to_the_end]
         return tir.sequence([*begin, *(_in_use(b) for b in self._reached), *inner[:-1], *kept, inner[-1]])
 
@@ -110,7 +110,7 @@ class Cluster:
         """Copy a tile to `far` of a peer, or from it; the caller orders it with what is around."""
         self.reach(far.buffer)
         if [n for n in near.extents if n != 1] != [n for n in far.extents if n != 1]:
-            raise self.lowering.unsupported(f"a copy between tiles of extents {near.extents} and {far.extents}")
+            raise self.unsupported(f"a copy between tiles of extents {near.extents} and {far.extents}")
         if _is_shared(near.buffer) and near.dtype == far.dtype:
             return self._move_words(near, far, peer, "put" if put else "get")
         loops, extents = _loops(far)
@@ -147,15 +147,15 @@ class Cluster:
     def element(self, tile: Tile, index: list[Any], peer: Any) -> ir.PrimExpr:
         """An element of a peer's tile."""
         self.reach(tile.buffer)
-        here = tir.call("tirx.address_of", ir.BufferLoad(tile.buffer, tile.at(index)))
+        here = tir.call(tl.ADDRESS_OF, ir.BufferLoad(tile.buffer, tile.at(index)))
         return tir.extern("tilescale::cluster_load", here, peer, dtype=tile.dtype)
 
     def _together(self, tiles: list[Tile]) -> int:
         """How many elements one access may take: neighbours in every tile, aligned alike."""
         bits = ir.bits(tiles[0].dtype)
         if bits % 8:
-            raise self.lowering.unsupported(f"moves between programs of elements of {bits} bits")
-        laid_out = dict(self.lowering.launch.notes).get("layout_map", {})
+            raise self.unsupported(f"moves between programs of elements of {bits} bits")
+        laid_out = dict(self.launch.notes).get("layout_map", {})
         if bits == 64 or any(t.buffer.data in laid_out or t.buffer.scope() != "shared.dyn" for t in tiles):
             return 1
         most = WORD * 8 // bits
@@ -171,7 +171,7 @@ class Cluster:
         With `split`, the programs of the cluster share the groups. No branch stands around the body: the compiler may
         put a barrier of the program before it.
         """
-        launch = self.lowering.launch
+        launch = self.launch
         _, extents = _loops(tile)
         grouped = [*extents[:-1], extents[-1] // elements] if extents else [1]
         count, workers = math.prod(grouped), launch.thread_count * (self.size if split else 1)
@@ -192,21 +192,21 @@ class Cluster:
 
 
 def without_repeats(stmts: list[ir.Stmt]) -> list[ir.Stmt]:
-    """Statements without meetings of a cluster that follow a meeting at once."""
-    return [s for i, s in enumerate(stmts) if i == 0 or not (is_meeting(s) and is_meeting(stmts[i - 1]))]
+    """Statements without barriers of a cluster that follow a barrier at once."""
+    return [s for i, s in enumerate(stmts) if i == 0 or not (is_barrier(s) and is_barrier(stmts[i - 1]))]
 
 
 def without_ends(body: ir.Stmt) -> ir.Stmt:
-    """A body without the meetings that it begins and ends with."""
+    """A body without the barriers that it begins and ends with."""
     stmts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
-    first, last = (int(is_meeting(stmts[at])) for at in (0, -1))
+    first, last = (int(is_barrier(stmts[at])) for at in (0, -1))
     return tir.sequence(stmts[first : len(stmts) - last])
 
 
-def is_meeting(stmt: ir.Stmt) -> bool:
-    """Whether a statement is a meeting of the cluster."""
+def is_barrier(stmt: ir.Stmt) -> bool:
+    """Whether a statement is a barrier of the cluster."""
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    return ir.op_name(call) == "tirx.call_extern" and str(call.args[0].value) == MEET
+    return ir.op_name(call) == tl.CALL_EXTERN and str(call.args[0].value) == BARRIER
 
 
 def _in_use(buffer: ir.Buffer) -> ir.Stmt:
@@ -233,7 +233,7 @@ def _at(tile: Tile, loops: list[Any]) -> list[Any]:
 
 
 def _address(tile: Tile, loops: list[Any]) -> ir.PrimExpr:
-    return tir.call("tirx.address_of", ir.BufferLoad(tile.buffer, _at(tile, loops)))
+    return tir.call(tl.ADDRESS_OF, ir.BufferLoad(tile.buffer, _at(tile, loops)))
 
 
 def _as_type(value: ir.PrimExpr, dtype: str) -> ir.PrimExpr:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import Gemm, TileCopy, data_of
 from tilescale.backends.cuda.lowering.clusters.ring import Load, Ring
 from tilescale.program import ops
-from tilescale.program.operations import Rank
+from tilescale.program.operations import Rank, TileView
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
@@ -45,7 +46,7 @@ def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
 
 def _stand_alone(cluster: ClusterUnit, loop: ir.For, rest: ir.Stmt, tiles: set[ir.Var]) -> bool:
     """Whether the loaded tiles are operands of products of this loop, and nothing else."""
-    named = tiles | {v for v, call in cluster.views.items() if call.args[0].args[0].buffer.data in tiles}
+    named = tiles | {var for var, view in cluster.views.items() if view.base.data in tiles}
 
     def uses(stmt: ir.Stmt) -> int:
         count = 0
@@ -59,16 +60,16 @@ def _stand_alone(cluster: ClusterUnit, loop: ir.For, rest: ir.Stmt, tiles: set[i
         return count
 
     products = sum(
-        r.args[0].buffer.data in tiles
+        data_of(region) in tiles
         for call in _calls(rest)
-        if ir.op_name(call) == "tl.tileop.gemm"
-        for r in call.args[:2]
+        if ir.op_name(call) == tl.GEMM
+        for region in Gemm.of(call).operands[:2]
     )
     views = sum(
-        ir.op_name(call) == ops.VIEW.name and call.args[0].args[0].buffer.data in tiles for call in _calls(loop.body)
+        ir.op_name(call) == ops.VIEW.name and TileView.of(call).base.data in tiles for call in _calls(loop.body)
     )
     copies = len(tiles)
-    return uses(rest) == products and uses(cluster.lowering.phase) == products + views + copies
+    return uses(rest) == products and uses(cluster.phase.stmt) == products + views + copies
 
 
 def _calls(stmt: ir.Stmt) -> list[ir.Call]:
@@ -107,26 +108,27 @@ def _is_inlined(cluster: ClusterUnit, value: Any) -> bool:
 def _is_rank(cluster: ClusterUnit, value: Any) -> bool:
     """Whether a value is a program's rank in its cluster."""
     is_rank = ir.op_name(value) == ops.RANK.name
-    return is_rank and cluster.lowering.target.machine.level(Rank.of(value).level).kind == "program"
+    return is_rank and cluster.target.machine.level(Rank.of(value).level).kind == "program"
 
 
 def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load | None:
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    if ir.op_name(call) != "tl.tileop.copy":
+    if ir.op_name(call) != tl.COPY:
         return None
-    source, sides, extents = ir.region_parts(call.args[0])
-    target, offsets, _ = ir.region_parts(call.args[1])
+    copy = TileCopy.of(call)
+    source, sides, extents = ir.region_parts(copy.source)
+    target, offsets, _ = ir.region_parts(copy.target)
     if source.scope() != "global" or any(ir.constant(o) != 0 for o in offsets):
         return None
     view = cluster.views.get(target.data)
-    tile = target if view is None else ir.region_parts(view.args[0])[0]
-    if tile.data not in cluster.parts or tile.scope() != "shared.dyn" or str(source.dtype) != str(tile.dtype):
+    tile = target if view is None else view.base
+    if tile.data not in cluster.shards or tile.scope() != "shared.dyn" or str(source.dtype) != str(tile.dtype):
         return None
     known = [ir.constant(n) for n in extents]
     shape = [ir.integer(n) for n in tile.shape]
     if view is not None:
-        axis = ir.attribute(view, "dim") - len(shape)
-        begins = _first_begins(cluster, sides, bound, axis, ir.integer(view.args[1:][axis]))
+        axis = view.axis - len(shape)
+        begins = _first_begins(cluster, sides, bound, axis, ir.integer(view.shape[axis]))
         known[axis] = shape[axis]
     else:
         begins = [cluster.first(b) for b in sides]
@@ -139,7 +141,7 @@ def _first_begins(
     cluster: ClusterUnit, begins: list[Any], bound: dict[ir.Var, Any], axis: int, share: int
 ) -> list[Any] | None:
     """Where the first program's share begins, if the others' follow it along `axis`."""
-    launch, rank, step = cluster.lowering.launch, ir.IntImm("int32", 0), 1
+    launch, rank, step = cluster.launch, ir.IntImm("int32", 0), 1
     place: dict[ir.Var, Any] = {}
     back: dict[ir.Var, Any] = {}
     ranges: dict[ir.Var, tuple[Any, Any]] = {}
@@ -170,8 +172,8 @@ def _first_begins(
 
 def _is_bulk(cluster: ClusterUnit, source: ir.Buffer, tile: ir.Buffer) -> bool:
     """Whether a bulk copy takes what a program loads: a box with rows of multiples of 16 bytes."""
-    size, box = ir.bits(str(tile.dtype)) // 8, [ir.integer(n) for n in cluster.parts[tile.data].local.shape]
-    memory = ir.constant(cluster.lowering.expr(source.shape[-1]))
+    size, box = ir.bits(str(tile.dtype)) // 8, [ir.integer(n) for n in cluster.shards[tile.data].local.shape]
+    memory = ir.constant(cluster.phase.sized(source.shape[-1]))
     if not size or not memory or len(box) < 2 or max(box) > LONGEST:
         return False
     return memory * size % BULK == 0 and box[-1] * size % BULK == 0

@@ -9,104 +9,74 @@ accumulator in registers.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
-
-MAJOR = 10
-"""Compute capability that has the instruction."""
+from tilelang_core.tiles import Fill, Gemm, data_of
+from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
+from tilescale.backends.cuda.lowering.clusters.regions import regions, stored
+from tilescale.backends.cuda.lowering.clusters.sharding import ROWS, Sharding
 
 ACCESS = (ir.BufferLoad, ir.BufferStore)
 
 IN_REGISTERS, IN_TENSOR_MEMORY, ZERO = 0, 1, 2
 """Where an accumulator is; at first in registers, with whatever they hold."""
 
-ROWS = 128
-"""Rows of the accumulator in each block: as many as tensor memory has lanes."""
 
-
-def data_of(region: ir.Call) -> ir.Var:
-    """The data variable of a region's buffer."""
-    return region.args[0].buffer.data
-
-
-def paired(cluster: ClusterUnit, tiles: list[ir.Buffer]) -> bool:
-    """Whether a cluster's two blocks multiply tiles A, B and C as a pair: in shapes that the instruction has."""
-    launch = cluster.lowering.launch
-    major = cluster.lowering.target.machine.identify.architecture.partition(".")[0]
-    if not major.isdigit() or int(major) != MAJOR or cluster.size != 2 or launch.cluster[2] != 1:
-        return False
-    a, b, c = tiles
-    shape = ir.constants(c.shape)
-    if shape is None:
-        return False
-    rows, columns = shape
-    fits = rows == 2 * ROWS and columns % 32 == 0 and columns <= 256 and launch.thread_count % 128 == 0
-    operands = all(t.scope() == "shared.dyn" and str(t.dtype) in ("float16", "bfloat16") for t in (a, b))
-    return fits and operands and str(c.dtype) == "float32" and c.scope() == "local.fragment"
-
-
-class Mates:
+class Pair:
     """The pair of blocks of a cluster, and the accumulators of their products.
 
     An accumulator is in tensor memory, or in registers, or all zero and nowhere: a variable of the program says which.
     """
 
-    def __init__(self, cluster: ClusterUnit, results: list[ir.Buffer]):
-        self.cluster, self.lowering = cluster, cluster.lowering
+    def __init__(self, cluster: Cluster, sharding: Sharding):
+        self.cluster, self.sharding = cluster, sharding
         self._tensor: dict[ir.Var, ir.Buffer] = {}
         self._state: dict[ir.Var, ir.Buffer] = {}
-        self._done = cluster.barrier("product_done", [1], remote=True)
+        self._done = cluster.mbarrier("product_done", [1], remote=True)
         self._count = cluster.variable("products")
-        for tile in dict.fromkeys(results):
+        for tile in dict.fromkeys(sharding.results):
             shape = [ROWS, *tile.shape[1:]]
             self._tensor[tile.data] = tir.local_buffer(f"{tile.name}_tensor", shape, str(tile.dtype), "shared.tmem")
             self._state[tile.data] = cluster.variable(f"{tile.name}_state")
-            self.lowering.tiles.append(self._tensor[tile.data])
+            cluster.tiles.append(self._tensor[tile.data])
 
     def holds(self, region: ir.Call) -> bool:
         """Whether a region is of an accumulator."""
         return data_of(region) in self._tensor
 
-    def filled(self, call: ir.Call) -> list[ir.Stmt]:
+    def filled(self, fill: Fill) -> list[ir.Stmt]:
         """After an accumulator's registers have been filled."""
-        if not self.holds(call.args[0]):
+        if not self.holds(fill.target):
             return []
-        zero = getattr(call.args[1], "value", None) == 0
-        return [self.cluster.assign(self._state[data_of(call.args[0])], ZERO if zero else IN_REGISTERS)]
+        zero = getattr(fill.value, "value", None) == 0
+        return [self.cluster.assign(self._state[data_of(fill.target)], ZERO if zero else IN_REGISTERS)]
 
-    def product(self, call: ir.Call, operands: list[ir.Call], rest: list[Any]) -> list[ir.Stmt]:
+    def product(self, product: Gemm, operands: list[ir.Call], clear: Any) -> list[ir.Stmt]:
         """C += A B by both blocks."""
-        data = data_of(call.args[2])
+        data = data_of(product.c)
         tensor, state = self._tensor[data], self._state[data]
         rows, columns = tensor.shape
         result = tir.region(tensor, [0, 0], [rows, columns], "rw")
-        clear = ir.IntImm("bool", 1) if ir.constant(rest[6]) else _is(state, ZERO)
+        clear = ir.IntImm("bool", 1) if ir.constant(clear) else _is(state, ZERO)
         done, count = ir.BufferLoad(self._done, [0]), ir.BufferLoad(self._count, [0])
-        arguments = [*operands[:2], result, *rest[:2], rows, columns, *rest[4:6], clear, done, *rest[8:]]
-        issue = tir.call("tl.tileop.tcgen05_gemm", *arguments, annotations={"is_tcgen05": 1, "use_2cta": 1})
         return [
             ir.IfThenElse(_is(state, IN_REGISTERS), self._moved(data, into_registers=False), None),
             # The first block reads the operands of both, and both wait for it.
-            self.cluster.meet(),
-            tir.evaluate(issue),
-            tir.evaluate(tir.call("tl.mbarrier_wait_parity", done, count % 2)),
+            self.cluster.barrier(),
+            product.by_two_blocks(operands[0], operands[1], result, clear, done),
+            tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, done, count % 2)),
             self.cluster.assign(self._count, count + 1),
             self.cluster.assign(state, IN_TENSOR_MEMORY),
         ]
 
     def around(self, stmt: ir.Stmt, lowered: list[ir.Stmt]) -> list[ir.Stmt]:
         """A statement's lowering, with accumulators that it names in registers."""
-        from tilescale.backends.cuda.lowering.clusters.unit import regions, stored
-
         before, after = [], []
         written = {data_of(r) for r in regions(stmt, written=True)} | stored(stmt)
         for data, state in self._state.items():
-            names = {data} | {view for view, call in self.cluster.views.items() if data_of(call.args[0]) == data}
+            names = {data} | {var for var, view in self.sharding.views.items() if view.base.data == data}
             if ir.contains(stmt, partial(_touches, names)):
                 fetched = self._moved(data, into_registers=True)
                 before.append(ir.IfThenElse(_is(state, IN_TENSOR_MEMORY), fetched, None))
@@ -115,7 +85,7 @@ class Mates:
         return [*before, *lowered, *after]
 
     def _moved(self, data: ir.Var, *, into_registers: bool) -> ir.Stmt:
-        tensor, local = self._tensor[data], self.cluster.parts[data].local
+        tensor, local = self._tensor[data], self.sharding.shards[data].local
         source, target = (tensor, local) if into_registers else (local, tensor)
         shape = list(tensor.shape)
         return tir.tile_call("copy", tir.region(source, [0, 0], shape, "r"), tir.region(target, [0, 0], shape, "w"))

@@ -11,7 +11,7 @@ stage of the ring, and their phases count its turns:
   has waited for it may fill the stage anew: nobody's instance is still being read, nor has anybody left out a turn, so
   no bytes reach a `full` whose last phase is unfinished.
 
-The last arrivals at `empty` reach a program that may be done: the meeting at the cluster's end keeps it there. All
+The last arrivals at `empty` reach a program that may be done: the barrier at the cluster's end keeps it there. All
 bytes that come to a program have been waited for when its loop ends, so a ring that is used once may then serve others.
 """
 
@@ -20,12 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.roles import ahead
+from tilescale.backends.cuda.lowering.clusters.sharding import Shard
+from tilescale.backends.cuda.lowering.markers import one_thread, sync
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.clusters.parts import Part
     from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 
 WARP = 32
@@ -49,25 +50,25 @@ class Ring:
         self.cluster, self.loop, self.loads = cluster, loop, loads
         self.stages = max(ir.constant(loop.annotations.get("num_stages", 1)) or 1, 1)
         self.begin, self.extent = cluster.value(loop.min), cluster.value(loop.extent)
-        self.whole = {load.tile: cluster.parts[load.tile] for load in loads}
+        self.whole = {load.tile: cluster.shards[load.tile] for load in loads}
         self.is_shared = any(part.dim is None for part in self.whole.values())
         self.roles = cluster.loaders > 0
         self.rings = {tile: self._ring(part) for tile, part in self.whole.items()}
-        number = cluster.lowering.next_number()
+        number = cluster.next_number()
         self.done = cluster.variable(f"loads{number}") if cluster.loops else None
-        self.full = cluster.barrier(f"full{number}", [1] * self.stages)
+        self.full = cluster.mbarrier(f"full{number}", [1] * self.stages)
         self.empty = None
         if self.roles or self.is_shared:
-            arrivals = cluster.lowering.launch.thread_count // WARP if self.roles else 1
+            arrivals = cluster.launch.thread_count // WARP if self.roles else 1
             programs = cluster.size if self.is_shared else 1
-            self.empty = cluster.barrier(f"empty{number}", [arrivals * programs] * self.stages, remote=self.is_shared)
+            self.empty = cluster.mbarrier(f"empty{number}", [arrivals * programs] * self.stages, remote=self.is_shared)
         if self.roles and self.is_shared:  # TileLang lets all meet once these barriers are there, before the body.
             cluster.begun = True
 
-    def _ring(self, part: Part) -> ir.Buffer:
+    def _ring(self, part: Shard) -> ir.Buffer:
         local = part.local
         ring = tir.local_buffer(local.name, [self.stages, *local.shape], str(local.dtype), local.scope())
-        tiles = self.cluster.lowering.tiles
+        tiles = self.cluster.tiles
         tiles[next(i for i, tile in enumerate(tiles) if tile.same_as(local))] = ring
         self.cluster.reach(ring, to_the_end=not self.roles or self.cluster.loops > 0)
         return ring
@@ -76,7 +77,7 @@ class Ring:
         """The loop with its loads, `rest` being what it does with them."""
         shared = sum(part.dim is None for part in self.whole.values())
         how = "by warps of their own, " if self.roles else ""
-        self.cluster.lowering.notes.append(
+        self.cluster.notes.append(
             f"loads of a cluster: {how}{self.stages} ahead, {shared} of {len(self.loads)} by multicast"
         )
         return self._by_roles(rest) if self.roles else self._in_turn(rest)
@@ -92,7 +93,7 @@ class Ring:
         step = ir.Var(self.loop.loop_var.name, "int32")
         stage, turn = self._place(earlier + step)
         used = [_wait(self.full, stage, turn), *self._used(rest, step, stage), *self._release(stage)]
-        free = [self.cluster.lowering.sync()] if self.done is None else []
+        free = [sync()] if self.done is None else []
         return [ahead(self._loading()), *begin, self._loop(step, used), *end, *free]
 
     def _loading(self) -> ir.Stmt:
@@ -106,11 +107,11 @@ class Ring:
         """Each warp tells whoever fills this stage that it has used it: lane i tells program i."""
         lane = self.cluster.thread % WARP
         empty = ir.BufferLoad(self.empty, [stage])
-        arrive = tir.call("tl.ptx_arrive_cluster_barrier", empty, lane)
+        arrive = tir.call(tl.ARRIVE_CLUSTER_BARRIER, empty, lane)
         told = self.cluster.size
         if not self.is_shared:
-            arrive, told = tir.call("tirx.ptx_arrive_barrier", empty), 1
-        everyone = tir.evaluate(tir.call("tl.sync_warp", dtype="void"))
+            arrive, told = tir.call(tl.ARRIVE_BARRIER, empty), 1
+        everyone = tir.evaluate(tir.call(tl.SYNC_WARP, dtype="void"))
         return [everyone, ir.IfThenElse(lane < told, tir.evaluate(arrive), None)]
 
     # -- all threads do both -----------------------------------------------------------------------------------------
@@ -120,8 +121,8 @@ class Ring:
         cluster, step = self.cluster, ir.Var(self.loop.loop_var.name, "int32")
         begin, end, earlier = self._continued()
         if begin:  # All programs have used what was loaded last time.
-            begin.insert(0, cluster.meet())
-        threads = cluster.lowering.launch.thread_count
+            begin.insert(0, cluster.barrier())
+        threads = cluster.launch.thread_count
         first = [
             self._if_any(ir.IntImm("int32", n), self._issue(n, (earlier + n) % self.stages, threads))
             for n in range(self.stages)
@@ -130,7 +131,7 @@ class Ring:
         used = self._used(rest, step, stage)
         following = step + self.stages
         refill = [*self._until_empty(stage, turn), self._issue(following, stage, threads)]
-        after = [cluster.lowering.sync(), *self._tell_first(stage), self._if_any(following, tir.sequence(refill))]
+        after = [sync(), *self._tell_first(stage), self._if_any(following, tir.sequence(refill))]
         return [*begin, *first, self._loop(step, [_wait(self.full, stage, turn), *used, *after]), *end]
 
     def _if_any(self, step: Any, stmt: ir.Stmt) -> ir.Stmt:
@@ -142,8 +143,8 @@ class Ring:
         """This program has used a stage: the first, who fills it for all, hears of it."""
         if self.empty is None:
             return []
-        arrive = tir.call("tl.ptx_arrive_cluster_barrier", ir.BufferLoad(self.empty, [stage]), 0)
-        return [self.cluster.lowering.one_thread(tir.evaluate(arrive))]
+        arrive = tir.call(tl.ARRIVE_CLUSTER_BARRIER, ir.BufferLoad(self.empty, [stage]), 0)
+        return [one_thread(self.cluster.launch, tir.evaluate(arrive))]
 
     def _until_empty(self, stage: Any, turn: Any) -> list[ir.Stmt]:
         if self.empty is None:
@@ -158,7 +159,7 @@ class Ring:
             return [], [], ir.IntImm("int32", 0)
         earlier = ir.Var("earlier", "int32")
         bound = ir.Bind(earlier, ir.BufferLoad(self.done, [0]))
-        positive = tir.evaluate(tir.call("tirx.assume", earlier >= 0, dtype="bool"))
+        positive = tir.evaluate(tir.call(tl.ASSUME, earlier >= 0, dtype="bool"))
         return [bound, positive], [self.cluster.assign(self.done, earlier + self.extent)], earlier
 
     def _place(self, number: Any) -> tuple[Any, Any]:
@@ -172,25 +173,25 @@ class Ring:
         """What an iteration does with the tiles of a stage."""
         cluster = self.cluster
         for tile, part in self.whole.items():
-            cluster.parts[tile] = replace(part, local=self.rings[tile], stage=stage)
+            cluster.shards[tile] = replace(part, local=self.rings[tile], stage=stage)
         cluster.loops += 1
         used = cluster.statements(ir.substitute(rest, {self.loop.loop_var: self.begin + step}))
         cluster.loops -= 1
-        cluster.parts.update(self.whole)
+        cluster.shards.update(self.whole)
         return used
 
     def _issue(self, step: Any, stage: Any, threads: int) -> ir.Stmt:
         """One of `threads` loads an iteration's tiles into a stage, which is full when all their bytes are there."""
         full = ir.BufferLoad(self.full, [stage])
         copies = [self._copy(load, step, stage, full) for load in self.loads]
-        elected = tir.call("tl.tl_shuffle_elect", threads, dtype="bool")
-        arrive = tir.evaluate(tir.call("tirx.ptx_arrive_barrier", full))
+        elected = tir.call(tl.ELECT, threads, dtype="bool")
+        arrive = tir.evaluate(tir.call(tl.ARRIVE_BARRIER, full))
         return tir.sequence([*copies, ir.IfThenElse(elected, arrive, None)])
 
     def _copy(self, load: Load, step: Any, stage: Any, full: ir.BufferLoad) -> ir.Stmt:
         cluster, part, ring = self.cluster, self.whole[load.tile], self.rings[load.tile]
         at = {self.loop.loop_var: self.begin + step}
-        begins = [cluster.lowering.expr(ir.substitute(b, at)) for b in load.begins]
+        begins = [cluster.expr(ir.substitute(b, at)) for b in load.begins]
         extents = list(load.extents)
         notes: dict[str, Any] = {"barrier": full, "is_tma_copy": 1}
         if part.dim is None:
@@ -198,11 +199,11 @@ class Ring:
         else:
             axis = part.dim - (len(ring.shape) - 1)
             begins[axis], extents[axis] = begins[axis] + cluster.rank * part.share, part.share
-        source = tir.region(cluster.lowering.local(load.source.data), begins, extents, "r")
+        source = tir.region(load.source, begins, extents, "r")
         inner = [ir.constant(n) for n in ring.shape[1:]]
         target = tir.region(ring, [stage, *[0] * len(inner)], [1, *inner], "w")
         return tir.tile_call("tma_copy", source, target, **notes)
 
 
 def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
-    return tir.evaluate(tir.call("tl.mbarrier_wait_parity", ir.BufferLoad(barrier, [stage]), turn))
+    return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(barrier, [stage]), turn))

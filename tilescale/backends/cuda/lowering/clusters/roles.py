@@ -3,7 +3,7 @@
 
 Before: the lowered body of a phase, with the loads of its loops marked. After: a branch on the thread index. The user's
 threads keep their numbers and run everything but the loads; threads beyond them run the loads, in the same loops and
-branches, with the same meetings of the cluster, which wait for all of its threads. So a load stays behind every meeting
+branches, with the same barriers of the cluster, which wait for all of its threads. So a load stays behind every barrier
 that stood before it, and runs ahead of everything else, as far as its ring has room. Declines phases in which the
 loading threads could not know which way the program goes.
 """
@@ -11,17 +11,18 @@ loading threads could not know which way the program goes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.clusters.dsmem import is_meeting
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lower import GridLowering
+from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
+from tilescale.program.model import Launch
 
 AHEAD = "tilescale.ahead"
 """Marks a statement of the loading warps."""
+
+APART = "tilescale.apart"
+"""AttrStmt key: a body whose marked statements so many added threads, the value, execute beside the rest."""
 
 GROUP, WARP = 128, 32
 """Threads that share out their registers together, and those that one instruction is for."""
@@ -39,11 +40,11 @@ def ahead(stmt: ir.Stmt) -> ir.Stmt:
     return ir.AttrStmt(ir.IntImm("int32", 0), AHEAD, ir.IntImm("int32", 0), stmt)
 
 
-def loaders(lowering: GridLowering, phase: ir.Stmt) -> int:
+def loaders(launch: Launch, phase: ir.Stmt) -> int:
     """How many threads may be added to a phase's program to load for it; 0 if its loads cannot be split off."""
-    x, y, z = lowering.launch.threads
+    x, y, z = launch.threads
     added = WARP if x % GROUP else GROUP
-    if x % WARP or y * z > 1 or x + added > MOST or lowering.lanes.used or _is_unforeseen(phase, set()):
+    if x % WARP or y * z > 1 or x + added > MOST or _is_unforeseen(phase, set()):
         return 0
     return added
 
@@ -64,9 +65,23 @@ def _is_unforeseen(stmt: ir.Stmt, read: set[ir.Var]) -> bool:
     return any(_is_unforeseen(inner, read) for inner in ir.children(stmt))
 
 
-def split(lowering: GridLowering, thread: ir.Var, added: int, body: ir.Stmt) -> ir.Stmt:
-    """The branch: `added` threads load, the others do the rest."""
-    threads = lowering.launch.thread_count
+def apart(added: int, body: ir.Stmt) -> ir.Stmt:
+    """A body whose loads `added` threads are to make, once it is lowered (`split`)."""
+    return ir.AttrStmt(ir.StringImm(APART), APART, ir.IntImm("int32", added), body)
+
+
+def split(launch: Launch, stmt: ir.Stmt) -> ir.Stmt:
+    """A phase with a branch in the place of each body with loads: the threads added load, the others do the rest."""
+
+    def leave(node: Any) -> ir.Stmt | None:
+        is_apart = isinstance(node, ir.AttrStmt) and str(node.attr_key) == APART
+        return _branch(launch, ir.integer(node.value), node.body) if is_apart else None
+
+    return tir.rewrite(stmt, leave=leave)
+
+
+def _branch(launch: Launch, added: int, body: ir.Stmt) -> ir.Stmt:
+    threads, thread = launch.thread_count, next(var for var, axis in launch.thread_vars if axis == 0)
     roles = [_Loading(thread < threads + WARP).role(body), tir.rewrite(body, enter=_without_loads)]
     fewer, more = REGISTERS.get(threads // GROUP, (0, 0)) if added == GROUP else (0, 0)
     if more:
@@ -89,7 +104,7 @@ def _without_loads(node: Any) -> ir.Stmt | None:
 
 
 class _Loading:
-    """What the loading warps run: one of them the loads, all of them the meetings, in the loops and branches around.
+    """What the loading warps run: one of them the loads, all of them the barriers, in the loops and branches around.
 
     Attributes:
         one: whether a thread is of the warp that loads.
@@ -108,7 +123,7 @@ class _Loading:
         if _is_ahead(stmt):
             self.named.update(v for inner in ir.statements(stmt.body) for v in ir.uses(inner))
             return ir.IfThenElse(self.one, stmt.body, None)
-        if is_meeting(stmt) or (isinstance(stmt, ir.Bind) and stmt.var in self.named):
+        if is_barrier(stmt) or (isinstance(stmt, ir.Bind) and stmt.var in self.named):
             self.named.update(ir.uses(stmt))
             return stmt
         if isinstance(stmt, ir.SeqStmt):

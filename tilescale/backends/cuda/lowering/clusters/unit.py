@@ -11,57 +11,129 @@ another wrote. Declines what does not fall apart this way, with an error.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.clusters import roles
+from tilelang_core.tiles import access_of, data_of
+from tilescale.backends.cuda.lowering.clusters import loads, roles
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster, without_ends, without_repeats
-from tilescale.backends.cuda.lowering.clusters.pair import Mates, data_of
-from tilescale.backends.cuda.lowering.clusters.parts import GEMM, Part, Plan
+from tilescale.backends.cuda.lowering.clusters.pair import Pair
+from tilescale.backends.cuda.lowering.clusters.regions import access, regions, stored
+from tilescale.backends.cuda.lowering.clusters.sharding import Shard, Sharding
+from tilescale.backends.cuda.lowering.markers import located
+from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.registry import rule_for
+from tilescale.backends.cuda.lowering.tile import Tile, parts
+from tilescale.passes.structure import location
 from tilescale.program import ops
-from tilescale.program.model import location
+from tilescale.program.operations import Rank, TileView
 
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lower import GridLowering
-
-COPY, FILL = "tl.tileop.copy", "tl.tileop.fill"
+UNIT, MEMBER = "cluster", "program"
+"""The kinds of levels whose operations this stage lowers: of a cluster that executes as one, and of its programs."""
 
 
 class ClusterUnit(Cluster):
     """The cluster around a program, and regions that it executes as one unit.
 
     Attributes:
-        views, parts, mates: who holds what of the cluster's tiles.
+        views, shards, pair: who holds what of the cluster's tiles.
         bound: what names stand for that were bound before the region, by each program for itself.
         loops: how many loops are around the statement that is being lowered.
         added: threads that the program has beyond the user's, to load ahead.
     """
 
-    def __init__(self, lowering: GridLowering):
-        super().__init__(lowering)
-        plan = Plan(self)
-        self.views, self.parts = plan.views, plan.parts
+    def __init__(self, phase: Phase):
+        super().__init__(phase)
+        self.sharding = Sharding(self)
+        self.views, self.shards = self.sharding.views, self.sharding.shards
         self.bound: dict[ir.Var, Any] = {}
         self.loops = self.added = 0
-        self.mates = Mates(self, plan.results) if plan.results else None
+        self.pair = Pair(self, self.sharding) if self.sharding.results else None
+        self._in_member = False
 
     @cached_property
     def loaders(self) -> int:
         """How many threads could load ahead for this phase; pairs of blocks meet in ways of their own."""
-        return 0 if self.mates is not None else roles.loaders(self.lowering, self.lowering.phase)
+        if self.pair is not None or ir.contains(self.phase.stmt, self._is_groups):
+            return 0
+        return roles.loaders(self.launch, self.phase.stmt)
+
+    def _is_groups(self, node: Any) -> bool:
+        """Whether a node is a region of units inside the program."""
+        is_scale = isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE
+        return is_scale and self._kind(str(node.value.value)) == "lanes"
 
     @property
     def thread(self) -> ir.Var:
         """The index of a thread, along the first axis."""
-        return next(var for var, axis in self.lowering.launch.thread_vars if axis == 0)
+        return next(var for var, axis in self.launch.thread_vars if axis == 0)
 
     def enclose(self, body: ir.Stmt) -> ir.Stmt:
         """`body` between the cluster's beginning and end, its loads split off."""
         if roles.is_split(body):
             self.added = self.loaders
-            body = roles.split(self.lowering, self.thread, self.added, without_ends(body))
+            body = roles.apart(self.added, without_ends(body))
         return super().enclose(body)
+
+    # -- the walk over what programs execute, each for itself --------------------------------------------------------
+
+    def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement of a program, without regions of its cluster and their tiles."""
+        return tir.rewrite(stmt, enter=self._enter, leave=self._leave)
+
+    def expr(self, expr: Any) -> Any:
+        """An expression of a program."""
+        return tir.rewrite(tir.evaluate(expr), leave=self._leave).value if isinstance(expr, ir.PrimExpr) else expr
+
+    def member(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement that programs execute, each for itself."""
+        outer, self._in_member = self._in_member, True
+        try:
+            return self.stmt(stmt)
+        finally:
+            self._in_member = outer
+
+    def _enter(self, node: Any) -> ir.Stmt | None:
+        if isinstance(node, ir.Stmt):
+            self.where = location(node) or self.where
+        if isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE:
+            return self._scale(node)
+        if isinstance(node, ir.Bind):
+            return self._bound(node)
+        if not isinstance(node, ir.Evaluate) or ir.op_name(node.value) not in ops.ALL_OPS:
+            return None
+        level = ir.attribute(node.value, "level")
+        if level is None or self._kind(level) != MEMBER:
+            return None
+        rule = rule_for(node.value.op.name, MEMBER, ir.attribute(node.value, "impl"))
+        if rule is None:
+            name = node.value.op.name.removeprefix("tilescale.")
+            raise self.unsupported(f"T.{name} of level {level!r} has no CUDA lowering")
+        return located(rule(self, node.value), node)
+
+    def _kind(self, level: str) -> str:
+        return self.target.machine.level(level).kind
+
+    def _scale(self, node: ir.AttrStmt) -> ir.Stmt | None:
+        kind = self._kind(str(node.value.value))
+        if kind == UNIT and not self._in_member:
+            return self.execute(node.body)
+        return self.member(node.body) if kind in ("unit", MEMBER, UNIT) else None
+
+    def _bound(self, node: ir.Bind) -> ir.Stmt | None:
+        """A rank of a program or a cluster is a number; a view of a cluster's tile is a part of it."""
+        if node.var in self.views:
+            return tir.sequence([])
+        if ir.op_name(node.value) != ops.RANK.name:
+            return None
+        kind = self._kind(Rank.of(node.value).level)
+        rank = self.rank if kind == MEMBER else self.number() if kind == UNIT else None
+        return None if rank is None else tir.at(ir.Bind(node.var, rank), node)
+
+    def _leave(self, node: Any) -> Any:
+        is_access = isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.scope() != "global"
+        return self.on_tile(node) if is_access else None
 
     # -- accesses ----------------------------------------------------------------------------------------------------
 
@@ -72,34 +144,34 @@ class ClusterUnit(Cluster):
             held, begins = self._held(self.views[data])
             indices = [i + b for i, b in zip(indices, begins, strict=True)]
             return access(node, held.local, held.index(indices))
-        part = self.parts.get(data)
+        part = self.shards.get(data)
         if part is None:
             return None
         if part.dim is None and isinstance(node, ir.BufferLoad):
             return access(node, part.local, part.index(indices))
         if part.dim is None or not part.local.scope().startswith("shared") or part.stage is not None:
-            raise self.lowering.unsupported(f"an access to single elements of {node.buffer.name!r}, a cluster's tile")
+            raise self.unsupported(f"an access to single elements of {node.buffer.name!r}, a cluster's tile")
         return self._on_element(node, part, part.dim, indices)
 
-    def _on_element(self, node: Any, part: Part, dim: int, indices: list[Any]) -> Any:
+    def _on_element(self, node: Any, part: Shard, dim: int, indices: list[Any]) -> Any:
         """A single element lies in the program whose share it is of."""
         self.reach(part.local)
         owner = indices[dim] // part.share
         indices[dim] = indices[dim] % part.share
-        address = tir.call("tirx.address_of", ir.BufferLoad(part.local, indices))
+        address = tir.call(tl.ADDRESS_OF, ir.BufferLoad(part.local, indices))
         if isinstance(node, ir.BufferLoad):
             return tir.extern("tilescale::cluster_load", address, owner, dtype=str(node.dtype))
         return tir.evaluate(tir.extern("tilescale::cluster_store", address, owner, node.value))
 
-    def _held(self, view: ir.Call) -> tuple[Part, list[Any]]:
+    def _held(self, view: TileView) -> tuple[Shard, list[Any]]:
         """What a program holds of a view's tile, and where in it its view begins."""
-        base = ir.region_parts(view.args[0])[0]
-        part, dim = self.parts[base.data], ir.attribute(view, "dim")
+        base, dim = view.base, view.axis
+        part = self.shards[base.data]
         if part.stage is not None or part.dim not in (None, dim):
-            raise self.lowering.unsupported(f"this view of {base.name!r}, which a product needs split differently")
+            raise self.unsupported(f"this view of {base.name!r}, which a product needs split differently")
         begins: list[Any] = [0] * len(base.shape)
         if part.dim is None:
-            begins[dim] = self.rank * ir.constant(view.args[1 + dim])
+            begins[dim] = self.rank * ir.constant(view.shape[dim])
         return part, begins
 
     def region(self, region: ir.Call) -> ir.Call:
@@ -109,14 +181,14 @@ class ClusterUnit(Cluster):
             return region
         part, offset = self._held(self.views[buffer.data])
         at = [b + o for b, o in zip(begins, offset, strict=True)]
-        return tir.region(part.local, at, extents, ACCESS[ir.integer(region.args[1])])
+        return tir.region(part.local, at, extents, access_of(region))
 
     # -- statements of the cluster -----------------------------------------------------------------------------------
 
     def execute(self, body: ir.Stmt) -> ir.Stmt:
         """A region that the cluster executes as one unit."""
-        self.bound, self.loops = self._values_outside(body), int(_is_repeated(self.lowering.phase, body))
-        return tir.sequence(without_repeats([self.meet(), *self.statements(body), self.meet()]))
+        self.bound, self.loops = self._values_outside(body), int(_is_repeated(self.phase.stmt, body))
+        return tir.sequence(without_repeats([self.barrier(), *self.statements(body), self.barrier()]))
 
     def _values_outside(self, body: ir.Stmt) -> dict[ir.Var, Any]:
         inside: set[ir.Var] = set()
@@ -127,14 +199,14 @@ class ClusterUnit(Cluster):
             if isinstance(node, ir.Bind) and node.var not in inside:
                 found[node.var] = node.value
 
-        ir.walk(self.lowering.phase, visit)
+        ir.walk(self.phase.stmt, visit)
         return found
 
     def first(self, node: Any) -> Any:
         """A node as the cluster's first program has it: what a name means where all execute as one."""
         if not isinstance(node, ir.PrimExpr | ir.Stmt):
             return node
-        launch = self.lowering.launch
+        launch = self.launch
         mapping = {
             var: var // programs * programs for var, programs in zip(launch.programs, launch.cluster, strict=False)
         }
@@ -142,18 +214,17 @@ class ClusterUnit(Cluster):
         ir.walk(node, lambda n: named.add(n) if isinstance(n, ir.Var) else None)
         for var in named & self.bound.keys():
             if not ir.is_pure(self.bound[var]):
-                raise self.lowering.unsupported(f"{var.name!r}, a value of one program, where its cluster executes")
+                raise self.unsupported(f"{var.name!r}, a value of one program, where its cluster executes")
             mapping[var] = self.first(self.bound[var])
         return ir.substitute(node, mapping)
 
     def value(self, expr: Any) -> Any:
         """An expression of the cluster, lowered."""
-        return self.lowering.expr(self.first(expr))
+        return self.expr(self.first(expr))
 
     def statements(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         """Statements of the cluster as each of its programs runs them."""
-        lowering = self.lowering
-        lowering.where = location(stmt) or lowering.where
+        self.where = location(stmt) or self.where
         if isinstance(stmt, ir.SeqStmt):
             return [s for inner in stmt.seq for s in self.statements(inner)]
         if isinstance(stmt, ir.AttrStmt):
@@ -171,25 +242,23 @@ class ClusterUnit(Cluster):
             return self._store(stmt)
         if isinstance(stmt, ir.Evaluate):
             return self._operation(stmt.value)
-        raise lowering.unsupported("this statement where a cluster executes as one unit has no CUDA lowering")
+        raise self.unsupported("this statement where a cluster executes as one unit has no CUDA lowering")
 
     def _bind(self, bind: ir.Bind) -> list[ir.Stmt]:
         if ir.op_name(bind.value) in (ops.VIEW.name, ops.RANK.name):
-            return [self.lowering.member(bind)] if bind.var not in self.views else []
+            return [self.member(bind)] if bind.var not in self.views else []
         bound = ir.Bind(bind.var, self.value(bind.value))
         # What was read may change as soon as all have read it.
-        return [bound, self.meet()] if self._touches(bind.value) else [bound]
+        return [bound, self.barrier()] if self._touches(bind.value) else [bound]
 
     def is_member_scale(self, node: Any) -> bool:
         """Whether a statement is a scale of the cluster's programs."""
         if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != ops.SCALE:
             return False
-        return self.lowering.target.machine.level(str(node.value.value)).kind == "program"
+        return self.target.machine.level(str(node.value.value)).kind == "program"
 
     def _loop(self, loop: ir.For) -> list[ir.Stmt]:
-        from tilescale.backends.cuda.lowering.clusters.loads import pipelined
-
-        staged = pipelined(self, loop)
+        staged = loads.pipelined(self, loop)
         if staged is not None:
             return staged
         if ir.constant(loop.extent) == 1:
@@ -202,26 +271,24 @@ class ClusterUnit(Cluster):
 
     def _members(self, body: ir.Stmt) -> list[ir.Stmt]:
         """A region that each program runs; then shares of tiles that all need whole go round."""
-        if any(data_of(r) in self.parts for r in regions(body)):
-            raise self.lowering.unsupported("a tile of the cluster, not a view of it, where its programs execute")
-        lowered = self._with_results(body, [self.lowering.member(body)])
+        if any(data_of(r) in self.shards for r in regions(body)):
+            raise self.unsupported("a tile of the cluster, not a view of it, where its programs execute")
+        lowered = self.with_results(body, [self.member(body)])
         written = {data_of(r) for r in regions(body, written=True)} | stored(body)
         views = [self.views[data] for data in written if data in self.views]
-        whole = {data_of(v.args[0]): v for v in views if self.parts[data_of(v.args[0])].dim is None}
+        whole = {v.base.data: v for v in views if self.shards[v.base.data].dim is None}
         if whole:
-            return [*lowered, self.meet(), *(s for view in whole.values() for s in self._gather(view)), self.meet()]
-        return [*lowered, self.meet()] if self._publishes(body) else lowered
+            shares = [s for view in whole.values() for s in self._gather(view)]
+            return [*lowered, self.barrier(), *shares, self.barrier()]
+        return [*lowered, self.barrier()] if self._publishes(body) else lowered
 
-    def _gather(self, view: ir.Call) -> list[ir.Stmt]:
+    def _gather(self, view: TileView) -> list[ir.Stmt]:
         """Fetch the others' shares of a tile that is whole in each program."""
-        from tilescale.backends.cuda.lowering.exchange import Tile, parts
-
         part, _ = self._held(view)
-        self.lowering.notes.append(f"shares of {part.local.name}: fetched through distributed shared memory")
-        shape = [ir.constant(n) for n in part.local.shape]
-        whole = Tile(self.lowering, tir.region(part.local, [0] * len(shape), shape, "rw"))
-        extents, begins = parts(whole, ir.attribute(view, "dim"), self.size)
-        shares = [Tile(self.lowering, whole.region("rw", begin, extents)) for begin in begins]
+        self.notes.append(f"shares of {part.local.name}: fetched through distributed shared memory")
+        whole = Tile.whole(part.local)
+        extents, begins = parts(whole, view.axis, self.size)
+        shares = [Tile.of(whole.region("rw", begin, extents)) for begin in begins]
         # A program fetches its own share too, in place: a branch here would cost more.
         return [self.move(share, share, peer, put=False) for peer, share in enumerate(shares)]
 
@@ -234,7 +301,7 @@ class ClusterUnit(Cluster):
 
         def shows(node: Any) -> bool:
             name = ir.op_name(node) or ""
-            return name.startswith(("tl.atomic", "tirx.call_extern")) or name in ops.ALL_OPS - {ops.RANK.name}
+            return name.startswith((tl.ATOMICS, tl.CALL_EXTERN)) or name in ops.ALL_OPS - {ops.RANK.name}
 
         bare = tir.rewrite(body, enter=without_views)
         return self._touches(bare) or ir.contains(bare, shows) or _writes_memory(bare)
@@ -242,20 +309,20 @@ class ClusterUnit(Cluster):
     def _touches(self, node: Any) -> bool:
         """Whether a node names a tile of the cluster itself: elements of it lie in other programs."""
         return ir.contains(
-            node, lambda n: isinstance(n, ir.BufferLoad | ir.BufferStore) and n.buffer.data in self.parts
+            node, lambda n: isinstance(n, ir.BufferLoad | ir.BufferStore) and n.buffer.data in self.shards
         )
 
-    def _with_results(self, stmt: ir.Stmt, lowered: list[ir.Stmt]) -> list[ir.Stmt]:
+    def with_results(self, stmt: ir.Stmt, lowered: list[ir.Stmt]) -> list[ir.Stmt]:
         """A statement's lowering, with results of products where it can use them."""
-        return lowered if self.mates is None else self.mates.around(stmt, lowered)
+        return lowered if self.pair is None else self.pair.around(stmt, lowered)
 
     def _store(self, stmt: ir.BufferStore) -> list[ir.Stmt]:
-        lowered = self.lowering.member(self.first(stmt))
-        if stmt.buffer.scope().startswith("local") and stmt.buffer.data not in self.parts:
-            return [lowered, self.meet()] if self._touches(stmt) else [lowered]
-        return [self._once(lowered), self.meet()]
+        lowered = self.member(self.first(stmt))
+        if stmt.buffer.scope().startswith("local") and stmt.buffer.data not in self.shards:
+            return [lowered, self.barrier()] if self._touches(stmt) else [lowered]
+        return [self.once(lowered), self.barrier()]
 
-    def _once(self, stmt: ir.Stmt) -> ir.Stmt:
+    def once(self, stmt: ir.Stmt) -> ir.Stmt:
         """A statement whose effect is the cluster's: its first program runs it."""
         return ir.IfThenElse(self.rank < 1, stmt, None)
 
@@ -274,30 +341,30 @@ class ClusterUnit(Cluster):
 
         def leave(node: Any) -> Any:
             nonlocal share
-            if not isinstance(node, ir.BufferLoad | ir.BufferStore) or node.buffer.data not in self.parts:
+            if not isinstance(node, ir.BufferLoad | ir.BufferStore) or node.buffer.data not in self.shards:
                 return None
-            part, indices = self.parts[node.buffer.data], list(node.indices)
+            part, indices = self.shards[node.buffer.data], list(node.indices)
             if part.dim is not None:
                 if indices[part.dim] not in loops:
-                    raise self.lowering.unsupported(f"{node.buffer.name!r}, split over programs, at another index")
+                    raise self.unsupported(f"{node.buffer.name!r}, split over programs, at another index")
                 split.add(indices[part.dim])
                 share, indices[part.dim] = part.share, inner
             elif isinstance(node, ir.BufferStore):
-                raise self.lowering.unsupported(f"a store to {node.buffer.name!r}, which each program has whole")
+                raise self.unsupported(f"a store to {node.buffer.name!r}, which each program has whole")
             return access(node, part.local, part.index(indices))
 
         body = self.first(tir.rewrite(body, leave=leave))
         if len(split) > 1:
-            raise self.lowering.unsupported("tiles split along different loops")
+            raise self.unsupported("tiles split along different loops")
         for var in split:
             if ir.constant(extents[loops.index(var)]) != share * self.size:
-                raise self.lowering.unsupported(f"a loop {var.name!r} over a part of tiles that are split along it")
+                raise self.unsupported(f"a loop {var.name!r} over a part of tiles that are split along it")
             extents[loops.index(var)] = share
             body = ir.substitute(ir.substitute(body, {var: var + self.rank * share}), {inner: var})
-        lowered = self.lowering.member(tir.parallel(loops, [self.first(n) for n in extents], body))
+        lowered = self.member(tir.parallel(loops, [self.first(n) for n in extents], body))
         if not split:
-            return [self._once(lowered), self.meet()]
-        return self._with_results(nest, [lowered, *([self.meet()] if _writes_memory(nest) else [])])
+            return [self.once(lowered), self.barrier()]
+        return self.with_results(nest, [lowered, *([self.barrier()] if _writes_memory(nest) else [])])
 
     # -- tile operations of the cluster ------------------------------------------------------------------------------
 
@@ -305,101 +372,25 @@ class ClusterUnit(Cluster):
         name = ir.op_name(call)
         if name is None and ir.constant(call) is not None:
             return []
-        rules = {GEMM: self._gemm, COPY: self._copy, FILL: self._fill}
-        if name not in rules:
-            raise self.lowering.unsupported(f"{name} where a cluster executes as one unit has no CUDA lowering")
-        return rules[name](call)
+        rule = rule_for(name, UNIT)
+        if rule is None:
+            raise self.unsupported(f"{name} where a cluster executes as one unit has no CUDA lowering")
+        return rule(self, call)
 
     def part_of(self, region: ir.Call) -> ir.Call:
         """This program's part of a region of a tile of the cluster."""
         buffer, begins, extents = ir.region_parts(region)
-        part = self.parts.get(buffer.data)
+        part = self.shards.get(buffer.data)
         if part is None:
-            raise self.lowering.unsupported(f"{buffer.name!r}, which its cluster does not own, in this operation")
+            raise self.unsupported(f"{buffer.name!r}, which its cluster does not own, in this operation")
         begins, extents = ([self.value(n) for n in axes] for axes in (begins, extents))
         if part.dim is not None:
             if ir.constant(begins[part.dim]) != 0 or ir.constant(extents[part.dim]) != part.share * self.size:
-                raise self.lowering.unsupported(f"a slice, or uneven shares, of {buffer.name!r}, a cluster's tile")
+                raise self.unsupported(f"a slice, or uneven shares, of {buffer.name!r}, a cluster's tile")
             extents[part.dim] = part.share
         if part.stage is not None:
             begins, extents = [part.stage, *begins], [1, *extents]
-        return tir.region(part.local, begins, extents, ACCESS[ir.integer(region.args[1])])
-
-    def _fill(self, call: ir.Call) -> list[ir.Stmt]:
-        filled = [tir.tile_call("fill", self.part_of(call.args[0]), self.value(call.args[1]))]
-        return filled + (self.mates.filled(call) if self.mates is not None else [])
-
-    def _gemm(self, call: ir.Call) -> list[ir.Stmt]:
-        operands = [self.part_of(region) for region in call.args[:3]]
-        rest = [self.value(n) for n in call.args[3:]]
-        if self.mates is not None and self.mates.holds(call.args[2]):
-            return self.mates.product(call, operands, rest)
-        axis = self.parts[data_of(call.args[2])].dim
-        assert axis is not None, "a product splits its result"
-        rest[2 + axis] = operands[2].args[2:][-2:][axis]
-        return [tir.evaluate(tir.call(GEMM, *operands, *rest, annotations=dict(call.annotations) or None))]
-
-    def _copy(self, call: ir.Call) -> list[ir.Stmt]:
-        """Each program copies its share; a tile that all have whole, each for itself, or the first one out of it."""
-        sides = [call.args[0], call.args[1]]
-        found = [self._split(region) for region in sides if data_of(region) in self.parts]
-        splits = {split for split in found if split is not None}
-        if len(splits) > 1:
-            raise self.lowering.unsupported("a copy between tiles of a cluster that are split differently")
-        back, share = splits.pop() if splits else (0, 0)
-        moved = [self._share_of(region, back, share) for region in sides]
-        notes = dict(call.annotations) or None
-        copied = tir.evaluate(tir.call(COPY, *moved, annotations=notes))
-        into_memory = data_of(sides[1]) not in self.parts
-        if into_memory and not back:
-            copied = self._once(copied)
-        return self._with_results(tir.evaluate(call), [copied, *([self.meet()] if into_memory else [])])
-
-    def _split(self, region: ir.Call) -> tuple[int, int] | None:
-        """The dimension along which a region is split, from the back, and the extent of a share."""
-        part = self.parts[data_of(region)]
-        return None if part.dim is None else (part.dim - len(region.args[2:]), part.share)
-
-    def _share_of(self, region: ir.Call, back: int, share: int) -> ir.Call:
-        """This program's share of one side of a copy, split along dimension `back` (0: not split)."""
-        buffer, begins, extents = ir.region_parts(region)
-        if buffer.data in self.parts:
-            if back and self.parts[buffer.data].dim is None:
-                raise self.lowering.unsupported(f"a copy between {buffer.name!r}, whole, and a tile that is split")
-            return self.part_of(region)
-        if buffer.scope() != "global":
-            raise self.lowering.unsupported(f"{buffer.name!r}, a program's own tile, where its cluster executes")
-        begins, extents = ([self.value(n) for n in axes] for axes in (begins, extents))
-        if back:
-            begins[back] = begins[back] + self.rank * share
-            extents[back] = share
-        target = self.lowering.local(buffer.data)
-        return tir.region(target, begins, extents, ACCESS[ir.integer(region.args[1])])
-
-
-ACCESS = {1: "r", 2: "w", 3: "rw"}
-
-
-def regions(stmt: Any, *, written: bool = False) -> list[ir.Call]:
-    """All regions that operations below a node work on, or those that they write."""
-    found: list[ir.Call] = []
-    viewed: list[ir.Call] = []
-
-    def visit(node: Any) -> None:
-        if ir.op_name(node) == ops.VIEW.name:
-            viewed.append(node.args[0])
-        elif ir.op_name(node) == "tl.region" and (not written or ir.integer(node.args[1]) & 2):
-            found.append(node)
-
-    ir.walk(stmt, visit)
-    return [region for region in found if not any(region.same_as(v) for v in viewed)]
-
-
-def stored(stmt: ir.Stmt) -> set[ir.Var]:
-    """Data variables of the buffers that single elements are stored to."""
-    found: set[ir.Var] = set()
-    ir.walk(stmt, lambda n: found.add(n.buffer.data) if isinstance(n, ir.BufferStore) else None)
-    return found
+        return tir.region(part.local, begins, extents, access_of(region))
 
 
 def _is_repeated(phase: ir.Stmt, stmt: ir.Stmt) -> bool:
@@ -411,11 +402,4 @@ def _is_repeated(phase: ir.Stmt, stmt: ir.Stmt) -> bool:
 
 def _writes_memory(stmt: ir.Stmt) -> bool:
     stores = ir.contains(stmt, lambda n: isinstance(n, ir.BufferStore) and n.buffer.scope() == "global")
-    return stores or any(r.args[0].buffer.scope() == "global" for r in regions(stmt, written=True))
-
-
-def access(node: Any, buffer: ir.Buffer, indices: list[Any]) -> Any:
-    """The load or store `node` at another place."""
-    if isinstance(node, ir.BufferLoad):
-        return ir.BufferLoad(buffer, indices)
-    return ir.BufferStore(buffer, node.value, indices)
+    return stores or any(ir.region_parts(r)[0].scope() == "global" for r in regions(stmt, written=True))

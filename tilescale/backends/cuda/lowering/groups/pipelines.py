@@ -14,23 +14,28 @@ Leaves to the in-order lowering what loops.py declines.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
-from tilelang_core import ir
+from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.lanes.clones import Clone
-from tilescale.backends.cuda.lowering.lanes.handover import Handover, parts_of
-from tilescale.backends.cuda.lowering.lanes.holdings import accesses
-from tilescale.backends.cuda.lowering.lanes.loops import LOADER_THREADS, Loop, architecture, asynchronous
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering, Unit
+from tilescale.backends.cuda.lowering.groups.clones import Clone
+from tilescale.backends.cuda.lowering.groups.distribution import accesses
+from tilescale.backends.cuda.lowering.groups.handover import Handover, parts_of
+from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS, Loop, architecture, asynchronous
+from tilescale.backends.cuda.lowering.groups.state import GroupStage
+from tilescale.backends.cuda.lowering.groups.unit import Unit
+from tilescale.backends.cuda.lowering.markers import loading
 
 REGISTERS, LOADER_REGISTERS, MOST_REGISTERS = 65536, 24, 240
 """Of a multiprocessor; of a thread that loads; of a thread that works, at most (they come in steps of 8)."""
 
 ASYNCHRONOUS_PRODUCTS = 9
 """Compute capability of the processors whose warpgroups start products into registers and wait for them later."""
+
+
+Statements: TypeAlias = Callable[[Sequence[ir.Stmt], Unit, Clone, frozenset[ir.Var]], ir.Stmt]
+"""One unit's part of statements, inside the clone of a loop, in which tiles are kept as they are."""
 
 
 class Pipelines:
@@ -40,24 +45,20 @@ class Pipelines:
         loops: them, in order.
     """
 
-    def __init__(self, lanes: LaneLowering):
-        self.lanes, self.lowering = lanes, lanes.lowering
-        self.loops: list[Loop] = []
-        self.barriers: dict[ir.Var, list[ir.PrimExpr]] = {}
+    def __init__(self, stage: GroupStage):
+        self.stage = stage
+        self.arrivals: dict[ir.Var, list[ir.PrimExpr]] = {}
         self._rings: dict[ir.Var, ir.Buffer] = {}
         self._parts: dict[ir.For, int] = {}
         self._handed: dict[ir.For, tuple[ir.Buffer, ir.Buffer]] = {}
-
-    def survey(self, phase: ir.Stmt) -> None:
-        """Find the loops of a phase."""
-        self.loops = asynchronous(self.lanes, phase)
+        self.loops = asynchronous(stage)
         for number, loop in enumerate(self.loops):
             self._allocate(loop, f"_{number}" if number else "")
 
     def _allocate(self, loop: Loop, number: str) -> None:
         """The rings of a loop, and its barriers."""
-        tiles = self.lowering.tiles
-        parts = self._parts[loop.stmt] = parts_of(self.lanes, loop)
+        tiles = self.stage.tiles
+        parts = self._parts[loop.stmt] = parts_of(self.stage, loop)
         places = loop.stages * parts
         for tile in loop.tiles:
             rows, *columns = map(ir.integer, tile.shape)
@@ -65,17 +66,17 @@ class Pipelines:
             self._rings[tile.data] = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
             tiles.append(self._rings[tile.data])
         pair = [tir.local_buffer(name + number, [places], "uint64", "shared.barrier") for name in ("full", "empty")]
-        for barrier, arrivals in zip(pair, (1, self.lanes.whole.threads), strict=True):
-            self.barriers[barrier.data] = [ir.int_node(arrivals)] * places
+        for barrier, arrivals in zip(pair, (1, self.stage.whole.threads), strict=True):
+            self.arrivals[barrier.data] = [ir.int_node(arrivals)] * places
             tiles.append(barrier)
         self._handed[loop.stmt] = (pair[0], pair[1])
         self._note(loop)
 
     def _note(self, loop: Loop) -> None:
-        first = self.lanes.whole.threads
+        first = self.stage.whole.threads
         names = ", ".join(tile.name for tile in loop.tiles)
-        units = self.lanes.whole.units(loop.level)
-        self.lowering.notes.append(
+        units = self.stage.whole.units(loop.level)
+        self.stage.notes.append(
             f"T.Pipelined over {loop.stmt.loop_var.name}: threads {first} to {first + LOADER_THREADS - 1} load {names} "
             f"by TMA, {loop.stages} ahead; {len(units)} {loop.level.name}s work on them"
         )
@@ -84,24 +85,25 @@ class Pipelines:
         """The asynchronous loop that a statement is."""
         return next((loop for loop in self.loops if loop.stmt.same_as(stmt)), None)
 
-    def threads(self) -> int:
-        """Threads of a launch, the loader included."""
-        return self.lanes.whole.threads + (LOADER_THREADS if self.loops else 0)
+    @property
+    def added(self) -> int:
+        """Threads of the loader."""
+        return LOADER_THREADS if self.loops else 0
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
-    def work(self, loop: Loop, unit: Unit) -> ir.Stmt:
-        """The loop of one unit."""
-        clone = Clone(self.lanes, unit)
+    def work(self, loop: Loop, unit: Unit, statements: Statements) -> ir.Stmt:
+        """The loop of one unit, of whose body `statements` gives its part."""
+        clone = Clone(self.stage, unit)
         step = clone.values[loop.stmt.loop_var] = ir.Var(loop.stmt.loop_var.name, str(loop.stmt.loop_var.dtype))
-        begin, extent = (self.lowering.expr(clone.expr(n)) for n in (loop.stmt.min, loop.stmt.extent))
+        begin, extent = (clone.expr(n) for n in (loop.stmt.min, loop.stmt.extent))
         stage, turn = _turn(loop, step - begin)
         full, empty = self._handed[loop.stmt]
-        body = self.lanes.unit_statements(loop.rest, unit, clone, self._kept(loop))
+        body = statements(loop.rest, unit, clone, self._kept(loop))
         parts = self._parts[loop.stmt]
         places = [stage * parts + part for part in range(parts)]
         waits, arrivals = [_wait(full, at, turn) for at in places], [_arrive(empty, at) for at in places]
-        hand = Handover(waits, arrivals, architecture(self.lowering) == ASYNCHRONOUS_PRODUCTS)
+        hand = Handover(waits, arrivals, architecture(self.stage.target.machine) == ASYNCHRONOUS_PRODUCTS)
         steps = hand.over(body, {tile.data: ir.integer(tile.shape[0]) // parts for tile in loop.tiles})
         body = self._on_rings(tir.sequence(steps), stage * parts)
         return tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, body), loop.stmt)
@@ -109,7 +111,7 @@ class Pipelines:
     def _kept(self, loop: Loop) -> frozenset[ir.Var]:
         """The tiles that no unit writes in a loop."""
         named = [access for stmt in loop.rest for access in accesses(stmt)]
-        bases = [(self.lanes.holdings.base(buffer), writes) for buffer, _, writes in named]
+        bases = [(self.stage.distributions.base(buffer), writes) for buffer, _, writes in named]
         return frozenset(base for base, _ in bases) - {base for base, writes in bases if writes}
 
     def _on_rings(self, stmt: ir.Stmt, first: Any) -> ir.Stmt:
@@ -120,23 +122,19 @@ class Pipelines:
                 ring, (row, *columns) = self._rings[node.buffer.data], node.indices
                 at = ir.simplify(first + row // ring.shape[1], {}), ir.simplify(row % ring.shape[1], {})
                 return ir.BufferLoad(ring, [*at, *columns])
-            if ir.op_name(node) == "tl.region" and len(node.args) - 2 < len(node.args[0].indices):
-                return tir.recall(node, [*node.args[:2], ir.IntImm("int32", 1), *node.args[2:]])
-            return None
+            return tiles.with_leading_one(node) if tiles.is_region(node) else None
 
         return tir.rewrite(stmt, leave=leave)
 
     # -- the loader ----------------------------------------------------------------------------------------------------
 
-    def beside(self, body: ir.Stmt) -> ir.Stmt:
-        """The program beside its loader. The loader's text is first: tiles after a loop may then lie in its rings."""
+    def loader(self) -> list[ir.Stmt]:
+        """What the loader executes beside the program, if there is one."""
         if not self.loops:
-            return body
-        workers = self.lanes.whole.threads
-        left = (REGISTERS - LOADER_THREADS * LOADER_REGISTERS) // workers
-        loads = tir.sequence([tir.register_limit(LOADER_REGISTERS, more=False), *map(self._load, self.loops)])
-        work = tir.sequence([tir.register_limit(min(left // 8 * 8, MOST_REGISTERS), more=True), body])
-        return tir.specialized(self.lowering.launch.thread_vars[0][0] >= workers, loads, work)
+            return []
+        left = (REGISTERS - LOADER_THREADS * LOADER_REGISTERS) // self.stage.whole.threads
+        limits = (LOADER_REGISTERS, min(left // 8 * 8, MOST_REGISTERS))
+        return [loading(tir.sequence([*map(self._load, self.loops)]), limits)]
 
     def _load(self, loop: Loop) -> ir.Stmt:
         fresh = {bind.var: ir.Var(bind.var.name, str(bind.var.dtype)) for bind in loop.binds}
@@ -145,11 +143,11 @@ class Pipelines:
         begin = ir.substitute(loop.stmt.min, fresh)
         stage, turn = _turn(loop, step - begin)
         full, empty = self._handed[loop.stmt]
-        elected = tir.call("tl.tl_shuffle_elect", LOADER_THREADS, dtype="bool")
+        elected = tir.call(tl.ELECT, LOADER_THREADS, dtype="bool")
         issued: list[ir.Stmt] = []
         for part in range(self._parts[loop.stmt]):
             place = stage * self._parts[loop.stmt] + part
-            copies = [self._copy(call, ir.BufferLoad(full, [place]), place, part, fresh) for call in loop.loads]
+            copies = [self._copy(load, ir.BufferLoad(full, [place]), place, part, fresh) for load in loop.loads]
             issue = ir.IfThenElse(elected, tir.sequence([*copies, _arrive(full, place)]), None)
             issued += [_wait(empty, place, 1 - turn), issue]
 
@@ -162,15 +160,18 @@ class Pipelines:
 
         body = tir.sequence([*names(True), *issued])
         nest = ir.For(step, begin, ir.substitute(loop.stmt.extent, fresh), ir.ForKind.SERIAL, body)
-        return self.lowering.stmt(tir.sequence([*names(False), nest]))
+        return tir.sequence([*names(False), nest])
 
-    def _copy(self, call: ir.Call, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]) -> ir.Stmt:
-        source, begins, extents = ir.region_parts(call.args[0])
-        ring = self._rings[ir.region_parts(call.args[1])[0].data]
+    def _copy(
+        self, load: tiles.TileCopy, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]
+    ) -> ir.Stmt:
+        source, begins, extents = ir.region_parts(load.source)
+        tile = ir.region_parts(load.target)[0]
+        ring = self._rings[tile.data]
         box = [ir.integer(n) for n in ring.shape[1:]]
         target = tir.region(ring, [place, *[0] * len(box)], [1, *box], "w")
         begins = [ir.substitute(b, fresh) if isinstance(b, ir.PrimExpr) else b for b in begins]
-        if ir.constant(ir.region_parts(call.args[1])[0].shape[0]) != box[0]:
+        if ir.constant(tile.shape[0]) != box[0]:
             axis = next(axis for axis, extent in enumerate(extents) if ir.constant(extent) != 1)
             begins[axis], extents[axis] = begins[axis] + part * box[0], ir.int_node(box[0])
         read = tir.region(source, begins, extents, "r")
@@ -183,8 +184,8 @@ def _turn(loop: Loop, done: Any) -> tuple[Any, Any]:
 
 
 def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
-    return tir.evaluate(tir.call("tl.mbarrier_wait_parity", ir.BufferLoad(barrier, [stage]), turn))
+    return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(barrier, [stage]), turn))
 
 
 def _arrive(barrier: ir.Buffer, stage: Any) -> ir.Stmt:
-    return tir.evaluate(tir.call("tirx.ptx_arrive_barrier", ir.BufferLoad(barrier, [stage])))
+    return tir.evaluate(tir.call(tl.ARRIVE_BARRIER, ir.BufferLoad(barrier, [stage])))

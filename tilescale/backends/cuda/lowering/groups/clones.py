@@ -9,30 +9,37 @@ Declines tile operations on single threads, and what it cannot place.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.lanes import meetings
+from tilescale.backends.cuda.lowering.groups.state import GroupStage
+from tilescale.backends.cuda.lowering.groups.unit import Unit, branches
+from tilescale.backends.cuda.lowering.markers import located, sync
+from tilescale.backends.cuda.lowering.registry import rule_for
+from tilescale.backends.cuda.lowering.statements import must_keep_order
 from tilescale.passes.structure import location
 from tilescale.program import ops
-from tilescale.program.layout import Layout
-from tilescale.program.operations import Rank, Signal
+from tilescale.program.operations import Rank, Signal, TileView
 
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering, Unit
+KIND = "lanes"
+"""The kind of level whose operations have rules for one unit's part."""
 
-_REDUCTIONS = ("tl.tileop.reduce", "tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2")
+_REDUCTIONS = (tl.REDUCE, *tl.FINALIZE_REDUCER)
 
 
-_ARRIVE = "tirx.ptx_arrive_barrier"
+_ARRIVE = tl.ARRIVE_BARRIER
 """At a barrier that the program has allocated: roles hand each other tiles through it."""
 
-_LEAVE_LOOPS = ("tl.loop_break", "tirx.break_loop", "tirx.continue_loop")
+_LEAVE_LOOPS = tl.LEAVE_LOOP
 
 
 class Clone:
     """The statements of one unit.
+
+    Args:
+        around: the clone of the loop, or of the unit, around it.
+        line: the statement of the program of which it is, where nothing in it says so.
 
     Attributes:
         values: variables of the region -> what they are on this unit.
@@ -42,20 +49,22 @@ class Clone:
         loops: how many loops of the clone are.
     """
 
-    def __init__(self, lanes: LaneLowering, unit: Unit, around: Clone | None = None):
-        self.lanes, self.lowering, self.unit = lanes, lanes.lowering, unit
+    def __init__(self, stage: GroupStage, unit: Unit, around: Clone | None = None, line: ir.Stmt | None = None):
+        self.stage, self.unit = stage, unit
         self.values: dict[ir.Var, Any] = dict(around.values) if around else {}
-        self.views: dict[ir.Var, ir.Call] = dict(around.views) if around else {}
+        self.views: dict[ir.Var, TileView] = dict(around.views) if around else {}
         self.origins: dict[ir.Var, ir.PrimExpr] = dict(around.origins) if around else {}
         self.ranks: dict[ir.Var, str] = dict(around.ranks) if around else {}
         self.apart: int = around.apart if around else 0
         self.loops: int = around.loops if around else 0
+        self._line: ir.Stmt | None = line if around is None else around._line
 
     # -- statements --------------------------------------------------------------------------------------------------
 
     def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
         """A statement, as this unit runs it."""
-        self.lowering.where = location(stmt) or self.lowering.where
+        if location(stmt) is not None:
+            self.stage.where, self._line = location(stmt), stmt
         if isinstance(stmt, ir.SeqStmt):
             return tir.sequence([self.stmt(inner) for inner in stmt.seq])
         if isinstance(stmt, ir.Bind):
@@ -79,13 +88,16 @@ class Clone:
         return tir.rewrite(tir.evaluate(expr), leave=self._leave).value if isinstance(expr, ir.PrimExpr) else expr
 
     def _leaf(self, stmt: ir.Stmt) -> ir.Stmt:
-        self.lanes.unit = self.unit
-        return self.lowering.stmt(tir.rewrite(stmt, leave=self._leave))
+        return self._at(tir.rewrite(stmt, leave=self._leave))
+
+    def _at(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement where the user's one stands of which it is a part."""
+        return stmt if self._line is None else located(stmt, self._line)
 
     def _bind(self, stmt: ir.Bind) -> ir.Stmt:
         name = ir.op_name(stmt.value)
         if name == ops.VIEW.name:
-            self.views[stmt.var] = stmt.value
+            self.views[stmt.var] = TileView.of(stmt.value)
             return tir.sequence([])
         if name == ops.RANK.name and self._level(Rank.of(stmt.value).level).kind == "lanes":
             level = Rank.of(stmt.value).level
@@ -99,20 +111,19 @@ class Clone:
             self.values[stmt.var] = ir.IntImm(str(stmt.var.dtype), number)
             return tir.sequence([])
         self.values[stmt.var] = fresh = ir.Var(stmt.var.name, str(stmt.var.dtype))
-        return self.lowering.stmt(ir.Bind(fresh, value))
+        return self._at(ir.Bind(fresh, value))
 
     def _for(self, stmt: ir.For) -> ir.Stmt:
         fresh = ir.Var(stmt.loop_var.name, str(stmt.loop_var.dtype))
         self.values[stmt.loop_var] = fresh
-        begin, extent = (self.lowering.expr(self.expr(n)) for n in (stmt.min, stmt.extent))
-        keep_order = "num_stages" in stmt.annotations and self.lowering.must_keep_order(stmt)
+        begin, extent = (self.expr(n) for n in (stmt.min, stmt.extent))
+        keep_order = "num_stages" in stmt.annotations and must_keep_order(stmt, self.stage.phase.stmt)
         body = self._repeated(stmt.extent, stmt.body)
         notes = {} if keep_order else stmt.annotations
         return tir.at(ir.For(fresh, begin, extent, stmt.kind, body, stmt.thread_binding, notes), stmt)
 
     def _while(self, stmt: ir.While) -> ir.Stmt:
-        condition = self.lowering.expr(self.expr(stmt.condition))
-        return ir.While(condition, self._repeated(stmt.condition, stmt.body))
+        return ir.While(self.expr(stmt.condition), self._repeated(stmt.condition, stmt.body))
 
     def _repeated(self, condition: Any, body: ir.Stmt) -> ir.Stmt:
         self.loops += 1
@@ -129,7 +140,7 @@ class Clone:
         arms = [
             self._under(stmt.condition, arm) if arm is not None else None for arm in (stmt.then_case, stmt.else_case)
         ]
-        return tir.at(ir.IfThenElse(self.lowering.expr(condition), *arms), stmt)
+        return tir.at(ir.IfThenElse(condition, *arms), stmt)
 
     def _under(self, condition: Any, body: ir.Stmt) -> ir.Stmt:
         apart = self.tells_apart(condition)
@@ -148,7 +159,7 @@ class Clone:
         )
 
     def _is_own(self, buffer: ir.Buffer) -> bool:
-        own = self.lanes.owner(buffer) or self.lanes.holdings.of(buffer)
+        own = self.stage.owner(buffer) or self.stage.distributions.of(buffer)
         return buffer.data in self.views or own is not None
 
     def scale(self, stmt: ir.AttrStmt) -> ir.Stmt:
@@ -159,23 +170,23 @@ class Clone:
         if level.threads == 1:
             return self._threads(stmt.body)
         units = self.unit.units(level)
-        return self.lanes.chain(units, [Clone(self.lanes, unit, self).stmt(stmt.body) for unit in units])
+        return branches(self.stage.thread, units, [Clone(self.stage, unit, self).stmt(stmt.body) for unit in units])
 
     def _threads(self, body: ir.Stmt) -> ir.Stmt:
         """Every thread on its own: plain code, in which a barrier is one of the unit's threads."""
 
         def works_on_tiles(node: Any) -> bool:
             name = ir.op_name(node) or ""
-            return name.startswith("tl.tileop.") or name in ops.ALL_OPS - {ops.RANK.name, ops.BARRIER.name}
+            return name.startswith(tl.TILE_OPERATIONS) or name in ops.ALL_OPS - {ops.RANK.name, ops.BARRIER.name}
 
         if ir.contains(body, works_on_tiles):
-            raise self.lowering.unsupported("a tile operation on single threads")
-        return ThreadClone(self.lanes, self.unit, self).stmt(body)
+            raise self.stage.unsupported("a tile operation on single threads")
+        return ThreadClone(self.stage, self.unit, self).stmt(body)
 
     # -- names -------------------------------------------------------------------------------------------------------
 
     def _level(self, name: str) -> Any:
-        return self.lowering.target.machine.level(name)
+        return self.stage.level(name)
 
     def _rank(self, name: str) -> Any:
         level = self._level(name)
@@ -191,8 +202,8 @@ class Clone:
 
     def _leave(self, node: Any) -> Any:
         if isinstance(node, ir.Var):
-            owned = self.lanes.owned(node)
-            return self.values.get(node) if owned is None else self.lanes.copy_of(owned, self.unit).data
+            owned = self.stage.owned(node)
+            return self.values.get(node) if owned is None else self.stage.copy_of(owned, self.unit).data
         if isinstance(node, ir.BufferLoad | ir.BufferStore):
             buffer, indices = self.place(node.buffer, node.indices)
             if buffer is node.buffer:
@@ -208,41 +219,40 @@ class Clone:
         view = self.views.get(buffer.data)
         if view is None:
             return self._instance(buffer, unit), list(indices)
-        base, begins, _ = ir.region_parts(view.args[0])
-        layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
-        at = list(indices)
+        base, begins, _ = ir.region_parts(view.region)
+        layout, at = view.layout, list(indices)
         if layout.dim is not None:
-            if self.lanes.holdings.of(base) is not None:
-                return self.lanes.copy_of(base, unit), at
-            share, holder = ir.integer(view.args[1 + layout.dim]), unit.inside(ir.attribute(view, "level"))
+            if self.stage.distributions.of(base) is not None:
+                return self.stage.copy_of(base, unit), at
+            share, holder = ir.integer(view.shape[layout.dim]), unit.inside(view.level)
             if layout.block in (None, share):
                 at[layout.dim] = at[layout.dim] + holder.number * share
             elif layout.block == 1:
                 at[layout.dim] = at[layout.dim] * holder.siblings + holder.number
             else:
-                raise self.lowering.unsupported(f"a block-cyclic view of {base.name!r}")
+                raise self.stage.unsupported(f"a block-cyclic view of {base.name!r}")
         return self.place(base, [self.expr(b) + i for b, i in zip(begins, at, strict=True)], unit)
 
     def _instance(self, buffer: ir.Buffer, unit: Unit) -> ir.Buffer:
-        held = self.lanes.holdings.of(buffer)
+        held = self.stage.distributions.of(buffer)
         if held is not None and held.axis is not None:
-            return meetings.whole_of(self.lanes, buffer, unit)
-        if held is not None or self.lanes.owner(buffer) is not None:
-            return self.lanes.copy_of(buffer, unit)
+            return self.stage.whole_of(buffer, unit)
+        if held is not None or self.stage.owner(buffer) is not None:
+            return self.stage.copy_of(buffer, unit)
         return buffer
 
     def strided(self, region: Any) -> bool:
         """Whether an argument is a region of a cyclic view in memory, which is no region of the tile behind it."""
-        if ir.op_name(region) != "tl.region":
+        if not tiles.is_region(region):
             return False
-        extents, view = region.args[2:], self.views.get(region.args[0].buffer.data)
+        buffer, _, extents = ir.region_parts(region)
+        view = self.views.get(buffer.data)
         while view is not None:
-            dim, base = ir.attribute(view, "dim"), ir.region_parts(view.args[0])[0]
-            share = ir.constant(view.args[1 + dim]) if dim is not None else None
-            cyclic = dim is not None and ir.attribute(view, "block") not in (None, share)
-            if cyclic and ir.constant(extents[dim]) != 1 and self.lanes.holdings.of(base) is None:
-                return True
-            view = self.views.get(base.data)
+            is_held = view.layout.is_replica or self.stage.distributions.of(view.base) is not None
+            if not is_held and ir.constant(extents[view.axis]) != 1:
+                if view.layout.block not in (None, ir.constant(view.shape[view.axis])):
+                    return True
+            view = self.views.get(view.base.data)
         return False
 
     # -- operations --------------------------------------------------------------------------------------------------
@@ -253,34 +263,32 @@ class Clone:
         if level is not None and self._level(str(level)).kind == "lanes":
             return self._between(stmt.value, str(level))
         if name in _REDUCTIONS:
-            self.lanes.reduces(self.unit)
-        if name == "tl.tileop.gemm":
-            self._check_product(stmt.value)
-        if name == "tirx.tvm_storage_sync" and len(stmt.value.args) == 1:
-            return self.lanes.barrier(self.unit if self.apart else self.lanes.whole, self.unit)
+            self.stage.reduces(self.unit)
+        if name == tl.GEMM:
+            self._check_product(tiles.Gemm.of(stmt.value))
+        if name == tl.STORAGE_SYNC and len(stmt.value.args) == 1:
+            return sync((self.unit if self.apart else self.stage.whole).executing)
         if name == _ARRIVE:
             # Stock TileLang looks for the fence's place within one branch, and here another one reads the tile.
             return tir.sequence([tir.evaluate(tir.extern("tilescale::acquired")), self._leaf(stmt)])
         if name in _LEAVE_LOOPS and not self.loops:
-            raise self.lowering.unsupported(
-                "one unit leaves a loop that is around the scale, where others meet it again"
-            )
-        if name is not None and name.startswith("tl.tileop.") and any(map(self.strided, stmt.value.args)):
+            raise self.stage.unsupported("one unit leaves a loop that is around the scale, where others meet it again")
+        if name is not None and name.startswith(tl.TILE_OPERATIONS) and any(map(self.strided, stmt.value.args)):
             return self.stmt(self._element_wise(stmt.value))
         return self._leaf(stmt)
 
-    def _check_product(self, call: ir.Call) -> None:
+    def _check_product(self, product: tiles.Gemm) -> None:
         """Stock TileLang gives each warp at least 16 rows and 8 columns."""
-        rows, columns = (ir.integer(n) for n in call.args[5:7])
+        rows, columns = (ir.integer(n) for n in product.sizes[:2])
         warps = max(self.unit.threads // 32, 1)
         if rows // 16 * (columns // 8) < warps:
-            raise self.lowering.unsupported(
+            raise self.stage.unsupported(
                 f"a product of {rows} x {columns} on a {self.unit.level}: each of {warps} warps takes 16 x 8 at least"
             )
 
     def _element_wise(self, call: ir.Call) -> ir.Stmt:
-        if call.op.name not in ("tl.tileop.copy", "tl.tileop.fill"):
-            raise self.lowering.unsupported(f"{call.op.name.rpartition('.')[2]} on a cyclic view")
+        if call.op.name not in (tl.COPY, tl.FILL):
+            raise self.stage.unsupported(f"{call.op.name.rpartition('.')[2]} on a cyclic view")
         return tir.copy_nest(call)
 
     def _between(self, call: ir.Call, level: str) -> ir.Stmt:
@@ -291,8 +299,9 @@ class Clone:
             return self.stmt(tir.evaluate(tir.recall(call, [signal.flag, signal.value])))
         if level != self.unit.level:
             name = call.op.name.removeprefix("tilescale.")
-            raise self.lowering.unsupported(f"T.{name} of level {level!r} inside a unit of level {self.unit.level!r}")
-        rule = meetings.RULES[call.op.name]
+            raise self.stage.unsupported(f"T.{name} of level {level!r} inside a unit of level {self.unit.level!r}")
+        rule = rule_for(call.op.name, KIND, ir.attribute(call, "impl"))
+        assert rule is not None, f"{call.op.name} is an operation between units"
         return rule(self, call)
 
 
@@ -303,8 +312,7 @@ class ThreadClone(Clone):
         level = self._level(name)
         if level.threads > 1:
             return super()._rank(name)
-        tx = self.lowering.launch.thread_vars[0][0]
-        return tx - self.unit.begin
+        return self.stage.thread - self.unit.begin
 
     def _between(self, call: ir.Call, level: str) -> ir.Stmt:
-        return self.lanes.barrier(self.unit)
+        return sync(self.unit.executing)

@@ -11,64 +11,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.lanes.holdings import accesses
-from tilescale.program.layout import Layout
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
-    from tilescale.backends.cuda.lowering.lanes.loops import Loop
+from tilescale.backends.cuda.lowering.groups.distribution import accesses
+from tilescale.backends.cuda.lowering.groups.loops import Loop
+from tilescale.backends.cuda.lowering.groups.state import GroupStage
 
 ROWS = 16
 """Rows of a part are a multiple of what one matrix instruction takes of an inner dimension."""
 
-_PRODUCT = "tl.tileop.gemm"
 
-
-def parts_of(lanes: LaneLowering, loop: Loop) -> int:
+def parts_of(stage: GroupStage, loop: Loop) -> int:
     """Into how many parts, along the rows, the tiles of a loop are handed over: one for each unit, or one."""
-    parts = len(lanes.whole.units(loop.level))
+    parts = len(stage.whole.units(loop.level))
     rows = {ir.integer(tile.shape[0]) for tile in loop.tiles}
     if loop.stages > 1 or len(rows) > 1 or any(n % (parts * ROWS) for n in rows):
         return 1
     extent = rows.pop()
-    tiles = {tile.data for tile in loop.tiles}
+    loaded = {tile.data for tile in loop.tiles}
     named: list[ir.Buffer] = []
     fitting: list[ir.Call] = []
     for stmt in loop.rest:
-        named += [buffer for buffer, _, _ in accesses(stmt) if lanes.holdings.base(buffer) in tiles]
-        ir.walk(stmt, lambda node: fitting.extend(_fitting(lanes, node, tiles, extent, extent // parts)))
+        named += [buffer for buffer, _, _ in accesses(stmt) if stage.distributions.base(buffer) in loaded]
+        ir.walk(stmt, lambda node: fitting.extend(_fitting(stage, node, loaded, extent, extent // parts)))
     return parts if len(named) == 2 * len(fitting) else 1  # a region counts, and the load in it
 
 
-def _fitting(lanes: LaneLowering, call: Any, tiles: set[ir.Var], extent: int, part: int) -> list[ir.Call]:
+def _fitting(stage: GroupStage, call: Any, loaded: set[ir.Var], extent: int, part: int) -> list[ir.Call]:
     """The operands of a product that are tiles and lie in one part, or can be taken part by part."""
     found: list[ir.Call] = []
-    if ir.op_name(call) != _PRODUCT:
+    if ir.op_name(call) != tl.GEMM:
         return found
-    for number, region in enumerate(call.args[:2]):
+    product = tiles.Gemm.of(call)
+    for region in (product.a, product.b):
         buffer, begins, extents = ir.region_parts(region)
-        if lanes.holdings.base(buffer) not in tiles:
+        if stage.distributions.base(buffer) not in loaded:
             continue
-        begin, rows = _offset(lanes, buffer, begins[0], part), ir.integer(extents[0])
-        inner = number == 1 and not ir.constant(call.args[4]) and rows == extent
+        begin, rows = _offset(stage, buffer, begins[0], part), ir.integer(extents[0])
+        inner = region is product.b and not product.transpose_b and rows == extent
         if begin is not None and (begin + rows <= part or inner):
             found.append(region)
     return found
 
 
-def _offset(lanes: LaneLowering, buffer: ir.Buffer, begin: Any, part: int) -> int | None:
+def _offset(stage: GroupStage, buffer: ir.Buffer, begin: Any, part: int) -> int | None:
     """Where in a part a row of a view of a tile lies; None if that is not the same for all units."""
-    views = lanes.holdings.views
+    views = stage.distributions.views
     while buffer.data in views:
         view = views[buffer.data]
-        layout, share = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block")), ir.integer(view.args[1])
+        layout, share = view.layout, ir.integer(view.shape[0])
         if layout.dim == 0 and (layout.block not in (None, share) or share % part):
             return None
-        buffer, begins, _ = ir.region_parts(view.args[0])
+        buffer, begins, _ = ir.region_parts(view.region)
         begin = begins[0] + begin
     return ir.constant(ir.simplify(begin % part, {}) if isinstance(begin, ir.PrimExpr) else begin % part)
 
@@ -114,7 +110,7 @@ class Handover:
         result = [*map(_started, stmts)]
         for number, parts in enumerate(free):
             if parts or number == len(stmts) - 1:
-                result.append(tir.evaluate(tir.call("tl.wait_wgmma", len(stmts) - 1 - number)))
+                result.append(tir.evaluate(tir.call(tl.WAIT_WGMMA, len(stmts) - 1 - number)))
                 result += [self.arrive[part] for part in parts]
         return result
 
@@ -132,30 +128,29 @@ def _flat(stmt: ir.Stmt) -> list[ir.Stmt]:
     return [inner for part in stmt.seq for inner in _flat(part)] if isinstance(stmt, ir.SeqStmt) else [stmt]
 
 
-def _call(stmt: ir.Stmt) -> ir.Call | None:
+def _product(stmt: ir.Stmt) -> tiles.Gemm | None:
     call = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    return call if ir.op_name(call) == _PRODUCT else None
+    return tiles.Gemm.of(call) if ir.op_name(call) == tl.GEMM else None
 
 
 def _by_part(stmt: ir.Stmt, rows: dict[ir.Var, int]) -> list[ir.Stmt]:
     """A product whose inner dimension runs over several parts as one for each part."""
-    call = _call(stmt)
-    if call is None or ir.constant(call.args[4]):
+    product = _product(stmt)
+    if product is None or product.transpose_b:
         return [stmt]
-    (a, at, box), (b, begins, extents) = (ir.region_parts(region) for region in call.args[:2])
+    (a, at, box), (b, begins, extents) = (ir.region_parts(region) for region in (product.a, product.b))
     part, inner = rows.get(b.data), ir.integer(extents[0])
     if part is None or inner <= part:
         return [stmt]
-    axis = len(at) - (2 if ir.constant(call.args[3]) else 1)
+    axis = len(at) - (2 if product.transpose_a else 1)
     made: list[ir.Stmt] = []
     for begin in range(0, inner, part):
         begin_a = [n + begin if i == axis else n for i, n in enumerate(at)]
         box_a = [ir.int_node(part) if i == axis else n for i, n in enumerate(box)]
         one = tir.region(a, begin_a, box_a, "r")
         other = tir.region(b, [begins[0] + begin, *begins[1:]], [ir.int_node(part), *extents[1:]], "r")
-        clear = call.args[9] if begin == 0 else ir.IntImm("bool", 0)
-        args = [one, other, *call.args[2:7], ir.int_node(part), call.args[8], clear, *call.args[10:]]
-        made.append(tir.at(tir.evaluate(tir.recall(call, args)), stmt))
+        clear = product.clear if begin == 0 else ir.IntImm("bool", 0)
+        made.append(tir.at(product.on((one, other, product.c), (*product.sizes[:2], part), clear), stmt))
     return made
 
 
@@ -163,24 +158,21 @@ def _chains(stmts: list[ir.Stmt]) -> list[list[int]]:
     """Runs of products into the same accumulators; all other statements are runs of their own."""
     runs: list[list[int]] = []
     for number, stmt in enumerate(stmts):
-        call, before = _call(stmt), _call(stmts[runs[-1][-1]]) if runs else None
-        if call is not None and before is not None and _adds_to(call, before):
+        product, before = _product(stmt), _product(stmts[runs[-1][-1]]) if runs else None
+        if product is not None and before is not None and _adds_to(product, before):
             runs[-1].append(number)
         else:
             runs.append([number])
     return runs
 
 
-def _adds_to(call: ir.Call, before: ir.Call) -> bool:
+def _adds_to(product: tiles.Gemm, before: tiles.Gemm) -> bool:
     """Whether a product adds to the accumulators of another one."""
-    is_same = ir.region_parts(call.args[2])[0].same_as(ir.region_parts(before.args[2])[0])
-    return is_same and not ir.constant(call.args[9])
+    is_same = ir.region_parts(product.c)[0].same_as(ir.region_parts(before.c)[0])
+    return is_same and not ir.constant(product.clear)
 
 
 def _started(stmt: ir.Stmt) -> ir.Stmt:
     """A product that is not waited for."""
-    call = _call(stmt)
-    if call is None:
-        return stmt
-    notes = {**dict(call.annotations or {}), "wg_wait": ir.IntImm("int32", -1)}
-    return tir.at(tir.evaluate(ir.Call(call.dtype, call.op, list(call.args), notes)), stmt)
+    product = _product(stmt)
+    return stmt if product is None else tir.at(product.started(), stmt)

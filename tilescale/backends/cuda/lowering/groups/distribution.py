@@ -11,25 +11,25 @@ Declines: two views that disagree, a view of a part of a fragment, views of view
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tiles, tl
+from tilescale.backends.cuda.lowering.groups.unit import threads_of
+from tilescale.backends.cuda.lowering.phase import Stage
 from tilescale.errors import Location
 from tilescale.hda import Level
 from tilescale.passes.structure import location
 from tilescale.program import ops
-from tilescale.program.layout import Layout
+from tilescale.program.operations import TileView
 
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lower import GridLowering
-
-ELEMENTWISE = ("tl.tileop.copy", "tl.tileop.atomicadd", "tl.tileop.atomicmax", "tl.tileop.atomicmin")
+ELEMENTWISE = (tl.COPY, *tl.ATOMICS_ON_TILES)
 """Tile operations from a region to one of the same extents."""
 
 
 @dataclass(frozen=True)
-class Held:
+class Distribution:
     """How the units of a level hold a tile: each a copy (no axis), or each a share along an axis.
 
     Attributes:
@@ -43,11 +43,11 @@ class Held:
     cyclic: bool = False
     where: Location | None = None
 
-    def like(self, axis: int | None) -> Held:
+    def like(self, axis: int | None) -> Distribution:
         """The same units, another axis."""
-        return Held(self.level, self.count, axis, self.cyclic and axis is not None, self.where)
+        return Distribution(self.level, self.count, axis, self.cyclic and axis is not None, self.where)
 
-    def agrees(self, other: Held) -> bool:
+    def agrees(self, other: Distribution) -> bool:
         """Whether both say the same."""
         mine, theirs = ((h.level.name, h.axis, h.cyclic) for h in (self, other))
         return mine == theirs
@@ -55,12 +55,6 @@ class Held:
     def __str__(self) -> str:
         how = "as copies" if self.axis is None else f"as shares along dimension {self.axis}"
         return f"by {self.level.name}s {how}"
-
-
-def threads_of(level: Level) -> int:
-    """Threads of one unit of a level inside the program."""
-    assert level.threads is not None, f"{level.name} is no part of a program"
-    return level.threads
 
 
 def is_fragment(buffer: ir.Buffer) -> bool:
@@ -78,12 +72,13 @@ def accesses(node: Any) -> list[tuple[ir.Buffer, list[Any], bool]]:
 
     def visit(n: Any) -> None:
         if ir.op_name(n) == ops.VIEW.name:
-            viewed.update((n.args[0], n.args[0].args[0]))
+            region = TileView.of(n).region
+            viewed.update((region, tiles.first_element(region)))
         elif n in viewed:
             return
-        elif ir.op_name(n) == "tl.region":
-            load = n.args[0]
-            found.append((load.buffer, list(load.indices), bool(ir.integer(n.args[1]) & 2)))
+        elif tiles.is_region(n):
+            buffer, begins, _ = ir.region_parts(n)
+            found.append((buffer, begins, tiles.is_written(n)))
         elif isinstance(n, ir.BufferLoad | ir.BufferStore):
             found.append((n.buffer, list(n.indices), isinstance(n, ir.BufferStore)))
 
@@ -106,28 +101,32 @@ def matching_axis(axis: int, extents: list[Any], others: list[Any]) -> int | Non
     return theirs[mine.index(axis)] if axis in mine and len(mine) == len(theirs) else None
 
 
-class Holdings:
-    """The survey of one phase."""
+class Distributions:
+    """How units hold the tiles of one phase.
 
-    def __init__(self, lowering: GridLowering, phase: ir.Stmt):
-        self.lowering = lowering
-        self.held: dict[ir.Var, Held] = {}
-        self.views: dict[ir.Var, ir.Call] = {}
+    Args:
+        owners: data variable of a tile that units allocate -> their level.
+    """
+
+    def __init__(self, stage: Stage, owners: Mapping[ir.Var, Level]):
+        self.stage, self.owners = stage, owners
+        self.held: dict[ir.Var, Distribution] = {}
+        self.views: dict[ir.Var, TileView] = {}
         self._places: dict[ir.Var, Location | None] = {}
         self._statements: list[ir.Stmt] = []
         self._written: set[ir.Var] = set()
         self._named: dict[ir.Var, tuple[ir.Buffer, Level, bool]] = {}
-        self._walk(phase, None)
+        self._walk(stage.phase.stmt, None)
         if not self.views and not self._named:
             return
         for var, view in self.views.items():
-            lowering.where = self._places[var]
+            stage.where = self._places[var]
             self._seed(var, view)
         self._spread()
         self._direct_uses()
         self._spread()
 
-    def of(self, buffer: ir.Buffer) -> Held | None:
+    def of(self, buffer: ir.Buffer) -> Distribution | None:
         """How units hold a tile; None if they do not."""
         return self.held.get(buffer.data)
 
@@ -135,10 +134,10 @@ class Holdings:
         """The data variable of the tile or tensor that a buffer, or a unit's view of it, lies in."""
         data = buffer.data
         while data in self.views:
-            data = ir.region_parts(self.views[data].args[0])[0].data
-        return self.lowering.tensor_of(data)
+            data = self.views[data].base.data
+        return self.stage.phase.parameters_of_views.get(data, data)
 
-    def touched(self, node: Any) -> Held | None:
+    def touched(self, node: Any) -> Distribution | None:
         """How units hold a tile that a statement names, preferring one they split."""
         found = [self.held[b.data] for b, _, _ in accesses(node) if b.data in self.held] if self.held else []
         return max(found, key=lambda h: h.axis is not None, default=None)
@@ -147,12 +146,12 @@ class Holdings:
 
     def _walk(self, stmt: ir.Stmt, inside: Level | None) -> None:
         if isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == ops.SCALE:
-            level = self.lowering.target.machine.level(str(stmt.value.value))
+            level = self.stage.target.machine.level(str(stmt.value.value))
             is_finer = level.kind == "lanes" and (inside is None or threads_of(level) < threads_of(inside))
             self._walk(stmt.body, level if is_finer else inside)
         elif isinstance(stmt, ir.Bind) and ir.op_name(stmt.value) == ops.VIEW.name:
             if inside is not None:
-                self.views[stmt.var] = stmt.value
+                self.views[stmt.var] = TileView.of(stmt.value)
                 self._places[stmt.var] = location(stmt)
         elif inside is not None:
             self._inside(stmt, inside)
@@ -172,25 +171,22 @@ class Holdings:
         for buffer, _, writes in accesses(stmt):
             if writes:
                 self._written.add(buffer.data)
-            if is_fragment(buffer) and buffer.data not in self.views and not self.lowering.lanes.owner(buffer):
+            if is_fragment(buffer) and buffer.data not in self.views and buffer.data not in self.owners:
                 written = writes or (buffer.data in self._named and self._named[buffer.data][2])
                 self._named[buffer.data] = (buffer, level, written)
 
     # -- where it begins ---------------------------------------------------------------------------------------------
 
-    def _seed(self, var: ir.Var, view: ir.Call) -> None:
-        base, begins, extents = ir.region_parts(view.args[0])
-        level = self.lowering.target.machine.level(ir.attribute(view, "level"))
-        layout = Layout(ir.attribute(view, "dim"), ir.attribute(view, "block"))
+    def _seed(self, var: ir.Var, view: TileView) -> None:
+        base, begins, extents = ir.region_parts(view.region)
+        level, layout = self.stage.target.machine.level(view.level), view.layout
         if level.kind != "lanes" or base.scope() == "global":
             return
-        own = base.data in self.views or self.lowering.lanes.owner(base) is not None
+        own = base.data in self.views or base.data in self.owners
         if own and (layout.is_replica or not is_fragment(base)):
             return  # A copy of what is a unit's own is that itself; a share of a shared tile is a slice.
         if own:
-            raise self.lowering.unsupported(
-                f"a view that splits a {level.name}'s own part of the fragment {base.name!r}"
-            )
+            raise self.stage.unsupported(f"a view that splits a {level.name}'s own part of the fragment {base.name!r}")
         if layout.is_replica:
             if is_fragment(base) or var in self._written:
                 self._hold(base, self._at(level))
@@ -199,23 +195,23 @@ class Holdings:
                 ir.constant(n) for n in base.shape
             ]
             if not whole:
-                raise self.lowering.unsupported(f"a view that splits a part of the fragment {base.name!r}")
+                raise self.stage.unsupported(f"a view that splits a part of the fragment {base.name!r}")
             assert layout.dim is not None
-            share = ir.integer(view.args[1 + layout.dim])
+            share = ir.integer(view.shape[layout.dim])
             self._hold(base, self._at(level, layout.dim, layout.block not in (None, share)))
             if layout.block not in (None, 1, share):
-                raise self.lowering.unsupported(f"a block-cyclic view of the fragment {base.name!r}")
+                raise self.stage.unsupported(f"a block-cyclic view of the fragment {base.name!r}")
         elif self.held.get(base.data):
-            raise self.lowering.unsupported(f"views of {base.name!r} as copies that units write and as shares")
+            raise self.stage.unsupported(f"views of {base.name!r} as copies that units write and as shares")
 
-    def _at(self, level: Level, axis: int | None = None, cyclic: bool = False) -> Held:
-        return Held(level, self.lowering.launch.thread_count // threads_of(level), axis, cyclic, self.lowering.where)
+    def _at(self, level: Level, axis: int | None = None, cyclic: bool = False) -> Distribution:
+        return Distribution(level, self.stage.launch.thread_count // threads_of(level), axis, cyclic, self.stage.where)
 
-    def _hold(self, buffer: ir.Buffer, held: Held) -> bool:
+    def _hold(self, buffer: ir.Buffer, held: Distribution) -> bool:
         """Note a holding; whether it is new."""
         known = self.held.setdefault(buffer.data, held)
         if not known.agrees(held):
-            raise self.lowering.unsupported(f"{buffer.name!r} is held {known} and {held}")
+            raise self.stage.unsupported(f"{buffer.name!r} is held {known} and {held}")
         return known is held
 
     # -- how it spreads ----------------------------------------------------------------------------------------------
@@ -227,22 +223,22 @@ class Holdings:
             for stmt in self._statements:
                 held = self.touched(stmt)
                 if held is not None:
-                    self.lowering.where = location(stmt) or self.lowering.where
+                    self.stage.where = location(stmt) or self.stage.where
                     changed |= self._spread_to(stmt, held)
 
-    def _spread_to(self, stmt: ir.Stmt, held: Held) -> bool:
+    def _spread_to(self, stmt: ir.Stmt, held: Distribution) -> bool:
         name = ir.op_name(stmt.value) if isinstance(stmt, ir.Evaluate) else None
         if parallel_loops(stmt) or isinstance(stmt, ir.BufferStore):
             return self._nest(stmt, held)
         if held.axis is not None and name in ELEMENTWISE:
-            return self._copy(stmt.value, held)
-        if held.axis is not None and name == "tl.tileop.reduce":
-            return self._reduce(stmt.value)
-        if held.axis is not None and name == "tl.tileop.gemm":
-            return self._gemm(stmt.value)
+            return self._copy(tiles.TileCopy.of(stmt.value), held)
+        if held.axis is not None and name == tl.REDUCE:
+            return self._reduce(tiles.Reduce.of(stmt.value))
+        if held.axis is not None and name == tl.GEMM:
+            return self._gemm(tiles.Gemm.of(stmt.value))
         return self._others(stmt, {}, held)
 
-    def _others(self, stmt: ir.Stmt, axes: dict[ir.Var, int], held: Held) -> bool:
+    def _others(self, stmt: ir.Stmt, axes: dict[ir.Var, int], held: Distribution) -> bool:
         """Fragments that a statement names and nobody holds yet: along an axis where one is known, else as copies."""
         changed = False
         for buffer, _, _ in accesses(stmt):
@@ -250,7 +246,7 @@ class Holdings:
                 changed |= self._hold(buffer, held.like(axes.get(buffer.data)))
         return changed
 
-    def _nest(self, stmt: ir.Stmt, held: Held) -> bool:
+    def _nest(self, stmt: ir.Stmt, held: Distribution) -> bool:
         var = self.split_loop(stmt)
         axes: dict[ir.Var, int] = {}
         for buffer, indices, _ in accesses(stmt):
@@ -274,17 +270,17 @@ class Holdings:
             index = indices[held.axis]
             is_loop = isinstance(index, ir.Var) and loops.get(index) == ir.constant(buffer.shape[held.axis])
             if not is_loop or (found and not found[0].same_as(index)):
-                raise self.lowering.unsupported(
+                raise self.stage.unsupported(
                     f"{buffer.name!r} is held {held}: index {index} of that dimension is not one whole T.Parallel loop"
                 )
             found.append(index)
         return found[0] if found else None
 
-    def _copy(self, call: ir.Call, held: Held) -> bool:
-        if ir.op_name(call.args[0]) != "tl.region":
+    def _copy(self, copy: tiles.TileCopy, held: Distribution) -> bool:
+        if not tiles.is_region(copy.source):
             return False
         changed = False
-        for one, other in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
+        for one, other in ((copy.source, copy.target), (copy.target, copy.source)):
             (a, _, extents), (b, _, others) = ir.region_parts(one), ir.region_parts(other)
             mine = self.of(a)
             if mine is not None and mine.axis is not None and is_fragment(b) and self.of(b) is None:
@@ -292,8 +288,8 @@ class Holdings:
                 changed |= self._hold(b, mine.like(axis))
         return changed
 
-    def _reduce(self, call: ir.Call) -> bool:
-        source, target, dim = *(ir.region_parts(r)[0] for r in call.args[:2]), ir.integer(call.args[3])
+    def _reduce(self, made: tiles.Reduce) -> bool:
+        source, target, dim = *(ir.region_parts(r)[0] for r in (made.source, made.target)), made.dim
         keeps = len(source.shape) == len(target.shape)
         mine, result = self.of(source), self.of(target)
         if mine is not None and result is None and is_fragment(target):
@@ -308,9 +304,9 @@ class Holdings:
             return self._hold(source, result.like(axis if axis is None or keeps else axis + (axis >= dim)))
         return False
 
-    def _gemm(self, call: ir.Call) -> bool:
-        a, _, c = (ir.region_parts(r)[0] for r in call.args[:3])
-        rows = len(a.shape) - (1 if ir.constant(call.args[3]) else 2)
+    def _gemm(self, product: tiles.Gemm) -> bool:
+        a, c = (ir.region_parts(r)[0] for r in (product.a, product.c))
+        rows = len(a.shape) - (1 if product.transpose_a else 2)
         held_a, held_c = self.of(a), self.of(c)
         if held_c is not None and is_fragment(a) and held_a is None:
             return self._hold(a, held_c.like(rows if held_c.axis == len(c.shape) - 2 else None))
@@ -323,11 +319,11 @@ class Holdings:
     def _direct_uses(self) -> None:
         outside = {b.data for stmt in self._statements for b, _, _ in accesses(stmt)}
         for data, (buffer, level, written) in self._named.items():
-            alone = level.threads in (1, self.lowering.launch.thread_count)
+            alone = level.threads in (1, self.stage.launch.thread_count)
             if alone or data not in outside or data in self.held:
                 continue
             if written:
-                raise self.lowering.unsupported(
+                raise self.stage.unsupported(
                     f"{level.name}s write the fragment {buffer.name!r} without a view; the whole program uses it too"
                 )
             self._hold(buffer, self._at(level))

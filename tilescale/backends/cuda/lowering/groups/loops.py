@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilelang_core import ir
-from tilescale.backends.cuda.lowering.lanes.holdings import accesses, threads_of
+from tilelang_core import ir, tl
+from tilelang_core.tiles import TileCopy, is_region
+from tilescale.backends.cuda.lowering.groups.distribution import accesses
+from tilescale.backends.cuda.lowering.groups.state import GroupStage
+from tilescale.backends.cuda.lowering.groups.unit import threads_of
+from tilescale.hda import Level, Machine
 from tilescale.program import ops
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lanes.lanes import LaneLowering
-    from tilescale.backends.cuda.lowering.lower import GridLowering
-    from tilescale.hda import Level
 
 LOADER_THREADS = 128
 """A warpgroup: registers move from and to whole ones (PTX ISA, `setmaxnreg`)."""
@@ -48,7 +47,7 @@ class Loop:
 
     stmt: ir.For
     level: Level
-    loads: tuple[ir.Call, ...]
+    loads: tuple[TileCopy, ...]
     binds: tuple[ir.Bind, ...]
     inner: tuple[ir.Bind, ...]
     rest: tuple[ir.Stmt, ...]
@@ -56,7 +55,7 @@ class Loop:
     @property
     def tiles(self) -> list[ir.Buffer]:
         """What is loaded."""
-        return [ir.region_parts(load.args[1])[0] for load in self.loads]
+        return [ir.region_parts(load.target)[0] for load in self.loads]
 
     @property
     def stages(self) -> int:
@@ -64,41 +63,38 @@ class Loop:
         return ir.integer(self.stmt.annotations["num_stages"])
 
 
-def architecture(lowering: GridLowering) -> int:
-    """The major compute capability of a kernel's machine; 0 if nothing says it."""
-    major = lowering.target.machine.identify.architecture.partition(".")[0]
+def architecture(machine: Machine) -> int:
+    """The major compute capability of a machine; 0 if nothing says it."""
+    major = machine.identify.architecture.partition(".")[0]
     return int(major) if major.isdigit() else 0
 
 
-def asynchronous(lanes: LaneLowering, phase: ir.Stmt) -> list[Loop]:
+def asynchronous(stage: GroupStage) -> list[Loop]:
     """The loops of a phase that can run beside a loader, in order."""
-    return _Search(lanes, phase).found
+    return _Search(stage).found
 
 
 class _Search:
-    def __init__(self, lanes: LaneLowering, phase: ir.Stmt):
-        self.lanes, self.lowering, self.phase = lanes, lanes.lowering, phase
+    def __init__(self, stage: GroupStage):
+        self.stage, self.phase = stage, stage.phase.stmt
         self.found: list[Loop] = []
-        self._waits = ir.contains(phase, self._meets_devices)
+        self._waits = ir.contains(self.phase, self._waits_for_devices)
         if self._has_room():
-            self._walk(phase, [])
+            self._walk(self.phase, [])
 
     def _has_room(self) -> bool:
-        launch = self.lowering.launch
+        launch = self.stage.launch
         threads = launch.thread_count
         fits = threads % LOADER_THREADS == 0 and threads + LOADER_THREADS <= MOST_THREADS
-        modern = architecture(self.lowering) >= FIRST_ARCHITECTURE
-        return modern and fits and launch.threads[1:] == (1, 1) and self.lowering.cluster is None
+        modern = architecture(self.stage.target.machine) >= FIRST_ARCHITECTURE
+        return modern and fits and launch.threads[1:] == (1, 1) and launch.cluster_size == 1
 
-    def _meets_devices(self, node: Any) -> bool:
+    def _waits_for_devices(self, node: Any) -> bool:
         name = ir.op_name(node)
         if name not in ops.COLLECTIVES | {ops.WAIT.name}:
             return False
         level = ir.attribute(node, "level")
-        return level is None or self._level(str(level)).kind != "lanes"
-
-    def _level(self, name: str) -> Level:
-        return self.lowering.target.machine.level(name)
+        return level is None or self.stage.level(str(level)).kind != "lanes"
 
     def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind]) -> None:
         """Loops that every thread reaches, once."""
@@ -108,13 +104,13 @@ class _Search:
             for inner in stmt.seq:
                 self._walk(inner, binds)
         elif isinstance(stmt, ir.AttrStmt):
-            if str(stmt.attr_key) != ops.SCALE or self._level(str(stmt.value.value)).kind != "lanes":
+            if str(stmt.attr_key) != ops.SCALE or self.stage.level(str(stmt.value.value)).kind != "lanes":
                 self._walk(stmt.body, binds)
         elif isinstance(stmt, ir.For) and "num_stages" in stmt.annotations:
             loop = self._taken_apart(stmt, binds)
             if loop is not None and self._waits:
                 name = stmt.loop_var.name
-                self.lowering.notes.append(f"T.Pipelined over {name}: in order, as the program waits for other devices")
+                self.stage.notes.append(f"T.Pipelined over {name}: in order, as the program waits for other devices")
             elif loop is not None and self._stands_alone(loop):
                 self.found.append(loop)
 
@@ -122,26 +118,27 @@ class _Search:
 
     def _taken_apart(self, stmt: ir.For, binds: list[ir.Bind]) -> Loop | None:
         body = list(stmt.body.seq) if isinstance(stmt.body, ir.SeqStmt) else [stmt.body]
-        loads = [inner.value for inner in body if self._is_load(inner)]
+        loads = [TileCopy.of(inner.value) for inner in body if self._is_load(inner)]
         rest = [inner for inner in body if not self._is_load(inner)]
         inner = [bind for bind in rest if isinstance(bind, ir.Bind)]
-        levels = [self.lanes.level_of(other) for other in rest if not isinstance(other, ir.Bind)]
+        levels = [self.stage.level_of(other) for other in rest if not isinstance(other, ir.Bind)]
         level = levels[0] if levels else None
         if not loads or level is None or any(other != level for other in levels) or threads_of(level) % LOADER_THREADS:
             return None
         if set(stmt.annotations) != {"num_stages"} or (ir.constant(stmt.annotations["num_stages"]) or 0) < 1:
             return None
-        used = _used([*binds, *inner], [stmt.min, stmt.extent, *loads])
+        used = _used([*binds, *inner], [stmt.min, stmt.extent, *(load.call for load in loads)])
         return Loop(stmt, level, tuple(loads), tuple(used), tuple(b for b in inner if b in used), tuple(rest))
 
     def _is_load(self, stmt: ir.Stmt) -> bool:
         """A bulk copy from memory into all of a tile in shared memory."""
-        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != "tl.tileop.copy":
+        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
             return False
-        if any(ir.op_name(region) != "tl.region" for region in stmt.value.args[:2]):
+        copy = TileCopy.of(stmt.value)
+        if not is_region(copy.source):
             return False
-        source, _, box = ir.region_parts(stmt.value.args[0])
-        tile, begins, extents = ir.region_parts(stmt.value.args[1])
+        source, _, box = ir.region_parts(copy.source)
+        tile, begins, extents = ir.region_parts(copy.target)
         shape = ir.constants(tile.shape)
         if shape is None:
             return False
@@ -156,7 +153,7 @@ class _Search:
             return False
         stride = size
         for extent in source.shape[:0:-1]:
-            stride *= ir.constant(self.lowering.expr(extent)) or 1
+            stride *= ir.constant(self.stage.phase.sized(extent)) or 1
             if stride % BULK:
                 return False
         return True
@@ -164,8 +161,8 @@ class _Search:
     def _stands_alone(self, loop: Loop) -> bool:
         """Whether nothing but its loads writes the tiles or their sources, and nothing outside names the tiles."""
         tiles = {tile.data for tile in loop.tiles}
-        noted = any(isinstance(note, dict) and tiles & set(note) for _, note in self.lowering.launch.notes)
-        held = any(self.lanes.holdings.of(tile) or self.lanes.owner(tile) for tile in loop.tiles)
+        noted = any(isinstance(note, dict) and tiles & set(note) for _, note in self.stage.launch.notes)
+        held = any(self.stage.distributions.of(tile) or self.stage.owner(tile) for tile in loop.tiles)
         if len(tiles) < len(loop.loads) or noted or held or ir.contains(self.phase, _is_pointer):
             return False
         inside = [*self._named(loop.stmt)]
@@ -173,13 +170,14 @@ class _Search:
         if sum(data in tiles for data, _ in everywhere) != sum(data in tiles for data, _ in inside):
             return False
         written = [data for data, writes in everywhere if writes]
-        read = {data for part in (*loop.loads, *loop.binds) for data, _ in self._named(part)} - tiles
+        sources = (*(load.call for load in loop.loads), *loop.binds)
+        read = {data for part in sources for data, _ in self._named(part)} - tiles
         return sum(data in tiles for data in written) == len(tiles) and not read & set(written)
 
     def _named(self, node: Any) -> Iterator[tuple[ir.Var, bool]]:
         """The tiles and tensors that a node names, behind views, and whether it writes them."""
         for buffer, _, writes in accesses(node):
-            yield self.lanes.holdings.base(buffer), writes
+            yield self.stage.distributions.base(buffer), writes
 
 
 def _used(binds: list[ir.Bind], by: list[Any]) -> list[ir.Bind]:
@@ -196,4 +194,4 @@ def _used(binds: list[ir.Bind], by: list[Any]) -> list[ir.Bind]:
 
 
 def _is_pointer(node: Any) -> bool:
-    return ir.op_name(node) == "tirx.tvm_access_ptr"
+    return ir.op_name(node) == tl.ACCESS_PTR

@@ -16,8 +16,12 @@ from typing import Any, TypeAlias
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.lower import GridLowering
+from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.registry import lowers
+from tilescale.backends.cuda.lowering.signals import device_number, flag_of
 from tilescale.backends.cuda.nvshmem_link import IMPL, declarations
+from tilescale.program import ops
+from tilescale.program.operations import Copy
 
 Number: TypeAlias = int | ir.PrimExpr
 """A constant, or an expression of 64 bits."""
@@ -42,7 +46,7 @@ ONE = Axis(0, 1, 1, 0)
 
 
 @dataclass(frozen=True)
-class Tile:
+class StridedTile:
     """One side of a copy: in symmetric memory of this device, or in the same place on a peer.
 
     Attributes:
@@ -57,7 +61,7 @@ class Tile:
     present: ir.PrimExpr | None = None
 
     @classmethod
-    def of(cls, buffer: ir.Buffer, begins: Sequence[Any], extents: Sequence[int]) -> Tile:
+    def of(cls, buffer: ir.Buffer, begins: Sequence[Any], extents: Sequence[int]) -> StridedTile:
         """The tile that a region of a dense tensor is."""
         axes: list[Axis] = []
         stride: Number = 1
@@ -70,7 +74,7 @@ class Tile:
                 tile = tile.at(axis, 0)
         return tile
 
-    def at(self, axis: Axis, index: Any) -> Tile:
+    def at(self, axis: Axis, index: Any) -> StridedTile:
         """The tile at one index of one of its axes."""
         position, present = axis.begin + _number(index), self.present
         value, size = ir.constant(position), ir.constant(axis.size)
@@ -98,7 +102,7 @@ def _int64(number: Number) -> ir.PrimExpr:
 
 
 @dataclass(frozen=True)
-class Told:
+class SignalUpdate:
     """A flag of the peer, and what becomes of it.
 
     Attributes:
@@ -113,60 +117,75 @@ class Told:
     report: tuple[Any, Any]
 
 
-def copy(lowering: GridLowering, regions: Sequence[ir.Call], to_peer: bool, pe: Any, told: Told | None) -> ir.Stmt:
+@lowers(ops.COPY.name, impl=IMPL)
+def _copy(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
+    asked = Copy.of(call)
+    peer = device_number(stage, asked.level, stage.expr(asked.peer)) % stage.target.devices
+    told = None
+    if asked.signal is not None:
+        buffer, index, extent, c_type = flag_of(stage, asked.signal)
+        pointer = tir.address_of(stage.symmetric(buffer.data))
+        site = stage.site(f"T.copy(signal={buffer.name})", flag=buffer.name)
+        kind = f"{1 if asked.op == 'set' else 0}, {c_type}"
+        value = ir.Cast("int64", stage.expr(asked.value))
+        told = SignalUpdate(kind, (pointer, index, extent), value, (stage.record(), site))
+    return copy(stage, (asked.source, asked.target), asked.to_peer, peer, told)
+
+
+def copy(stage: DeviceStage, regions: Sequence[ir.Call], to_peer: bool, pe: Any, told: SignalUpdate | None) -> ir.Stmt:
     """A copy of the first region to the second one, of which one lies on device `pe`; then a flag there.
 
     Raises:
         UnsupportedError: a tile of symbolic extents, or of elements that are parts of a byte.
     """
     near, far = regions if to_peer else reversed(regions)
-    there = _symmetric(lowering, far)
-    here, staging = _reachable(lowering, lowering.expr(near), near, there, to_peer)
-    lowering.libraries[IMPL] = declarations()
-    lowering.ordered = True  # all threads of a program come together for each call
+    there = _symmetric(stage, far)
+    here, staging = _reachable(stage, stage.expr(near), near, there, to_peer)
+    stage.libraries[IMPL] = declarations()
+    stage.ordered = True  # all threads of a program come together for each call
     names = [ir.region_parts(region)[0].name.removesuffix("_view") for region in (near, far)]
     through = ", through a workspace" if staging else ""
-    lowering.notes.append(f"T.copy({', '.join(names)}, {'dst' if to_peer else 'src'}=): {IMPL} (asked for{through})")
+    stage.notes.append(f"T.copy({', '.join(names)}, {'dst' if to_peer else 'src'}=): {IMPL} (asked for{through})")
     moves = _moves(here, there, to_peer, pe, told)
     return tir.sequence([*staging, *moves] if to_peer else [*moves, *staging])
 
 
-def _symmetric(lowering: GridLowering, region: ir.Call) -> Tile:
+def _symmetric(stage: DeviceStage, region: ir.Call) -> StridedTile:
     """A tile of a tensor, which has to be symmetric."""
     buffer, begins, _ = ir.region_parts(region)
-    return Tile.of(lowering.symmetric(buffer.data), [lowering.expr(b) for b in begins], _extents(lowering, region))
+    return StridedTile.of(stage.symmetric(buffer.data), [stage.expr(b) for b in begins], _extents(stage, region))
 
 
-def _extents(lowering: GridLowering, region: ir.Call) -> list[int]:
+def _extents(stage: DeviceStage, region: ir.Call) -> list[int]:
     buffer, _, extents = ir.region_parts(region)
-    sizes = ir.constants(lowering.expr(n) for n in extents)
+    sizes = ir.constants(stage.expr(n) for n in extents)
     if sizes is None:
-        raise lowering.unsupported(f"T.copy(impl={IMPL!r}) of {buffer.name!r}, whose extents are symbolic,")
+        raise stage.unsupported(f"T.copy(impl={IMPL!r}) of {buffer.name!r}, whose extents are symbolic,")
     if ir.bits(str(buffer.dtype)) % 8:
-        raise lowering.unsupported(f"T.copy(impl={IMPL!r}) of {buffer.name!r}, whose elements are {buffer.dtype},")
+        raise stage.unsupported(f"T.copy(impl={IMPL!r}) of {buffer.name!r}, whose elements are {buffer.dtype},")
     return sizes
 
 
 def _reachable(
-    lowering: GridLowering, lowered: ir.Call, near: ir.Call, there: Tile, to_peer: bool
-) -> tuple[Tile, list[ir.Stmt]]:
+    stage: DeviceStage, lowered: ir.Call, near: ir.Call, there: StridedTile, to_peer: bool
+) -> tuple[StridedTile, list[ir.Stmt]]:
     """The near tile in symmetric memory; and what copies it there, or from there, if it lies elsewhere."""
     buffer, dtype = ir.region_parts(near)[0], str(there.buffer.dtype)
     if buffer.scope() == "global" and str(buffer.dtype) == dtype:
-        return _symmetric(lowering, near), []
-    extents = _extents(lowering, near)
+        return _symmetric(stage, near), []
+    extents = _extents(stage, near)
     # Puts and gets have their own: what threads still take out of one must not be overwritten by the other.
     name = "_".join(["sent" if to_peer else "received", dtype, *map(str, extents)])
-    space = lowering.workspace(name, (lowering.programs(), *extents), dtype)
-    program, begins = lowering.program_number(), [0] * len(extents)
+    space = stage.workspace(name, (stage.programs(), *extents), dtype)
+    program, begins = stage.program_number(), [0] * len(extents)
     part = tir.region(space, [program, *begins], [1, *extents], "w" if to_peer else "r")
     # Plain loads and stores: they are in order with those of NVSHMEM, bulk copies are not.
     staging = tir.tile_call("copy", *((lowered, part) if to_peer else (part, lowered)), disable_tma=True)
-    held = Tile.of(space, [0, *begins], [1, *extents])
+    held = StridedTile.of(space, [0, *begins], [1, *extents])
     return replace(held, offset=_number(program) * math.prod(extents)), [staging]
 
 
-def _moves(here: Tile, there: Tile, to_peer: bool, pe: Any, told: Told | None) -> list[ir.Stmt]:
+def _moves(here: StridedTile, there: StridedTile, to_peer: bool, pe: Any, told: SignalUpdate | None) -> list[ir.Stmt]:
     """Calls that move the tile by planes, in loops over its other axes."""
     *outer, rows, columns = _joined(list(zip(here.axes, there.axes, strict=True)))
     loops = [ir.Var(f"plane{i}", "int32") for i in range(len(outer))]

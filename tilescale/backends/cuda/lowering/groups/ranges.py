@@ -9,15 +9,16 @@ lines.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilelang_core import ir
-from tilescale.backends.cuda.lowering.lanes.holdings import accesses, is_fragment, parallel_loops
+from tilelang_core import ir, tl
+from tilescale.backends.cuda.lowering.groups.distribution import accesses, is_fragment, parallel_loops
+from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
+from tilescale.backends.cuda.lowering.markers import is_loading
+from tilescale.backends.cuda.lowering.phase import Groups
 from tilescale.errors import Location, UnsupportedError
 from tilescale.passes.structure import location
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.lower import GridLowering
+from tilescale.program.model import Launch
 
 Interval = tuple[int, int]
 """First thread, and the one after the last."""
@@ -36,37 +37,21 @@ HARDWARE_BARRIERS = 16
 STOCK_BARRIERS = 3
 """The first ones are taken: 0 by barriers of the block, 1 and 2 by reductions; stock TileLang counts on from 3."""
 
-_THREAD_CALLS = ("tl.get_warp", "tl.get_lane")
 
+def check_ranges(launch: Launch, groups: Groups, barriers: int, body: ir.Stmt) -> None:
+    """Raise UnsupportedError for a tile that stock TileLang would not compute as written.
 
-def check_ranges(lowering: GridLowering, body: ir.Stmt) -> None:
-    """Raise UnsupportedError for a tile that stock TileLang would not compute as written."""
-    _Ranges(lowering).visit(body, (0, lowering.launch.threads[0]))
-
-
-class ThreadNames:
-    """Which names of a program depend on the thread index."""
-
-    def __init__(self, lowering: GridLowering):
-        self._names = {var for var, _ in lowering.launch.thread_vars}
-
-    def note(self, bind: ir.Bind) -> None:
-        """A name that is bound."""
-        if self.tell_apart(bind.value):
-            self._names.add(bind.var)
-
-    def tell_apart(self, expr: Any) -> bool:
-        """Whether an expression depends on the thread index."""
-        if ir.variables(expr) & self._names:
-            return True
-        return ir.contains(expr, lambda n: (ir.op_name(n) or "").startswith(_THREAD_CALLS))
+    Args:
+        barriers: how many hardware barriers are taken besides those of ranges of threads that work on tiles.
+    """
+    _Ranges(launch, groups, barriers).visit(body, (0, launch.threads[0]))
 
 
 class _Ranges:
-    def __init__(self, lowering: GridLowering):
-        self.lowering = lowering
-        self.names = ThreadNames(lowering)
-        self.index = next((var for var, axis in lowering.launch.thread_vars if axis == 0), None)
+    def __init__(self, launch: Launch, groups: Groups, barriers: int):
+        self.launch, self.groups, self.barriers = launch, groups, barriers
+        self.names = ThreadNames(launch)
+        self.index = next((var for var, axis in launch.thread_vars if axis == 0), None)
         self.used: dict[ir.Var, tuple[Interval | None, Location | None]] = {}
         self.partial: set[Interval] = set()
         self.kinds: set[str] = set()
@@ -74,6 +59,8 @@ class _Ranges:
 
     def visit(self, stmt: ir.Stmt, threads: Interval | None) -> None:
         """Check a statement that an interval of threads executes; None for some other set."""
+        if is_loading(stmt):
+            return
         self.where = location(stmt) or self.where
         if isinstance(stmt, ir.Bind):
             self.names.note(stmt)
@@ -122,7 +109,7 @@ class _Ranges:
     def _leaf(self, stmt: ir.Stmt, threads: Interval | None) -> None:
         where = next((at for inner in ir.statements(stmt) if (at := location(inner))), self.where)
         name = ir.op_name(stmt.value) if isinstance(stmt, ir.Evaluate) else None
-        on_tiles = parallel_loops(stmt) or (name or "").startswith("tl.tileop.")
+        on_tiles = parallel_loops(stmt) or (name or "").startswith(tl.TILE_OPERATIONS)
         named = accesses(stmt)
         if on_tiles and threads is None:
             raise UnsupportedError(
@@ -130,8 +117,7 @@ class _Ranges:
                 hint='write T.Scale("warpgroup") or "warp" and tell units apart by their rank',
                 where=where,
             )
-        beside = bool(self.lowering.lanes.pipelines.loops)
-        if on_tiles and (beside or threads != (0, self.lowering.launch.threads[0])):
+        if on_tiles and (self.groups.loader or threads != (0, self.launch.threads[0])):
             assert threads is not None
             self.partial.add(threads)
             self.kinds |= {b.scope() for b, _, _ in named if b.scope() in ir.SHARED}
@@ -141,10 +127,8 @@ class _Ranges:
                 self._use(buffer, threads, where)
 
     def _use(self, buffer: ir.Buffer, threads: Interval | None, where: Location | None) -> None:
-        lanes = self.lowering.lanes
-        held, owner = lanes.holdings.of(buffer), lanes.owner(buffer)
-        if held is not None or owner is not None:
-            how = f"held {held}" if held is not None or owner is None else f"a tile of each {owner.name}"
+        how = self.groups.tiles.get(buffer.data)
+        if how is not None:
             raise UnsupportedError(
                 f"{buffer.name!r} is {how}: this statement of the whole program has no part for each", where=where
             )
@@ -165,7 +149,7 @@ class _Ranges:
                 hint="allocate all with T.alloc, or with the same scope",
                 where=where,
             )
-        needed = STOCK_BARRIERS + len(self.partial) + self.lowering.lanes.barriers()
+        needed = STOCK_BARRIERS + len(self.partial) + self.barriers
         if needed > HARDWARE_BARRIERS:
             raise UnsupportedError(
                 f"{len(self.partial)} ranges of threads work on tiles: with other barriers they need {needed} of the "

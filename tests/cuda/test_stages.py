@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""What each stage of the lowering makes of a phase, as text: TIR goes in and TIR comes out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cuda import cluster_programs, overlap_programs, programs
+from tests.cuda.support import program
+from tests.language import programs as reference
+from tilescale.backends.base import Target as AnyTarget
+from tilescale.backends.cuda import support
+from tilescale.backends.cuda.lowering import kernel, specialisation, split, stages
+from tilescale.backends.cuda.lowering.clusters import stage as clusters
+from tilescale.backends.cuda.lowering.groups import barriers
+from tilescale.backends.cuda.lowering.groups import stage as groups
+from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.rendezvous import Rendezvous
+from tilescale.hda import Machine
+from tilescale.program.model import GridPhase, Sequence
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "stages"
+
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "cluster": cluster_programs.product,
+    "put_with_signal": lambda: programs.put_with_signal(impl="tma"),
+    "waiting_gemm": lambda: overlap_programs.ag_gemm(shape=(2048, 512, 512)),
+    "warpgroups": lambda: reference.tensor_parallel_gemm(4, 128, 128, 512),
+}
+
+STAGES: dict[str, Callable[[Phase], Phase]] = {
+    "clusters": clusters.lower,
+    "groups": groups.lower,
+    "roles": specialisation.proposed,
+    "devices": lambda phase: stages.devices(phase, Rendezvous(entry=False, exit=False)),
+    "barriers": barriers.lower,
+    "split": split.lower,
+}
+
+
+def begun(func: Any) -> Phase:
+    """The first grid phase of a program."""
+    taken_apart, machine = program(func), Machine.load("h200-sxm-8")
+    lowered = support.lower(taken_apart, AnyTarget.of(taken_apart, machine)).lowered
+    launch = taken_apart.launches[0]
+    parts = launch.body.parts if isinstance(launch.body, Sequence) else [launch.body]
+    grid = next(part for part in parts if isinstance(part, GridPhase))
+    return stages.begun(Phase(taken_apart, launch, lowered.target, 0, grid.stmt))
+
+
+def texts(phase: Phase) -> list[str]:
+    """The statements before all stages, and after each that changes them; in the end what the kernel takes."""
+    found = ["# the program", phase.stmt.script()]
+    for name, stage in STAGES.items():
+        before, phase = phase.stmt.script(), stage(phase)
+        after = phase.stmt.script()
+        found += [f"# after {name}", "(the same)" if after == before else after]
+    made = kernel.lower(phase)
+    names = [made.func.buffer_map[p].name if p in made.func.buffer_map else p.name for p in made.func.params]
+    took = [f"{name}: {argument}" for name, argument in zip(names, made.arguments, strict=True)]
+    return [*found, "# the kernel takes", *took, ""]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_text_after_each_stage(name: str, golden):
+    golden(f"stages/{name}", "\n".join(texts(begun(PROGRAMS[name]()))))
+
+
+def test_every_golden_text_has_its_program():
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == PROGRAMS.keys()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_stages_leave_their_input_as_it_is(name: str):
+    """A stage gives the same from the same phase again: nothing is kept between phases, nothing is changed in place."""
+    phase = begun(PROGRAMS[name]())
+    for stage in STAGES.values():
+        before = phase.stmt.script()
+        once, again = stage(phase), stage(phase)
+        assert once.stmt.script() == again.stmt.script()
+        assert (once.notes, len(once.tiles)) == (again.notes, len(again.tiles))
+        assert phase.stmt.script() == before
+        phase = once

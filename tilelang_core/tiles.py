@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""Typed views of TileLang's operations on tiles: the one place that knows where an argument stands.
+
+`Gemm.of(call).transpose_a` reads a call; `with_tiles` and others make the same operation on other arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir, tl
+from tilelang_core import rewrite as tir
+
+_ACCESS = {1: "r", 2: "w", 3: "rw"}
+
+
+def is_region(node: Any) -> bool:
+    """Whether a node is a tile argument."""
+    return ir.op_name(node) == tl.REGION
+
+
+def regions_of(call: ir.Call) -> list[ir.Call]:
+    """The tile arguments of an operation, in order."""
+    return [argument for argument in call.args if is_region(argument)]
+
+
+def access_of(region: ir.Call) -> str:
+    """How a region is accessed: "r", "w" or "rw"."""
+    return _ACCESS[ir.integer(region.args[1])]
+
+
+def is_written(region: ir.Call) -> bool:
+    """Whether a region is written, among other things or only."""
+    return "w" in access_of(region)
+
+
+def first_element(region: ir.Call) -> ir.BufferLoad:
+    """The load that says where a region begins."""
+    return region.args[0]
+
+
+def with_access(region: ir.Call, access: str) -> ir.Call:
+    """The same region, accessed in another way."""
+    return tir.region(*ir.region_parts(region), access)
+
+
+def with_leading_one(region: ir.Call) -> ir.Call | None:
+    """A region that names one index more than it has extents as one of a single such index; None for others."""
+    load, access, *extents = region.args
+    if len(extents) == len(load.indices):
+        return None
+    return tir.recall(region, [load, access, ir.IntImm("int32", 1), *extents])
+
+
+def data_of(region: ir.Call) -> ir.Var:
+    """The data variable of a region's buffer."""
+    return ir.region_parts(region)[0].data
+
+
+@dataclass(frozen=True)
+class TileCopy:
+    """`T.copy` inside a device, and the atomic operations from one region to another."""
+
+    call: ir.Call
+    source: Any
+    target: ir.Call
+
+    @classmethod
+    def of(cls, call: ir.Call) -> TileCopy:
+        """A call of such an operation; the source of an atomic one may be a number."""
+        return cls(call, call.args[0], call.args[1])
+
+    def between(self, source: Any, target: ir.Call) -> ir.Stmt:
+        """The same between other regions."""
+        return tir.evaluate(tir.recall(self.call, [source, target, *self.call.args[2:]]))
+
+
+@dataclass(frozen=True)
+class Fill:
+    """`T.fill` or `T.clear`."""
+
+    call: ir.Call
+    target: ir.Call
+    value: ir.PrimExpr
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Fill:
+        """A call of it."""
+        return cls(call, call.args[0], call.args[1])
+
+    def on(self, target: ir.Call) -> ir.Stmt:
+        """The same of another region."""
+        return tir.evaluate(tir.recall(self.call, [target, self.value]))
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """`T.reduce_sum` and the like.
+
+    Attributes:
+        kind: "sum", "max", "absmax", ...
+        dim: the dimension that is reduced.
+        clear: whether what the target held before does not count.
+    """
+
+    call: ir.Call
+    source: ir.Call
+    target: ir.Call
+    kind: str
+    dim: int
+    clear: bool
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Reduce:
+        """A call of it."""
+        source, target, kind, dim, clear = call.args[:5]
+        return cls(call, source, target, str(kind.value), ir.integer(dim), bool(ir.constant(clear)))
+
+    def between(self, source: ir.Call, target: ir.Call) -> ir.Stmt:
+        """The same between other regions."""
+        return tir.evaluate(tir.recall(self.call, [source, target, *self.call.args[2:]]))
+
+    def cleared(self, source: ir.Call, target: ir.Call) -> ir.Stmt:
+        """The same between other regions, of which the target's contents do not count."""
+        return tir.evaluate(tir.recall(self.call, [source, target, *self.call.args[2:4], ir.IntImm("bool", 1)]))
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """`T.gemm`: C += A B, of which A and B may lie transposed.
+
+    Attributes:
+        sizes: rows and columns of C, and the inner dimension.
+        clear: whether C's contents do not count.
+    """
+
+    call: ir.Call
+    a: ir.Call
+    b: ir.Call
+    c: ir.Call
+    transpose_a: bool
+    transpose_b: bool
+    sizes: tuple[Any, Any, Any]
+    clear: ir.PrimExpr
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Gemm:
+        """A call of it."""
+        a, b, c, transpose_a, transpose_b, m, n, k, _, clear = call.args[:10]
+        return cls(call, a, b, c, bool(ir.constant(transpose_a)), bool(ir.constant(transpose_b)), (m, n, k), clear)
+
+    @property
+    def operands(self) -> tuple[ir.Call, ir.Call, ir.Call]:
+        """A, B and C."""
+        return self.a, self.b, self.c
+
+    def on(self, operands: Sequence[ir.Call], sizes: Sequence[Any], clear: Any = None) -> ir.Stmt:
+        """The same on other operands, of other sizes."""
+        cleared = self.clear if clear is None else clear
+        sizes = [ir.int_node(n) for n in sizes]
+        args = [*operands, *self.call.args[3:5], *sizes, self.call.args[8], cleared, *self.call.args[10:]]
+        return tir.evaluate(tir.recall(self.call, args))
+
+    def started(self) -> ir.Stmt:
+        """The same, started and not waited for."""
+        notes = {**dict(self.call.annotations or {}), "wg_wait": ir.IntImm("int32", -1)}
+        return tir.evaluate(ir.Call(self.call.dtype, self.call.op, list(self.call.args), notes))
+
+    def by_two_blocks(self, a: ir.Call, b: ir.Call, result: ir.Call, clear: Any, done: Any) -> ir.Stmt:
+        """The same by two thread blocks at once, into tensor memory; `done` is the barrier that learns of its end."""
+        rows, columns = ir.region_parts(result)[2]
+        left = [*self.call.args[3:5], rows, columns, self.sizes[2], self.call.args[8], clear, done]
+        arguments = [a, b, result, *left, *self.call.args[11:]]
+        return tir.evaluate(tir.call(tl.TCGEN05_GEMM, *arguments, annotations={"is_tcgen05": 1, "use_2cta": 1}))

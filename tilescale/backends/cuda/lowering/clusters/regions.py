@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""What statements name: regions of tiles, and elements that they store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core.tiles import is_region, is_written
+from tilescale.program import ops
+from tilescale.program.operations import TileView
+
+
+def regions(stmt: Any, *, written: bool = False) -> list[ir.Call]:
+    """All regions that operations below a node work on, or those that they write."""
+    found: list[ir.Call] = []
+    viewed: list[ir.Call] = []
+
+    def visit(node: Any) -> None:
+        if ir.op_name(node) == ops.VIEW.name:
+            viewed.append(TileView.of(node).region)
+        elif is_region(node) and (not written or is_written(node)):
+            found.append(node)
+
+    ir.walk(stmt, visit)
+    return [region for region in found if not any(region.same_as(v) for v in viewed)]
+
+
+def stored(stmt: ir.Stmt) -> set[ir.Var]:
+    """Data variables of the buffers that single elements are stored to."""
+    found: set[ir.Var] = set()
+    ir.walk(stmt, lambda n: found.add(n.buffer.data) if isinstance(n, ir.BufferStore) else None)
+    return found
+
+
+def access(node: Any, buffer: ir.Buffer, indices: list[Any]) -> Any:
+    """The load or store `node` at another place."""
+    if isinstance(node, ir.BufferLoad):
+        return ir.BufferLoad(buffer, indices)
+    return ir.BufferStore(buffer, node.value, indices)

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: MIT
+"""Copies between units: one file for each mechanism, which registers its rule.
+
+tma.py lsu.py                between devices, by bulk copies and by loads and stores of threads
+remote.py                    what these two share: where the peer's tile lies, and the signal behind a copy
+nvshmem.py                   between devices, by NVSHMEM, where a program asks for it
+dsmem.py                     between programs of a cluster, through distributed shared memory
+shared.py                    between units of a program, through its shared memory
+
+What the host starts (copy engine, NCCL) has no rule here: steps of the host are planned for it.
+"""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+"""What copies to and from addresses of other devices share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.signals import device_number, signal_peer
+from tilescale.program.operations import Copy
+
+
+@dataclass(frozen=True)
+class RemoteCopy:
+    """A copy between a tile here and one of a peer.
+
+    Attributes:
+        slot: where the peer's instances lie in the heap's address range.
+        regions: source and target, as a tile operation takes them.
+    """
+
+    stage: DeviceStage
+    copy: Copy
+    slot: ir.PrimExpr
+    regions: tuple[ir.Call, ir.Call]
+
+    @classmethod
+    def of(cls, stage: DeviceStage, call: ir.Call) -> RemoteCopy:
+        """A copy of tiles, which is noted."""
+        copy = Copy.of(call)
+        buffer, begins, extents = ir.region_parts(copy.far)
+        slot = stage.slot(device_number(stage, copy.level, stage.expr(copy.peer)))
+        begins, extents = ([stage.expr(n) for n in part] for part in (begins, extents))
+        access = "w" if copy.to_peer else "r"
+        remote = tir.region(stage.peers(buffer.data), [slot, *begins], [1, *extents], access)
+        local = stage.expr(copy.near)
+        names = [name.removesuffix("_view") for name in (ir.region_parts(copy.near)[0].name, buffer.name)]
+        stage.notes.append(f"T.copy({names[0]}, {names[1]}, {'dst' if copy.to_peer else 'src'}=): {stage.choice(call)}")
+        return cls(stage, copy, slot, (local, remote) if copy.to_peer else (remote, local))
+
+    def made(self, name: str, **how: Any) -> ir.Stmt:
+        """The copy by a tile operation, and the signal behind it."""
+        copied = tir.tile_call(name, *self.regions, **how)
+        if self.copy.signal is None:
+            return copied
+        return tir.sequence([copied, signal_peer(self.stage, self.copy.call, self.slot)])

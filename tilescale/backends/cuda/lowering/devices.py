@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: MIT
+"""The stage of devices: what a phase does with other devices becomes calls of the prelude on memory of all of them.
+
+Why: a remote tile copy is a plain tile copy once a tensor has a rank dimension, so the stock compiler does the rest.
+Before: a phase with `T.Scale` of devices, ranks, views, remote copies, signals, waits and collectives. After: the same
+with a hidden scalar for each rank, a second parameter `(devices, *shape)` for each tensor reached on peers, and calls
+of device functions (headers/sync.cuh) for synchronisation. Declines what has no rule, with an error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda import nvshmem_link
+from tilescale.backends.cuda.lowering.arguments import Given, HostVariable, Parameters
+from tilescale.backends.cuda.lowering.markers import Executing, acquired, executed, one_thread, sync
+from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.registry import rule_for
+from tilescale.backends.cuda.lowering.signature import Signature
+from tilescale.cost.choose import Choice
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Level
+from tilescale.passes.structure import location
+from tilescale.program import ops
+from tilescale.program.operations import Rank
+
+UNIT = "unit"
+"""The kind of levels whose operations this stage lowers: those that own tensors."""
+
+
+class DeviceStage(Signature):
+    """The stage at work: the walk over the statements of a phase, and what rules ask of it.
+
+    Attributes:
+        executing: the unit inside the program whose statements are being lowered; None for the program.
+        headers: files of device functions beside sync.cuh that it calls.
+        libraries: names of device libraries that it calls, with the text that declares them.
+        ordered: whether all threads of a program have to come together for a call.
+        is_complete: whether what is being lowered stands where all that it publishes is complete.
+    """
+
+    def __init__(self, phase: Phase):
+        super().__init__(phase)
+        self.roles = phase.roles
+        self.executing: Executing | None = None
+        self.headers: list[str] = []
+        self.libraries: dict[str, str] = {}
+        self.ordered = self.is_complete = False
+        self._scalars = {p.var: i for i, p in enumerate(self.program.parameters) if p.buffer is None}
+
+    def lowered(self, body: ir.Stmt) -> Phase:
+        """The phase after this stage."""
+        # Also what the grid is, and what is loaded ahead, the kernel is passed.
+        launch = replace(self.launch, grid=tuple(self.expr(n) for n in self.launch.grid))
+        ahead = frozenset(self.local(data).name for data in self.roles.ahead)
+        kept = (tuple(self.parameters), tuple(self.arguments), tuple(self.sites))
+        return self.done(
+            body,
+            launch=launch,
+            headers=(*self.phase.headers, *self.headers),
+            text=self.phase.text + "".join(self.libraries.values()),
+            ordered=self.phase.ordered or self.ordered,
+            signature=Parameters(*kept, frozenset(self.reached), frozenset(self.libraries), ahead),
+        )
+
+    # -- the walk ----------------------------------------------------------------------------------------------------
+
+    def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement, lowered."""
+        return tir.rewrite(stmt, enter=self._enter, leave=self._leave)
+
+    def expr(self, expr: Any) -> Any:
+        """An expression, lowered."""
+        return tir.rewrite(tir.evaluate(expr), leave=self._leave).value if isinstance(expr, ir.PrimExpr) else expr
+
+    def _enter(self, node: Any) -> Any:
+        if isinstance(node, ir.Stmt):
+            self.where = location(node) or self.where
+        if isinstance(node, ir.AttrStmt):
+            return self._marked(node)
+        if isinstance(node, ir.Bind):
+            return self._bind(node)
+        if isinstance(node, ir.Evaluate) and ir.op_name(node.value) in ops.ALL_OPS:
+            return self._operation(node.value)
+        return None
+
+    def _marked(self, node: ir.AttrStmt) -> ir.Stmt | None:
+        """A region of units, or what a stage before has marked."""
+        unit = Executing.of(node)
+        if unit is not None:
+            outer, self.executing = self.executing, unit
+            body = self.stmt(node.body)
+            self.executing = outer
+            return executed(unit, body)
+        if str(node.attr_key) == ops.SCALE:
+            level = self.target.machine.level(str(node.value.value))
+            if level.kind in ("unit", "program", "cluster"):
+                return self.stmt(node.body)
+            raise self.unsupported(f"T.Scale({level.name!r}) has no CUDA lowering")
+        rule = rule_for(str(node.attr_key), UNIT)
+        return None if rule is None else rule(self, node)
+
+    def _bind(self, node: ir.Bind) -> ir.Stmt | None:
+        name = ir.op_name(node.value)
+        if name == ops.VIEW.name:
+            if node.var not in self.phase.parameters_of_views:
+                raise self.unsupported("a view of a tile has no CUDA lowering")
+            return tir.sequence([])
+        if name == ops.RANK.name:
+            return ir.Bind(node.var, self._rank_value(Rank.of(node.value).level))
+        return None
+
+    def _rank_value(self, name: str) -> ir.PrimExpr:
+        level = self.target.machine.level(name)
+        if level.kind == "unit":
+            return self.rank(name)
+        if level.kind == "program":
+            return self.program_number()
+        raise self.unsupported(f"the rank of level {name!r} has no CUDA lowering")
+
+    def _operation(self, call: ir.Call) -> ir.Stmt:
+        name, level = call.op.name, ir.attribute(call, "level")
+        kind = UNIT if level is None else self.target.machine.level(level).kind
+        impl = ir.attribute(call, "impl")
+        if (name, kind) == (ops.COPY.name, UNIT) and impl != nvshmem_link.IMPL:
+            impl = self.choice(call).name
+        rule = rule_for(name, kind, impl) if kind == UNIT else None
+        if rule is None:
+            how = f" by {impl}" if name == ops.COPY.name and kind == UNIT else _speaking_of(level, kind)
+            raise self.unsupported(f"T.{name.removeprefix('tilescale.')}{how} has no CUDA lowering")
+        return rule(self, call)
+
+    def _leave(self, node: Any) -> Any:
+        if isinstance(node, ir.Var) and node in self.phase.sizes:
+            return self.phase.sizes[node]
+        if isinstance(node, ir.Var) and node in self._scalars:
+            return self.scalar(Given(self._scalars[node]), node.name, str(node.dtype))
+        if isinstance(node, ir.Var) and node in self.phase.around:
+            return self.scalar(HostVariable(node), node.name, str(node.dtype))
+        if isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.scope() == "global":
+            return self._on_local(node)
+        if isinstance(node, ir.IfThenElse) and _reads_memory(node.condition) and ir.contains(node, tir.is_extern):
+            return _decided_once(node)
+        return None
+
+    def _on_local(self, node: Any) -> Any:
+        if self.is_parameter(node.buffer):
+            return None
+        buffer = self.local(node.buffer.data)
+        if isinstance(node, ir.BufferLoad):
+            return ir.BufferLoad(buffer, list(node.indices))
+        return ir.BufferStore(buffer, node.value, list(node.indices))
+
+    def _own(self, name: str) -> str:
+        return super()._own(name + (self.executing.name if self.executing is not None else ""))
+
+    # -- pieces that rules share -------------------------------------------------------------------------------------
+
+    def program_number(self) -> ir.PrimExpr:
+        """The number of the executing program in its grid, the first axis fastest."""
+        number: Any = ir.IntImm("int32", 0)
+        for var, extent in reversed(list(zip(self.launch.programs, self.launch.grid, strict=True))):
+            number = number * extent + var
+        return number
+
+    def programs(self) -> int:
+        """Programs of the grid."""
+        extents = ir.constants(self.expr(n) for n in self.launch.grid)
+        if extents is None:
+            raise self.unsupported("synchronisation across devices in a grid of symbolic extent has no CUDA lowering")
+        return math.prod(extents)
+
+    def choice(self, call: ir.Call) -> Choice:
+        """The mechanism of a copy of tiles, by the machine model."""
+        try:
+            return self.phase.choice(call)
+        except UnsupportedError as error:
+            raise error.at(self.where) if self.where else error from None
+
+    def level_of(self, call: ir.Call) -> Level:
+        """The level that an operation names."""
+        return self.target.machine.level(ir.attribute(call, "level"))
+
+    def one_thread(self, body: ir.Stmt) -> ir.Stmt:
+        """One thread of the program, or of the unit whose statements these are, runs `body`."""
+        return one_thread(self.launch, body, self.executing.begin if self.executing is not None else 0)
+
+    def after_wait(self, body: ir.Stmt) -> ir.Stmt:
+        """`body`, in which one thread waits; then all threads see what it acquired."""
+        return tir.sequence([body, acquired(sync())])
+
+
+def _speaking_of(level: str | None, kind: str) -> str:
+    """Between whom an operation is that has no lowering."""
+    if kind == "program":
+        return " between all programs of a grid"
+    return "" if level is None else f" of level {level!r}"
+
+
+def _reads_memory(expr: ir.PrimExpr) -> bool:
+    """Whether an expression depends on memory that others can change."""
+    return ir.contains(expr, lambda n: isinstance(n, ir.BufferLoad) and ir.scope_kind(n.buffer) != "fragment")
+
+
+def _decided_once(branch: ir.IfThenElse) -> ir.Stmt:
+    """A branch whose condition is read once: TileLang reads it for each statement again, also after a call."""
+    condition = ir.Var("condition", str(branch.condition.dtype))
+    decided = ir.IfThenElse(condition, branch.then_case, branch.else_case)
+    return tir.sequence([ir.Bind(condition, branch.condition), decided])

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""What stages write into the statements of a phase for later ones: who executes a part, and where threads meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir, trace
+from tilelang_core import rewrite as tir
+from tilescale.program.model import Launch
+
+SYNC = trace.register_op("tilescale.sync")
+"""sync([begin, threads]): so many threads meet, those who execute it if none are named; what each wrote in shared
+memory before is then visible to the others. Hardware barriers are given out when all are known (barriers.py)."""
+
+UNIT = "tilescale.unit"
+"""AttrStmt key: the statements inside are executed by a unit inside the program (`Executing`)."""
+
+LOADER = "tilescale.loader"
+"""AttrStmt key: the statements inside are executed by threads that load ahead, beside those before them. Their node
+says how many registers a thread of either has (split.py)."""
+
+
+@dataclass(frozen=True)
+class Executing:
+    """Who executes a statement: a range of threads, with the name that no other unit of the program has."""
+
+    begin: int
+    threads: int
+    name: str = ""
+
+    @classmethod
+    def of(cls, stmt: ir.Stmt) -> Executing | None:
+        """What a statement says of those inside it; None for all but `executed`."""
+        if not isinstance(stmt, ir.AttrStmt) or str(stmt.attr_key) != UNIT:
+            return None
+        begin, threads = map(ir.integer, stmt.node)
+        return cls(begin, threads, str(stmt.value.value))
+
+
+def executed(by: Executing, stmt: ir.Stmt) -> ir.Stmt:
+    """A statement that a unit executes."""
+    threads = [ir.IntImm("int32", by.begin), ir.IntImm("int32", by.threads)]
+    return ir.AttrStmt(threads, UNIT, ir.StringImm(by.name), stmt)
+
+
+def loading(stmt: ir.Stmt, registers: tuple[int, int]) -> ir.Stmt:
+    """A statement of threads that load ahead: registers of one of these, and of one of the others."""
+    limits = [ir.IntImm("int32", n) for n in registers]
+    return ir.AttrStmt(limits, LOADER, ir.StringImm(LOADER), stmt)
+
+
+def is_loading(stmt: Any) -> bool:
+    """Whether a statement is one of threads that load ahead."""
+    return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == LOADER
+
+
+def sync(by: Executing | None = None) -> ir.Stmt:
+    """Threads meet: all who execute this, or those named."""
+    return tir.evaluate(tir.call(SYNC.name, *((by.begin, by.threads) if by is not None else ())))
+
+
+def acquired(barrier: ir.Stmt) -> ir.Stmt:
+    """A barrier after which what others wrote before it is visible here, to bulk copies too."""
+    return tir.sequence([barrier, tir.evaluate(tir.extern("tilescale::acquired"))])
+
+
+def one_thread(launch: Launch, body: ir.Stmt, begin: int = 0) -> ir.Stmt:
+    """`body` for one thread of a program, or of the unit that begins with a thread."""
+    condition: Any = None
+    for var, axis in launch.thread_vars:
+        if launch.threads[axis] > 1:
+            test = var == (0 if axis else begin)
+            test = test.asobject() if hasattr(test, "asobject") else test
+            condition = test if condition is None else ir.And(condition, test)
+    return body if condition is None else ir.IfThenElse(condition, body, None)
+
+
+def located(stmt: ir.Stmt, like: ir.Stmt) -> ir.Stmt:
+    """A statement, it and all in it standing in the user's program where `like` does unless they have a place."""
+    for inner in ir.statements(stmt):
+        if ir.stmt_location(inner) is None:
+            tir.at(inner, like)
+    return stmt

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""A grid phase on its way to a kernel: the record that one stage hands to the next, and a stage at work on it.
+
+`stages.py` has the order. A stage gets a `Phase` and returns another one; nothing else passes between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering.arguments import Parameters
+from tilescale.backends.cuda.lowering.roles import Roles
+from tilescale.cost.choose import Choice
+from tilescale.cost.operations import copy_choice
+from tilescale.errors import Location, UnsupportedError
+from tilescale.hda import Machine
+from tilescale.program.model import Launch, Program
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a lowering is for.
+
+    Attributes:
+        sizes: units of each launched level above the program, coarsest first.
+        stride: bytes between two devices' instances in the heap's address range.
+        nccl: whether NCCL can join the devices; it refuses two ranks on one.
+    """
+
+    machine: Machine
+    sizes: tuple[tuple[str, int], ...]
+    stride: int
+    nccl: bool = True
+
+    @property
+    def devices(self) -> int:
+        """Units that own tensors."""
+        return math.prod(n for _, n in self.sizes)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What later stages have to know of the units inside a program.
+
+    Attributes:
+        loader: whether threads of their own load for them, beyond the launch's.
+        reducing: threads of the largest unit that reduces across its warps beside its siblings; 0 without.
+        tiles: data variable of a tile that each unit has for itself -> how, in words.
+        arrays: names of what units hold of the same tile in registers.
+    """
+
+    loader: bool = False
+    reducing: int = 0
+    tiles: Mapping[ir.Var, str] = field(default_factory=dict)
+    arrays: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A grid phase of a launch.
+
+    Attributes:
+        number: of the phase in its program.
+        stmt: what its programs execute.
+        first_site: what its waits and signals are numbered from.
+        around: variables of the host that it is passed: those of loops around it, and extents.
+        tiles: what is allocated on chip beyond the program's own tiles.
+        arrivals: data variable of a barrier in shared memory -> the arrivals of each.
+        added: threads beyond the launch's, which load ahead.
+        headers: files of device functions beside sync.cuh that it calls.
+        text: what its text says before the kernel besides.
+        notes: which implementation was chosen where, and what stands in the way of what, for people.
+        ordered: whether branches on threads, or the order of its statements, rule out TileLang's own producers.
+        groups: the units inside its programs, if it has any.
+        roles: which loops have producers, and what is completed later.
+        signature: what the kernel takes, once the stage of devices has found out.
+    """
+
+    program: Program
+    launch: Launch
+    target: Target
+    number: int
+    stmt: ir.Stmt
+    first_site: int = 0
+    around: tuple[ir.Var, ...] = ()
+    tiles: tuple[ir.Buffer, ...] = ()
+    arrivals: Mapping[ir.Var, list[ir.PrimExpr]] = field(default_factory=dict)
+    added: int = 0
+    headers: tuple[str, ...] = ()
+    text: str = ""
+    notes: tuple[str, ...] = ()
+    ordered: bool = False
+    groups: Groups | None = None
+    roles: Roles = field(default_factory=Roles)
+    signature: Parameters | None = None
+
+    @cached_property
+    def sizes(self) -> dict[ir.Var, ir.PrimExpr]:
+        """The variables of the program that stand for numbers of units, and these numbers."""
+        pairs = zip(self.launch.extents, self.target.sizes, strict=True)
+        return {var: ir.IntImm("int32", n) for (_, var), (_, n) in pairs if isinstance(var, ir.Var)}
+
+    def sized(self, node: Any) -> Any:
+        """A statement or expression with numbers for the units of the launch."""
+        return ir.substitute(node, self.sizes) if self.sizes and isinstance(node, ir.PrimExpr | ir.Stmt) else node
+
+    @cached_property
+    def parameters_of_views(self) -> dict[ir.Var, ir.Var]:
+        """Data variable of a device's view of a tensor -> that of the parameter behind it."""
+        parameters = [(p.buffer, p.views) for p in self.program.parameters]
+        return {view.data: buffer.data for buffer, views in parameters if buffer is not None for view in views}
+
+    def choice(self, call: ir.Call) -> Choice:
+        """The mechanism of a copy of tiles, by the machine model. Raises UnsupportedError without one."""
+        machine, grid = self.target.machine, ir.constants(map(self.sized, self.launch.grid))
+        units = machine.count(machine.program_level.name, machine.tensor_level.name)
+        programs = units if grid is None else min(units, math.prod(grid))
+        return copy_choice(call, machine, dict(self.target.sizes), programs)
+
+
+class Stage:
+    """A stage at work on a phase.
+
+    Attributes:
+        phase: as it was before the stage.
+        tiles, notes: what the stage adds to those of the phase.
+        where: the line that is being lowered.
+    """
+
+    def __init__(self, phase: Phase):
+        self.phase = phase
+        self.program, self.launch, self.target = phase.program, phase.launch, phase.target
+        self.tiles: list[ir.Buffer] = []
+        self.notes: list[str] = []
+        self.where: Location | None = phase.launch.where
+        self._numbers = -1
+
+    def unsupported(self, found: str) -> UnsupportedError:
+        """The error for something that has no lowering, at the current line."""
+        return UnsupportedError(found, hint="run it with tilescale.emulate", where=self.where)
+
+    def next_number(self) -> int:
+        """A number that nothing else of this stage has."""
+        self._numbers += 1
+        return self._numbers
+
+    def done(self, stmt: ir.Stmt, **changes: Any) -> Phase:
+        """The phase after the stage: its statements, what the stage has added, and other changes."""
+        tiles, notes = (*self.phase.tiles, *self.tiles), (*self.phase.notes, *self.notes)
+        return replace(self.phase, stmt=stmt, tiles=tiles, notes=notes, **changes)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""How each operation is lowered: one table of rules, by operation, kind of level, and mechanism or implementation.
+
+A rule takes the stage that lowers at this kind of level, or the part of it that is at work, and the call:
+
+    kind of level   stage                       rules in
+    "unit"          devices.py                  peers.py, exchange.py, copies/
+    "program"       clusters/stage.py           clusters/collectives.py
+    "cluster"       clusters/stage.py           clusters/unit.py: tile operations that a cluster executes as one
+    "lanes"         groups/clones.py            groups/collectives.py, and groups/shares.py for tile operations
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Rule: TypeAlias = Callable[..., Any]
+
+_RULES: dict[tuple[str, str, str | None], Rule] = {}
+
+
+def lowers(name: str, kind: str = "unit", impl: str | None = None) -> Callable[[Rule], Rule]:
+    """Register the rule of an operation for levels of a kind, for one mechanism or implementation if it is named."""
+
+    def register(rule: Rule) -> Rule:
+        key = (name, kind, impl)
+        assert key not in _RULES, f"{key} has two rules"
+        _RULES[key] = rule
+        return rule
+
+    return register
+
+
+def rule_for(name: str | None, kind: str, impl: str | None = None) -> Rule | None:
+    """The rule of an operation: that for the implementation before the one for all. None: it has no lowering."""
+    return _RULES.get((name or "", kind, impl)) or _RULES.get((name or "", kind, None))

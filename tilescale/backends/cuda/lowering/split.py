@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: MIT
+"""Split a phase between threads that load ahead and those that use what they load.
+
+Before: a lowered phase whose loads are marked: of a cluster in their places (clusters/roles.py), of thread groups as
+the loader's statements after all others (markers.py). After: a branch on the thread index, each role with its
+registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.clusters import roles
+from tilescale.backends.cuda.lowering.markers import is_loading
+from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.program.model import Launch
+
+
+def lower(phase: Phase) -> Phase:
+    """A phase in which nothing is marked as loading any more."""
+    return replace(phase, stmt=_beside_loader(phase.launch, roles.split(phase.launch, phase.stmt)))
+
+
+def _beside_loader(launch: Launch, stmt: ir.Stmt) -> ir.Stmt:
+    """The program beside its loader. The loader's text is first: tiles after a loop may then lie in its rings."""
+    if not isinstance(stmt, ir.SeqStmt) or not is_loading(stmt.seq[-1]):
+        return stmt
+    *program, loader = stmt.seq
+    fewer, more = map(ir.integer, loader.node)
+    loads = tir.sequence([tir.register_limit(fewer, more=False), loader.body])
+    work = tir.sequence([tir.register_limit(more, more=True), *program])
+    return tir.specialized(launch.thread_vars[0][0] >= launch.thread_count, loads, work)

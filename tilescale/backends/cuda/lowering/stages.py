@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""All stages from a grid phase to a kernel, in order.
+
+Each takes a `Phase` and returns one: statements of TIR, and what stands around them. Roles come before devices, as it
+is our operations that have roles; calls of the prelude have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilescale.backends.cuda.lowering import completion, exchange, signals  # noqa: F401 - they register their rules
+from tilescale.backends.cuda.lowering import split as loaders
+from tilescale.backends.cuda.lowering.clusters import stage as clusters
+from tilescale.backends.cuda.lowering.copies import lsu, nvshmem, tma  # noqa: F401 - they register their rules
+from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.groups import barriers
+from tilescale.backends.cuda.lowering.groups import stage as groups
+from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed
+from tilescale.backends.cuda.lowering.roles import without_single_turns
+from tilescale.backends.cuda.lowering.specialisation import lower as in_roles
+
+
+def lower(phase: Phase, meets: Rendezvous) -> LoweredKernel:
+    """A phase as a kernel; `meets` says where devices meet in it.
+
+    Raises:
+        UnsupportedError: something that has no lowering, with its line.
+    """
+    phase = groups.lower(clusters.lower(begun(phase)))
+    return in_roles(phase, lambda assigned: loaders.lower(barriers.lower(devices(assigned, meets))))
+
+
+def begun(phase: Phase) -> Phase:
+    """A phase as the first stage takes it: with numbers of units, without loops of a single turn."""
+    return replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
+
+
+def devices(phase: Phase, meets: Rendezvous) -> Phase:
+    """A phase in which no other device is named any more, but its memory."""
+    stage = DeviceStage(phase)
+    body = stage.stmt(phase.stmt)
+    if meets.inside:
+        stage.where = phase.launch.where
+        body = enclosed(stage, body, meets)
+    return stage.lowered(body)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""A tile as a unit holds it: the one record of a region argument that rules of all levels work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+
+
+def _same(expr: Any) -> Any:
+    return expr
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A region of a buffer.
+
+    Attributes:
+        name: the user's name of the buffer.
+        begins: where it begins.
+        extents: numbers where they are constant.
+    """
+
+    buffer: ir.Buffer
+    name: str
+    begins: list[Any]
+    extents: list[Any]
+
+    @classmethod
+    def of(cls, region: ir.Call, value: Callable[[Any], Any] = _same) -> Tile:
+        """A region argument, `value` of its begins and extents."""
+        buffer, begins, extents = ir.region_parts(region)
+        known = [n if ir.constant(n) is None else ir.constant(n) for n in map(value, extents)]
+        return cls(buffer, buffer.name, list(map(value, begins)), known)
+
+    @classmethod
+    def whole(cls, buffer: ir.Buffer) -> Tile:
+        """All of a buffer of constant extents."""
+        shape = [ir.integer(n) for n in buffer.shape]
+        return cls(buffer, buffer.name, [0] * len(shape), shape)
+
+    @property
+    def dtype(self) -> str:
+        """Of its elements."""
+        return str(self.buffer.dtype)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether all of its extents are constant."""
+        return all(isinstance(n, int) for n in self.extents)
+
+    @property
+    def in_registers(self) -> bool:
+        """Whether the tile is a fragment, of which a loop may only touch the whole: see `whole_loops`."""
+        return bool(self.buffer.scope() == "local.fragment")
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether other units than the one that holds it can reach it."""
+        return not self.buffer.scope().startswith("local")
+
+    def region(self, access: str, begins: Sequence[Any] | None = None, extents: Sequence[Any] | None = None) -> ir.Call:
+        """The tile, or a part of it, as an argument of a tile operation."""
+        offset = [0] * len(self.begins) if begins is None else begins
+        at = [b + o for b, o in zip(self.begins, offset, strict=True)]
+        return tir.region(self.buffer, at, self.extents if extents is None else extents, access)
+
+    def at(self, index: Sequence[Any]) -> list[Any]:
+        """Indices of an element of the tile in its buffer."""
+        return [b + i for b, i in zip(self.begins, index, strict=True)]
+
+    def store(self, value: Callable[[list[ir.Var]], Any]) -> ir.Stmt:
+        """Set every element."""
+        loops = tir.loop_variables(self.extents)
+        return tir.parallel(loops, self.extents, ir.BufferStore(self.buffer, value(loops), self.at(loops)))
+
+
+def parts(whole: Tile, axis: int, count: int) -> tuple[list[int], list[list[int]]]:
+    """Extents of one of so many parts along an axis, and where each begins."""
+    part = [n // count if a == axis else n for a, n in enumerate(whole.extents)]
+    return part, [[i * part[a] if a == axis else 0 for a in range(len(part))] for i in range(count)]
+
+
+def whole_loops(tile: Tile, axis: int, part: list[int]) -> tuple[list[ir.Var], Any, list[Any]]:
+    """Loops over all of a tile, the number of the part along an axis that an element is in, and its indices there.
+
+    Stock's layout inference takes a loop over a part of a fragment for one over the whole, and gives the fragment too
+    few registers.
+    """
+    loops = [ir.Var(f"i{a}", "int32") for a in range(len(part))]
+    index = [i % part[axis] if a == axis else i for a, i in enumerate(loops)]
+    return loops, loops[axis] // part[axis], index

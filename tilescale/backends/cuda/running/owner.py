@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""The program on this rank's device, as its steps know it: what `DeviceProgram` offers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.running.copy_queue import CopyQueue
+from tilescale.backends.cuda.running.guard import Guard
+from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.running.sums import Sums
+from tilescale.comm import World
+from tilescale.comm.heap import SymmetricHeap
+from tilescale.errors import Location
+from tilescale.program.model import Program
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.memory import Memory
+
+
+class Owner(Protocol):
+    """What a step asks while it is made and bound.
+
+    Attributes:
+        options: those of TileLang's compiler.
+        is_alone: whether it has no level above its grid.
+        sizes: units of each launched level.
+        sites: the places that wait or signal, by number; steps add theirs.
+        reached: positions of parameters that peers reach.
+        reads_at: where it decides on values in device memory; None if it does not.
+        by_nccl: whether a step uses NCCL.
+        queue: the device's copy queue, once a step uses it.
+    """
+
+    program: Program
+    options: dict[str, Any]
+    world: World
+    device: torch.device
+    is_alone: bool
+    sizes: tuple[tuple[str, int], ...]
+    target: Target
+    sites: list[Site]
+    memory: Memory
+    reached: set[int]
+    reads_at: Location | None
+    by_nccl: bool
+    queue: CopyQueue | None
+    sums: Sums
+
+    @property
+    def heap(self) -> SymmetricHeap:
+        """The memory that the program's devices share."""
+
+    @property
+    def guard(self) -> Guard:
+        """What bounds its waits."""
+
+    def rank(self, level: str) -> int:
+        """This rank's rank at a level."""
+
+    def compile(self, func: ir.PrimFunc, check: Callable[[], None] | None = None) -> Any:
+        """A kernel. Collective."""
+
+    def on_all(self, check: Callable[[], Any]) -> None:
+        """Run a check; what it raises on any rank is raised on all. Collective."""
+
+    def meeting(self, site: int) -> Work:
+        """What lets all devices meet, in the order of the current stream."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything."""

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""What flags are that the copy queue adds to, which on a stream is a write of the sum."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale.backends.cuda.running.steps import Call
+from tilescale.backends.cuda.running.stream_memory import Word
+
+
+@dataclass
+class Sums:
+    """What flags are after what the queue has added to them in a call: they were zero, and nobody else adds."""
+
+    _call: Callable[[], Any] = lambda: None
+    _values: dict[Word, int] = field(default_factory=dict)
+
+    def after(self, call: Call, word: Word, value: int, op: str) -> int:
+        """The number to write for a signal."""
+        if self._call() is not call:
+            self._call, self._values = weakref.ref(call), {}
+        self._values[word] = value + (self._values.get(word, 0) if op == "add" else 0)
+        return self._values[word]

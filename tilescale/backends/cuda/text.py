@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: MIT
+"""The CUDA text of a kernel, which is checked before anything compiles it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang_core import compile as stock
+from tilescale.backends.cuda.lowering.check import check_shared, check_text, static_shared_bytes
+from tilescale.backends.cuda.lowering.groups.registers import one_array_each
+from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.hda import Machine
+from tilescale.passes.written import written_by_peers
+from tilescale.program.model import Program
+
+STRIDE = 1 << 36
+"""Bytes between devices in the address range that a text is generated for where there is no heap."""
+
+
+def checked(
+    kernel: LoweredKernel, program: Program, machine: Machine, target: Any, pass_configs: dict[str, Any] | None
+) -> str:
+    """The CUDA text of one kernel of a program, after the checks of `check.py`.
+
+    Raises:
+        GeneratedTextError: a text that must not run.
+        AllocationTooLargeError: more shared memory than the machine has.
+    """
+    generated = stock.generate(kernel.func, target, pass_configs, one_array_each)
+    check_text(generated.text, written_by_peers(program), kernel.ahead)
+    asked = generated.dynamic_shared + static_shared_bytes(generated.text)
+    check_shared(program.name, asked, machine, kernel.where)
+    return generated.text
