@@ -12,13 +12,15 @@ from tests.cuda.support import program
 from tests.language import programs as reference
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda import support
-from tilescale.backends.cuda.lowering import kernel, specialisation, split, stages
+from tilescale.backends.cuda.lowering import implemented, kernel, specialisation, split, stages
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.groups import barriers
 from tilescale.backends.cuda.lowering.groups import stage as groups
 from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.registry import implementations, lowers
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous
 from tilescale.hda import Machine
+from tilescale.program import ops
 from tilescale.program.model import GridPhase, Sequence
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "stages"
@@ -83,3 +85,16 @@ def test_stages_leave_their_input_as_it_is(name: str):
         assert (once.notes, len(once.tiles)) == (again.notes, len(again.tiles))
         assert phase.stmt.script() == before
         phase = once
+
+
+@pytest.mark.parametrize("kind", ["unit", "program", "lanes"])
+@pytest.mark.parametrize("name", implemented.ON_TILES)
+def test_collectives_on_tiles_are_lowered_as_they_are_chosen(name: str, kind: str):
+    assert implementations(f"tilescale.{name}", kind) == {implemented.ON_TILES[name]}
+
+
+def test_each_mechanism_of_copies_has_one_rule():
+    found = {kind: implementations(ops.COPY.name, kind) for kind in ("unit", "program", "lanes")}
+    assert found == {"unit": {"tma", "lsu", "nvshmem"}, "program": {"dsmem"}, "lanes": {None}}
+    with pytest.raises(AssertionError, match="two rules"):
+        lowers(ops.COPY.name, "unit", "tma")(print)

@@ -114,7 +114,7 @@ class Exchange:
         return tir.parallel(loops, self.part, ir.BufferStore(target.buffer, total, target.at(loops)))
 
 
-@lowers(ops.ALLREDUCE.name)
+@lowers(ops.ALLREDUCE.name, impl="one_shot")
 def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     if made.combine is not None:
@@ -138,7 +138,7 @@ def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> 
     return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].barrier(), *folds])
 
 
-@lowers(ops.REDUCE_SCATTER.name)
+@lowers(ops.REDUCE_SCATTER.name, impl="direct")
 def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
@@ -148,7 +148,7 @@ def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(target, made.reduction)])
 
 
-@lowers(ops.ALL_GATHER.name)
+@lowers(ops.ALL_GATHER.name, impl="direct")
 def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     if made.is_in_place:
@@ -160,7 +160,7 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
 
 
-@lowers(ops.ALL_TO_ALL.name)
+@lowers(ops.ALL_TO_ALL.name, impl="direct")
 def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
@@ -170,7 +170,7 @@ def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
 
 
-@lowers(ops.BROADCAST.name)
+@lowers(ops.BROADCAST.name, impl="direct")
 def _broadcast(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     tile = tile_of(stage, made.target)

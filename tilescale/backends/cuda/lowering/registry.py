@@ -33,5 +33,16 @@ def lowers(name: str, kind: str = "unit", impl: str | None = None) -> Callable[[
 
 
 def rule_for(name: str | None, kind: str, impl: str | None = None) -> Rule | None:
-    """The rule of an operation: that for the implementation before the one for all. None: it has no lowering."""
-    return _RULES.get((name or "", kind, impl)) or _RULES.get((name or "", kind, None))
+    """The rule of an operation, None if it has no lowering.
+
+    Where none is asked for, the rule for all implementations, or that for the only one there is.
+    """
+    rules = {known: rule for (of, of_kind, known), rule in _RULES.items() if (of, of_kind) == (name, kind)}
+    if impl is None and None not in rules:
+        return next(iter(rules.values())) if len(rules) == 1 else None
+    return rules.get(impl) or rules.get(None)
+
+
+def implementations(name: str, kind: str) -> set[str | None]:
+    """The mechanisms or implementations that an operation has rules for; None is one for all of them."""
+    return {impl for of, of_kind, impl in _RULES if (of, of_kind) == (name, kind)}

@@ -55,7 +55,7 @@ def _barrier(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     return cluster.barrier()
 
 
-@lowers(ops.ALLREDUCE.name, MEMBER)
+@lowers(ops.ALLREDUCE.name, MEMBER, "one_shot")
 def _allreduce(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     made = _begun(cluster, call)
     if made.combine is not None:
@@ -95,7 +95,7 @@ def _allreduce_function(cluster: ClusterUnit, made: Collective, combine: Combine
     return tir.sequence([*down, cluster.barrier(), *folds, cluster.barrier(), *stores])
 
 
-@lowers(ops.REDUCE_SCATTER.name, MEMBER)
+@lowers(ops.REDUCE_SCATTER.name, MEMBER, "direct")
 def _reduce_scatter(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     made = _begun(cluster, call)
     source, target = tile_of(cluster, made.source), tile_of(cluster, made.target)
@@ -109,7 +109,7 @@ def _reduce_scatter(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     return tir.sequence([*down, cluster.barrier(), body, cluster.barrier()])
 
 
-@lowers(ops.ALL_GATHER.name, MEMBER)
+@lowers(ops.ALL_GATHER.name, MEMBER, "direct")
 def _all_gather(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     made = _begun(cluster, call)
     source, target = tile_of(cluster, made.source), tile_of(cluster, made.target)
@@ -132,7 +132,7 @@ def _take_parts(cluster: ClusterUnit, target: Tile, axis: int, wanted: Tile) -> 
     ]
 
 
-@lowers(ops.ALL_TO_ALL.name, MEMBER)
+@lowers(ops.ALL_TO_ALL.name, MEMBER, "direct")
 def _all_to_all(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     made = _begun(cluster, call)
     source, target = tile_of(cluster, made.source), tile_of(cluster, made.target)
@@ -145,7 +145,7 @@ def _all_to_all(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     return tir.sequence([*down, cluster.barrier(), *takes, cluster.barrier()])
 
 
-@lowers(ops.BROADCAST.name, MEMBER)
+@lowers(ops.BROADCAST.name, MEMBER, "direct")
 def _broadcast(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     made = _begun(cluster, call)
     tile, root = tile_of(cluster, made.target), cluster.expr(made.root)

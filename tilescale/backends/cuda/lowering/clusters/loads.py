@@ -8,17 +8,15 @@ be like this: they run in order, and shares go round through shared memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm, TileCopy, data_of
 from tilescale.backends.cuda.lowering.clusters.ring import Load, Ring
+from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 from tilescale.program import ops
 from tilescale.program.operations import Rank, TileView
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 
 BULK = 16
 """Bytes: what rows of a bulk copy, here and in memory, are multiples of."""

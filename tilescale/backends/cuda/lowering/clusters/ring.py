@@ -18,16 +18,14 @@ bytes that come to a program have been waited for when its loop ends, so a ring 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.roles import ahead
 from tilescale.backends.cuda.lowering.clusters.sharding import Shard
+from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 from tilescale.backends.cuda.lowering.markers import one_thread, sync
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 
 WARP = 32
 """Threads that one instruction is for."""

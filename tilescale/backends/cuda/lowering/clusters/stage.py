@@ -9,6 +9,7 @@ clusters pass as they are.
 from __future__ import annotations
 
 from tilescale.backends.cuda.lowering.clusters import collectives, tile_operations  # noqa: F401 - they register rules
+from tilescale.backends.cuda.lowering.clusters.loads import pipelined
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 from tilescale.backends.cuda.lowering.copies import dsmem  # noqa: F401 - likewise
 from tilescale.backends.cuda.lowering.phase import Phase
@@ -22,7 +23,7 @@ def lower(phase: Phase) -> Phase:
     """
     if phase.launch.cluster_size == 1:
         return phase
-    cluster = ClusterUnit(phase)
+    cluster = ClusterUnit(phase, pipelined)
     body = cluster.enclose(cluster.stmt(phase.stmt))
     return cluster.done(
         body,

@@ -10,13 +10,14 @@ another wrote. Declines what does not fall apart this way, with an error.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import access_of, data_of
-from tilescale.backends.cuda.lowering.clusters import loads, roles
+from tilescale.backends.cuda.lowering.clusters import roles
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster, without_ends, without_repeats
 from tilescale.backends.cuda.lowering.clusters.pair import Pair
 from tilescale.backends.cuda.lowering.clusters.regions import access, regions, stored
@@ -33,8 +34,15 @@ UNIT, MEMBER = "cluster", "program"
 """The kinds of levels whose operations this stage lowers: of a cluster that executes as one, and of its programs."""
 
 
+Pipelined: TypeAlias = "Callable[[ClusterUnit, ir.For], list[ir.Stmt] | None]"
+"""A loop with its loads ahead; None if it is not of that kind."""
+
+
 class ClusterUnit(Cluster):
     """The cluster around a program, and regions that it executes as one unit.
+
+    Args:
+        pipelined: what makes loops whose loads run ahead.
 
     Attributes:
         views, shards, pair: who holds what of the cluster's tiles.
@@ -43,8 +51,9 @@ class ClusterUnit(Cluster):
         added: threads that the program has beyond the user's, to load ahead.
     """
 
-    def __init__(self, phase: Phase):
+    def __init__(self, phase: Phase, pipelined: Pipelined):
         super().__init__(phase)
+        self._pipelined = pipelined
         self.sharding = Sharding(self)
         self.views, self.shards = self.sharding.views, self.sharding.shards
         self.bound: dict[ir.Var, Any] = {}
@@ -106,10 +115,12 @@ class ClusterUnit(Cluster):
         level = ir.attribute(node.value, "level")
         if level is None or self._kind(level) != MEMBER:
             return None
-        rule = rule_for(node.value.op.name, MEMBER, ir.attribute(node.value, "impl"))
+        name, impl = node.value.op.name, ir.attribute(node.value, "impl")
+        rule = rule_for(name, MEMBER, impl)
         if rule is None:
-            name = node.value.op.name.removeprefix("tilescale.")
-            raise self.unsupported(f"T.{name} of level {level!r} has no CUDA lowering")
+            of_level = f" of level {level!r} has no CUDA lowering"
+            how = of_level if impl is None else f"(impl={impl!r}) between programs of a cluster"
+            raise self.unsupported(f"T.{name.removeprefix('tilescale.')}{how}")
         return located(rule(self, node.value), node)
 
     def _kind(self, level: str) -> str:
@@ -258,7 +269,7 @@ class ClusterUnit(Cluster):
         return self.target.machine.level(str(node.value.value)).kind == "program"
 
     def _loop(self, loop: ir.For) -> list[ir.Stmt]:
-        staged = loads.pipelined(self, loop)
+        staged = self._pipelined(self, loop)
         if staged is not None:
             return staged
         if ir.constant(loop.extent) == 1:

@@ -15,11 +15,9 @@ from tilescale.program.operations import Copy
 MECHANISM = "dsmem"
 
 
-@lowers(ops.COPY.name, MEMBER)
+@lowers(ops.COPY.name, MEMBER, MECHANISM)
 def _copy(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     asked = Copy.of(call)
-    if asked.impl not in (None, MECHANISM):
-        raise cluster.unsupported(f"T.copy(impl={asked.impl!r}) between programs of a cluster")
     to_peer = asked.to_peer
     source, target = tile_of(cluster, asked.source), tile_of(cluster, asked.target)
     near, far = (source, target) if to_peer else (target, source)

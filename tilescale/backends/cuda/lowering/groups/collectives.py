@@ -50,7 +50,7 @@ def slots_for(clone: Clone, tile: Tile, **how: Any) -> Slots:
     return Slots(clone.stage, clone.unit, tile.extents, tile.dtype, **how)
 
 
-@lowers(ops.ALLREDUCE.name, KIND)
+@lowers(ops.ALLREDUCE.name, KIND, "one_shot")
 def _allreduce(clone: Clone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
     made = Collective.of(call)
@@ -114,7 +114,7 @@ def _in_turns(clone: Clone, tile: Tile, op: str) -> ir.Stmt:
     return in_steps(clone, *steps, *last, None)
 
 
-@lowers(ops.ALL_GATHER.name, KIND)
+@lowers(ops.ALL_GATHER.name, KIND, "direct")
 def _all_gather(clone: Clone, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     part = operand(clone, made.source)
@@ -144,7 +144,7 @@ def _gather_view(clone: Clone, part: Tile) -> ir.Stmt:
     return clone.stmt(gather(clone.stage, clone.unit, own, held.axis, target))
 
 
-@lowers(ops.REDUCE_SCATTER.name, KIND)
+@lowers(ops.REDUCE_SCATTER.name, KIND, "direct")
 def _reduce_scatter(clone: Clone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
     made = Collective.of(call)
@@ -159,7 +159,7 @@ def _reduce_scatter(clone: Clone, call: ir.Call) -> ir.Stmt:
     return in_steps(clone, slots.put(source.region("r")), None, target.store(total), None)
 
 
-@lowers(ops.ALL_TO_ALL.name, KIND)
+@lowers(ops.ALL_TO_ALL.name, KIND, "direct")
 def _all_to_all(clone: Clone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
     made = Collective.of(call)
@@ -174,7 +174,7 @@ def _all_to_all(clone: Clone, call: ir.Call) -> ir.Stmt:
     return in_steps(clone, slots.put(source.region("r")), None, target.store(sent), None)
 
 
-@lowers(ops.BROADCAST.name, KIND)
+@lowers(ops.BROADCAST.name, KIND, "direct")
 def _broadcast(clone: Clone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
     made = Collective.of(call)
