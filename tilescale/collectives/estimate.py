@@ -78,12 +78,12 @@ def estimate(
     fastest: Estimate | None = None
     for cut in SEGMENTS if operation in record.segmented else SEGMENTS[:1]:
         plan = record.schedule(operation, extents, cut)
-        found = _evaluate(routes, plan, nbytes, mechanism or record.mechanism)
+        found = _evaluate(routes, record.name, plan, nbytes, mechanism or record.mechanism)
         if fastest is not None and found.seconds >= fastest.seconds:
             break  # more latencies from here on
         fastest = found
     assert fastest is not None
-    return replace(fastest, algorithm=record.name, seconds=setup + fastest.seconds)
+    return replace(fastest, seconds=setup + fastest.seconds)
 
 
 @lru_cache(maxsize=8)
@@ -105,11 +105,11 @@ def _grouping(routes: Routes) -> tuple[int, ...]:
     inside = sum(network.within is None or other[network.within] == place[network.within] for other in routes.places)
     if count % inside:
         return (count,)
-    inner = network.dims if math.prod(network.dims) == inside else (inside,)
+    inner = network.dims if network.dims and math.prod(network.dims) == inside else (inside,)
     return inner if inside == count else (count // inside, *inner)
 
 
-def _evaluate(routes: Routes, plan: Schedule, nbytes: float, mechanism: str) -> Estimate:
+def _evaluate(routes: Routes, algorithm: str, plan: Schedule, nbytes: float, mechanism: str) -> Estimate:
     """Each distinct round once: the 2(n-1) rounds of a ring send the same amounts over the same links."""
     piece = nbytes / plan.pieces
     known: dict[tuple[bytes, ...], _Cost] = {}
@@ -129,7 +129,7 @@ def _evaluate(routes: Routes, plan: Schedule, nbytes: float, mechanism: str) -> 
         sent += times[key] * cost.sent
     links = {Link.of(routes.hops[i]): i for i in np.flatnonzero(moved)}
     return Estimate(
-        plan.algorithm,
+        algorithm,
         seconds=float(sum(times[key] * cost.seconds for key, cost in known.items())),
         nbytes=round(sent.max(initial=0.0)),
         links={link: float(busy[i]) for link, i in links.items()},

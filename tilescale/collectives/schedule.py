@@ -58,11 +58,10 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """A collective over `units` units by one algorithm.
+    """A collective over `units` units by some algorithm.
 
     Attributes:
         operation: as in the language, e.g. "allreduce".
-        algorithm: its name.
         pieces: into which the whole tensor is cut. The whole is the result of an all-gather, what one unit begins with
             in an all-to-all, and the tensor of every unit elsewhere.
         home: for each piece, the unit that ends (reduce-scatter) or begins (all-gather) with it. An all-to-all has
@@ -70,7 +69,6 @@ class Schedule:
     """
 
     operation: str
-    algorithm: str
     units: int
     pieces: int
     rounds: tuple[Round, ...]

@@ -82,17 +82,18 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
     """The algorithm of a collective: `impl` if it is given, else the fastest of those available.
 
     Raises:
-        UnsupportedError: `impl` is not available; lists what is.
+        UnsupportedError: `impl` is not available, or nothing is; lists what is.
     """
+    if not available.names:
+        raise UnsupportedError(f"T.{wanted.operation} of {wanted.dtype} between {wanted.level}s: nothing makes it here")
     if impl is not None:
         if impl not in available.names:
-            here = ", ".join(available.names) or "none"
             raise UnsupportedError(
-                f"impl={impl!r} of T.{wanted.operation}: here there is {here}",
+                f"impl={impl!r} of T.{wanted.operation}: here there is {', '.join(available.names)}",
                 hint="leave impl out, and the machine model chooses",
             )
         return Choice(impl, "asked for")
-    able = [name for name in available.names if name not in available.on_request]
+    able = [name for name in available.names if name not in available.on_request] or [*available.names]
     if len(able) < 2 or len(wanted.units) == 1 or wanted.form not in (TENSORS, TILES):
         return Choice(able[0], "the only one" if len(able) == 1 else "nothing to compare")
     try:

@@ -62,8 +62,8 @@ def _copied_by_host(made: Collective, target: Target) -> bool:
 
 _NCCL = Implementation(_has_nccl)
 _COPIES = Implementation(_copied_by_host)
-# Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL is not.
-_PARTS = Implementation(_by_tiles, on_tiles=True, on_request=lambda made, target: target.nccl)
+# Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
+_PARTS = Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl)
 
 ON_TENSORS: dict[tuple[str, str], Implementation] = {
     ("allreduce", "one_shot"): Implementation(_by_tiles, on_tiles=True),
