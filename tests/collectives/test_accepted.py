@@ -55,7 +55,7 @@ def test_what_is_accepted_is_generated_as_it_is_named_or_refused(form: str, oper
         made = lowered(traced)
         if form == TENSORS:
             steps = [step.impl for step in host_steps(made.lowered.body) if step.impl]
-            assert steps == ([] if ON_TENSORS[operation, name].on_tiles else [name])
+            assert steps == ([] if ON_TENSORS[operation, name][0].on_tiles else [name])
             assert f"T.{operation} of Y" in made.notes[0] or f"T.{operation} of X" in made.notes[0]
         noted = f": {name} (asked for)" if form == TENSORS else f"{name} through" if form == TILES else "shared memory"
         assert [note for note in made.notes if noted in note], made.notes

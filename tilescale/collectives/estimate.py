@@ -51,7 +51,7 @@ def estimate(
     units: Sequence[int] | None = None,
     shape: tuple[int, ...] | None = None,
     mechanism: str | None = None,
-    sizes: Mapping[str, int] | None = None,
+    sizes: Mapping[str, int | Sequence[int]] | None = None,
 ) -> Estimate:
     """What a collective between units of a level takes.
 
@@ -91,7 +91,9 @@ def _routes(machine: Machine, level: str, units: tuple[int, ...], sizes: tuple[t
     return Routes(machine, level, units, dict(sizes))
 
 
-def shape_of(machine: Machine, level: str, units: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+def shape_of(
+    machine: Machine, level: str, units: Sequence[int], sizes: Mapping[str, int | Sequence[int]]
+) -> tuple[int, ...]:
     """How networks group units: the dimensions of a grid, units within one instance of the level's own network."""
     return _grouping(_routes(machine, level, tuple(units), tuple(sorted(sizes.items()))))
 
@@ -174,7 +176,7 @@ def _carried(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray, wanted:
             continue
         mine = np.flatnonzero(bundle.carrier == number)
         # What the host starts it starts one after the other; programs start all at once.
-        waits = [m.startup * (by_source[mine] if m.started_by == "host" else 1) for m in offers]
+        waits = [m.startup * (by_source[mine] if m.started_by == "host" else np.ones(len(mine))) for m in offers]
         rates = [min(m.put or 0.0, carriers.bandwidth) for m in offers]
         fastest = np.argmin([w + size[mine] / rate for w, rate in zip(waits, rates, strict=True)], axis=0)
         startup[mine] = np.choose(fastest, waits) * (size[mine] > 0)

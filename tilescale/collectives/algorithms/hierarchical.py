@@ -57,11 +57,11 @@ _STEPS: dict[str, tuple[Steps, Steps]] = {
 
 def broadcast(shape: tuple[int, ...]) -> Schedule:
     """Along the outermost dimension first, by binomial trees."""
-    units, rounds = int(np.prod(shape)), []
+    units, rounds = int(np.prod(shape)), list[Round]()
     lines = np.arange(units).reshape(shape)
     for axis, extent in enumerate(shape):
         # Of the dimensions behind, the first members alone have the tensor.
-        front = lines[(..., *[0] * (len(shape) - axis - 1))].reshape(-1, extent)
+        front = lines.reshape(-1, extent, int(np.prod(shape[axis + 1 :])))[:, :, 0]
         rounds += lift(trees.broadcast((extent,)).rounds, front)
     return Schedule("broadcast", units, 1, tuple(rounds))
 

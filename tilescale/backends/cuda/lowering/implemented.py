@@ -60,13 +60,13 @@ def _copied_by_host(made: Collective, target: Target) -> bool:
     return by_host and _is_constant(made, target)
 
 
-_NCCL = Implementation(_has_nccl)
-_COPIES = Implementation(_copied_by_host)
+_NCCL = (Implementation(_has_nccl),)
+_COPIES = (Implementation(_copied_by_host),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
-_PARTS = Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl)
+_PARTS = (Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl),)
 
-ON_TENSORS: dict[tuple[str, str], Implementation] = {
-    ("allreduce", "one_shot"): Implementation(_by_tiles, on_tiles=True),
+ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
+    ("allreduce", "one_shot"): (Implementation(_by_tiles, on_tiles=True),),
     ("allreduce", "nccl"): _NCCL,
     ("reduce_scatter", "direct"): _PARTS,
     ("reduce_scatter", "nccl"): _NCCL,
@@ -79,7 +79,8 @@ ON_TENSORS: dict[tuple[str, str], Implementation] = {
     ("broadcast", "direct"): _PARTS,
     ("broadcast", "nccl"): _NCCL,
 }
-"""(operation, algorithm) -> how whole tensors take it; preferred ones of an operation first."""
+"""(operation, algorithm) -> ways to make it of whole tensors, of which the first that is able is taken. Preferred
+algorithms of an operation come first."""
 
 ON_TILES = {
     "allreduce": "one_shot",
@@ -97,14 +98,20 @@ IMPLEMENTED = frozenset(
 """All that there is: (operation, kind of collective, algorithm)."""
 
 
+def implementation(made: Collective, target: Target, name: str) -> Implementation | None:
+    """How an algorithm makes a collective of whole tensors; None if it cannot."""
+    return next((way for way in ON_TENSORS[made.name, name] if way.able(made, target)), None)
+
+
 def available(made: Collective, wanted: Wanted, target: Target) -> Available:
     """The algorithms for a collective."""
     if wanted.form != TENSORS:
         return Available((ON_TILES[made.name],))
-    found = {n: i for (of, n), i in ON_TENSORS.items() if of == made.name and i.able(made, target)}
+    known = {n: implementation(made, target, n) for of, n in ON_TENSORS if of == made.name}
+    found = {n: way for n, way in known.items() if way is not None}
     # Tiles need room twice for what everybody sends, a gather once: of equals it is preferred.
     gathers = [n for n in found if wanted.function and not algorithms()[n].takes_functions]
-    on_request = frozenset(n for n, i in found.items() if i.on_request(made, target))
+    on_request = frozenset(n for n, way in found.items() if way.on_request(made, target))
     return Available(tuple(dict.fromkeys([*gathers, *found])), on_request)
 
 
