@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilescale.collectives.record import FORMS, TENSORS, TILES, Algorithm
+from tilescale.collectives.record import FORMS, PROGRAMS, TENSORS, TILES, Algorithm
 from tilescale.collectives.schedule import MEETING, Round, Schedule, everyone
 
 
@@ -92,7 +92,7 @@ ALGORITHMS = (
         name="two_shot",
         title="A reduce-scatter, then an all-gather, both directly.",
         schedules={"allreduce": two_shot},
-        forms=(TENSORS, TILES),
+        forms=(TENSORS, TILES, PROGRAMS),
         most=MOST,
     ),
     Algorithm(

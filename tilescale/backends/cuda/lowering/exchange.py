@@ -17,6 +17,7 @@ from tilescale.backends.cuda.lowering.combine import fold, reduced
 from tilescale.backends.cuda.lowering.implemented import ON_TILES
 from tilescale.backends.cuda.lowering.lower import GridLowering, level_of, lowers
 from tilescale.backends.cuda.lowering.peers import epochs, meet
+from tilescale.collectives import TILES
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Combine
 
@@ -67,7 +68,7 @@ class Exchange:
         self.name = f"exchange{lowering.next_number()}"
         # One leading dimension for half, program and sender: a bulk copy has five dimensions at most.
         self.shape = (2 * lowering.programs() * self.devices, *part)
-        lowering.notes.append(f"{self.what}: {ON_TILES[Collective.of(call).name]} through device memory")
+        lowering.notes.append(f"{self.what}: {ON_TILES[TILES][Collective.of(call).name]} through device memory")
 
     def _place(self, sender: Any) -> Any:
         """Where what `sender` sends lies in the workspace of its receiver."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Which algorithms this back end has for which collective; `check` refuses others at the user's line.
 
-On tiles, and inside a device, each operation is made one way: everybody reads or gets everybody's part. Whole tensors
-have several, which differ in what they can be used for.
+Of tiles, and inside a device, each operation is made one way. Whole tensors have several, which differ in what they can
+be used for.
 """
 
 from __future__ import annotations
@@ -82,20 +82,23 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
 """(operation, algorithm) -> ways to make it of whole tensors, of which the first that is able is taken. Preferred
 algorithms of an operation come first."""
 
+_PARTS_OF_TILES = dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "broadcast"), "direct")
+
 ON_TILES = {
-    "allreduce": "one_shot",
-    "reduce_scatter": "direct",
-    "all_gather": "direct",
-    "all_to_all": "direct",
-    "broadcast": "direct",
+    TILES: {"allreduce": "one_shot", **_PARTS_OF_TILES},
+    PROGRAMS: {"allreduce": "two_shot", **_PARTS_OF_TILES},
+    LANES: {"allreduce": "one_shot", **_PARTS_OF_TILES},
 }
-"""Operation -> how it is made on tiles, between programs of a cluster, and between lanes."""
+"""Kind of collective -> operation -> how it is made of tiles."""
+
+WITH_FUNCTION = "one_shot"
+"""How everybody combines tiles by a user's function."""
 
 IMPLEMENTED = frozenset(
     {(operation, TENSORS, name) for operation, name in ON_TENSORS}
-    | {(operation, form, name) for operation, name in ON_TILES.items() for form in (TILES, PROGRAMS, LANES)}
+    | {(operation, form, name) for form, made in ON_TILES.items() for operation, name in made.items()}
 )
-"""All that there is: (operation, kind of collective, algorithm)."""
+"""All that there is, but for users' functions on tiles: (operation, kind of collective, algorithm)."""
 
 
 def implementation(made: Collective, target: Target, name: str) -> Implementation | None:
@@ -106,7 +109,7 @@ def implementation(made: Collective, target: Target, name: str) -> Implementatio
 def available(made: Collective, wanted: Wanted, target: Target) -> Available:
     """The algorithms for a collective."""
     if wanted.form != TENSORS:
-        return Available((ON_TILES[made.name],))
+        return Available((WITH_FUNCTION if wanted.function else ON_TILES[wanted.form][made.name],))
     known = {n: implementation(made, target, n) for of, n in ON_TENSORS if of == made.name}
     found = {n: way for n, way in known.items() if way is not None}
     # Tiles need room twice for what everybody sends, a gather once: of equals it is preferred.
