@@ -86,7 +86,7 @@ def _lanes(operation: str, impl: str | None, dtype: str) -> Any:
 
     @T.prim_func
     def lanes(X: T.Tensor((UNITS, *source), dtype), Y: T.Tensor((UNITS, *target), dtype)):
-        with T.Kernel(device=1, block=1, threads=128 * UNITS):
+        with T.Kernel(1, threads=128 * UNITS):
             with T.Scale("warpgroup") as (rank, _):
                 x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
                 T.copy(X[rank, 0, 0], x)
