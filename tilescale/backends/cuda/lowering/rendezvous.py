@@ -17,7 +17,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.completion import published
-from tilescale.backends.cuda.lowering.plan import HostStep
+from tilescale.backends.cuda.lowering.plan import BY_KERNELS, HostStep
 from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.hda import Machine
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program, Sequence
@@ -80,9 +80,11 @@ def needed(program: Program, body: Part, target: Target) -> Rendezvous:
 
 
 def _has_collective_of_host(part: Part) -> bool:
-    """Whether the host starts a collective, which no grid of programs does."""
+    """Whether the host starts a collective, which no kernel of ours makes."""
     if isinstance(part, HostStep):
-        return not isinstance(part.stmt, ir.Bind) and isinstance(operation(part.call), Collective)
+        if isinstance(part.stmt, ir.Bind) or not isinstance(operation(part.call), Collective):
+            return False
+        return part.impl not in BY_KERNELS[part.call.op.name]
     if isinstance(part, DevicePhase | GridPhase):
         return False
     return any(map(_has_collective_of_host, [part.body] if isinstance(part, Launch) else part.parts))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.execute import DeviceProgram
+    from tilescale.backends.cuda.running.collectives.setting import Owner
 
 _EXIT_S = 5.0
 """Longest time that the end of NCCL may take when the process exits."""
@@ -36,7 +36,7 @@ def aborted() -> bool:
     return _aborted
 
 
-def group(own: DeviceProgram, level: str) -> Any:
+def group(own: Owner, level: str) -> Any:
     """The process group of the devices that are siblings at a level. Collective: all ranks ask in the same order."""
     import torch.distributed as dist
 
@@ -71,7 +71,7 @@ def renew() -> None:
     _generation += 1
 
 
-def _teams(own: DeviceProgram, level: str) -> tuple[tuple[int, ...], ...]:
+def _teams(own: Owner, level: str) -> tuple[tuple[int, ...], ...]:
     """Ranks by group: those that agree in all levels but this one."""
     names, sizes = [n for n, _ in own.sizes], [s for _, s in own.sizes]
     axis = names.index(level)
@@ -85,7 +85,7 @@ def _teams(own: DeviceProgram, level: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ranks) for ranks in groups.values())
 
 
-def _start(own: DeviceProgram) -> None:
+def _start(own: Owner) -> None:
     """Join NCCL, unless the program's user has already started torch.distributed."""
     import torch.distributed as dist
 

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: MIT
+"""All-reduce in one step: every rank sends its tensor to all others, and adds up what comes."""
+
+from __future__ import annotations
+
+from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts
+from tilescale.backends.cuda.running.collectives.kernels import combining
+from tilescale.backends.cuda.running.collectives.setting import Bound, Owner, Stand
+
+
+def allreduce(own: Owner, stand: Stand) -> Bound:
+    """`T.allreduce`. Collective."""
+    messages = Messages(own, stand, "reduce", combining(stand.dtype, stand.made.reduction), stand.nbytes, "true")
+
+    def change(x):
+        return messages.between(x, x, Parts(x.nbytes, x.nbytes * messages.team.size))
+
+    return lambda given: dense.in_place(given.target, change)
