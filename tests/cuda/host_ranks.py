@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All ranks of a collective in one process, their kernels compiled for the host: every thread of a block is a thread."""
+"""All ranks of a collective in one process, their kernels compiled for the host: each of their threads is one here."""
 
 from __future__ import annotations
 

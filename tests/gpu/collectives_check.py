@@ -137,7 +137,8 @@ class Checked:
         want = wanted(self.name, given, self.op)
         if not torch.equal(got.view(torch.uint8), want.view(torch.uint8)):
             wrong = (got != want).nonzero().flatten()
-            raise AssertionError(f"{got.numel()} elements, call {seed}: {wrong.numel()} wrong, from {wrong[:4].tolist()}")
+            found = f"{wrong.numel()} wrong, from {wrong[:4].tolist()}"
+            raise AssertionError(f"{got.numel()} elements, call {seed}: {found}")
 
 
 def sizes(checked: Checked) -> None:

@@ -167,7 +167,7 @@ class DeviceProgram:
         return once_per_node(self._group, first, make)
 
     def device_code(self, text: str) -> bytes:
-        """CUDA text compiled for the device; one rank of each node compiles, the others find the result in the cache."""
+        """CUDA text compiled for the device, once on each node; the other ranks find it in the cache. Collective."""
         target = self.options.get("target") or target_for(self.target.machine)
         make = partial(stock.device_code, text, target)
         return once_per_node(self._group, self.world.local_rank == 0, make)

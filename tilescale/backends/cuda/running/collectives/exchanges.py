@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Exchanges of messages between the blocks of a grid and those of its peers: what one_shot, two_shot and direct share.
 
-Short messages are words with flags inside, of twice the bytes; long ones are stored plainly, told by a flag, and take two
-steps more: a fence until they have arrived, and the flag's own way. The machine's latency and bandwidth say where that
-is worth it.
+Short messages are words with flags inside, of twice the bytes; long ones are stored plainly, told by a flag, and take
+two steps more: a fence until they have arrived, and the flag's own way. The machine's latency and bandwidth say where
+that is worth it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.lowering.plan import STORES
 from tilescale.backends.cuda.lowering.signature import Site
-from tilescale.backends.cuda.running.collectives.kernels import THREADS, Exchange, Kernel, functions, launch
+from tilescale.backends.cuda.running.collectives.kernels import THREADS, Element, Exchange, Kernel, functions, launch
 from tilescale.backends.cuda.running.collectives.setting import Owner, Stand, Team
 from tilescale.backends.cuda.running.collectives.workspaces import Shape
 from tilescale.backends.cuda.running.steps import Work
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 WORD_BYTES, WORDS_BYTES, WORD_SLOTS = 8, 16, 2
-"""Data that a thread sends at once as words, what they take, and slots of a sender: as in headers/short_messages.cuh."""
+"""Data that a thread sends at once as words, what they take, and slots of a sender (headers/short_messages.cuh)."""
 
 UNIT_BYTES, LONG_SLOTS = 16, 4
 """Data that a thread stores at once, and slots of a sender: as in headers/long_messages.cuh."""
@@ -88,7 +88,7 @@ def _power_of_two(number: int) -> int:
 
 
 def short_up_to(own: Owner, stand: Stand, ranks: int) -> float:
-    """Bytes of a part up to which it goes as words: what the flags add takes no longer than two steps over the network."""
+    """Bytes of a part up to which it goes as words: what flags add takes no longer than two steps over the network."""
     network = network_of(stand.made.call, own.target.machine, dict(own.sizes))
     stores = network.mechanism(STORES) if network is not None else None
     assert network is not None and stores is not None and stores.put, "the plan has asked for it"
@@ -98,7 +98,7 @@ def short_up_to(own: Owner, stand: Stand, ranks: int) -> float:
 class Messages:
     """A function of the headers as one collective of a program uses it."""
 
-    def __init__(self, own: Owner, stand: Stand, function: str, element: tuple[str, ...], part: int | None, *flags: str):
+    def __init__(self, own: Owner, stand: Stand, function: str, element: Element, part: int | None, *flags: str):
         """Collective.
 
         Args:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Kernels of collectives: their text, and the functions that the driver makes of it.
 
-They are CUDA C++ (headers/short_messages.cuh, long_messages.cuh), compiled as stock TileLang compiles what it generates,
-into the same cache, and launched through the driver. As tile programs they would carry TileLang's templates, whose
-compilation takes four times as long, and for polling and 64-bit words with flags tiles say nothing.
+They are CUDA C++ (headers/short_messages.cuh, long_messages.cuh), compiled as stock TileLang compiles what it
+generates, into the same cache, and launched through the driver. Tile programs would carry TileLang's templates, which
+take longer to compile, and have no words for threads that poll for data with flags in it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Kernel:
         arguments = ", ".join([*self.element, str(self.ranks), str(aligned).lower(), *self.flags])
         bounds = f"__launch_bounds__({THREADS}, {self.blocks_per_processor})"
         return (
-            f'extern "C" __global__ void {bounds} {self.name(aligned)}(const __grid_constant__ tilescale::Exchange x) {{\n'
+            f'extern "C" __global__ void {bounds}\n'
+            f"{self.name(aligned)}(const __grid_constant__ tilescale::Exchange x) {{\n"
             f"  tilescale::{self.function}_{self.form}<{arguments}>(x);\n}}\n"
         )
 
