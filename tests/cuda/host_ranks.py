@@ -6,7 +6,10 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
-from functools import cache
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +21,7 @@ from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
+from tilescale.backends.cuda.running.steps import Work, run
 from tilescale.hda import Machine
 
 HERE = Path(__file__).parent
@@ -29,22 +33,72 @@ HOST_HEADERS = kernels.HEADERS[2:]
 """Those that are no PTX: `host_blocks.h` stands for the first two."""
 
 
-@cache
-def library(text: str, folder: Path) -> ctypes.CDLL:
-    """A kernel's text, compiled for the host."""
-    entries = text[text.index('extern "C" __global__') :]
-    functions = "".join(re.sub("#include <.*>", "", header(name)) + "\n" for name in HOST_HEADERS)
-    run = (
-        'extern "C" void run(void (**kernels)(tilescale::Exchange), const tilescale::Exchange* x, int ranks, '
-        "int blocks, int threads) { on_all(kernels, x, ranks, blocks, threads); }\n"
-    )
-    source = folder / f"{abs(hash(text))}.cpp"
-    source.write_text(f'#include "{HERE / "host_blocks.h"}"\n{functions}{entries}{run}', encoding="utf-8")
-    made = source.with_suffix(".so")
-    command = ["g++", "-std=c++20", "-O1", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-pthread"]
-    done = subprocess.run([*command, "-o", str(made), str(source)], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[:4000]
-    return ctypes.CDLL(str(made))
+@dataclass(frozen=True)
+class Launch:
+    """A rank's launch of a kernel."""
+
+    function: int
+    blocks: int
+    threads: int
+    exchange: kernels.Exchange
+
+
+class Library:
+    """Kernels, compiled for the host together."""
+
+    def __init__(self, made: Sequence[kernels.Kernel], folder: Path):
+        self._numbers = {kernel: number for number, kernel in enumerate(made)}
+        functions = "".join(re.sub("#include <.*>", "", header(name)) + "\n" for name in HOST_HEADERS)
+        parts = [f'#include "{HERE / "host_blocks.h"}"\n', functions, *map(self._entries, made)]
+        parts.append(
+            'extern "C" void run(void (**kernels)(tilescale::Exchange), const tilescale::Exchange* x, int ranks, '
+            "int blocks, int threads) { on_all(kernels, x, ranks, blocks, threads); }\n"
+        )
+        source = folder / "kernels.cpp"
+        source.write_text("".join(parts), encoding="utf-8")
+        command = ["g++", "-std=c++20", "-O0", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-pthread"]
+        shared = source.with_suffix(".so")
+        done = subprocess.run([*command, "-o", str(shared), str(source)], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[:4000]
+        self._loaded = ctypes.CDLL(str(shared))
+
+    def _entries(self, kernel: kernels.Kernel) -> str:
+        """The kernels of a text under names of their own."""
+        entries = kernel.text[kernel.text.index('extern "C" __global__') :]
+        for aligned in (True, False):
+            entries = entries.replace(f"{kernel.name(aligned)}(", f"{self._name(kernel, aligned)}(")
+        return entries
+
+    def _name(self, kernel: kernels.Kernel, aligned: bool) -> str:
+        return f"kernel_{self._numbers[kernel]}_{int(aligned)}"
+
+    def functions(self, kernel: kernels.Kernel) -> dict[bool, Any]:
+        """The addresses of a kernel, by whether tensors are aligned."""
+        return {a: ctypes.cast(self._loaded[self._name(kernel, a)], ctypes.c_void_p).value for a in (True, False)}
+
+    def run(self, launches: Sequence[Launch]) -> None:
+        """Each launch on a rank of its own, all at once."""
+        count = len(launches)
+        addresses = (ctypes.c_void_p * count)(*(launch.function for launch in launches))
+        packed = (kernels.Exchange * count)(*(launch.exchange for launch in launches))
+        self._loaded.run(addresses, packed, count, launches[0].blocks, launches[0].threads)
+
+
+class Together:
+    """Launches of ranks, each in a thread of its own, which run when all have come."""
+
+    def __init__(self, library: Library, ranks: int):
+        self._library, self._launches = library, []
+        self._barrier = threading.Barrier(ranks, timeout=60)
+
+    def launch(self, launch: Launch) -> None:
+        """Returns when it has run."""
+        self._launches.append(launch)
+        if self._barrier.wait() == 0:
+            assert len({(x.blocks, x.threads, x.exchange.slot) for x in self._launches}) == 1, "they agree on the grid"
+            self._library.run(self._launches)
+            self._launches.clear()
+        self._barrier.wait()
 
 
 class Heap:
@@ -67,13 +121,6 @@ class Heap:
         return self._memory[:, begin : begin + tensor.numel()]
 
 
-class Launch:
-    """A recorded launch, which is none before all ranks have made theirs."""
-
-    def __init__(self, function: Any, blocks: int, threads: int, exchange: kernels.Exchange, device: Any):
-        self.function, self.blocks, self.threads, self.exchange = function, blocks, threads, exchange
-
-
 class Ranks:
     """A job of several ranks on the host.
 
@@ -82,7 +129,8 @@ class Ranks:
         reports: what each rank's failed waits leave.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, folder: Path, sizes: dict[str, int], shift: int = 1):
+    def __init__(self, patch: pytest.MonkeyPatch, library: Library, sizes: dict[str, int], shift: int = 1):
+        self._library = library
         self.sizes, self.size = tuple(sizes.items()), torch.Size(sizes.values()).numel()
         memory = torch.zeros(self.size, STRIDE, dtype=torch.uint8)
         self.reports = torch.zeros(self.size, 8, dtype=torch.int64)
@@ -91,13 +139,9 @@ class Ranks:
         patch.setattr(exchanges, "FEWEST_THREADS", 2)
         patch.setattr(exchanges, "SMALLEST_SLOT", 64)
         patch.setattr(exchanges, "LARGEST_SLOT", 256)
-        patch.setattr(exchanges, "launch", Launch)
-        patch.setattr(exchanges, "functions", lambda code, kernel, device: self._functions(code, kernel, folder))
+        patch.setattr(exchanges, "launch", self._launch)
+        patch.setattr(exchanges, "functions", lambda code, kernel, device: library.functions(kernel))
         self.owners = [self._owner(rank, Heap(memory, rank, shift)) for rank in range(self.size)]
-
-    def _functions(self, code: str, kernel: kernels.Kernel, folder: Path) -> dict[bool, Any]:
-        loaded = library(code, folder)
-        return {aligned: (loaded.run, getattr(loaded, kernel.name(aligned))) for aligned in (True, False)}
 
     def _owner(self, rank: int, heap: Heap) -> Any:
         described = Machine.load("h200-sxm-8")
@@ -127,22 +171,19 @@ class Ranks:
         finer = torch.Size(size for _, size in self.sizes[names.index(level) + 1 :]).numel()
         return rank // finer % dict(self.sizes)[level]
 
-    def collective(self, stand: Stand, algorithm: str) -> Any:
-        """A collective as all ranks have it: a function of their operands."""
+    def collective(self, stand: Stand, algorithm: str) -> Callable[..., None]:
+        """A collective as all ranks have it: a function of their operands, and of the ranks that call it if not all."""
         bound = [LAUNCHERS[stand.made.name, algorithm](own, stand) for own in self.owners]
-        return lambda operands, ranks=None: self._run(bound, operands, ranks)
 
-    def _run(self, bound: list[Any], operands: list[Operands], ranks: list[int] | None) -> None:
-        launches = [launch for bind, given in zip(bound, operands, strict=True) for launch in bind(given)]
-        if not launches:
-            return
-        if not isinstance(launches[0], Launch):
-            return [launch() for launch in launches] and None
-        assert len({(x.blocks, x.threads) for x in launches}) == 1, "all ranks have the same grid"
-        for launch in launches:
-            launch.exchange.limit = self.limit_ns // 2
-        here = launches if ranks is None else [launches[rank] for rank in ranks]
-        run = here[0].function[0]
-        addresses = [ctypes.cast(launch.function[1], ctypes.c_void_p).value for launch in here]
-        packed = (kernels.Exchange * len(here))(*(launch.exchange for launch in here))
-        run((ctypes.c_void_p * len(here))(*addresses), packed, len(here), here[0].blocks, here[0].threads)
+        def call(operands: Sequence[Operands], ranks: Sequence[int] | None = None) -> None:
+            called = range(self.size) if ranks is None else ranks
+            works = [bound[rank](operands[rank]) for rank in called]
+            self._together = Together(self._library, len(works))
+            with ThreadPoolExecutor(len(works)) as pool:
+                for done in [pool.submit(run, work) for work in works]:
+                    done.result(timeout=60)
+
+        return call
+
+    def _launch(self, function: Any, blocks: int, threads: int, exchange: kernels.Exchange, device: Any) -> Work:
+        return lambda: self._together.launch(Launch(function, blocks, threads, exchange))

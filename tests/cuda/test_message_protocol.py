@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The order of messages, as headers/messages.cuh describes it, in every interleaving that hypothesis thinks of.
 
-Ranks are coroutines that a drawn sequence lets take one step at a time: store a part of a message, tell, look for a flag,
-read. What is read must be what was sent; with a slot less than the protocol has, it is not.
+Ranks are coroutines that a drawn sequence lets take one step at a time: store a part of a message, tell, look for a
+flag, read. What is read must be what was sent; with a slot less than the protocol has, it is not.
 """
 
 from collections.abc import Iterator

@@ -37,14 +37,14 @@ def in_place(tensor: torch.Tensor, change: Change) -> list[Work]:
 def along(axis: int, source: torch.Tensor, target: torch.Tensor, exchange: Exchange) -> list[Work]:
     """`exchange` of tensors that are cut along any dimension."""
     # What is gathered side by side has one more dimension than its parts.
-    given = source if source.ndim == target.ndim else source.unsqueeze(axis)
-    first, out = given.movedim(axis, 0), target.movedim(axis, 0)
+    whole = source if source.ndim == target.ndim else source.unsqueeze(axis)
+    first, out = whole.movedim(axis, 0), target.movedim(axis, 0)
     if first.is_contiguous() and out.is_contiguous():
         return exchange(first, out)
 
     def launch() -> None:
-        dense = out if out.is_contiguous() else out.contiguous()
-        run(exchange(first.contiguous(), dense))
+        dense, given = out.contiguous(), first.contiguous()  # the same ones where they are
+        run(exchange(given, dense))
         if dense is not out:
             out.copy_(dense)
 
