@@ -17,7 +17,8 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.completion import published
-from tilescale.backends.cuda.lowering.plan import BY_KERNELS, HostStep
+from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
+from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.backends.cuda.lowering.signature import Target
 from tilescale.hda import Machine
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program, Sequence
@@ -82,9 +83,11 @@ def needed(program: Program, body: Part, target: Target) -> Rendezvous:
 def _has_collective_of_host(part: Part) -> bool:
     """Whether the host starts a collective, which no kernel of ours makes."""
     if isinstance(part, HostStep):
-        if isinstance(part.stmt, ir.Bind) or not isinstance(operation(part.call), Collective):
+        made = None if isinstance(part.stmt, ir.Bind) else operation(part.call)
+        if not isinstance(made, Collective):
             return False
-        return part.impl not in BY_KERNELS[part.call.op.name]
+        ways = ON_TENSORS.get((made.name, part.impl), ())  # none of one on the copy queue
+        return not any(way.by_kernel for way in ways)
     if isinstance(part, DevicePhase | GridPhase):
         return False
     return any(map(_has_collective_of_host, [part.body] if isinstance(part, Launch) else part.parts))

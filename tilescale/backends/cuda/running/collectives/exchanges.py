@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.cuda.lowering.plan import STORES
+from tilescale.backends.cuda.lowering.implemented import STORES
 from tilescale.backends.cuda.lowering.signature import Site
 from tilescale.backends.cuda.running.collectives.kernels import THREADS, Element, Exchange, Kernel, functions, launch
 from tilescale.backends.cuda.running.collectives.setting import Owner, Stand, Team
