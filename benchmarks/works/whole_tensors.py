@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import programs
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm
 import trials
+from calls import Put
 from race import Contender, Heat, Runner
 from trials import Case, checked, ours
 
@@ -24,12 +25,17 @@ ODD = (10_002, 100_002, MIB + 6, 10_000_002)
 
 NAMES = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 OURS = {"allreduce": ("one_shot", "two_shot"), "all_gather": ("direct", "copy_engine"),
-        "all_to_all": ("direct", "copy_engine")}  # fmt: skip
+        "all_to_all": ("direct", "copy_engine"), "broadcast": ("direct", "copy_engine")}  # fmt: skip
 """Algorithms of ours; of the others, direct."""
 
 
 def heats(gpus: int, modes: tuple[str, ...], algorithms: bool, largest: int) -> Iterator[Heat]:
-    """All collectives at all sizes up to the largest; `algorithms`: each of ours by itself, beside the chosen one."""
+    """All collectives at all sizes up to the largest; `algorithms`: each of ours by itself, beside the chosen one.
+
+    Before them a put by copy engine, which says what the wire carries.
+    """
+    put = Put(128).heat()
+    yield replace(put, contenders=[c for c in put.contenders if c.name == put.baseline])
     for mode in modes:
         for name in NAMES:
             for nbytes in sorted(n for n in SIZES + ODD if n <= largest):

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks
-from tilescale.backends.cuda.running.collectives import exchanges
+from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.timeouts import Kind
@@ -201,3 +202,7 @@ def test_who_does_not_come_is_named(count: int, job: Callable[..., Ranks], monke
         stopped, kind, site, absent = three.reports[rank, :4].tolist()
         assert (stopped, kind - 1, site, absent) == (1, Kind.ABSENT, 0, 2)
         assert three.owners[rank].sites[0].what == "T.allreduce of level 'device'"
+
+
+def test_what_there_is_can_be_launched():
+    assert ON_TENSORS.keys() == LAUNCHERS.keys()

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tilescale.errors import WaitTimeoutError  # noqa: E402
 from tilescale.settings import settings  # noqa: E402
 
 LIMIT_S = 200.0
@@ -108,9 +109,9 @@ def out_of_step(seed: int) -> None:
 class Checked:
     """A compiled collective, and what its results are compared with."""
 
-    def __init__(self, name: str, impl: str, dtype: str, op: str = "sum"):
+    def __init__(self, name: str, impl: str, dtype: str, op: str = "sum", wait_s: float = WAIT_S):
         self.name, self.op, self.dtype = name, op, getattr(torch, dtype)
-        self.kernel = tilescale.compile(program(name, impl, dtype, op), wait_s=WAIT_S)
+        self.kernel = tilescale.compile(program(name, impl, dtype, op), wait_s=wait_s)
 
     def shapes(self, count: int) -> tuple[int, int]:
         """Elements of X and of Y, for so many in a part or in the tensor that is reduced."""
@@ -221,6 +222,28 @@ def gathered_in_place(impl: str) -> None:
         assert torch.equal(y, torch.cat(given)), f"{count} elements in place"
 
 
+def absent(name: str, impl: str) -> None:
+    """The last rank does not come: all are told so, by the kernel, and can begin anew."""
+    checked = Checked(name, impl, "float32", wait_s=0.5)
+    for nbytes in (4000, 4 * MIB):
+        x, y = checked.tensors(checked.count(nbytes))
+        checked.once(x, y, 1)
+        checked.kernel.synchronize()
+        world.barrier()
+        try:
+            if RANK == SIZE - 1:
+                time.sleep(3)
+            else:
+                checked.kernel(x, y)
+            checked.kernel.synchronize()
+        except WaitTimeoutError as error:
+            assert f"T.{name} of level 'device': rank {SIZE - 1} did not come in time" in str(error), error
+        else:
+            raise AssertionError("nobody noticed")
+        checked.kernel.reset()
+        checked.once(x, y, 2)
+
+
 def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """All checks by name."""
     for impl in ("one_shot", "two_shot"):
@@ -237,6 +260,8 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"{name} replays", lambda n=name: replays(Checked(n, "direct", "float32"))
         yield f"{name} in a row", lambda n=name: in_a_row(Checked(n, "direct", "bfloat16"))
     yield "all_gather, places", lambda: gathered_in_place("direct")
+    for name, impl in (("allreduce", "one_shot"), ("allreduce", "two_shot"), ("broadcast", "direct")):
+        yield f"{name} {impl}, a rank is absent", lambda n=name, i=impl: absent(n, i)
 
 
 def main() -> int:

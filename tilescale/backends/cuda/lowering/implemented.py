@@ -97,6 +97,7 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("all_to_all", "copy_engine"): _COPIES,
     ("broadcast", "direct"): _PARTS,
     ("broadcast", "nccl"): _NCCL,
+    ("broadcast", "copy_engine"): _COPIES,
 }
 """(operation, algorithm) -> ways to make it of whole tensors, of which the first that is able is taken. Preferred
 algorithms of an operation come first."""

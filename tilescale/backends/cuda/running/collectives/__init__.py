@@ -27,6 +27,7 @@ LAUNCHERS: dict[tuple[str, str], Launcher] = {
     ("all_to_all", "copy_engine"): copy_engine.all_to_all,
     ("all_to_all", "nccl"): nccl.all_to_all,
     ("broadcast", "direct"): direct.broadcast,
+    ("broadcast", "copy_engine"): copy_engine.broadcast,
     ("broadcast", "nccl"): nccl.broadcast,
 }
 """(operation, algorithm) -> what makes it."""

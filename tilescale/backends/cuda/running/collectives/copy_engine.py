@@ -28,11 +28,28 @@ def all_to_all(own: Owner, stand: Stand) -> Bound:
     return _by_copies(own, stand, lambda given, size, peer: given.chunk(size, stand.made.axis)[peer])
 
 
+def broadcast(own: Owner, stand: Stand) -> Bound:
+    """`T.broadcast`. Collective."""
+    team, meet = Team.of(own, stand.made.level), _meeting(own, stand)
+    stand.written_by_peers()
+
+    def bind(given: Operands) -> list[Work]:
+        everywhere = own.heap.peers(given.target)
+        peers = [given.root + step for step in range(1, team.size)] if team.rank == given.root else []
+        outs = [everywhere[own.heap.addresses.slot(team.device(peer))] for peer in peers]
+        return [meet, *(partial(out.copy_, given.target) for out in outs), meet]
+
+    return bind
+
+
+def _meeting(own: Owner, stand: Stand) -> Work:
+    own.sites.append(Site(stand.what, stand.where))
+    return own.meeting(len(own.sites) - 1)
+
+
 def _by_copies(own: Owner, stand: Stand, cut: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Bound:
     """Copies of `cut(source, size, rank)` to each rank."""
-    team, axis = Team.of(own, stand.made.level), stand.made.axis
-    own.sites.append(Site(stand.what, stand.where))
-    meet = own.meeting(len(own.sites) - 1)
+    team, axis, meet = Team.of(own, stand.made.level), stand.made.axis, _meeting(own, stand)
     stand.written_by_peers()
 
     def bind(given: Operands) -> list[Work]:
