@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilescale.backends.cuda.lowering.implemented import STORES
 from tilescale.backends.cuda.lowering.signature import Site
@@ -54,8 +54,7 @@ class Parts:
     target_step: int = 0
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """A grid, and bytes of a slot."""
 
     blocks: int
