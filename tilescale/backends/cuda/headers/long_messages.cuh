@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Collectives by messages of a slot each: a block stores one to every peer, tells them, and meanwhile takes the ones
-// before. Stands after messages.cuh and sums.cuh.
+// Collectives by messages of a slot each. In every turn a block stores one to each peer, takes the ones that peers told
+// of in the turn before, and then tells of its own, whose stores have had that time to arrive. Stands after messages.cuh
+// and sums.cuh.
 #ifndef TILESCALE_LONG_MESSAGES_CUH
 #define TILESCALE_LONG_MESSAGES_CUH
 
 namespace tilescale {
 
-enum { LAG = 1, LONG_SLOTS = 2 * (LAG + 1), UNIT_BYTES = 16 };
+enum { LAG = 1, LONG_SLOTS = 4, UNIT_BYTES = 16 };
 
 template <int RANKS, int SETS>
 struct BySlots {
@@ -33,14 +34,18 @@ struct BySlots {
   __device__ __forceinline__ Pack<UNIT_BYTES>* slot(int sender, int receiver, int message, int set) const {
     return reinterpret_cast<Pack<UNIT_BYTES>*>(group.message(sender, receiver, number(message), LONG_SLOTS, set));
   }
-  // All threads: what they have stored of a message is there for its receivers.
-  __device__ __forceinline__ void tell(int message, int set) const {
+  // All threads, at the end of a turn: what they have stored in it is there for its receivers. That is message `turn` of
+  // the first set, `turn` - LAG of the second one, and so on.
+  __device__ __forceinline__ void tell(int turn) const {
     __syncthreads();
     if (threadIdx.x != 0) return;
     order_stores();
-    for (int i = 0; i < RANKS - 1; ++i) {
-      unsigned* flag = group.flag(x.rank, group.peer(i), number(message), LONG_SLOTS, set, SETS);
-      store_relaxed(reinterpret_cast<int*>(flag), static_cast<int>(number(message)));
+    for (int set = 0, message = turn; set < SETS; ++set, message -= LAG) {
+      if (message < 0 || message >= messages()) continue;
+      for (int i = 0; i < RANKS - 1; ++i) {
+        unsigned* flag = group.flag(x.rank, group.peer(i), number(message), LONG_SLOTS, set, SETS);
+        store_relaxed(reinterpret_cast<int*>(flag), static_cast<int>(number(message)));
+      }
     }
   }
   // All threads, until the message of every peer is there. False, for all: a wait failed.
@@ -111,17 +116,16 @@ __device__ __forceinline__ void reduce_slots(const Exchange& x) {
   const char* own = x.source + x.rank * x.source_step;
   const int messages = by.messages();
   for (int turn = 0; turn < messages + LAG; ++turn) {
-    if (turn < messages) {
-      by.template send_parts<sizeof(T), ALIGNED, SAME>(turn);
-      by.tell(turn, 0);
+    if (turn < messages) by.template send_parts<sizeof(T), ALIGNED, SAME>(turn);
+    if (turn >= LAG) {
+      if (!by.told(turn - LAG, 0)) return;
+      by.each_unit(turn - LAG, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+        i64 at = unit * UNIT_BYTES, left = x.bytes - at;
+        Pack<UNIT_BYTES> mine = read<UNIT_BYTES, sizeof(T), ALIGNED>(own + at, left);
+        write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + at, left, reduced<T, OP>(packs, mine, x.rank));
+      });
     }
-    if (turn < LAG) continue;
-    if (!by.told(turn - LAG, 0)) return;
-    by.each_unit(turn - LAG, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
-      i64 at = unit * UNIT_BYTES, left = x.bytes - at;
-      Pack<UNIT_BYTES> mine = read<UNIT_BYTES, sizeof(T), ALIGNED>(own + at, left);
-      write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + at, left, reduced<T, OP>(packs, mine, x.rank));
-    });
+    if (turn < messages) by.tell(turn);
   }
   by.end();
 }
@@ -132,10 +136,7 @@ __device__ __forceinline__ void reduce_twice_slots(const Exchange& x) {
   const i64 own = x.rank * x.bytes;
   const int messages = by.messages();
   for (int turn = 0; turn < messages + 2 * LAG; ++turn) {
-    if (turn < messages) {
-      by.template send_parts<sizeof(T), ALIGNED, false>(turn);
-      by.tell(turn, 0);
-    }
+    if (turn < messages) by.template send_parts<sizeof(T), ALIGNED, false>(turn);
     const int sums = turn - LAG, results = turn - 2 * LAG;
     if (sums >= 0 && sums < messages) {
       if (!by.told(sums, 0)) return;
@@ -147,17 +148,18 @@ __device__ __forceinline__ void reduce_twice_slots(const Exchange& x) {
         for (int i = 0; i < RANKS - 1; ++i) by.slot(x.rank, by.group.peer(i), sums, 1)[unit - by.begin(sums)] = sum;
         write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + own + at, left, sum);
       });
-      by.tell(sums, 1);
     }
-    if (results < 0) continue;
-    if (!by.told(results, 1)) return;
-    by.each_unit(results, 1, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
-      i64 at = unit * UNIT_BYTES;
+    if (results >= 0) {
+      if (!by.told(results, 1)) return;
+      by.each_unit(results, 1, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+        i64 at = unit * UNIT_BYTES;
 #pragma unroll
-      for (int r = 0; r < RANKS; ++r)
-        if (r != x.rank)
-          write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + r * x.bytes + at, by.group.size(r) - at, packs[r]);
-    });
+        for (int r = 0; r < RANKS; ++r)
+          if (r != x.rank)
+            write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + r * x.bytes + at, by.group.size(r) - at, packs[r]);
+      });
+    }
+    if (sums < messages) by.tell(turn);
   }
   by.end();
 }
@@ -169,20 +171,19 @@ __device__ __forceinline__ void move_slots(const Exchange& x) {
   char* there = x.target + x.rank * x.target_step;
   const int messages = by.messages();
   for (int turn = 0; turn < messages + LAG; ++turn) {
-    if (turn < messages) {
-      by.template send_parts<ELEMENT, ALIGNED, SAME>(turn);
-      by.tell(turn, 0);
-    }
-    if (turn < LAG) continue;
-    if (!by.told(turn - LAG, 0)) return;
-    by.each_unit(turn - LAG, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
-      i64 at = unit * UNIT_BYTES, left = x.bytes - at;
-      Pack<UNIT_BYTES> mine = read<UNIT_BYTES, ELEMENT, ALIGNED>(own + at, left);
+    if (turn < messages) by.template send_parts<ELEMENT, ALIGNED, SAME>(turn);
+    if (turn >= LAG) {
+      if (!by.told(turn - LAG, 0)) return;
+      by.each_unit(turn - LAG, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+        i64 at = unit * UNIT_BYTES, left = x.bytes - at;
+        Pack<UNIT_BYTES> mine = read<UNIT_BYTES, ELEMENT, ALIGNED>(own + at, left);
 #pragma unroll
-      for (int r = 0; r < RANKS; ++r)
-        if (r != x.rank) write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + r * x.target_step + at, left, packs[r]);
-      write<UNIT_BYTES, ELEMENT, ALIGNED>(there + at, left, mine);
-    });
+        for (int r = 0; r < RANKS; ++r)
+          if (r != x.rank) write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + r * x.target_step + at, left, packs[r]);
+        write<UNIT_BYTES, ELEMENT, ALIGNED>(there + at, left, mine);
+      });
+    }
+    if (turn < messages) by.tell(turn);
   }
   by.end();
 }
@@ -192,19 +193,17 @@ __device__ __forceinline__ void broadcast_slots(const Exchange& x) {
   const BySlots<RANKS, 1> by(x);
   const int messages = by.messages();
   for (int turn = 0; turn < messages + LAG; ++turn) {
-    if (turn < messages) {
-      if (x.rank == x.root) by.template send_parts<ELEMENT, ALIGNED, true>(turn);
-      by.tell(turn, 0);
+    if (turn < messages && x.rank == x.root) by.template send_parts<ELEMENT, ALIGNED, true>(turn);
+    if (turn >= LAG) {
+      if (!by.told(turn - LAG, 0)) return;
+      const Pack<UNIT_BYTES>* from = by.slot(x.root, x.rank, turn - LAG, 0);
+      const i64 first = by.begin(turn - LAG) * UNIT_BYTES;
+      for (int unit = threadIdx.x; unit < by.units(turn - LAG) && x.rank != x.root; unit += blockDim.x) {
+        i64 at = first + unit * UNIT_BYTES;
+        write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + at, x.bytes - at, from[unit]);
+      }
     }
-    if (turn < LAG) continue;
-    if (!by.told(turn - LAG, 0)) return;
-    if (x.rank == x.root) continue;
-    const Pack<UNIT_BYTES>* from = by.slot(x.root, x.rank, turn - LAG, 0);
-    const i64 first = by.begin(turn - LAG) * UNIT_BYTES;
-    for (int unit = threadIdx.x; unit < by.units(turn - LAG); unit += blockDim.x) {
-      i64 at = first + unit * UNIT_BYTES;
-      write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + at, x.bytes - at, from[unit]);
-    }
+    if (turn < messages) by.tell(turn);
   }
   by.end();
 }

@@ -4,8 +4,9 @@
 // Each block has its own slots on every device, some for each sender, which it uses in turn: message n lies in slot
 // n % SLOTS. How many messages it has sent is counted in device memory, alike on all ranks, so a captured launch can be
 // replayed. In every call in which a block takes part it sends a message to each peer and waits for one of each. That is
-// why nobody asks whether a slot is free: who sends message n has all messages n - 1 - LAG, which peers sent when they
-// had read what came before; with 2 * (LAG + 1) slots nobody still reads what is overwritten.
+// why nobody asks whether a slot is free: who stores message n has all messages n - 1 - LAG, of which peers told when
+// they had read those LAG before, so 2 * LAG + 1 slots are enough; where there is no LAG, two. A power of two lets numbers
+// wrap. (tests/cuda/test_message_protocol.py tries orders in which ranks may run.)
 //
 // Short messages are words with their number inside (words.cuh). Long ones are plain stores, then a fence, then a flag:
 // half the bytes, and two steps more.

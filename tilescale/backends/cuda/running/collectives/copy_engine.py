@@ -60,7 +60,7 @@ def _by_copies(own: Owner, stand: Stand, cut: Callable[[torch.Tensor, int, int],
             out = everywhere[own.heap.addresses.slot(team.device(rank))].narrow(axis, team.rank * share, share)
             return partial(out.copy_, cut(given.source, team.size, rank))
 
-        others = [copy(team.rank + step) for step in range(1, team.size)]
+        others = [copy((team.rank + step) % team.size) for step in range(1, team.size)]
         return [meet, partial(_beside, own.device, copy(team.rank), others), meet]
 
     return bind
