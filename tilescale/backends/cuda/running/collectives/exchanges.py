@@ -29,8 +29,8 @@ WORD_BYTES, WORDS_BYTES, WORD_SLOTS = 8, 16, 2
 UNIT_BYTES, LONG_SLOTS = 16, 4
 """Data that a thread stores at once, and slots of a sender: as in headers/long_messages.cuh."""
 
-SMALLEST_SLOT, LARGEST_SLOT = 4096, 32768
-"""Bytes of a long message: what all peers together are sent in one, and what one is sent at least."""
+SMALLEST_SLOT, LARGEST_SLOT = 8192, 32768
+"""Bytes of a long message: at least, so that every thread stores some; and at most, over the number of peers."""
 
 FEWEST_THREADS = 128
 
