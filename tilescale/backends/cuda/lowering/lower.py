@@ -18,6 +18,7 @@ from typing import Any
 from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.headers import header
+from tilescale.backends.cuda.lowering import persistent
 from tilescale.backends.cuda.lowering.arguments import Argument, Given, HostVariable, Peers
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 from tilescale.backends.cuda.lowering.completion import BULK, complete, flush
@@ -176,12 +177,24 @@ class GridLowering(Signature):
             nest,
             _attributes(self.program, self._rules_out_roles()),
         )
+        if self.roles.specialised and not self.ordered and not self.lanes.used:
+            func = self._with_kept_roles(func)
         arguments = tuple(self.arguments[i] for i in order)
         where = (self.launch.where,) if self.launch.where else ()
         reached = self.reached | {a.position for a in arguments if isinstance(a, Peers)}
         told = (tuple(self.sites), tuple(self.notes), where)
         ahead = frozenset(self.local(data).name for data in self.roles.ahead)
         return LoweredKernel(func, arguments, *told, frozenset(reached), frozenset(self.libraries), ahead)
+
+    def _with_kept_roles(self, func: ir.PrimFunc) -> ir.PrimFunc:
+        """A function whose persistent loop, if it has one, has warps that only load."""
+        machine = self.target.machine
+        room = machine.capacity(machine.layer_for("shared").name)
+        made = persistent.scheduled(func, self.launch.thread_count, room, target_for(machine))
+        if made is None:
+            return func
+        self.notes.append("the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads")
+        return made
 
     def _nest(self, body: ir.Stmt) -> ir.Stmt:
         """The launch as TileLang writes it, around the new body."""
