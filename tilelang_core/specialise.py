@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tilelang
@@ -14,7 +15,7 @@ from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
 
-__all__ = ["DISABLE", "STAGES", "branches", "is_load", "registers"]
+__all__ = ["DISABLE", "PRODUCER_THREADS", "STAGES", "branches", "is_load", "made_roles", "registers", "registers_left"]
 
 STAGES = "num_stages"
 """Annotation of a pipelined loop: how many iterations are in flight."""
@@ -32,39 +33,50 @@ _STEPS = (
     tilelang.transform.InjectAssumes,
     tilelang.transform.Simplify,
     tilelang.transform.CanonicalizeLegacyReducer,
-    tilelang.cuda.transform.ProducerConsumerWarpSpecialized,
 )
-"""The passes of TileLang's pipeline for CUDA up to the one that makes a producer, those that only verify left out."""
+"""The passes of TileLang's pipeline for CUDA up to those that make roles, those that only verify left out."""
+
+PRODUCER_THREADS = 128
+"""Threads of a producer."""
+
+_REGISTERS, _MOST = 64512, 240
+"""Registers of a program that TileLang hands out anew, and how many a thread can take."""
 
 
-_PRODUCER_THREADS, _REGISTERS, _MOST = 128, 64512, 240
-"""Threads of a producer, registers of a program that TileLang hands out anew, and how many a thread can take."""
+def registers_left(producer: int, threads: int) -> int:
+    """For each of so many threads, if each of the producer has so many registers."""
+    return min(_MOST, (_REGISTERS - producer * PRODUCER_THREADS) // threads // 8 * 8)
 
 
 def registers(producer: int, threads: int) -> tirx.Stmt:
     """So many registers for each thread of the producer, as many as are left for each of the others."""
-    others = min(_MOST, (_REGISTERS - producer * _PRODUCER_THREADS) // threads // 8 * 8)
-    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: others}
+    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: registers_left(producer, threads)}
     calls = [tirx.call_intrin("handle", tirx.op.Op.get(name), number) for name, number in names.items()]
     return tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
 
 
-def branches(func: tirx.PrimFunc, target: Any) -> tuple[tirx.Stmt, tirx.Stmt] | None:
-    """What the producer and the other threads execute of a function's pipelined loop; None: it has no producer."""
+def made_roles(func: tirx.PrimFunc, target: Any, last: Callable[[], Any]) -> tirx.PrimFunc:
+    """A function after TileLang's passes up to `last`, which makes its roles. Raises what that raises."""
     own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
     target = determine_target(target, return_object=True)
     with tvm.transform.PassContext(opt_level=3, config=dict(own)), target:
         module = tirx.transform.BindTarget(target)(tvm.IRModule({func.attrs["global_symbol"]: func}))
         module = tilelang.transform.MaterializeKernelLaunch(lower_thread_binding=True, default_threads=128)(module)
-        for step in _STEPS:
+        for step in (*_STEPS, last):
             module = step()(module)
+    return next(iter(module.functions.values()))
+
+
+def branches(func: tirx.PrimFunc, target: Any) -> tuple[tirx.Stmt, tirx.Stmt] | None:
+    """What the producer and the other threads execute of a function's pipelined loop; None: it has no producer."""
+    made = made_roles(func, target, tilelang.cuda.transform.ProducerConsumerWarpSpecialized)
     found: list[tuple[tirx.Stmt, tirx.Stmt]] = []
 
     def visit(node: Any) -> None:
         if isinstance(node, tirx.AttrStmt) and str(node.attr_key) == _SCOPE:
             found.append((node.body.then_case, node.body.else_case))
 
-    stmt_functor.post_order_visit(next(iter(module.functions.values())).body, visit)
+    stmt_functor.post_order_visit(made.body, visit)
     return found[0] if found else None
 
 

@@ -154,8 +154,8 @@ class ReduceScatter:
             Contender("cublas alone", self.alone),
             Contender("nccl+cublas", self.libraries),
             Contender("symm_mem", self.symm_mem),
-            ours("tilescale", lambda: programs.gemm_rs_queue(*shape, Tiling(), chunk), self.own),
-            ours("tilescale in turns", lambda: programs.gemm_rs_queue(*shape, turns, chunk, BLOCKS), self.own),
+            ours("tilescale", lambda: programs.gemm_rs_queue(*shape, turns, chunk, BLOCKS), self.own),
+            ours("tilescale, a block a tile", lambda: programs.gemm_rs_queue(*shape, Tiling(), chunk), self.own),
             ours("tilescale direct", lambda: programs.gemm_rs_direct(*shape, turns, BLOCKS), self.own),
         ]
 

@@ -127,12 +127,12 @@ def generator() -> Backend:
 
 def available(made: Collective, wanted: Wanted, target: Target) -> Available:
     """The algorithms for a collective of a program: those of the back end that generates text for the machine, all that
-    there are where none does.
+    there are where none does, or where it has none.
 
     Whoever runs the program chooses among the same, so that a program does on one what it does on the other.
     """
-    serving = next((b for b in _BACKENDS if b.serves(target.machine)), None)
-    return everything(target.machine, wanted) if serving is None else serving.collectives(made, wanted, target)
+    found = (b.collectives(made, wanted, target) for b in _BACKENDS if b.serves(target.machine))
+    return next((each for each in found if each.names), everything(target.machine, wanted))
 
 
 def choose(program: Program, lower: Callable[[Backend], Lowered]) -> Lowered:

@@ -51,7 +51,7 @@ def estimate(
     units: Sequence[int] | None = None,
     shape: tuple[int, ...] | None = None,
     mechanism: str | None = None,
-    sizes: Mapping[str, int] | None = None,
+    sizes: Mapping[str, int | Sequence[int]] | None = None,
 ) -> Estimate:
     """What a collective between units of a level takes.
 
@@ -78,12 +78,12 @@ def estimate(
     fastest: Estimate | None = None
     for cut in SEGMENTS if operation in record.segmented else SEGMENTS[:1]:
         plan = record.schedule(operation, extents, cut)
-        found = _evaluate(routes, plan, nbytes, mechanism or record.mechanism)
+        found = _evaluate(routes, record.name, plan, nbytes, mechanism or record.mechanism)
         if fastest is not None and found.seconds >= fastest.seconds:
             break  # more latencies from here on
         fastest = found
     assert fastest is not None
-    return replace(fastest, algorithm=record.name, seconds=setup + fastest.seconds)
+    return replace(fastest, seconds=setup + fastest.seconds)
 
 
 @lru_cache(maxsize=8)
@@ -91,7 +91,9 @@ def _routes(machine: Machine, level: str, units: tuple[int, ...], sizes: tuple[t
     return Routes(machine, level, units, dict(sizes))
 
 
-def shape_of(machine: Machine, level: str, units: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+def shape_of(
+    machine: Machine, level: str, units: Sequence[int], sizes: Mapping[str, int | Sequence[int]]
+) -> tuple[int, ...]:
     """How networks group units: the dimensions of a grid, units within one instance of the level's own network."""
     return _grouping(_routes(machine, level, tuple(units), tuple(sorted(sizes.items()))))
 
@@ -105,11 +107,11 @@ def _grouping(routes: Routes) -> tuple[int, ...]:
     inside = sum(network.within is None or other[network.within] == place[network.within] for other in routes.places)
     if count % inside:
         return (count,)
-    inner = network.dims if math.prod(network.dims) == inside else (inside,)
+    inner = network.dims if network.dims and math.prod(network.dims) == inside else (inside,)
     return inner if inside == count else (count // inside, *inner)
 
 
-def _evaluate(routes: Routes, plan: Schedule, nbytes: float, mechanism: str) -> Estimate:
+def _evaluate(routes: Routes, algorithm: str, plan: Schedule, nbytes: float, mechanism: str) -> Estimate:
     """Each distinct round once: the 2(n-1) rounds of a ring send the same amounts over the same links."""
     piece = nbytes / plan.pieces
     known: dict[tuple[bytes, ...], _Cost] = {}
@@ -129,7 +131,7 @@ def _evaluate(routes: Routes, plan: Schedule, nbytes: float, mechanism: str) -> 
         sent += times[key] * cost.sent
     links = {Link.of(routes.hops[i]): i for i in np.flatnonzero(moved)}
     return Estimate(
-        plan.algorithm,
+        algorithm,
         seconds=float(sum(times[key] * cost.seconds for key, cost in known.items())),
         nbytes=round(sent.max(initial=0.0)),
         links={link: float(busy[i]) for link, i in links.items()},
@@ -174,7 +176,7 @@ def _carried(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray, wanted:
             continue
         mine = np.flatnonzero(bundle.carrier == number)
         # What the host starts it starts one after the other; programs start all at once.
-        waits = [m.startup * (by_source[mine] if m.started_by == "host" else 1) for m in offers]
+        waits = [m.startup * (by_source[mine] if m.started_by == "host" else np.ones(len(mine))) for m in offers]
         rates = [min(m.put or 0.0, carriers.bandwidth) for m in offers]
         fastest = np.argmin([w + size[mine] / rate for w, rate in zip(waits, rates, strict=True)], axis=0)
         startup[mine] = np.choose(fastest, waits) * (size[mine] > 0)

@@ -21,6 +21,9 @@ from tilescale.hda.topology import dimensions, link_count
 
 GRIDS = ("ring", "mesh", "torus")
 
+Sizes = tuple[tuple[str, int | tuple[int, ...]], ...]
+"""Units of launched levels, as pairs: what `Machine.path` takes as a mapping, hashable."""
+
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
@@ -51,7 +54,7 @@ class Carriers:
 class Routes:
     """Routes between the units of a level that take part in a collective, numbered from 0."""
 
-    def __init__(self, machine: Machine, level: str, units: Sequence[int], sizes: Mapping[str, int]):
+    def __init__(self, machine: Machine, level: str, units: Sequence[int], sizes: Mapping[str, int | Sequence[int]]):
         self.machine, self.level, self.sizes = machine, level, sizes
         self.units = np.asarray(units, np.int64)
         self.hops: list[Hop] = []

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,23 +46,32 @@ class Round:
     ) -> Round:
         """A round whose fields may be given once for all messages."""
         shape = np.shape(source)
-        numbers = (np.broadcast_to(np.asarray(x, np.int64), shape) for x in (source, target, first, count))
-        return Round(*numbers, np.broadcast_to(np.asarray(combine, bool), shape), stride)
+
+        def each(values: Numbers | int) -> Numbers:
+            return np.broadcast_to(np.asarray(values, np.int64), shape)
+
+        combines = np.broadcast_to(np.asarray(combine, bool), shape)
+        return Round(each(source), each(target), each(first), each(count), combines, stride)
 
     @staticmethod
     def joined(rounds: Sequence[Round]) -> Round:
-        """One round with the messages of several of the same stride."""
-        fields = ("source", "target", "first", "count", "combine")
-        return Round(*(np.concatenate([getattr(r, name) for r in rounds]) for name in fields), rounds[0].stride)
+        """One round with the messages of several of the same stride and starter."""
+        return replace(
+            rounds[0],
+            source=np.concatenate([r.source for r in rounds]),
+            target=np.concatenate([r.target for r in rounds]),
+            first=np.concatenate([r.first for r in rounds]),
+            count=np.concatenate([r.count for r in rounds]),
+            combine=np.concatenate([r.combine for r in rounds]),
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """A collective over `units` units by one algorithm.
+    """A collective over `units` units by some algorithm.
 
     Attributes:
         operation: as in the language, e.g. "allreduce".
-        algorithm: its name.
         pieces: into which the whole tensor is cut. The whole is the result of an all-gather, what one unit begins with
             in an all-to-all, and the tensor of every unit elsewhere.
         home: for each piece, the unit that ends (reduce-scatter) or begins (all-gather) with it. An all-to-all has
@@ -70,7 +79,6 @@ class Schedule:
     """
 
     operation: str
-    algorithm: str
     units: int
     pieces: int
     rounds: tuple[Round, ...]

@@ -15,6 +15,7 @@ import numpy as np
 
 from tilescale.collectives.estimate import estimate
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
+from tilescale.collectives.routes import Sizes
 from tilescale.collectives.table import algorithms, names
 from tilescale.cost.choose import UNKNOWN_BYTES, Choice, compared, first_of_the_fastest
 from tilescale.errors import NoPathError, UnsupportedError
@@ -41,7 +42,7 @@ class Wanted:
     form: str
     level: str
     units: tuple[int, ...]
-    sizes: tuple[tuple[str, int], ...] = ()
+    sizes: Sizes = ()
     nbytes: int | None = None
     dtype: str = "float32"
     function: bool = False
@@ -82,17 +83,18 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
     """The algorithm of a collective: `impl` if it is given, else the fastest of those available.
 
     Raises:
-        UnsupportedError: `impl` is not available; lists what is.
+        UnsupportedError: `impl` is not available, or nothing is; lists what is.
     """
+    if not available.names:
+        raise UnsupportedError(f"T.{wanted.operation} of {wanted.dtype} between {wanted.level}s: nothing makes it here")
     if impl is not None:
         if impl not in available.names:
-            here = ", ".join(available.names) or "none"
             raise UnsupportedError(
-                f"impl={impl!r} of T.{wanted.operation}: here there is {here}",
+                f"impl={impl!r} of T.{wanted.operation}: here there is {', '.join(available.names)}",
                 hint="leave impl out, and the machine model chooses",
             )
         return Choice(impl, "asked for")
-    able = [name for name in available.names if name not in available.on_request]
+    able = [name for name in available.names if name not in available.on_request] or [*available.names]
     if len(able) < 2 or len(wanted.units) == 1 or wanted.form not in (TENSORS, TILES):
         return Choice(able[0], "the only one" if len(able) == 1 else "nothing to compare")
     try:
@@ -129,11 +131,13 @@ def members(extents: Mapping[str, int], level: str) -> tuple[int, ...]:
     return tuple(map(int, numbers[tuple(slice(None) if i == axis else 0 for i in range(numbers.ndim))]))
 
 
-def numbering(machine: Machine, extents: Mapping[str, int], grid: Sequence[int] = ()) -> tuple[tuple[str, int], ...]:
+def numbering(machine: Machine, extents: Mapping[str, int], grid: Sequence[int] = ()) -> Sizes:
     """The sizes of a launch as `Machine.path` takes them: units of the coarsest level are numbered over the machine.
 
     Args:
         grid: its extents, the slowest axis first, where programs own tensors.
     """
-    sizes = dict(list(extents.items())[1:])
-    return tuple(({**sizes, machine.program_level.name: tuple(grid)} if grid else sizes).items())
+    sizes: dict[str, int | tuple[int, ...]] = dict(list(extents.items())[1:])
+    if grid:
+        sizes[machine.program_level.name] = tuple(grid)
+    return tuple(sizes.items())

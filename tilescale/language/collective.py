@@ -63,13 +63,15 @@ def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, im
         op: "sum" (default), "max", "min" or "prod".
         fn: an associative combination of two units' elements, `fn((a1, a2), (b1, b2)) -> (c1, c2)` with scalars; for
             a single tile `fn(a, b) -> c`.
-        impl: "one_shot", "two_shot", "ring", "tree" or "nccl"; left out, the machine model chooses.
+        impl: an algorithm that docs/collectives.md has for it, e.g. "one_shot", "ring" or "nccl"; left out, the machine
+            model chooses.
 
     Raises:
         CollectiveNotReachedError: a condition around it tells the units apart.
         NoPathError: no network connects the units.
         ShapeError: with `fn`, tiles that do not belong together.
-        UsageError: several tiles without `fn`, `op` together with `fn`, an unknown op or impl.
+        UsageError: several tiles without `fn`, `op` together with `fn`, an unknown op, an impl
+            that there is not at this level.
     """
     context = Context("T.allreduce")
     if fn is not None and op is not None or fn is None and len(tiles) != 1 or not tiles:
@@ -93,7 +95,7 @@ def reduce_scatter(src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str 
     Args:
         src, dst: tiles whose shapes agree but for `dim`, where src has size times the extent of dst.
         op: "sum", "max", "min" or "prod".
-        impl: "direct", "ring" or "nccl".
+        impl: an algorithm, e.g. "direct", "ring" or "nccl".
 
     Raises:
         ShapeError: the shapes do not fit.
@@ -120,7 +122,8 @@ def all_gather(
         src: this unit's part.
         dst: where the whole goes. Left out, `src` is a `T.view` inside a program, and the tile behind it becomes whole
             for all its units.
-        impl: "direct", "ring", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for `T.copy`.
+        impl: an algorithm, e.g. "direct", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for
+            `T.copy`.
         signal: integers (size, chunks) in device memory: [r, c] of a unit grows by 1 when chunk c of rank r's part has
             arrived there, the own part included.
         chunk: with `signal`, rows of a chunk; the last one may have fewer. Left out, a part is one chunk.
@@ -176,7 +179,7 @@ def all_to_all(src: Any, dst: Any, dim: int = 0, impl: str | None = None) -> ir.
 
     Args:
         src, dst: tiles of the same shape, whose extent along `dim` divides among the units.
-        impl: "direct", "copy_engine" or "nccl".
+        impl: an algorithm, e.g. "direct", "copy_engine" or "nccl".
 
     Raises:
         ShapeError: the shapes do not fit.
@@ -207,7 +210,7 @@ def broadcast(*args: Any, **kwargs: Any) -> Any:
     Args:
         x: a tile; changed in place on all units but the root.
         root: rank of the level, the same on all units.
-        impl: "direct", "tree" or "nccl".
+        impl: an algorithm, e.g. "direct", "tree" or "nccl".
 
     Raises:
         PeerOutOfRangeError: a constant root that the launch does not have.

@@ -7,9 +7,10 @@ from collections.abc import Hashable
 
 from tilescale.collectives.estimate import estimate
 from tilescale.collectives.links import CollectivePlan
+from tilescale.collectives.routes import Sizes
 from tilescale.errors import NoPathError
 from tilescale.hda import Machine
-from tilescale.timing.rates import Sizes, bandwidth
+from tilescale.timing.rates import bandwidth
 
 
 class Plans:

@@ -9,16 +9,13 @@ from copy import copy
 from functools import lru_cache
 
 from tilescale.collectives.links import Link
+from tilescale.collectives.routes import Sizes
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine, MemoryLayer
 from tilescale.hda.route import Path
 
 WIDER = {"float64": (), "float32": ("float64",), "tfloat32": ("float32",), "int32": ("float32",), "int64": ("int32",)}
 """Where a data type is computed if no unit has it. All others are computed in float32."""
-
-
-Sizes = tuple[tuple[str, int | tuple[int, ...]], ...]
-"""Units of launched levels, as pairs: what `Machine.path` takes as a mapping, hashable."""
 
 
 class Rates:

@@ -17,11 +17,12 @@ from tilescale.backends.emulator.meetings import Meeting, Moves
 from tilescale.backends.emulator.observe import Observer
 from tilescale.backends.emulator.queues import Start
 from tilescale.backends.emulator.scheduler import Task
+from tilescale.collectives.routes import Sizes
 from tilescale.collectives.select import numbering
 from tilescale.errors import Location
 from tilescale.hda import Machine
 from tilescale.timing.plans import Plans
-from tilescale.timing.rates import Cache, Rates, Sizes, bandwidth, cache_name
+from tilescale.timing.rates import Cache, Rates, bandwidth, cache_name
 from tilescale.timing.record import Log, Look
 from tilescale.timing.replay import Replay
 from tilescale.timing.steps import Acquire, Launch, Meet, Owned, Part, Publish, Settle, Work

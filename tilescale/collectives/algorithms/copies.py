@@ -22,7 +22,7 @@ def copied(make: Callable[[tuple[int, ...]], Schedule]) -> Callable[[tuple[int, 
 
     def schedule(shape: tuple[int, ...]) -> Schedule:
         plan = make(shape)
-        return replace(plan, algorithm="copy_engine", rounds=tuple(started(r) for r in plan.rounds))
+        return replace(plan, rounds=tuple(started(r) for r in plan.rounds))
 
     return schedule
 

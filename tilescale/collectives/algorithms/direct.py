@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilescale.collectives.record import FORMS, TENSORS, TILES, Algorithm
+from tilescale.collectives.record import FORMS, PROGRAMS, TENSORS, TILES, Algorithm
 from tilescale.collectives.schedule import MEETING, Round, Schedule, everyone
 
 
@@ -22,7 +22,7 @@ def meeting(units: int) -> Round:
 def barrier(shape: tuple[int, ...]) -> Schedule:
     """One meeting."""
     units = int(np.prod(shape))
-    return Schedule("barrier", "direct", units, 1, (meeting(units),))
+    return Schedule("barrier", units, 1, (meeting(units),))
 
 
 def scatter(units: int) -> Round:
@@ -40,26 +40,26 @@ def gather(units: int) -> Round:
 def one_shot(shape: tuple[int, ...]) -> Schedule:
     """An all-reduce in which everybody gets everybody's whole tensor."""
     units = int(np.prod(shape))
-    return Schedule("allreduce", "one_shot", units, 1, (meeting(units), Round.of(*everyone(units), combine=True)))
+    return Schedule("allreduce", units, 1, (meeting(units), Round.of(*everyone(units), combine=True)))
 
 
 def two_shot(shape: tuple[int, ...]) -> Schedule:
     """An all-reduce as a reduce-scatter and an all-gather."""
     units = int(np.prod(shape))
     meet = meeting(units)
-    return Schedule("allreduce", "two_shot", units, units, (meet, scatter(units), meet, gather(units)))
+    return Schedule("allreduce", units, units, (meet, scatter(units), meet, gather(units)))
 
 
 def reduce_scatter(shape: tuple[int, ...]) -> Schedule:
     """Parts go straight to their owners."""
     units = int(np.prod(shape))
-    return Schedule("reduce_scatter", "direct", units, units, (meeting(units), scatter(units)), np.arange(units))
+    return Schedule("reduce_scatter", units, units, (meeting(units), scatter(units)), np.arange(units))
 
 
 def all_gather(shape: tuple[int, ...]) -> Schedule:
     """Parts go straight to all."""
     units = int(np.prod(shape))
-    return Schedule("all_gather", "direct", units, units, (meeting(units), gather(units)), np.arange(units))
+    return Schedule("all_gather", units, units, (meeting(units), gather(units)), np.arange(units))
 
 
 def all_to_all(shape: tuple[int, ...]) -> Schedule:
@@ -67,14 +67,14 @@ def all_to_all(shape: tuple[int, ...]) -> Schedule:
     units = int(np.prod(shape))
     source, target = everyone(units)
     rounds = (meeting(units), Round.of(source, target, source * units + target))
-    return Schedule("all_to_all", "direct", units, units, rounds)
+    return Schedule("all_to_all", units, units, rounds)
 
 
 def broadcast(shape: tuple[int, ...]) -> Schedule:
     """The root sends to all."""
     units = int(np.prod(shape))
     targets = np.arange(1, units)
-    return Schedule("broadcast", "direct", units, 1, (meeting(units), Round.of(np.zeros_like(targets), targets)))
+    return Schedule("broadcast", units, 1, (meeting(units), Round.of(np.zeros_like(targets), targets)))
 
 
 MOST = 256
@@ -92,7 +92,7 @@ ALGORITHMS = (
         name="two_shot",
         title="A reduce-scatter, then an all-gather, both directly.",
         schedules={"allreduce": two_shot},
-        forms=(TENSORS, TILES),
+        forms=(TENSORS, TILES, PROGRAMS),
         most=MOST,
     ),
     Algorithm(

@@ -36,13 +36,13 @@ def doubling(units: int) -> Iterator[Round]:
 def reduce_scatter(shape: tuple[int, ...]) -> Schedule:
     """Recursive halving."""
     units = int(np.prod(shape))
-    return Schedule("reduce_scatter", "halving", units, units, tuple(halving(units)), np.arange(units))
+    return Schedule("reduce_scatter", units, units, tuple(halving(units)), np.arange(units))
 
 
 def all_gather(shape: tuple[int, ...]) -> Schedule:
     """Recursive doubling."""
     units = int(np.prod(shape))
-    return Schedule("all_gather", "doubling", units, units, tuple(doubling(units)), np.arange(units))
+    return Schedule("all_gather", units, units, tuple(doubling(units)), np.arange(units))
 
 
 def allreduce(shape: tuple[int, ...]) -> Schedule:
@@ -52,7 +52,7 @@ def allreduce(shape: tuple[int, ...]) -> Schedule:
         yield from halving(core)
         yield from doubling(core)
 
-    return _folded("halving_doubling", shape, rounds, pieces_per_core=1)
+    return _folded(shape, rounds, pieces_per_core=1)
 
 
 def exchange(shape: tuple[int, ...]) -> Schedule:
@@ -64,7 +64,7 @@ def exchange(shape: tuple[int, ...]) -> Schedule:
             yield Round.of(me, me ^ distance, combine=True)
             distance *= 2
 
-    return _folded("recursive_doubling", shape, rounds, pieces_per_core=0)
+    return _folded(shape, rounds, pieces_per_core=0)
 
 
 def dissemination(shape: tuple[int, ...]) -> Schedule:
@@ -74,12 +74,10 @@ def dissemination(shape: tuple[int, ...]) -> Schedule:
     while distance < units:
         rounds.append(Round.of(me, (me + distance) % units, count=MEETING))
         distance *= 2
-    return Schedule("barrier", "dissemination", units, 1, tuple(rounds))
+    return Schedule("barrier", units, 1, tuple(rounds))
 
 
-def _folded(
-    algorithm: str, shape: tuple[int, ...], rounds: Callable[[int], Iterator[Round]], pieces_per_core: int
-) -> Schedule:
+def _folded(shape: tuple[int, ...], rounds: Callable[[int], Iterator[Round]], pieces_per_core: int) -> Schedule:
     """An all-reduce among 2^k units; the others give their tensors away before and get the result after."""
     units = int(np.prod(shape))
     core = 1 << (units.bit_length() - 1)
@@ -87,7 +85,7 @@ def _folded(
     extra = np.arange(core, units)
     before = [Round.of(extra, extra - core, 0, pieces, combine=True)] if len(extra) else []
     after = [Round.of(extra - core, extra, 0, pieces)] if len(extra) else []
-    return Schedule("allreduce", algorithm, units, pieces, (*before, *rounds(core), *after))
+    return Schedule("allreduce", units, pieces, (*before, *rounds(core), *after))
 
 
 ALGORITHMS = (

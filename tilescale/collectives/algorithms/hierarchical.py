@@ -24,21 +24,21 @@ def reduce_scatter(name: str, shape: tuple[int, ...]) -> Schedule:
     """Along the innermost dimension first: the outer ones see a part of the tensor only."""
     units, steps = int(np.prod(shape)), _STEPS[name][0]
     rounds = tuple(r for axis in reversed(range(len(shape))) for r in _along(shape, axis, steps))
-    return Schedule("reduce_scatter", name, units, units, rounds, _homes(shape))
+    return Schedule("reduce_scatter", units, units, rounds, _homes(shape))
 
 
 def all_gather(name: str, shape: tuple[int, ...]) -> Schedule:
     """Along the outermost dimension first, while tensors are small."""
     units, steps = int(np.prod(shape)), _STEPS[name][1]
     rounds = tuple(r for axis in range(len(shape)) for r in _along(shape, axis, steps))
-    return Schedule("all_gather", name, units, units, rounds, _homes(shape))
+    return Schedule("all_gather", units, units, rounds, _homes(shape))
 
 
 def allreduce(name: str, shape: tuple[int, ...]) -> Schedule:
     """The reduce-scatter, then the all-gather."""
     units = int(np.prod(shape))
     rounds = (*reduce_scatter(name, shape).rounds, *all_gather(name, shape).rounds)
-    return Schedule("allreduce", name, units, units, rounds)
+    return Schedule("allreduce", units, units, rounds)
 
 
 def _if_power_of_two(steps: Steps, otherwise: Steps) -> Steps:
@@ -57,13 +57,13 @@ _STEPS: dict[str, tuple[Steps, Steps]] = {
 
 def broadcast(shape: tuple[int, ...]) -> Schedule:
     """Along the outermost dimension first, by binomial trees."""
-    units, rounds = int(np.prod(shape)), []
+    units, rounds = int(np.prod(shape)), list[Round]()
     lines = np.arange(units).reshape(shape)
     for axis, extent in enumerate(shape):
         # Of the dimensions behind, the first members alone have the tensor.
-        front = lines[(..., *[0] * (len(shape) - axis - 1))].reshape(-1, extent)
+        front = lines.reshape(-1, extent, int(np.prod(shape[axis + 1 :])))[:, :, 0]
         rounds += lift(trees.broadcast((extent,)).rounds, front)
-    return Schedule("broadcast", "hierarchical", units, 1, tuple(rounds))
+    return Schedule("broadcast", units, 1, tuple(rounds))
 
 
 def all_to_all(shape: tuple[int, ...]) -> Schedule:
@@ -80,7 +80,7 @@ def all_to_all(shape: tuple[int, ...]) -> Schedule:
     target = other * inner + place
     across = Round.of(group * inner + place, target, group * inner * units + target, inner, stride=units)
     rounds = tuple(r for step in (inside, across) for r in _after_meeting(step))
-    return Schedule("all_to_all", "hierarchical", units, units, rounds)
+    return Schedule("all_to_all", units, units, rounds)
 
 
 def _after_meeting(r: Round) -> Iterator[Round]:

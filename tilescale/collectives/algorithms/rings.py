@@ -43,7 +43,7 @@ ROUNDS = {"allreduce": allreduce, "reduce_scatter": reduce_scatter, "all_gather"
 def one(operation: str, shape: tuple[int, ...]) -> Schedule:
     """One ring through all units in order."""
     units = int(np.prod(shape))
-    return Schedule(operation, "ring", units, units, tuple(ROUNDS[operation](units)), np.arange(units))
+    return Schedule(operation, units, units, tuple(ROUNDS[operation](units)), np.arange(units))
 
 
 def several(operation: str, shape: tuple[int, ...]) -> Schedule:
@@ -53,7 +53,7 @@ def several(operation: str, shape: tuple[int, ...]) -> Schedule:
     # Ring c visits the members of every group in the order c, c+1, ..., so it enters and leaves each group elsewhere.
     orders = (np.arange(units) - member) + (member + ring) % inner
     rounds = lift(ROUNDS[operation](units), orders, np.arange(inner) * units)
-    return Schedule(operation, "rings", units, inner * units, tuple(rounds), orders.ravel())
+    return Schedule(operation, units, inner * units, tuple(rounds), orders.ravel())
 
 
 def pipeline(shape: tuple[int, ...], segments: int) -> Schedule:
@@ -61,7 +61,7 @@ def pipeline(shape: tuple[int, ...], segments: int) -> Schedule:
     units = int(np.prod(shape))
     me = np.arange(units - 1)
     rounds = tuple(_step(me, step, segments) for step in range(units - 2 + segments) if units > 1)
-    return Schedule("broadcast", "ring", units, segments, rounds)
+    return Schedule("broadcast", units, segments, rounds)
 
 
 def _step(me: Numbers, step: int, segments: int) -> Round:
@@ -75,7 +75,7 @@ def pairwise(shape: tuple[int, ...]) -> Schedule:
     me = np.arange(units)
     targets = ((me + k) % units for k in range(1, units))
     rounds = tuple(Round.of(me, target, me * units + target) for target in targets)
-    return Schedule("all_to_all", "pairwise", units, units, rounds)
+    return Schedule("all_to_all", units, units, rounds)
 
 
 ALGORITHMS = (

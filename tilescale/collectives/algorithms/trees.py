@@ -22,7 +22,7 @@ def broadcast(shape: tuple[int, ...]) -> Schedule:
         targets = np.arange(have, min(2 * have, units))
         rounds.append(Round.of(targets - have, targets))
         have *= 2
-    return Schedule("broadcast", "tree", units, 1, tuple(rounds))
+    return Schedule("broadcast", units, 1, tuple(rounds))
 
 
 def allreduce(shape: tuple[int, ...], segments: int) -> Schedule:
@@ -35,7 +35,7 @@ def allreduce(shape: tuple[int, ...], segments: int) -> Schedule:
         for step in range(2 * deepest + segments - 1)
         if units > 1
     )
-    return Schedule("allreduce", "tree", units, 2 * segments, tuple(rounds))
+    return Schedule("allreduce", units, 2 * segments, tuple(rounds))
 
 
 class _Tree:

@@ -20,6 +20,7 @@ from tilescale.backends.cuda.lowering.implemented import ON_TILES
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.signals import barrier, epochs
 from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
+from tilescale.collectives import TILES
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Combine
 
@@ -52,7 +53,7 @@ class Exchange:
         self.name = f"exchange{stage.next_number()}"
         # One leading dimension for half, program and sender: a bulk copy has five dimensions at most.
         self.shape = (2 * stage.programs() * self.devices, *part)
-        stage.notes.append(f"{self.what}: {ON_TILES[Collective.of(call).name]} through device memory")
+        stage.notes.append(f"{self.what}: {ON_TILES[TILES][Collective.of(call).name]} through device memory")
 
     def _place(self, sender: Any) -> Any:
         """Where what `sender` sends lies in the workspace of its receiver."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Which algorithms this back end has for which collective; `check` refuses others at the user's line.
 
-On tiles, and inside a device, each operation is made one way: everybody reads or gets everybody's part. Whole tensors
-have several, which differ in what they can be used for.
+Of tiles, and inside a device, each operation is made one way. Whole tensors have several, which differ in what they can
+be used for.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def _copied_by_host(made: Collective, target: Target) -> bool:
     return by_host and _is_constant(made, target)
 
 
-_NCCL = Implementation(_has_nccl)
-_COPIES = Implementation(_copied_by_host)
-# Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL is not.
-_PARTS = Implementation(_by_tiles, on_tiles=True, on_request=lambda made, target: target.nccl)
+_NCCL = (Implementation(_has_nccl),)
+_COPIES = (Implementation(_copied_by_host),)
+# Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
+_PARTS = (Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl),)
 
-ON_TENSORS: dict[tuple[str, str], Implementation] = {
-    ("allreduce", "one_shot"): Implementation(_by_tiles, on_tiles=True),
+ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
+    ("allreduce", "one_shot"): (Implementation(_by_tiles, on_tiles=True),),
     ("allreduce", "nccl"): _NCCL,
     ("reduce_scatter", "direct"): _PARTS,
     ("reduce_scatter", "nccl"): _NCCL,
@@ -79,32 +79,42 @@ ON_TENSORS: dict[tuple[str, str], Implementation] = {
     ("broadcast", "direct"): _PARTS,
     ("broadcast", "nccl"): _NCCL,
 }
-"""(operation, algorithm) -> how whole tensors take it; preferred ones of an operation first."""
+"""(operation, algorithm) -> ways to make it of whole tensors, of which the first that is able is taken. Preferred
+algorithms of an operation come first."""
+
+_PARTS_OF_TILES = dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "broadcast"), "direct")
 
 ON_TILES = {
-    "allreduce": "one_shot",
-    "reduce_scatter": "direct",
-    "all_gather": "direct",
-    "all_to_all": "direct",
-    "broadcast": "direct",
+    TILES: {"allreduce": "one_shot", **_PARTS_OF_TILES},
+    PROGRAMS: {"allreduce": "two_shot", **_PARTS_OF_TILES},
+    LANES: {"allreduce": "one_shot", **_PARTS_OF_TILES},
 }
-"""Operation -> how it is made on tiles, between programs of a cluster, and between lanes."""
+"""Kind of collective -> operation -> how it is made of tiles."""
+
+WITH_FUNCTION = "one_shot"
+"""How everybody combines tiles by a user's function."""
 
 IMPLEMENTED = frozenset(
     {(operation, TENSORS, name) for operation, name in ON_TENSORS}
-    | {(operation, form, name) for operation, name in ON_TILES.items() for form in (TILES, PROGRAMS, LANES)}
+    | {(operation, form, name) for form, made in ON_TILES.items() for operation, name in made.items()}
 )
-"""All that there is: (operation, kind of collective, algorithm)."""
+"""All that there is, but for users' functions on tiles: (operation, kind of collective, algorithm)."""
+
+
+def implementation(made: Collective, target: Target, name: str) -> Implementation | None:
+    """How an algorithm makes a collective of whole tensors; None if it cannot."""
+    return next((way for way in ON_TENSORS[made.name, name] if way.able(made, target)), None)
 
 
 def available(made: Collective, wanted: Wanted, target: Target) -> Available:
     """The algorithms for a collective."""
     if wanted.form != TENSORS:
-        return Available((ON_TILES[made.name],))
-    found = {n: i for (of, n), i in ON_TENSORS.items() if of == made.name and i.able(made, target)}
+        return Available((WITH_FUNCTION if wanted.function else ON_TILES[wanted.form][made.name],))
+    known = {n: implementation(made, target, n) for of, n in ON_TENSORS if of == made.name}
+    found = {n: way for n, way in known.items() if way is not None}
     # Tiles need room twice for what everybody sends, a gather once: of equals it is preferred.
     gathers = [n for n in found if wanted.function and not algorithms()[n].takes_functions]
-    on_request = frozenset(n for n, i in found.items() if i.on_request(made, target))
+    on_request = frozenset(n for n, way in found.items() if way.on_request(made, target))
     return Available(tuple(dict.fromkeys([*gathers, *found])), on_request)
 
 

@@ -252,7 +252,8 @@ class _Planner(Grids):
             what = f"T.{short} of {self._tensors(call.args)} between {level}s"
             raise self.unsupported(f"{what} has no CUDA lowering")
         self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: {choice}")
-        if implemented.ON_TENSORS[short, choice.name].on_tiles:
+        way = implemented.implementation(made, self.target, choice.name)
+        if way is not None and way.on_tiles:
             chosen = with_args(call, call.args, {"impl": choice.name})
             return [self.tiles(chosen, self._axes_of_collective(call))]
         if made.combine is not None:

@@ -25,6 +25,7 @@ from tilescale.backends.cuda.lowering.statements import (
     flat,
     in_device_memory,
     is_fill,
+    is_load,
     is_movable,
     is_pipelined,
     is_region,
@@ -83,7 +84,7 @@ def fits(roles: Roles, func: ir.PrimFunc, target: dict[str, str]) -> bool:
     found = specialise.branches(func, target)
     if found is None:
         return False
-    counts = [[_count(branch, what) for what in (specialise.is_load, _is_gate)] for branch in found]
+    counts = [[_count(branch, what) for what in (specialise.is_load, is_gate)] for branch in found]
     return counts == [[roles.loads, roles.gates], [0, 0]]
 
 
@@ -93,7 +94,8 @@ def _count(stmt: ir.Stmt, what: Callable[[Any], bool]) -> int:
     return len(found)
 
 
-def _is_gate(node: Any) -> bool:
+def is_gate(node: Any) -> bool:
+    """Whether a node is a wait of a lowered phase that every warp makes for itself."""
     return ir.op_name(node) == tl.CALL_EXTERN and str(node.args[0].value).startswith(f"{BY_WARP_FUNCTION}<")
 
 
@@ -239,8 +241,8 @@ class _Placement:
             if not is_movable(self.body[0]):
                 raise _DeclinedError("a wait in it depends on a variable that changes")
             self.gates.append(tir.rewrite(self.body.pop(0), leave=_by_warp))
-        loads = [s.value for s in self.body if _is_load(s)]
-        rest = [s for s in self.body if not _is_load(s)]
+        loads = [s.value for s in self.body if is_load(s)]
+        rest = [s for s in self.body if not is_load(s)]
         if any(ir.contains(s, orders) for s in rest):
             raise _DeclinedError("it waits, signals or copies to peers after its first load")
         if not loads:
@@ -384,11 +386,3 @@ def _by_warp(node: Any) -> Any:
     if ir.op_name(node) != ops.WAIT.name:
         return None
     return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), BY_WARP: ir.IntImm("int32", 1)})
-
-
-def _is_load(stmt: ir.Stmt) -> bool:
-    """Whether a statement copies a tile from device to shared memory."""
-    if not (isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.COPY):
-        return False
-    source, target = (ir.region_parts(region)[0] for region in stmt.value.args[:2])
-    return ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"

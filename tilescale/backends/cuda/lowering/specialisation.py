@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The stage of roles: whether stock TileLang gives the loop of a phase a producer though its statements have an order.
 
-`roles.py` proposes which waits and loads are the producer's. Whether TileLang then moves exactly these is known once
-the phase is lowered, so that is asked here: where it does not, the phase keeps one role. Phases whose threads or
-programs take branches of their own always do.
+`roles.py` proposes which waits and loads are the producer's. In a persistent loop `persistent.py` says so. Elsewhere
+TileLang is to find them, and whether it moves exactly these is known once the phase is lowered, so that is asked here:
+where it does not, the phase keeps one role. Phases whose threads or programs take branches of their own always do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering import persistent
 from tilescale.backends.cuda.lowering.copies import tma
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.kernel import lower as kernel
@@ -28,15 +29,23 @@ def lower(phase: Phase, rest: Callable[[Phase], Phase]) -> LoweredKernel:
     proposal = proposed(phase)
     lowered = rest(proposal)
     made = kernel(lowered)
-    if not proposal.roles.specialised or _agrees(lowered, made):
+    if not proposal.roles.specialised:
         return made
+    if not lowered.ordered and (agreed := _agreed(lowered, made)):
+        return agreed
     reason = "stock TileLang would not move all its loads and waits there"
     return kernel(rest(_with(phase, declined(phase.stmt, reason))))
 
 
-def _agrees(phase: Phase, made: LoweredKernel) -> bool:
-    """Whether TileLang gives a phase the roles that were proposed for it."""
-    return not phase.ordered and fits(phase.roles, made.func, target_for(phase.target.machine))
+def _agreed(phase: Phase, made: LoweredKernel) -> LoweredKernel | None:
+    """A kernel whose roles are those that were proposed for it; None if TileLang would give it others."""
+    machine = phase.target.machine
+    target, room = target_for(machine), machine.capacity(machine.layer_for("shared").name)
+    func = persistent.scheduled(made.func, phase.launch.thread_count, room, target)
+    if func is not None:
+        note = "the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"
+        return replace(made, func=func, notes=(*made.notes, note))
+    return made if fits(phase.roles, made.func, target) else None
 
 
 def proposed(phase: Phase) -> Phase:

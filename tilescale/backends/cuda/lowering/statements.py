@@ -63,6 +63,14 @@ def is_fill(stmt: ir.Stmt) -> bool:
     return ir.scope_kind(ir.region_parts(tiles.Fill.of(stmt.value).target)[0]) == "fragment"
 
 
+def is_load(stmt: ir.Stmt) -> bool:
+    """Whether a statement copies a tile from device to shared memory."""
+    if not (isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.COPY):
+        return False
+    source, target = (ir.region_parts(region)[0] for region in stmt.value.args[:2])
+    return ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"
+
+
 def reads_memory(stmt: ir.Stmt) -> bool:
     """Whether a statement that sets scalars or registers reads memory that others may change."""
     return isinstance(stmt, ir.Bind) and ir.contains(stmt.value, lambda n: isinstance(n, ir.BufferLoad))

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""One collective of each kind as a program, with what it takes and what it must leave."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES
+
+UNITS, ROWS, COLUMNS = 4, 8, 16
+"""Units of each collective, and the tensor of each."""
+
+WHOLE, PART = (ROWS, COLUMNS), (ROWS // UNITS, COLUMNS)
+SHAPES = {
+    "allreduce": (WHOLE, WHOLE),
+    "reduce_scatter": (WHOLE, PART),
+    "all_gather": (PART, WHOLE),
+    "all_to_all": (WHOLE, WHOLE),
+    "broadcast": (WHOLE, WHOLE),
+}
+"""Operation -> shapes of what each unit brings, and of what it gets."""
+
+
+@T.macro
+def collective(operation: str, impl: str | None, source: Any, target: Any):
+    """The operation, from one tile or tensor to another."""
+    if operation in ("allreduce", "broadcast"):
+        T.copy(source, target)
+        getattr(T, operation)(target, impl=impl)
+    else:
+        getattr(T, operation)(source, target, impl=impl)
+
+
+def program(operation: str, form: str, impl: str | None = None, dtype: str = "float32") -> Any:
+    """A program of one collective of a kind, from X to Y; within a device a unit's tensors are its rows of X and Y."""
+    return {TENSORS: _tensors, TILES: _tiles, PROGRAMS: _programs, LANES: _lanes}[form](operation, impl, dtype)
+
+
+def _tensors(operation: str, impl: str | None, dtype: str) -> Any:
+    source, target = SHAPES[operation]
+
+    @T.prim_func
+    def tensors(X: T.Tensor(source, dtype), Y: T.Tensor(target, dtype)):
+        with T.Kernel(device=UNITS, threads=128):
+            with T.Scale("device"):
+                collective(operation, impl, X, Y)
+
+    return tensors
+
+
+def _tiles(operation: str, impl: str | None, dtype: str) -> Any:
+    source, target = SHAPES[operation]
+
+    @T.prim_func
+    def tiles(X: T.Tensor(source, dtype), Y: T.Tensor(target, dtype)):
+        with T.Kernel(device=UNITS, block=1, threads=128):
+            with T.Scale("block"):
+                x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
+                T.copy(X, x)
+                with T.Scale("device"):
+                    collective(operation, impl, x, y)
+                T.copy(y, Y)
+
+    return tiles
+
+
+def _programs(operation: str, impl: str | None, dtype: str) -> Any:
+    source, target = SHAPES[operation]
+
+    @T.prim_func
+    def programs(X: T.Tensor((UNITS, *source), dtype), Y: T.Tensor((UNITS, *target), dtype)):
+        with T.Kernel(cta_cluster=UNITS, block=UNITS, threads=128) as bx:
+            with T.Scale("block"):
+                x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
+                T.copy(X[bx, 0, 0], x)
+                collective(operation, impl, x, y)
+                T.copy(y, Y[bx, 0, 0])
+
+    return programs
+
+
+def _lanes(operation: str, impl: str | None, dtype: str) -> Any:
+    source, target = SHAPES[operation]
+
+    @T.prim_func
+    def lanes(X: T.Tensor((UNITS, *source), dtype), Y: T.Tensor((UNITS, *target), dtype)):
+        with T.Kernel(1, threads=128 * UNITS):
+            with T.Scale("warpgroup") as (rank, _):
+                x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
+                T.copy(X[rank, 0, 0], x)
+                collective(operation, impl, x, y)
+                T.copy(y, Y[rank, 0, 0])
+
+    return lanes
+
+
+def arguments(form: str, operation: str, sources: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """What each device passes: the sources, and where results go."""
+    blank = [torch.full(SHAPES[operation][1], -1.0).to(x.dtype) for x in sources]
+    if form in (TENSORS, TILES):
+        return [[x.clone(), y] for x, y in zip(sources, blank, strict=True)]
+    return [[torch.stack(list(sources)), torch.stack(blank)]]
+
+
+def results(form: str, args: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """What each unit got."""
+    return [y for _, y in args] if form in (TENSORS, TILES) else list(args[0][1])
+
+
+def wanted(operation: str, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What each unit must get."""
+    total, count = torch.stack(list(sources)).sum(0), len(sources)
+    return {
+        "allreduce": lambda: [total] * count,
+        "reduce_scatter": lambda: list(total.chunk(count)),
+        "all_gather": lambda: [torch.cat(list(sources))] * count,
+        "all_to_all": lambda: [torch.cat([x.chunk(count)[rank] for x in sources]) for rank in range(count)],
+        "broadcast": lambda: [sources[0]] * count,
+    }[operation]()

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""What `impl=` takes runs as it is named, on the emulator and in what is generated, or is refused with its line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tilescale
+from tests.collectives.programs import SHAPES, UNITS, arguments, program, results, wanted
+from tests.cuda.support import lowered
+from tilescale.backends.cuda.lowering.implemented import IMPLEMENTED, ON_TENSORS
+from tilescale.backends.cuda.lowering.plan import HostStep
+from tilescale.collectives import FORMS, TENSORS, TILES, algorithms, names
+from tilescale.collectives.table import family
+from tilescale.errors import UnsupportedError, UsageError
+
+every_kind = pytest.mark.parametrize(
+    ("form", "operation"), [(form, operation) for form in FORMS for operation in SHAPES]
+)
+
+
+def sources(operation: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.Tensor]:
+    """Small whole numbers: their sums are exact in any order."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = SHAPES[operation][0]
+    return [torch.randint(-8, 9, shape, generator=generator).to(dtype) for _ in range(UNITS)]
+
+
+@every_kind
+def test_what_is_accepted_is_emulated_as_it_is_named(form: str, operation: str):
+    for name in names(operation, form):
+        given = sources(operation)
+        args = arguments(form, operation, given)
+        report = tilescale.emulate(program(operation, form, name), args)
+        for found, expected in zip(results(form, args), wanted(operation, given), strict=True):
+            assert torch.equal(found, expected), name
+        spans = {span.name for span in report.timeline.spans if span.kind == "collective"}
+        assert spans == {f"{operation} ({name})"}
+
+
+@every_kind
+def test_what_is_accepted_is_generated_as_it_is_named_or_refused(form: str, operation: str):
+    for name in names(operation, form):
+        traced = program(operation, form, name)
+        if (operation, form, name) not in IMPLEMENTED:
+            with pytest.raises(UnsupportedError, match=f"impl='{name}' of T.{operation}: here there is") as refused:
+                lowered(traced)
+            assert refused.value.where and "programs.py" in refused.value.where[0].file
+            continue
+        made = lowered(traced)
+        if form == TENSORS:
+            steps = [step.impl for step in host_steps(made.lowered.body) if step.impl]
+            assert steps == ([] if ON_TENSORS[operation, name][0].on_tiles else [name])
+            assert f"T.{operation} of Y" in made.notes[0] or f"T.{operation} of X" in made.notes[0]
+        noted = f": {name} (asked for)" if form == TENSORS else f"{name} through" if form == TILES else "shared memory"
+        assert [note for note in made.notes if noted in note], made.notes
+
+
+def host_steps(part: object) -> list[HostStep]:
+    if isinstance(part, HostStep):
+        return [part]
+    inner = [part.body] if hasattr(part, "body") else getattr(part, "parts", ())
+    return [step for each in inner for step in host_steps(each)]
+
+
+@every_kind
+def test_anything_else_is_an_error_that_lists_what_there_is(form: str, operation: str):
+    others = {*algorithms(), "magic"} - {*names(operation, form)}
+    for name in sorted(others):
+        with pytest.raises(UsageError, match=re.escape(f"impl={name!r}: T.{operation} at level")) as error:
+            program(operation, form, name)
+        assert ", ".join(names(operation, form)) in str(error.value) and error.value.where
+
+
+@pytest.mark.parametrize("operation", SHAPES)
+@pytest.mark.parametrize("form", [TENSORS, TILES])
+def test_both_choose_alike(form: str, operation: str):
+    """Without `impl=` the emulator of a machine that CUDA serves takes what CUDA takes."""
+    traced = program(operation, form)
+    report = tilescale.emulate(traced, arguments(form, operation, sources(operation)))
+    (span,) = {span.name for span in report.timeline.spans if span.kind == "collective"}
+    chosen = re.fullmatch(rf"{operation} \((\w+)\)", span)[1]
+    assert [note for note in lowered(traced).notes if re.search(rf": {chosen} (\(|through)", note)]
+
+
+def test_every_implementation_has_its_record():
+    for operation, form, name in IMPLEMENTED:
+        assert algorithms()[name].serves(operation, form)
+
+
+# -- bits --------------------------------------------------------------------------------------------------------------
+
+
+def summed(name: str, form: str = TENSORS, seed: int = 1) -> list[torch.Tensor]:
+    """Each unit's sum of narrow floats that do not add up exactly."""
+    generator = torch.Generator().manual_seed(seed)
+    given = [torch.randn(SHAPES["allreduce"][0], generator=generator).bfloat16() for _ in range(UNITS)]
+    args = arguments(form, "allreduce", given)
+    tilescale.emulate(program("allreduce", form, name, "bfloat16"), args)
+    return [torch.stack(given), *results(form, args)]
+
+
+@pytest.mark.parametrize("name", names("allreduce", TENSORS))
+def test_all_units_get_the_same_bits(name: str):
+    _, first, *others = summed(name)
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("name", ["one_shot", "two_shot", "copy_engine"])
+def test_sums_in_the_order_of_ranks_round_once(name: str):
+    given, found, *_ = summed(name)
+    total = given[0].float()
+    for other in given[1:]:
+        total = total + other.float()
+    assert torch.equal(found, total.bfloat16())
+
+
+def test_a_ring_passes_rounded_sums_on():
+    """The part of unit r begins at the unit after it, and is rounded at every one that it passes."""
+    given, found, *_ = summed("ring")
+    expected = []
+    for part in range(UNITS):
+        order = [(part + 1 + step) % UNITS for step in range(UNITS)]
+        parts = [given[unit].chunk(UNITS)[part].float() for unit in order]
+        total = parts[0]
+        for mine in parts[1:]:
+            total = (total + mine).bfloat16().float()
+        expected.append(total.bfloat16())
+    assert torch.equal(found, torch.cat(expected))
+
+
+# -- a new algorithm ---------------------------------------------------------------------------------------------------
+
+STAR = """
+import numpy as np
+
+from tilescale.collectives.record import TENSORS, Algorithm
+from tilescale.collectives.schedule import Round, Schedule
+
+
+def allreduce(shape):
+    units = int(np.prod(shape))
+    others = np.arange(1, units)
+    rounds = Round.of(others, 0, combine=True), Round.of(np.zeros_like(others), others)
+    return Schedule("allreduce", units, 1, rounds)
+
+
+ALGORITHMS = (
+    Algorithm(name="star", title="All send to unit 0, which sends back.", schedules={"allreduce": allreduce},
+              forms=(TENSORS,)),
+)
+"""
+
+
+@pytest.fixture
+def a_file_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A folder with one more algorithm beside the project's own."""
+    (tmp_path / "star.py").write_text(STAR, encoding="utf-8")
+    monkeypatch.setattr(family, "__path__", [*family.__path__, str(tmp_path)])
+    algorithms.cache_clear()
+    yield
+    algorithms.cache_clear()
+    for name in ("star", "star_again"):
+        sys.modules.pop(f"{family.__name__}.{name}", None)
+
+
+def test_a_new_algorithm_is_a_file(a_file_more: None):
+    given = sources("allreduce")
+    args = arguments(TENSORS, "allreduce", given)
+    traced = program("allreduce", TENSORS, "star")
+    report = tilescale.emulate(traced, args)
+    for found, expected in zip(results(TENSORS, args), wanted("allreduce", given), strict=True):
+        assert torch.equal(found, expected)
+    assert "allreduce (star)" in {span.name for span in report.timeline.spans}
+    with pytest.raises(UsageError, match="star"):
+        program("allreduce", TENSORS, "magic")
+    with pytest.raises(UnsupportedError, match="impl='star' of T.allreduce: here there is one_shot"):
+        lowered(traced)
+
+
+def test_two_algorithms_of_one_name_are_an_error(a_file_more: None, tmp_path: Path):
+    (tmp_path / "star_again.py").write_text(STAR, encoding="utf-8")
+    with pytest.raises(ValueError, match="two algorithms are called star"):
+        algorithms()

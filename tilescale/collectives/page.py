@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""The records as tables of Markdown, for docs/collectives.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tilescale.collectives.record import FORMS, Algorithm
+from tilescale.collectives.table import algorithms, names
+
+OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+
+SHAPE, SEGMENTS = (2, 4), 4
+"""Of the units for which rounds and bytes are counted; of tensors that are cut."""
+
+HEADS = ("`impl=`", "what it does", "for", "needs", "rounds", "sent", "on GPUs")
+
+
+def table(operation: str, generated: Callable[[str, str, str], bool]) -> str:
+    """The algorithms of an operation.
+
+    Args:
+        generated: whether there is code for GPUs, of an operation, a kind of collective, and an algorithm.
+    """
+    rows = [_row(algorithms()[name], operation, generated) for name in names(operation)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (HEADS, ["---"] * len(HEADS), *rows))
+
+
+def _row(record: Algorithm, operation: str, generated: Callable[[str, str, str], bool]) -> list[str]:
+    plan = record.schedule(operation, SHAPE, SEGMENTS)
+    pieces = plan.pieces
+    sent = sum(np.bincount(r.source, r.count, minlength=plan.units) for r in plan.rounds)
+    made = [form for form in record.forms if generated(operation, form, record.name)]
+    return [
+        f"`{record.name}`",
+        record.title,
+        ", ".join(record.forms),
+        "; ".join(_needs(record)) or "-",
+        str(len(plan.rounds)),
+        f"{float(np.max(sent)) / pieces:.3g}",
+        ", ".join(made) or "-",
+    ]
+
+
+def _needs(record: Algorithm) -> list[str]:
+    needs = []
+    if record.power_of_two:
+        needs.append("a power of two of units")
+    if record.dtypes:
+        needs.append(", ".join(record.dtypes))
+    if record.library:
+        needs.append(f"the library {record.library}")
+    if record.mechanism:
+        needs.append(f"the mechanism {record.mechanism}")
+    if record.by_host:
+        needs.append("a mechanism that the host starts")
+    if record.on_request:
+        needs.append("to be asked for")
+    if not record.deterministic:
+        needs.append("no need of the same bits in every run")
+    return needs
+
+
+def kinds() -> str:
+    """The kinds of collective, as a list."""
+    return "\n".join(f"- `{form}`: {words}" for form, words in FORMS.items())
