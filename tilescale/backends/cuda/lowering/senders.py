@@ -15,6 +15,7 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.deferred import NO_SIGNAL, complete, noted
 from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, tiles_named
 from tilescale.program import ops
@@ -48,7 +49,7 @@ class Senders:
         found = _Sending.of(node) if isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL else None
         if found is None or not all(self.is_bulk(call) for call in found.copies):
             return None
-        tile, _, _ = ir.region_parts(found.load.args[1])
+        tile, _, _ = ir.region_parts(TileCopy.of(found.load).target)
         if not _is_dead_after(node, tile, phase):
             return None
         size = bytes_of(tile.shape, tile.dtype)
@@ -110,7 +111,7 @@ class _Sending:
         if not rest or not all(_is_pure(s.value) for s in scalars) or not _is_load(rest[0]):
             return None
         load = rest[0].value
-        tile, _, _ = ir.region_parts(load.args[1])
+        tile, _, _ = ir.region_parts(TileCopy.of(load).target)
         copies: list[ir.Call] = []
         count = _sum(_sends(s, tile, copies) for s in rest[1:])
         if not copies or count is None:
@@ -162,7 +163,8 @@ def _copied(stmt: ir.Stmt) -> tuple[ir.Buffer | None, ir.Buffer | None]:
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
     if ir.op_name(call) != tl.COPY:
         return None, None
-    (source, _, _), (target, _, extents) = (ir.region_parts(region) for region in call.args[:2])
+    copy = TileCopy.of(call)
+    (source, _, _), (target, _, extents) = (ir.region_parts(region) for region in (copy.source, copy.target))
     is_whole = [ir.constant(n) for n in extents] == [ir.constant(n) for n in target.shape]
     return (source, target) if is_whole else (None, None)
 
@@ -200,7 +202,8 @@ def _in_slot(stmt: ir.Stmt, ring: ir.Buffer, slot: ir.PrimExpr) -> ir.Stmt:
             alone = tir.recall(node, [_slot_of(copy.source, ring, slot, "r"), copy.target, copy.peer])
             return noted(alone, NO_SIGNAL)
         if ir.op_name(node) == tl.COPY:
-            return tir.recall(node, [node.args[0], _slot_of(node.args[1], ring, slot, "w")])
+            load = TileCopy.of(node)
+            return tir.recall(node, [load.source, _slot_of(load.target, ring, slot, "w")])
         return None
 
     return tir.rewrite(stmt, leave=leave)

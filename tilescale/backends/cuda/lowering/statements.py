@@ -119,7 +119,7 @@ def writes_tiles(stmt: ir.Stmt) -> bool:
 
 def is_bulk_store(call: ir.Call) -> bool:
     """Whether a copy is one of a whole tile from shared to device memory that a bulk store can make."""
-    (source, _, extents), (target, _, others) = (ir.region_parts(region) for region in call.args[:2])
+    (source, _, extents), (target, _, others) = map(ir.region_parts, tiles.regions_of(call)[:2])
     if ir.scope_kind(source) != "shared" or ir.scope_kind(target) != "global" or source.dtype != target.dtype:
         return False
     sizes = [ir.constant(n) for n in (*extents, *others, *source.shape, target.shape[-1])]
