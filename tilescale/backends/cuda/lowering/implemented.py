@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES, Available, Wanted, algorithms, select
+from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES, Available, Wanted, records, select
 from tilescale.collectives.request import wanted_of
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import network_of
@@ -61,7 +61,7 @@ def _by_kernel(made: Collective, target: Target) -> bool:
 
 def _has_nccl(made: Collective, target: Target) -> bool:
     types = {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
-    return target.nccl and types <= {*algorithms()["nccl"].dtypes}
+    return target.nccl and types <= {*records()["nccl"].dtypes}
 
 
 def _copied_by_host(made: Collective, target: Target) -> bool:
@@ -133,7 +133,7 @@ def available(made: Collective, wanted: Wanted, target: Target) -> Available:
     known = {n: implementation(made, target, n) for of, n in ON_TENSORS if of == made.name}
     found = {n: way for n, way in known.items() if way is not None}
     # Tiles need room twice for what everybody sends, a gather once: of equals it is preferred.
-    gathers = [n for n in found if wanted.function and not algorithms()[n].takes_functions]
+    gathers = [n for n in found if wanted.function and not records()[n].takes_functions]
     on_request = frozenset(n for n, way in found.items() if way.on_request(made, target))
     return Available(tuple(dict.fromkeys([*gathers, *found])), on_request)
 
