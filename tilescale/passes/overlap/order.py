@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""The order of a grid's tiles: those first whose rows are here, or whose rows have the longest way.
+
+Why: programs start in the order of their numbers, so a program that waits for rows that come late keeps a place that
+another one could use. Before: a program works on the tile of its own number. After: on the tile that a one-to-one map
+gives for its number and the device's rank. The map goes through the parts of the tensor in the order of travel, and
+through the tiles of a part as before. It declines grids whose tiles do not follow the rows along one axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.hda import Machine
+from tilescale.passes.overlap.edits import bound
+from tilescale.passes.overlap.schedule import Declined
+from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.program.model import GridPhase, Launch, location
+from tilescale.program.operations import Rank, operation
+
+
+class Order(Protocol):
+    """An order of the parts of a tensor, of which each rank owns one."""
+
+    def part(self, turn: Any, rank: Any, parts: int) -> Any:
+        """Whose part it is at a turn."""
+
+    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Any:
+        """Which tile it is at a place, where parts have different numbers of tiles; `first` as in `Axis`."""
+
+
+class Arrival:
+    """The own part first, then that of the rank before, which sends here first, and so on."""
+
+    def part(self, turn: Any, rank: Any, parts: int) -> Any:
+        """Whose part it is at a turn."""
+        return (rank + parts - turn) % parts
+
+    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Any:
+        """Down from the end of the own part, and in each part up."""
+        down = (_stairs(rank + 1, range(len(first)), first) + (first[-1] - 1) - place) % first[-1]
+        part = _stairs(down, first[:-1], range(len(first) - 1))
+        ends = _stairs(part, range(len(first)), first) + _stairs(part + 1, range(len(first)), first)
+        return ends - 1 - down
+
+
+class Departure:
+    """The part of the next rank first, and so on; the own part last."""
+
+    def part(self, turn: Any, rank: Any, parts: int) -> Any:
+        """Whose part it is at a turn."""
+        return (rank + 1 + turn) % parts
+
+    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Any:
+        """Up from the end of the own part."""
+        return (_stairs(rank + 1, range(len(first)), first) + place) % first[-1]
+
+
+def _stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
+    """The value of the last step that begins at x or before; `begins` do not fall."""
+    total: Any = ir.IntImm("int32", values[0])
+    for begin, value, before in zip(begins[1:], values[1:], values, strict=False):
+        if value != before:
+            total = total + ir.Select(x >= begin, ir.IntImm("int32", value - before), ir.IntImm("int32", 0))
+    return total
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The axis of a grid along which the parts of a tensor follow one another.
+
+    Attributes:
+        number: of the axis.
+        first: for each part the first index along the axis whose tiles begin in it; at the end the axis' extent.
+    """
+
+    number: int
+    first: tuple[int, ...]
+
+
+def check_order(phase: GridPhase, launch: Launch, machine: Machine) -> None:
+    """Raise Declined if programs of a phase are told apart by more than the tiles that they work on."""
+    if launch.cluster_size > 1:
+        raise Declined("programs of a cluster stay together", launch.where)
+    named: set[ir.Var] = set()
+    for stmt in ir.statements(phase.stmt):
+        made = operation(stmt.value) if isinstance(stmt, ir.Bind) else None
+        if isinstance(made, Rank) and made.level == machine.program_level.name:
+            named.add(stmt.var)
+        elif named & set(ir.uses(stmt)):
+            raise Declined("a program uses its number", location(stmt))
+
+
+def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
+    """The axis along which the parts follow one another.
+
+    Raises:
+        Declined: there is none, or the order depends on the device already.
+    """
+    if use.loops:
+        raise Declined("programs take tiles in turns", location(use.loops[0]))
+    shape = [ir.integer(n) for n in use.launch.grid]
+    seen = [begin // rows.height for begin, _, _ in uses.by_rank(use, level)]
+    if any(not np.array_equal(seen[0], other) for other in seen[1:]):
+        raise Declined("the tiles are in an order of their own on each device", location(use.stmts[0]))
+    parts = seen[0].reshape(shape)
+    varying = [i for i in range(len(shape)) if (np.diff(parts, axis=i) != 0).any()]
+    if len(varying) != 1:
+        raise Declined("the tiles do not follow the rows along one axis of the grid", location(use.stmts[0]))
+    (number,) = varying
+    along = np.moveaxis(parts, number, 0).reshape(shape[number], -1)[:, 0]
+    if (np.diff(along) < 0).any():
+        raise Declined("the tiles do not follow the rows", location(use.stmts[0]))
+    return Axis(number, tuple(int(np.searchsorted(along, part)) for part in range(rows.parts + 1)))
+
+
+def reordered(launch: Launch, axis: Axis, rank: ir.Var, order: Order) -> tuple[list[ir.Stmt], dict[ir.Var, ir.PrimExpr]]:
+    """What computes a program's tile, and what stands for the indices of programs after it.
+
+    Raises:
+        Declined: parts with different numbers of tiles, where these are no neighbours in the order of programs.
+    """
+    shape = [ir.integer(n) for n in launch.grid]
+    each = np.diff(axis.first)
+    is_even, is_slowest = (each == each[0]).all(), math.prod(shape[axis.number + 1 :]) == 1
+    if not is_slowest:
+        if not is_even:
+            raise Declined("the parts have different numbers of tiles")
+        return _linear(launch, shape, axis, rank, order)
+    index = launch.programs[axis.number]
+    if is_even:
+        height, parts = int(each[0]), len(each)
+        value = order.part(index // height, rank, parts) * height + index % height
+    else:
+        value = order.uneven(index, rank, axis.first)
+    var, bind = bound(f"{index.name}_tile", value)
+    return [bind], {index: var}
+
+
+def _linear(
+    launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: Order
+) -> tuple[list[ir.Stmt], dict[ir.Var, ir.PrimExpr]]:
+    """Part after part, where tiles of one part are no neighbours in the order in which programs start."""
+    number, height, parts = axis.number, axis.first[1], len(axis.first) - 1
+    place: Any = 0
+    for var, extent in reversed(list(zip(launch.programs, shape, strict=True))):
+        place = place * extent + var
+    inside = [*shape[:number], height, *shape[number + 1 :]]
+    start, bind = bound("place", place)
+    stmts, mapping, left = [bind], {}, start % math.prod(inside)
+    for i, (var, extent) in enumerate(zip(launch.programs, inside, strict=True)):
+        value = left % extent
+        left = left // extent
+        if i == number:
+            value = order.part(start // math.prod(inside), rank, parts) * height + value
+        mapping[var], bind = bound(f"{var.name}_tile", value)
+        stmts.append(bind)
+    return stmts, mapping
+
+
+def with_order(stmt: ir.Stmt, stmts: list[ir.Stmt], mapping: dict[ir.Var, ir.PrimExpr]) -> ir.Stmt:
+    """A phase that works on other tiles."""
+    return tir.sequence([*stmts, ir.substitute(stmt, mapping)])
