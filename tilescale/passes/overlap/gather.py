@@ -19,9 +19,8 @@ import numpy as np
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
-from tilescale.cost.operations import network_of, region_bytes
-from tilescale.passes.overlap.chunks import chunk_rows, queue_of
 from tilescale.passes.overlap.edits import Edits, rank_of
+from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, grid_seconds, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, uses_after
 from tilescale.passes.overlap.order import Arrival, axis_of, check_order, reordered, with_order
 from tilescale.passes.overlap.schedule import Declined, Move
@@ -60,7 +59,7 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     check_unwritten(source, mine, graph, "what it sends")
     check_unwritten(target, mine, graph, "its result")
     gather = _Gather(site, uses, rows, _readers(target, mine, graph, uses, rows))
-    chunk = move.chunk = min(move.chunk or _chunk(gather), rows.height)
+    chunk = _choose(gather, move)
     edits = Edits(uses.program, site.launch, uses.machine)
     flags = edits.alloc_flags(f"{rows.buffer.name}_here", (rows.parts, -(-rows.height // chunk)))
     edits.statements.append((site.stmt, tir.at(_started(site, flags, chunk), site.stmt)))
@@ -108,14 +107,15 @@ def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Rows
 # -- chunks and waits --------------------------------------------------------------------------------------------------
 
 
-def _chunk(gather: _Gather) -> int:
-    """Rows of a chunk, by the machine's numbers."""
-    uses, rows = gather.uses, gather.rows
-    network = network_of(gather.site.made.call, uses.machine, uses.sizes)
-    mechanism = queue_of(network, uses.machine)
-    assert network is not None
-    row_bytes = (region_bytes(gather.site.made.target) or 1) // rows.total
-    return chunk_rows(network, mechanism, rows.height, row_bytes, _step(gather))
+def _choose(gather: _Gather, move: Move) -> int:
+    """Rows of a chunk, and what the move is estimated to take."""
+    site, uses, rows = gather.site, gather.uses, gather.rows
+    travel = Travel.of(site, uses, rows.parts, rows.height)
+    grid = sum(grid_seconds(use.phase, use.launch, uses) for use in gather.readers)
+    chunk = min(move.chunk or best_chunk(travel, _step(gather), grid, gathered), rows.height)
+    move.chunk, move.beside_s = chunk, gathered(travel, chunk, grid)
+    move.in_order_s = in_order(site, uses, travel, grid)
+    return chunk
 
 
 def _step(gather: _Gather) -> int:

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tilelang_core import ir
-from tilescale.hda import Machine
 from tilescale.passes.overlap.schedule import Declined
 from tilescale.program.dependence import Dependence, Step
-from tilescale.program.model import DevicePhase, GridPhase, Launch, Program, location
+from tilescale.program.model import DevicePhase, GridPhase, Launch, location
 from tilescale.program.operations import Collective, operation
 
 

@@ -9,8 +9,9 @@ through the tiles of a part as before. It declines grids whose tiles do not foll
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +26,9 @@ from tilescale.passes.overlap.uses import Rows, Use, Uses
 from tilescale.program.model import GridPhase, Launch, location
 from tilescale.program.operations import Rank, operation
 
+Steps = Generator[tuple[str, Any], Any, None]
+"""A computation in steps: names and values, for which it gets variables."""
+
 
 class Order(Protocol):
     """An order of the parts of a tensor, of which each rank owns one."""
@@ -32,8 +36,11 @@ class Order(Protocol):
     def part(self, turn: Any, rank: Any, parts: int) -> Any:
         """Whose part it is at a turn."""
 
-    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Any:
-        """Which tile it is at a place, where parts have different numbers of tiles; `first` as in `Axis`."""
+    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
+        """Which tile it is at a place, where parts have different numbers of tiles; `first` as in `Axis`.
+
+        Yields names and values, and is sent the variables that hold them; the last is the tile.
+        """
 
 
 class Arrival:
@@ -43,12 +50,12 @@ class Arrival:
         """Whose part it is at a turn."""
         return (rank + parts - turn) % parts
 
-    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Any:
+    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
         """Down from the end of the own part, and in each part up."""
-        down = (_stairs(rank + 1, range(len(first)), first) + (first[-1] - 1) - place) % first[-1]
-        part = _stairs(down, first[:-1], range(len(first) - 1))
-        ends = _stairs(part, range(len(first)), first) + _stairs(part + 1, range(len(first)), first)
-        return ends - 1 - down
+        numbers = range(len(first))
+        down = yield "down", (_stairs(rank + 1, numbers, first) + (first[-1] - 1) - place) % first[-1]
+        part = yield "part", _stairs(down, first[:-1], numbers)
+        yield "tile", _stairs(part, numbers, first) + _stairs(part + 1, numbers, first) - 1 - down
 
 
 class Departure:
@@ -58,17 +65,20 @@ class Departure:
         """Whose part it is at a turn."""
         return (rank + 1 + turn) % parts
 
-    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Any:
+    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
         """Up from the end of the own part."""
-        return (_stairs(rank + 1, range(len(first)), first) + place) % first[-1]
+        yield "tile", (_stairs(rank + 1, range(len(first)), first) + place) % first[-1]
 
 
 def _stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
-    """The value of the last step that begins at x or before; `begins` do not fall."""
-    total: Any = ir.IntImm("int32", values[0])
+    """The value of the last step that begins at x or before; neither `begins` nor `values` fall."""
+    rises: dict[int, int] = {}
     for begin, value, before in zip(begins[1:], values[1:], values, strict=False):
-        if value != before:
-            total = total + ir.Select(x >= begin, ir.IntImm("int32", value - before), ir.IntImm("int32", 0))
+        rises[begin] = rises.get(begin, 0) + value - before
+    total: Any = ir.IntImm("int32", values[0])
+    for begin, rise in rises.items():
+        if rise:
+            total = total + ir.Select(x >= begin, ir.IntImm("int32", rise), ir.IntImm("int32", 0))
     return total
 
 
@@ -121,8 +131,12 @@ def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
     return Axis(number, tuple(int(np.searchsorted(along, part)) for part in range(rows.parts + 1)))
 
 
-def reordered(launch: Launch, axis: Axis, rank: ir.Var, order: Order) -> tuple[list[ir.Stmt], dict[ir.Var, ir.PrimExpr]]:
-    """What computes a program's tile, and what stands for the indices of programs after it.
+Tiles = tuple[list[ir.Stmt], dict[ir.Var, ir.PrimExpr]]
+"""What computes a program's tile, and what stands for the indices of programs after it."""
+
+
+def reordered(launch: Launch, axis: Axis, rank: ir.Var, order: Order) -> Tiles:
+    """Tiles in another order.
 
     Raises:
         Declined: parts with different numbers of tiles, where these are no neighbours in the order of programs.
@@ -137,23 +151,25 @@ def reordered(launch: Launch, axis: Axis, rank: ir.Var, order: Order) -> tuple[l
     index = launch.programs[axis.number]
     if is_even:
         height, parts = int(each[0]), len(each)
-        value = order.part(index // height, rank, parts) * height + index % height
-    else:
-        value = order.uneven(index, rank, axis.first)
-    var, bind = bound(f"{index.name}_tile", value)
-    return [bind], {index: var}
+        var, bind = bound(f"{index.name}_tile", order.part(index // height, rank, parts) * height + index % height)
+        return [bind], {index: var}
+    binds, var, steps = [], None, order.uneven(index, rank, axis.first)
+    with contextlib.suppress(StopIteration):
+        while True:
+            name, value = steps.send(var)
+            var, bind = bound(f"{index.name}_{name}", value)
+            binds.append(bind)
+    return binds, {index: var}
 
 
-def _linear(
-    launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: Order
-) -> tuple[list[ir.Stmt], dict[ir.Var, ir.PrimExpr]]:
+def _linear(launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: Order) -> Tiles:
     """Part after part, where tiles of one part are no neighbours in the order in which programs start."""
     number, height, parts = axis.number, axis.first[1], len(axis.first) - 1
     place: Any = 0
     for var, extent in reversed(list(zip(launch.programs, shape, strict=True))):
         place = place * extent + var
     inside = [*shape[:number], height, *shape[number + 1 :]]
-    start, bind = bound("place", place)
+    start, bind = bound("turn", place)
     stmts, mapping, left = [bind], {}, start % math.prod(inside)
     for i, (var, extent) in enumerate(zip(launch.programs, inside, strict=True)):
         value = left % extent

@@ -27,9 +27,7 @@ _PATTERNS: dict[str, Callable[[Site, Step, Dependence, Uses, Move], ir.PrimFunc]
 }
 
 
-def overlap(
-    func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = None
-) -> tuple[ir.PrimFunc, Schedule]:
+def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = None) -> tuple[ir.PrimFunc, Schedule]:
     """A program whose collectives run beside its grids where that is right, and what was decided for each.
 
     Args:
@@ -45,7 +43,7 @@ def overlap(
     moves = [Move(s.made.name, s.tensors, where=location(s.stmt)) for s in found]
     if schedule is not None:
         moves = _asked(schedule, moves)
-    state = _State(func, machine)
+    state = _State(func, machine, by_cost=schedule is None)
     for move in moves:
         state.take(move)
     return state.func, Schedule(moves)
@@ -70,12 +68,14 @@ class _State:
     """A function on its way.
 
     Attributes:
+        by_cost: whether what is estimated not to pay stays in order.
         kept: how many collectives stay in order until now.
         flags: what the others brought in.
     """
 
     func: ir.PrimFunc
     machine: Machine
+    by_cost: bool
     kept: int = 0
     flags: set[ir.Var] = field(default_factory=set)
 
@@ -102,7 +102,10 @@ class _State:
         if site.made.name not in _PATTERNS:
             raise Declined(f"there is no rewrite of {site.made.name}")
         check(site, mine, graph, self.flags)
-        self.func = _PATTERNS[site.made.name](site, mine, graph, uses, move)
+        changed = _PATTERNS[site.made.name](site, mine, graph, uses, move)
+        if self.by_cost and (move.beside_s or 0.0) >= (move.in_order_s or 0.0):
+            raise Declined("it does not pay")
+        self.func = changed
         self.flags |= _flags(structure(self.func, self.machine)) - _flags(program)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilescale.errors import Location, UsageError
+from tilescale.hda.units import format_time
 
 
 class Declined(Exception):  # noqa: N818 - no error: the collective stays as the user wrote it
@@ -37,6 +38,7 @@ class Move:
         ordered: whether the tiles of the grid are put into the order in which rows travel.
         where: the user's line.
         why: the reason, in words.
+        in_order_s, beside_s: seconds that it is estimated to take with its grids, in order and overlapped.
     """
 
     collective: str
@@ -46,6 +48,8 @@ class Move:
     ordered: bool = True
     where: Location | None = None
     why: str = ""
+    in_order_s: float | None = None
+    beside_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
@@ -56,7 +60,12 @@ class Move:
         line = f" (line {self.where.line})" if self.where else ""
         order = ", tiles in the order of travel" if self.ordered else ", tiles as written"
         how = f"beside the grid, {self.chunk} rows at a time{order}" if self.overlapped else "in order"
-        return f"{self.collective} {source} -> {target}{line}: {how}: {self.why}"
+        return f"{self.collective} {source} -> {target}{line}: {how}: {self.why}{self._estimate()}"
+
+    def _estimate(self) -> str:
+        if self.in_order_s is None or self.beside_s is None:
+            return ""
+        return f"; estimated {format_time(self.beside_s)} beside the grid, {format_time(self.in_order_s)} in order"
 
 
 @dataclass

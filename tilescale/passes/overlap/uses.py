@@ -53,8 +53,10 @@ class Rows:
             begin, end = box[0] or (0, self.total)
             return begin, ir.Min(ir.int_node(end), ir.int_node(self.total))
         slots, inside = box[0] or (0, self.parts), box[1] or (0, self.height)
-        end = ir.Min(ir.int_node(inside[1]), ir.int_node(self.height))
-        return slots[0] * self.height + inside[0], (slots[1] - 1) * self.height + end
+        end, last = ir.Min(ir.int_node(inside[1]), ir.int_node(self.height)), slots[1] - 1
+        if ir.constant(last - slots[0]) != 0:
+            last = ir.Min(ir.int_node(last), ir.int_node(self.parts - 1))
+        return slots[0] * self.height + inside[0], last * self.height + end
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Uses:
 
 def _rounds(loops: tuple[ir.For, ...], grid: Grid) -> Iterator[tuple[dict[ir.Var, int], Any]]:
     """Values of loop variables, and in which programs they occur."""
-    ranges = []
+    ranges: list[tuple[int, int, Any, Any]] = []
     for loop in loops:
         bounds = [np.broadcast_to(grid.value(e, {}), (grid.count,)) for e in (loop.min, loop.extent)]
         ranges.append((int(bounds[0].min()), int((bounds[0] + bounds[1]).max()), *bounds))
@@ -205,6 +207,8 @@ class _Descent:
 
     def _interval(self, access: Access, inside: Inside) -> tuple[ir.PrimExpr, ir.PrimExpr]:
         same = [str(n) for n in access.buffer.shape] == [str(n) for n in self.rows.buffer.shape]
-        box = inside.bounds(access) if same else [None] * len(self.rows.buffer.shape)
+        box: list[tuple[Any, Any] | None] = [None] * len(self.rows.buffer.shape)
+        if same:
+            box = inside.bounds(access)
         begin, end = self.rows.interval(box)
         return ir.int_node(begin), ir.int_node(end)
