@@ -129,8 +129,8 @@ def _rounds(loops: tuple[ir.For, ...], grid: Grid) -> Iterator[tuple[dict[ir.Var
     """Values of loop variables, and in which programs they occur."""
     ranges: list[tuple[int, int, Any, Any]] = []
     for loop in loops:
-        bounds = [np.broadcast_to(grid.value(e, {}), (grid.count,)) for e in (loop.min, loop.extent)]
-        ranges.append((int(bounds[0].min()), int((bounds[0] + bounds[1]).max()), *bounds))
+        first, count = (np.broadcast_to(grid.value(e, {}), (grid.count,)) for e in (loop.min, loop.extent))
+        ranges.append((int(first.min()), int((first + count).max()), first, count))
     if np.prod([high - low for low, high, _, _ in ranges], initial=grid.count) > TRIED:
         raise Unknown
     for values in itertools.product(*(range(low, high) for low, high, _, _ in ranges)):
