@@ -13,7 +13,17 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.hda import Machine
-from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, Sequence
+from tilescale.passes.overlap.schedule import Declined
+from tilescale.program.model import (
+    Control,
+    DevicePhase,
+    GridPhase,
+    Launch,
+    Part,
+    Program,
+    Sequence,
+    location,
+)
 from tilescale.program.ops import FLAGS, RANK, SCALE
 
 
@@ -52,6 +62,19 @@ class Edits:
     def before(self, stmt: ir.Stmt, added: Iterable[ir.Stmt]) -> None:
         """Put statements before one."""
         self.statements.append((stmt, tir.sequence([*(tir.at(s, stmt) for s in added), stmt])))
+
+    def instead(self, phase: DevicePhase, stmt: ir.Stmt, parts: Iterable[Part]) -> None:
+        """Put phases in the place of a statement of a device phase.
+
+        Raises:
+            Declined: the statement stands inside another one.
+        """
+        stmts = [inner for inner in _spread(phase.stmt)]
+        at = next((i for i, s in enumerate(stmts) if s.same_as(stmt)), None)
+        if at is None:
+            raise Declined("it stands inside another statement", location(stmt))
+        before, after = (DevicePhase(tir.sequence(part)) for part in (stmts[:at], stmts[at + 1 :]))
+        self.phases.append((phase, (before, *parts, after)))
 
     def apply(self) -> ir.PrimFunc:
         """The changed function."""
@@ -105,6 +128,11 @@ class Edits:
     def _scale(self, level: str, stmt: ir.Stmt) -> ir.Stmt:
         node = ir.StringImm(level)
         return ir.AttrStmt(node, SCALE, node, stmt)
+
+
+def _spread(stmt: ir.Stmt) -> Iterable[ir.Stmt]:
+    """The statements of a list."""
+    return [inner for s in stmt.seq for inner in _spread(s)] if isinstance(stmt, ir.SeqStmt) else [stmt]
 
 
 def _flat(part: Part) -> list[Part]:

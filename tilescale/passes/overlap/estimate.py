@@ -94,6 +94,21 @@ def gathered(travel: Travel, chunk: int, grid: float) -> float:
     return now
 
 
+def reduced(travel: Travel, chunk: int, grid: float, *, everywhere: bool) -> float:
+    """Seconds until the own rows are added up that a grid makes last, behind those of the others, which leave as they
+    are made; and until everybody has them."""
+    each = -(-travel.height // chunk)
+    share = grid / (travel.parts * each)
+    sent = travel.queue.startup
+    for number in range((travel.parts - 1) * each):
+        sent = max(sent, (number + 1) * share) + travel.sending(chunk)
+    adding = travel.keeping(travel.height) * (travel.parts + 1) / 2
+    now = max(grid, sent) + adding
+    if everywhere:
+        now = max(now, max(grid, sent) + each * (travel.parts - 1) * travel.sending(chunk)) + travel.sending(chunk)
+    return now
+
+
 def best_chunk(travel: Travel, step: int, grid: float, seconds: Any) -> int:
     """The rows of a chunk for which `seconds(travel, chunk, grid)` is least."""
     times = {chunk: seconds(travel, chunk, grid) for chunk in travel.chunks(step)}

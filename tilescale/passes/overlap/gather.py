@@ -10,29 +10,22 @@ arrive. Declines a gather along another dimension than the first, one whose resu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
-from tilescale.passes.overlap.edits import Edits, rank_of
+from tilescale.passes.overlap.chunks import Chunks
+from tilescale.passes.overlap.edits import Edits
 from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, grid_seconds, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, uses_after
-from tilescale.passes.overlap.order import Arrival, axis_of, check_order, reordered, with_order
+from tilescale.passes.overlap.order import Arrival, ordered
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.uses import Rows, Use, Uses
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import DevicePhase, GridPhase, location
-from tilescale.program.ops import ALL_GATHER, WAIT
-
-MOST_WAITS = 4
-"""Chunks that a tile waits for one by one; for more it waits in a loop."""
-
+from tilescale.program.ops import ALL_GATHER
 
 @dataclass(frozen=True)
 class _Gather:
@@ -61,11 +54,14 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     gather = _Gather(site, uses, rows, _readers(target, mine, graph, uses, rows))
     chunk = _choose(gather, move)
     edits = Edits(uses.program, site.launch, uses.machine)
-    flags = edits.alloc_flags(f"{rows.buffer.name}_here", (rows.parts, -(-rows.height // chunk)))
+    chunks = Chunks(rows, chunk)
+    flags = edits.alloc_flags(f"{rows.buffer.name}_here", chunks.shape)
     edits.statements.append((site.stmt, tir.at(_started(site, flags, chunk), site.stmt)))
     for use in gather.readers:
-        edits.before(use.stmts[0], _waits(gather, use, flags, chunk))
-    _reorder(gather, edits, move)
+        edits.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
+    move.why = "each tile waits for the rows that it reads"
+    first = gather.readers[0]
+    edits.phases.append((first.phase, (ordered(first, rows, uses, edits, move, gather.level, Arrival()),)))
     return edits.apply()
 
 
@@ -104,7 +100,7 @@ def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Rows
     return tuple(uses.find(phase, mine.launch, rows) for phase in phases)
 
 
-# -- chunks and waits --------------------------------------------------------------------------------------------------
+# -- chunks ------------------------------------------------------------------------------------------------------------
 
 
 def _choose(gather: _Gather, move: Move) -> int:
@@ -112,46 +108,10 @@ def _choose(gather: _Gather, move: Move) -> int:
     site, uses, rows = gather.site, gather.uses, gather.rows
     travel = Travel.of(site, uses, rows.parts, rows.height)
     grid = sum(grid_seconds(use.phase, use.launch, uses) for use in gather.readers)
-    chunk = min(move.chunk or best_chunk(travel, _step(gather), grid, gathered), rows.height)
+    chunk = min(move.chunk or best_chunk(travel, uses.step(gather.readers[0], rows.height, gather.level), grid, gathered), rows.height)
     move.chunk, move.beside_s = chunk, gathered(travel, chunk, grid)
     move.in_order_s = in_order(site, uses, travel, grid)
     return chunk
-
-
-def _step(gather: _Gather) -> int:
-    """The common divisor of the rows inside their part at which tiles of the first grid begin; 1 if only that of 0."""
-    use, height = gather.readers[0], gather.rows.height
-    touched = list(gather.uses.by_rank(use, gather.level))
-    tile = max(int((end - begin)[runs].max(initial=1)) for begin, end, runs in touched)
-    begins = np.concatenate([begin[runs] % height for begin, _, runs in touched])
-    return int(np.gcd.reduce(begins)) or min(tile, height)
-
-
-def _waits(gather: _Gather, use: Use, flags: ir.Buffer, chunk: int) -> Iterable[ir.Stmt]:
-    """Waits for all chunks of the rows that a use reads."""
-    rows, each = gather.rows, -(-gather.rows.height // chunk)
-    most = 0
-    for begin, end, runs in gather.uses.by_rank(use, gather.level):
-        numbers = [row // rows.height * each + row % rows.height // chunk for row in (begin, end - 1)]
-        most = max(most, int((numbers[1] - numbers[0])[runs].max(initial=0)) + 1)
-
-    def place(row: Any) -> tuple[Any, Any]:
-        return row // rows.height, row % rows.height // chunk
-
-    if most <= 1:
-        return [_wait(flags, *place(use.begin))]
-    first, last = (part * each + piece for part, piece in (place(use.begin), place(use.end - 1)))
-    if most <= MOST_WAITS:
-        numbers = [first if i == 0 else ir.Min(first + i, last) for i in range(most)]
-        return [_wait(flags, number // each, number % each) for number in numbers]
-    turn = ir.Var("chunk", "int32")
-    return [ir.For(turn, first, last - first + 1, ir.ForKind.SERIAL, _wait(flags, turn // each, turn % each))]
-
-
-def _wait(flags: ir.Buffer, part: Any, piece: Any) -> ir.Stmt:
-    index = [ir.simplify(ir.int_node(i), {}) for i in (part, piece)]
-    flag = tir.region(flags, index, [ir.IntImm("int32", 1)] * 2, "rw")
-    return tir.evaluate(call(WAIT, flag, ir.IntImm("int32", 1), compare=">="))
 
 
 def _started(site: Site, flags: ir.Buffer, chunk: int) -> ir.Stmt:
@@ -159,22 +119,3 @@ def _started(site: Site, flags: ir.Buffer, chunk: int) -> ir.Stmt:
     made = site.made
     whole = tir.region(flags, [ir.IntImm("int32", 0)] * 2, flags.shape, "rw")
     return tir.evaluate(call(ALL_GATHER, made.source, made.target, whole, level=made.level, dim=0, chunk=chunk))
-
-
-def _reorder(gather: _Gather, edits: Edits, move: Move) -> None:
-    """Put the tiles of the first grid into the order of arrival, where that can be done."""
-    use = gather.readers[0]
-    move.why = "each tile waits for the rows that it reads"
-    if not move.ordered:
-        return
-    try:
-        check_order(use.phase, use.launch, gather.uses.machine)
-        axis = axis_of(use, gather.rows, gather.uses, gather.level)
-        rank, bind = rank_of(gather.level)
-        stmts, mapping = reordered(use.launch, axis, rank, Arrival())
-    except Declined as reason:
-        move.ordered = False
-        move.why += f"; tiles as written: {reason.reason}"
-        return
-    changed = with_order(edits.statement(use.phase.stmt), [bind, *stmts], mapping)
-    edits.phases.append((use.phase, (GridPhase(changed),)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tilelang_core import ir
 from tilescale.passes.overlap.schedule import Declined
 from tilescale.program.dependence import Dependence, Step
-from tilescale.program.model import DevicePhase, GridPhase, Launch, location
+from tilescale.program.model import DevicePhase, GridPhase, Launch, Sequence, location
 from tilescale.program.operations import Collective, operation
 
 
@@ -73,6 +73,18 @@ def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> N
             raise Declined("the program orders its units by itself", location(step.stmt))
         if effects.meets and isinstance(step.phase, GridPhase):
             raise Declined("programs of the grid meet", location(step.stmt))
+
+
+def stands_alone(phase: GridPhase, launch: Launch) -> bool:
+    """Whether a phase is executed once by a launch, without a loop or a branch around."""
+    parts = [launch.body]
+    while parts:
+        part = parts.pop()
+        if part is phase:
+            return True
+        if isinstance(part, Sequence):
+            parts += part.parts
+    return False
 
 
 def uses_after(root: ir.Var, mine: Step, graph: Dependence) -> list[Step]:

@@ -20,8 +20,8 @@ import numpy as np
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
-from tilescale.passes.overlap.edits import bound
-from tilescale.passes.overlap.schedule import Declined
+from tilescale.passes.overlap.edits import Edits, bound, rank_of
+from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.uses import Rows, Use, Uses
 from tilescale.program.model import GridPhase, Launch, location
 from tilescale.program.operations import Rank, operation
@@ -53,9 +53,9 @@ class Arrival:
     def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
         """Down from the end of the own part, and in each part up."""
         numbers = range(len(first))
-        down = yield "down", (_stairs(rank + 1, numbers, first) + (first[-1] - 1) - place) % first[-1]
-        part = yield "part", _stairs(down, first[:-1], numbers)
-        yield "tile", _stairs(part, numbers, first) + _stairs(part + 1, numbers, first) - 1 - down
+        down = yield "down", (stairs(rank + 1, numbers, first) + (first[-1] - 1) - place) % first[-1]
+        part = yield "part", stairs(down, first[:-1], numbers)
+        yield "tile", stairs(part, numbers, first) + stairs(part + 1, numbers, first) - 1 - down
 
 
 class Departure:
@@ -67,11 +67,11 @@ class Departure:
 
     def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
         """Up from the end of the own part."""
-        yield "tile", (_stairs(rank + 1, range(len(first)), first) + place) % first[-1]
+        yield "tile", (stairs(rank + 1, range(len(first)), first) + place) % first[-1]
 
 
-def _stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
-    """The value of the last step that begins at x or before; neither `begins` nor `values` fall."""
+def stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
+    """The value of the last step that begins at x or before; `begins` do not fall."""
     rises: dict[int, int] = {}
     for begin, value, before in zip(begins[1:], values[1:], values, strict=False):
         rises[begin] = rises.get(begin, 0) + value - before
@@ -181,6 +181,18 @@ def _linear(launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: O
     return stmts, mapping
 
 
-def with_order(stmt: ir.Stmt, stmts: list[ir.Stmt], mapping: dict[ir.Var, ir.PrimExpr]) -> ir.Stmt:
-    """A phase that works on other tiles."""
-    return tir.sequence([*stmts, ir.substitute(stmt, mapping)])
+def ordered(use: Use, rows: Rows, uses: Uses, edits: Edits, move: Move, level: str, order: Order) -> GridPhase:
+    """A phase with all that `edits` change in it, and its tiles in an order, where that can be done and `move` asks
+    for it; `move` is told."""
+    stmt = edits.statement(use.phase.stmt)
+    if not move.ordered:
+        return GridPhase(stmt)
+    try:
+        check_order(use.phase, use.launch, uses.machine)
+        rank, bind = rank_of(level)
+        stmts, mapping = reordered(use.launch, axis_of(use, rows, uses, level), rank, order)
+    except Declined as reason:
+        move.ordered = False
+        move.why += f"; tiles as written: {reason.reason}"
+        return GridPhase(stmt)
+    return GridPhase(tir.sequence([bind, *stmts, ir.substitute(stmt, mapping)]))

@@ -15,6 +15,7 @@ from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.passes.overlap.gather import overlap_gather
 from tilescale.passes.overlap.legality import Site, check, sites
+from tilescale.passes.overlap.scatter import overlap_reduction
 from tilescale.passes.overlap.schedule import Declined, Move, Schedule
 from tilescale.passes.overlap.uses import Uses
 from tilescale.passes.retrace import for_machine
@@ -24,6 +25,8 @@ from tilescale.program.model import Program, location
 
 _PATTERNS: dict[str, Callable[[Site, Step, Dependence, Uses, Move], ir.PrimFunc]] = {
     "all_gather": overlap_gather,
+    "reduce_scatter": overlap_reduction,
+    "allreduce": overlap_reduction,
 }
 
 

@@ -47,6 +47,13 @@ class Rows:
         """Rows of all parts."""
         return self.parts * self.height
 
+    def region(self, part: Any, first: Any, count: Any, access: str) -> ir.Call:
+        """Some rows of a part, whole."""
+        rest = [ir.integer(n) for n in self.buffer.shape[1 + self.slots :]]
+        begins = [part, first] if self.slots else [part * self.height + first]
+        extents = [1, count] if self.slots else [count]
+        return tir.region(self.buffer, [*begins, *[0] * len(rest)], [*extents, *rest], access)
+
     def interval(self, box: list[tuple[Any, Any] | None]) -> tuple[Any, Any]:
         """First row and the one behind the last of a box of elements; a row that is not there counts as the last."""
         if not self.slots:
@@ -67,6 +74,7 @@ class Use:
         stmts: the first and all after it in the same list, up to the last that touches it.
         begin, end: rows that they touch, in terms of what has a value before the first of them.
         loops: the loops around, outermost first, on which the rows depend.
+        branches: conditions under which it happens, each with whether it holds.
     """
 
     phase: GridPhase
@@ -75,6 +83,7 @@ class Use:
     begin: ir.PrimExpr
     end: ir.PrimExpr
     loops: tuple[ir.For, ...]
+    branches: tuple[tuple[ir.PrimExpr, bool], ...] = ()
 
 
 class Uses:
@@ -106,15 +115,28 @@ class Uses:
         grid = self.grid(use.launch, ranks)
         try:
             for at, runs in _rounds(use.loops, grid):
-                pair = (np.broadcast_to(grid.value(e, at), (grid.count,)) for e in (use.begin, use.end))
-                yield (*pair, runs)
+                begin, end = (np.broadcast_to(grid.value(e, at), (grid.count,)) for e in (use.begin, use.end))
+                for condition, taken in use.branches:
+                    runs = runs & (np.asarray(grid.value(condition, at), bool) == taken)
+                yield begin, end, runs
         except Unknown:
             raise Declined("which rows a tile touches is known at launch only", location(use.stmts[0])) from None
 
     def by_rank(self, use: Use, level: str) -> Iterator[tuple[Any, Any, Any]]:
         """The values on each unit of a level, one after the other."""
         for rank in range(self.sizes[level]):
-            yield from self.values(use, {name: rank if name == level else 0 for name in self.sizes})
+            yield from self.values(use, self.ranks(level, rank))
+
+    def ranks(self, level: str, rank: int) -> dict[str, int]:
+        """The ranks of a unit: 0 at all levels but one."""
+        return {name: rank if name == level else 0 for name in self.sizes}
+
+    def step(self, use: Use, height: int, level: str) -> int:
+        """Rows that the tiles of a use are apart inside parts of so many rows; those of a tile if all begin a part."""
+        touched = list(self.by_rank(use, level))
+        tile = max(int((end - begin)[runs].max(initial=1)) for begin, end, runs in touched)
+        begins = np.concatenate([begin[runs] % height for begin, _, runs in touched])
+        return int(np.gcd.reduce(begins)) or min(tile, height)
 
     def grid(self, launch: Launch, ranks: Mapping[str, int]) -> Grid:
         """The programs of a launch. Raises Declined if their number is known at launch only."""
@@ -148,6 +170,7 @@ class _Descent:
         self.root = uses.names.root(rows.buffer.data)
         self.threads = {var: (0, ir.IntImm("int32", launch.threads[axis])) for var, axis in launch.thread_vars}
         self.loops: list[ir.For] = []
+        self.branches: list[tuple[ir.PrimExpr, bool]] = []
 
     def use(self) -> Use:
         """The deepest place whose statements hold all uses."""
@@ -155,7 +178,7 @@ class _Descent:
         while (inner := self._inside(stmts)) is not None:
             stmts = inner
         begin, end = self._rows(stmts)
-        return Use(self.phase, self.launch, stmts, begin, end, tuple(self.loops))
+        return Use(self.phase, self.launch, stmts, begin, end, tuple(self.loops), tuple(self.branches))
 
     def _inside(self, stmts: tuple[ir.Stmt, ...]) -> tuple[ir.Stmt, ...] | None:
         """The statements one step further down; None where the way ends."""
@@ -178,10 +201,13 @@ class _Descent:
     def _branch(self, stmt: ir.IfThenElse) -> tuple[ir.Stmt, ...] | None:
         """The arm that uses the tensor, if all threads of a program take the same one."""
         arms = [arm for arm in ir.children(stmt) if self.uses.touches(arm, self.root)]
-        if len(arms) > 1 or self.uses.touches(ir.Evaluate(stmt.condition), self.root):
+        if len(arms) != 1 or self.uses.touches(ir.Evaluate(stmt.condition), self.root):
             return None
         known = ir.is_pure(stmt.condition) and not ir.variables(stmt.condition) & self.threads.keys()
-        return tuple(arms) if known else None
+        if not known:
+            return None
+        self.branches.append((stmt.condition, arms[0].same_as(stmt.then_case)))
+        return tuple(arms)
 
     def _whole(self, stmt: ir.AttrStmt) -> bool:
         """Whether whole programs execute what an attribute is around."""

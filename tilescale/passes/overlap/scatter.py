@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""A grid and the reduce-scatter, or all-reduce, of what it computes.
+
+Why: the network rests while the grid computes, and the processors while rows travel. Before: a grid, then a collective.
+After: a copy for each chunk of others' rows is started before the grid, each of which waits until the tiles of its
+chunk are counted; the grid makes the others' rows first; a grid after it adds up the own rows as they arrive, in the
+order of ranks. For an all-reduce the sums then go to everybody in the same way. Tiles only count, so their order cannot
+deadlock. Declines reductions that are not element by element of one operation, what other statements write or use
+in between, and what `legality.py` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilelang_core.trace import call
+from tilescale.passes.overlap.chunks import Chunks, flag, signal, wait
+from tilescale.passes.overlap.edits import Edits
+from tilescale.passes.overlap.estimate import Travel, best_chunk, grid_seconds, in_order, reduced
+from tilescale.passes.overlap.legality import Site, check_unwritten, stands_alone
+from tilescale.passes.overlap.order import Departure, ordered, stairs
+from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.sums import COMBINED, Arrivals, sum_of, tile_shape
+from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.program.asynchronous import Parts
+from tilescale.program.dependence import Dependence, Step
+from tilescale.program.model import DevicePhase, GridPhase, location
+from tilescale.program.ops import COPY
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """A reduction that is taken apart.
+
+    Attributes:
+        maker: where the grid writes what is reduced.
+        everywhere: whether all units get all rows.
+    """
+
+    site: Site
+    uses: Uses
+    rows: Rows
+    maker: Use
+    everywhere: bool
+
+    @property
+    def level(self) -> str:
+        return self.site.made.level
+
+    def result(self, rank: Any) -> ir.Call:
+        """Where the own rows go."""
+        return self.rows.region(rank, 0, self.rows.height, "w") if self.everywhere else self.site.made.target
+
+
+def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
+    """The program in which a reduce-scatter or all-reduce runs beside the grid before; `move` gets what was chosen.
+
+    Raises:
+        Declined: it stays as it is.
+    """
+    made = site.made
+    if made.op not in COMBINED:
+        raise Declined("it combines tiles by a function", location(site.stmt))
+    everywhere = made.name == "allreduce"
+    rows = _rows(site, uses, everywhere)
+    root = uses.names.root(rows.buffer.data)
+    if not everywhere:
+        check_unwritten(root, mine, graph, "what it sends")
+        _check_apart(site, uses)
+    phase = _maker(root, mine, graph)
+    scatter = _Scatter(site, uses, rows, uses.find(phase, site.launch, rows), everywhere)
+    chunks = Chunks(rows, _choose(scatter, move))
+    edits = Edits(uses.program, site.launch, uses.machine)
+    _rewrite(scatter, chunks, edits, move)
+    return edits.apply()
+
+
+def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
+    """How the rows of what is reduced are counted: the part of each unit is what it adds up."""
+    made, where = site.made, location(site.stmt)
+    whole, begins, extents = ir.region_parts(made.source)
+    sizes, parts = ir.constants(extents), uses.sizes[made.level]
+    if sizes is None:
+        raise Declined("the rows are known at launch only", where)
+    if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
+        raise Declined(f"it reduces a part of {whole.name!r}", where)
+    if not everywhere and made.axis != 0:
+        raise Declined("it does not scatter along the first dimension", where)
+    slots = not everywhere and Parts.of(ir.region_parts(made.target)[2], extents).slots and len(sizes) > 2
+    if len(sizes) != 2 + slots:
+        raise Declined("it is no matrix", where)
+    if sizes[0] % parts:
+        raise Declined(f"{sizes[0]} rows do not divide among {parts} units", where)
+    return Rows(whole, parts, sizes[1] if slots else sizes[0] // parts, slots)
+
+
+def _check_apart(site: Site, uses: Uses) -> None:
+    """Raise Declined for a result inside of what is reduced, or of another type."""
+    source, target = (ir.region_parts(r)[0] for r in (site.made.source, site.made.target))
+    if uses.names.root(source.data).same_as(uses.names.root(target.data)):
+        raise Declined(f"its result is a part of {source.name!r} itself", location(site.stmt))
+    if source.dtype != target.dtype:
+        raise Declined("it converts what it sends", location(site.stmt))
+
+
+def _maker(root: ir.Var, mine: Step, graph: Dependence) -> GridPhase:
+    """The grid that makes what is reduced.
+
+    Raises:
+        Declined: there is no such grid, or somebody touches its result before the reduction does.
+    """
+    before = [s for s in graph.steps if s.number < mine.number and any(a.root.same_as(root) for a in s.effects.accesses)]
+    last = before[-1] if before else None
+    if last is None or not isinstance(last.phase, GridPhase) or last.launch is not mine.launch:
+        raise Declined("no grid makes what it reduces", location((last or mine).stmt))
+    assert mine.launch is not None
+    if not stands_alone(last.phase, mine.launch):
+        raise Declined("the grid that makes what it reduces stands in a loop or a branch", location(last.stmt))
+    if not any(a.root.same_as(root) for s in before if s.phase is last.phase for a in s.effects.writes):
+        raise Declined("the grid before only reads what it reduces", location(last.stmt))
+    return last.phase
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+
+def _choose(scatter: _Scatter, move: Move) -> int:
+    """Rows of a chunk, and what the move is estimated to take."""
+    site, uses, rows, maker = scatter.site, scatter.uses, scatter.rows, scatter.maker
+    travel = Travel.of(site, uses, rows.parts, rows.height)
+    grid = grid_seconds(maker.phase, maker.launch, uses)
+
+    def seconds(travel: Travel, chunk: int, grid: float) -> float:
+        return reduced(travel, chunk, grid, everywhere=scatter.everywhere)
+
+    step = uses.step(maker, rows.height, scatter.level)
+    move.chunk = chunk = min(move.chunk or best_chunk(travel, step, grid, seconds), rows.height)
+    move.beside_s, move.in_order_s = seconds(travel, chunk, grid), in_order(site, uses, travel, grid)
+    return chunk
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
+
+
+def _rewrite(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
+    """Copies before the grid, counts in it, sums behind it."""
+    name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
+    done, here = (edits.alloc_flags(f"{name}_{what}", chunks.shape) for what in ("done", "here"))
+    columns = ir.integer(rows.buffer.shape[-1])
+    inbox = edits.alloc(f"{name}_inbox", (rows.parts, rows.height, columns), str(rows.buffer.dtype))
+    made = _counted(scatter, chunks)
+    last, counts = maker.stmts[-1], chunks.counts(maker, scatter.uses, level, done)
+    edits.statements.append((last, tir.sequence([last, *(tir.at(s, last) for s in counts)])))
+    move.why = "a chunk of others' rows leaves when its tiles are counted"
+    grid = ordered(maker, rows, scatter.uses, edits, move, level, Departure())
+
+    def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
+        count = chunks.count(chunk)
+        source = rows.region(peer, chunk * chunks.rows, count, "r")
+        target = tir.region(inbox, [rank, chunk * chunks.rows, 0], [1, count, columns], "w")
+        after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(made)), made)
+        return _put(level, source, target, peer, flag(here, rank, chunk), after)
+
+    sending = chunks.to_others(level, part)
+    arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, str(scatter.site.made.op), chunks, level)
+    if scatter.everywhere:
+        sums, back = _everywhere(scatter, chunks, edits, arrivals)
+        sending += back
+    else:
+        sums = [sum_of(arrivals, edits)]
+    edits.phases.append((maker.phase, (DevicePhase(tir.sequence(_located(sending, scatter.site.stmt))), grid)))
+    edits.instead(scatter.site.phase, scatter.site.stmt, sums)
+
+
+def _everywhere(
+    scatter: _Scatter, chunks: Chunks, edits: Edits, arrivals: Arrivals
+) -> tuple[list[DevicePhase | GridPhase], list[ir.Stmt]]:
+    """What adds up the own rows and waits for those of the others, and the copies that carry them."""
+    rows, level, launch = scatter.rows, scatter.level, scatter.site.launch
+    summed = edits.alloc_flags(f"{rows.buffer.name}_summed", (chunks.each,))
+    back = edits.alloc_flags(f"{rows.buffer.name}_back", chunks.shape)
+    high, wide = tile_shape(launch, chunks, ir.integer(rows.buffer.shape[-1]))
+    across = -(-ir.integer(rows.buffer.shape[-1]) // wide)
+    heights = [min(chunks.rows, rows.height - i * chunks.rows) for i in range(chunks.each)]
+    tiles = [-(-height // high) * across for height in heights]
+
+    def total(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
+        region = rows.region(rank, chunk * chunks.rows, chunks.count(chunk), "r")
+        after = flag(summed, chunk), stairs(chunk, range(len(tiles)), tiles)
+        return _put(level, region, region, peer, flag(back, rank, chunk), after)
+
+    phase = sum_of(arrivals, edits, lambda row: [signal(summed, row // chunks.rows)])
+    waits = chunks.to_others(level, lambda rank, peer, chunk: wait(back, peer, chunk))
+    sums = [phase, DevicePhase(tir.sequence(_located(waits, scatter.site.stmt)))]
+    return sums, chunks.to_others(level, total)
+
+
+def _counted(scatter: _Scatter, chunks: Chunks) -> list[int]:
+    """How many programs, and rounds of them, touch each chunk.
+
+    Raises:
+        Declined: it is another number on each unit.
+    """
+    uses, level, found = scatter.uses, scatter.level, []
+    for rank in range(scatter.rows.parts):
+        counts = np.zeros(chunks.shape[0] * chunks.each + 1, int)
+        for begin, end, runs in uses.values(scatter.maker, uses.ranks(level, rank)):
+            first, last = chunks.number(begin)[runs], chunks.number(end - 1)[runs]
+            np.add.at(counts, first[first <= last], 1)
+            np.add.at(counts, last[first <= last] + 1, -1)
+        found.append(np.cumsum(counts)[:-1])
+    if any((other != found[0]).any() for other in found):
+        raise Declined("each unit makes other tiles", location(scatter.maker.stmts[0]))
+    if (found[0] == 0).any():
+        raise Declined("no tile makes some of the rows", location(scatter.maker.stmts[0]))
+    return [int(n) for n in found[0]]
+
+
+def _put(level: str, source: ir.Call, target: ir.Call, peer: Any, told: ir.Call, after: tuple[ir.Call, Any]) -> ir.Stmt:
+    """`T.copy(source, target, dst=peer, signal=told, after=(flag, ">=", value))`."""
+    one = ir.IntImm("int32", 1)
+    return tir.evaluate(call(COPY, source, target, peer, told, one, *after, level=level, far="dst", op="add", after=">="))
+
+
+def _located(stmts: list[ir.Stmt], like: ir.Stmt) -> list[ir.Stmt]:
+    """Statements, and all in them, that stand where the collective stands."""
+    for stmt in stmts:
+        for inner in ir.statements(stmt):
+            tir.at(inner, like)
+    return stmts
