@@ -115,7 +115,7 @@ def test_tiles_that_are_taken_in_turns_wait_in_the_loop():
 
 @settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
-    devices=st.integers(1, 8),
+    devices=st.integers(2, 8),
     rows=st.integers(1, 12),
     tile=st.sampled_from((2, 3, 4, 5)),
     shape=st.sampled_from(({}, {"rows_first": True}, {"flat": True}, {"turns": 3})),
@@ -138,8 +138,13 @@ def test_results_are_the_same(
 ):
     func = gather_then_scale(devices, rows, tile, slots=slots, columns=columns, grids=grids, **shape)
     changed, schedule = overlapped(func, chunk=chunk, ordered=ordered)
-    assert schedule.moves[0].overlapped == (devices > 1), schedule
+    assert schedule.moves[0].overlapped, schedule
     check_same(func, changed, arguments(func, devices), seeds=(None, 1))
+
+
+def test_a_device_alone_stays_in_order():
+    (move,) = overlapped(gather_then_scale(1, 8, 4))[1].moves
+    assert not move.overlapped and move.why == "there is nobody else"
 
 
 def test_a_wait_that_is_left_out_would_race():

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.cost.choose import collective_time
+from tilescale.collectives.record import TENSORS
+from tilescale.collectives.select import Wanted, everything, members, numbering, seconds
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Machine, Mechanism, Network
 from tilescale.passes.overlap.legality import Site
@@ -24,7 +25,6 @@ from tilescale.passes.overlap.schedule import Declined
 from tilescale.passes.overlap.uses import Uses
 from tilescale.program.grids import Unknown
 from tilescale.program.model import GridPhase, Launch, bytes_of
-from tilescale.program.ops import ALGORITHMS
 
 MOST_CHUNKS = 32
 """Chunks of a part, at most."""
@@ -116,18 +116,15 @@ def best_chunk(travel: Travel, step: int, grid: float, seconds: Any) -> int:
     return max(chunk for chunk, time in times.items() if time <= least * (1 + CLOSE))
 
 
-def in_order(site: Site, uses: Uses, travel: Travel, grid: float) -> float:
-    """Seconds of the collective and then the grid."""
-    name, nbytes = site.made.name, region_bytes(site.made.whole[0])
-    times = [collective_time(travel.network, name, i, travel.parts, nbytes) for i in _impls(name, travel.network)]
-    return min(times) + grid
-
-
-def _impls(name: str, network: Network) -> list[str]:
-    """Implementations that need nothing that the network does not have."""
-    mechanisms, libraries = ({x.name for x in found} for found in (network.mechanisms, network.libraries))
-    known = ALGORITHMS[f"tilescale.{name}"]
-    return [i for i in known if i not in ("copy_engine", "nccl") or i in mechanisms | libraries]
+def in_order(site: Site, uses: Uses, grid: float) -> float:
+    """Seconds of the collective, by the fastest algorithm that the machine has, and then the grid."""
+    machine, sizes, made = uses.machine, dict(uses.sizes), site.made
+    units, numbered = members(sizes, made.level), numbering(machine, sizes)
+    dtype = str(ir.region_parts(made.source)[0].dtype)
+    wanted = Wanted(made.name, TENSORS, made.level, units, numbered, region_bytes(made.whole[0]), dtype)
+    found = everything(machine, wanted)
+    able = [name for name in found.names if name not in found.on_request]
+    return min(seconds(machine, wanted, name) for name in able) + grid
 
 
 # -- the grid ----------------------------------------------------------------------------------------------------------

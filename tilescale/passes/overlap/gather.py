@@ -27,6 +27,7 @@ from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import DevicePhase, GridPhase, location
 from tilescale.program.ops import ALL_GATHER
 
+
 @dataclass(frozen=True)
 class _Gather:
     """A gather that is taken apart."""
@@ -108,9 +109,12 @@ def _choose(gather: _Gather, move: Move) -> int:
     site, uses, rows = gather.site, gather.uses, gather.rows
     travel = Travel.of(site, uses, rows.parts, rows.height)
     grid = sum(grid_seconds(use.phase, use.launch, uses) for use in gather.readers)
-    chunk = min(move.chunk or best_chunk(travel, uses.step(gather.readers[0], rows.height, gather.level), grid, gathered), rows.height)
+    chunk = min(
+        move.chunk or best_chunk(travel, uses.step(gather.readers[0], rows.height, gather.level), grid, gathered),
+        rows.height,
+    )
     move.chunk, move.beside_s = chunk, gathered(travel, chunk, grid)
-    move.in_order_s = in_order(site, uses, travel, grid)
+    move.in_order_s = in_order(site, uses, grid)
     return chunk
 
 

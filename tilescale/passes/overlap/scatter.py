@@ -114,7 +114,8 @@ def _maker(root: ir.Var, mine: Step, graph: Dependence) -> GridPhase:
     Raises:
         Declined: there is no such grid, or somebody touches its result before the reduction does.
     """
-    before = [s for s in graph.steps if s.number < mine.number and any(a.root.same_as(root) for a in s.effects.accesses)]
+    earlier = graph.steps[: mine.number]
+    before = [s for s in earlier if any(a.root.same_as(root) for a in s.effects.accesses)]
     last = before[-1] if before else None
     if last is None or not isinstance(last.phase, GridPhase) or last.launch is not mine.launch:
         raise Declined("no grid makes what it reduces", location((last or mine).stmt))
@@ -140,7 +141,7 @@ def _choose(scatter: _Scatter, move: Move) -> int:
 
     step = uses.step(maker, rows.height, scatter.level)
     move.chunk = chunk = min(move.chunk or best_chunk(travel, step, grid, seconds), rows.height)
-    move.beside_s, move.in_order_s = seconds(travel, chunk, grid), in_order(site, uses, travel, grid)
+    move.beside_s, move.in_order_s = seconds(travel, chunk, grid), in_order(site, uses, grid)
     return chunk
 
 
@@ -196,7 +197,7 @@ def _everywhere(
 
     phase = sum_of(arrivals, edits, lambda row: [signal(summed, row // chunks.rows)])
     waits = chunks.to_others(level, lambda rank, peer, chunk: wait(back, peer, chunk))
-    sums = [phase, DevicePhase(tir.sequence(_located(waits, scatter.site.stmt)))]
+    sums: list[DevicePhase | GridPhase] = [phase, DevicePhase(tir.sequence(_located(waits, scatter.site.stmt)))]
     return sums, chunks.to_others(level, total)
 
 
@@ -223,8 +224,8 @@ def _counted(scatter: _Scatter, chunks: Chunks) -> list[int]:
 
 def _put(level: str, source: ir.Call, target: ir.Call, peer: Any, told: ir.Call, after: tuple[ir.Call, Any]) -> ir.Stmt:
     """`T.copy(source, target, dst=peer, signal=told, after=(flag, ">=", value))`."""
-    one = ir.IntImm("int32", 1)
-    return tir.evaluate(call(COPY, source, target, peer, told, one, *after, level=level, far="dst", op="add", after=">="))
+    notes = {"level": level, "far": "dst", "op": "add", "after": ">="}
+    return tir.evaluate(call(COPY, source, target, peer, told, ir.IntImm("int32", 1), *after, **notes))
 
 
 def _located(stmts: list[ir.Stmt], like: ir.Stmt) -> list[ir.Stmt]:

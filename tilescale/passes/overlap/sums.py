@@ -27,7 +27,7 @@ COMBINED: dict[str, Callable[[Any, Any], Any]] = {
 """What combines two elements, by the name of the reduction."""
 
 _PER_THREAD, _WIDEST = 16, 256
-"""Elements of a tile for each thread, and its most columns: what a thread holds in registers, with room to load ahead."""
+"""Elements of a tile for each thread, and its most columns: so few fit into registers twice."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
 
 
 def tile_shape(launch: Launch, chunks: Chunks, columns: int) -> tuple[int, int]:
-    """Rows and columns of a tile: whole tiles make a chunk."""
-    wide = min(columns, _WIDEST)
+    """Rows and columns of a tile: whole tiles make a chunk, also the last one of a part."""
+    wide, whole = min(columns, _WIDEST), math.gcd(chunks.rows, chunks.of.height)
     most = max(1, launch.thread_count * _PER_THREAD // wide)
-    return max(n for n in range(1, min(most, chunks.rows) + 1) if chunks.rows % n == 0), wide
+    return max(n for n in range(1, min(most, whole) + 1) if whole % n == 0), wide
 
 
 def _number(launch: Launch) -> Any:
