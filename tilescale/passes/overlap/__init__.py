@@ -10,6 +10,7 @@
     gather.py     all_gather -> grid
     scatter.py    grid -> reduce_scatter, grid -> allreduce
     sums.py       the grid that adds up what has arrived
+    epilogue.py   own rows that are added up by the tiles that make them
     estimate.py   what it takes in order and overlapped, and how many rows travel together
     edits.py      changes of a traced function
 """

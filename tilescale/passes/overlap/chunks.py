@@ -66,7 +66,7 @@ class Chunks:
 
     def waits(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Waits for all chunks that a use reads."""
-        most, always = self._span(use, uses, level)
+        most, always = self.span(use, uses, level)
         if most > 1 and most <= MOST_APART and always:
             first, last = self.number(use.begin), self.number(use.end - 1)
             numbers = [first if i == 0 else ir.Min(first + i, last) for i in range(most)]
@@ -75,9 +75,9 @@ class Chunks:
 
     def counts(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Signals that a use is done with each of its chunks."""
-        return self._once(use, *self._span(use, uses, level), lambda part, chunk: signal(flags, part, chunk))
+        return self._once(use, *self.span(use, uses, level), lambda part, chunk: signal(flags, part, chunk))
 
-    def _span(self, use: Use, uses: Uses, level: str) -> tuple[int, bool]:
+    def span(self, use: Use, uses: Uses, level: str) -> tuple[int, bool]:
         """The most chunks that are touched at once, and whether there always is one."""
         numbers = [(last - first + 1)[runs] for first, last, runs in self.touched(use, uses, level)]
         every = np.concatenate(numbers)

@@ -95,18 +95,19 @@ def gathered(travel: Travel, chunk: int, grid: float) -> float:
 
 
 def reduced(travel: Travel, chunk: int, grid: float, *, everywhere: bool) -> float:
-    """Seconds until the own rows are added up that a grid makes last, behind those of the others, which leave as they
-    are made; and until everybody has them."""
+    """Seconds until a grid is done that makes the rows of others first, which leave as they are made, and then adds up
+    its own chunk by chunk as they come; and until everybody has the sums."""
     each = -(-travel.height // chunk)
+    others = (travel.parts - 1) * each
     share = grid / (travel.parts * each)
-    sent = travel.queue.startup
-    for number in range((travel.parts - 1) * each):
-        sent = max(sent, (number + 1) * share) + travel.sending(chunk)
-    adding = travel.keeping(travel.height) * (travel.parts + 1) / 2
-    now = max(grid, sent) + adding
-    if everywhere:
-        now = max(now, max(grid, sent) + each * (travel.parts - 1) * travel.sending(chunk)) + travel.sending(chunk)
-    return now
+    gone = [travel.queue.startup]
+    for number in range(others):
+        gone.append(max(gone[-1], (number + 1) * share) + travel.sending(chunk))
+    now, sent = others * share, gone[-1]
+    for number in range(each):
+        now = max(now, gone[1 + number + others - each]) + share  # the last to send here is the unit after
+        sent = max(sent, now) + (travel.parts - 1) * travel.sending(chunk)
+    return max(now, sent) if everywhere else now
 
 
 def best_chunk(travel: Travel, step: int, grid: float, seconds: Any) -> int:

@@ -19,7 +19,7 @@ from tilescale.passes.overlap.chunks import Chunks
 from tilescale.passes.overlap.edits import Edits
 from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, grid_seconds, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, uses_after
-from tilescale.passes.overlap.order import Arrival, ordered
+from tilescale.passes.overlap.order import Arrival, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.uses import Rows, Use, Uses
 from tilescale.program.asynchronous import Parts
@@ -62,7 +62,8 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
         edits.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
     move.why = "each tile waits for the rows that it reads"
     first = gather.readers[0]
-    edits.phases.append((first.phase, (ordered(first, rows, uses, edits, move, gather.level, Arrival()),)))
+    tiles = tiles_in(Arrival(), first, rows, uses, move, gather.level)
+    edits.phases.append((first.phase, (with_tiles(first.phase, tiles, edits),)))
     return edits.apply()
 
 

@@ -181,12 +181,10 @@ def _linear(launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: O
     return stmts, mapping
 
 
-def ordered(use: Use, rows: Rows, uses: Uses, edits: Edits, move: Move, level: str, order: Order) -> GridPhase:
-    """A phase with all that `edits` change in it, and its tiles in an order, where that can be done and `move` asks
-    for it; `move` is told."""
-    stmt = edits.statement(use.phase.stmt)
+def tiles_in(order: Order, use: Use, rows: Rows, uses: Uses, move: Move, level: str) -> Tiles | None:
+    """The tiles of a grid in an order, where that can be done and `move` asks for it; `move` is told."""
     if not move.ordered:
-        return GridPhase(stmt)
+        return None
     try:
         check_order(use.phase, use.launch, uses.machine)
         rank, bind = rank_of(level)
@@ -194,5 +192,14 @@ def ordered(use: Use, rows: Rows, uses: Uses, edits: Edits, move: Move, level: s
     except Declined as reason:
         move.ordered = False
         move.why += f"; tiles as written: {reason.reason}"
+        return None
+    return [bind, *stmts], mapping
+
+
+def with_tiles(phase: GridPhase, tiles: Tiles | None, edits: Edits) -> GridPhase:
+    """A phase with all that `edits` change in it, on these tiles; None: as written."""
+    stmt = edits.statement(phase.stmt)
+    if tiles is None:
         return GridPhase(stmt)
-    return GridPhase(tir.sequence([bind, *stmts, ir.substitute(stmt, mapping)]))
+    stmts, mapping = tiles
+    return GridPhase(tir.sequence([*stmts, ir.substitute(stmt, mapping)]))

@@ -21,9 +21,10 @@ from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks, flag, signal, wait
 from tilescale.passes.overlap.edits import Edits
+from tilescale.passes.overlap.epilogue import add_where_made
 from tilescale.passes.overlap.estimate import Travel, best_chunk, grid_seconds, in_order, reduced
 from tilescale.passes.overlap.legality import Site, check_unwritten, stands_alone
-from tilescale.passes.overlap.order import Departure, ordered, stairs
+from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.sums import COMBINED, Arrivals, sum_of, tile_shape
 from tilescale.passes.overlap.uses import Rows, Use, Uses
@@ -40,6 +41,7 @@ class _Scatter:
     Attributes:
         maker: where the grid writes what is reduced.
         everywhere: whether all units get all rows.
+        used_besides: whether other statements use what is reduced, or, before it is there, where the result goes.
     """
 
     site: Site
@@ -47,6 +49,7 @@ class _Scatter:
     rows: Rows
     maker: Use
     everywhere: bool
+    used_besides: bool
 
     @property
     def level(self) -> str:
@@ -73,7 +76,8 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
         check_unwritten(root, mine, graph, "what it sends")
         _check_apart(site, uses)
     phase = _maker(root, mine, graph)
-    scatter = _Scatter(site, uses, rows, uses.find(phase, site.launch, rows), everywhere)
+    besides = not everywhere and _used_besides(root, phase, site, mine, graph)
+    scatter = _Scatter(site, uses, rows, uses.find(phase, site.launch, rows), everywhere, besides)
     chunks = Chunks(rows, _choose(scatter, move))
     edits = Edits(uses.program, site.launch, uses.machine)
     _rewrite(scatter, chunks, edits, move)
@@ -127,6 +131,20 @@ def _maker(root: ir.Var, mine: Step, graph: Dependence) -> GridPhase:
     return last.phase
 
 
+def _used_besides(root: ir.Var, phase: GridPhase, site: Site, mine: Step, graph: Dependence) -> bool:
+    """Whether anything but the grid and the reduction touches the parts, or from the grid on until the reduction what
+    that writes."""
+    target = graph.names.root(ir.region_parts(site.made.target)[0].data)
+    first = next(s.number for s in graph.steps if s.phase is phase)
+    for step in graph.steps:
+        roots = [access.root for access in step.effects.accesses]
+        if step is not mine and step.phase is not phase and any(r.same_as(root) for r in roots):
+            return True
+        if first <= step.number < mine.number and any(r.same_as(target) for r in roots):
+            return True
+    return False
+
+
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
@@ -155,10 +173,7 @@ def _rewrite(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> Non
     columns = ir.integer(rows.buffer.shape[-1])
     inbox = edits.alloc(f"{name}_inbox", (rows.parts, rows.height, columns), str(rows.buffer.dtype))
     made = _counted(scatter, chunks)
-    last, counts = maker.stmts[-1], chunks.counts(maker, scatter.uses, level, done)
-    edits.statements.append((last, tir.sequence([last, *(tir.at(s, last) for s in counts)])))
     move.why = "a chunk of others' rows leaves when its tiles are counted"
-    grid = ordered(maker, rows, scatter.uses, edits, move, level, Departure())
 
     def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
         count = chunks.count(chunk)
@@ -167,38 +182,83 @@ def _rewrite(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> Non
         after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(made)), made)
         return _put(level, source, target, peer, flag(here, rank, chunk), after)
 
-    sending = chunks.to_others(level, part)
     arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, str(scatter.site.made.op), chunks, level)
-    if scatter.everywhere:
-        sums, back = _everywhere(scatter, chunks, edits, arrivals)
+    summed = edits.alloc_flags(f"{name}_summed", (chunks.each,)) if scatter.everywhere else None
+    tiles = tiles_in(Departure(), maker, rows, scatter.uses, move, level)
+    behind = _add_up(scatter, arrivals, done, summed, edits, move, is_last=tiles is not None)
+    sending = chunks.to_others(level, part)
+    waits: list[DevicePhase] = []
+    if summed is not None:
+        counts = _per_chunk(scatter, chunks) if behind else made
+        back, waiting = _back(scatter, chunks, edits, summed, counts)
         sending += back
-    else:
-        sums = [sum_of(arrivals, edits)]
-    edits.phases.append((maker.phase, (DevicePhase(tir.sequence(_located(sending, scatter.site.stmt))), grid)))
-    edits.instead(scatter.site.phase, scatter.site.stmt, sums)
+        waits = [DevicePhase(tir.sequence(_located(waiting, scatter.site.stmt)))]
+    before = DevicePhase(tir.sequence(_located(sending, scatter.site.stmt)))
+    edits.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, edits))))
+    edits.instead(scatter.site.phase, scatter.site.stmt, [*behind, *waits])
 
 
-def _everywhere(
-    scatter: _Scatter, chunks: Chunks, edits: Edits, arrivals: Arrivals
-) -> tuple[list[DevicePhase | GridPhase], list[ir.Stmt]]:
-    """What adds up the own rows and waits for those of the others, and the copies that carry them."""
-    rows, level, launch = scatter.rows, scatter.level, scatter.site.launch
-    summed = edits.alloc_flags(f"{rows.buffer.name}_summed", (chunks.each,))
+def _add_up(
+    scatter: _Scatter,
+    arrivals: Arrivals,
+    done: ir.Buffer,
+    summed: ir.Buffer | None,
+    edits: Edits,
+    move: Move,
+    *,
+    is_last: bool,
+) -> list[GridPhase]:
+    """Add up the own rows: in the tiles that make them, if these come last, or in a grid behind, which is returned."""
+    maker, chunks = scatter.maker, arrivals.chunks
+
+    def after(row: Any) -> list[ir.Stmt]:
+        return [] if summed is None else [signal(summed, row // chunks.rows)]
+
+    last = maker.stmts[-1]
+    counts = [tir.at(s, last) for s in chunks.counts(maker, scatter.uses, scatter.level, done)]
+    try:
+        if not is_last:
+            raise Declined("the own tiles are not the last ones")
+        if scatter.used_besides:
+            raise Declined("the parts, or where the sum goes, are used besides")
+        add_where_made(maker, arrivals, counts, edits, scatter.uses, after)
+    except Declined as reason:
+        move.why += f"; a grid behind adds up: {reason.reason}"
+        edits.statements.append((last, tir.sequence([last, *counts])))
+        return [sum_of(arrivals, edits, after)]
+    move.why += ", own tiles add up what has come"
+    return []
+
+
+# -- sums for everybody ------------------------------------------------------------------------------------------------
+
+
+def _back(
+    scatter: _Scatter, chunks: Chunks, edits: Edits, summed: ir.Buffer, counts: list[int]
+) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
+    """Copies of the own sums to all others, and waits for theirs.
+
+    Args:
+        counts: tiles of each chunk of each part, which `summed` counts.
+    """
+    rows, level = scatter.rows, scatter.level
     back = edits.alloc_flags(f"{rows.buffer.name}_back", chunks.shape)
-    high, wide = tile_shape(launch, chunks, ir.integer(rows.buffer.shape[-1]))
-    across = -(-ir.integer(rows.buffer.shape[-1]) // wide)
-    heights = [min(chunks.rows, rows.height - i * chunks.rows) for i in range(chunks.each)]
-    tiles = [-(-height // high) * across for height in heights]
 
     def total(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
         region = rows.region(rank, chunk * chunks.rows, chunks.count(chunk), "r")
-        after = flag(summed, chunk), stairs(chunk, range(len(tiles)), tiles)
+        after = flag(summed, chunk), stairs(rank * chunks.each + chunk, range(len(counts)), counts)
         return _put(level, region, region, peer, flag(back, rank, chunk), after)
 
-    phase = sum_of(arrivals, edits, lambda row: [signal(summed, row // chunks.rows)])
     waits = chunks.to_others(level, lambda rank, peer, chunk: wait(back, peer, chunk))
-    sums: list[DevicePhase | GridPhase] = [phase, DevicePhase(tir.sequence(_located(waits, scatter.site.stmt)))]
-    return sums, chunks.to_others(level, total)
+    return chunks.to_others(level, total), waits
+
+
+def _per_chunk(scatter: _Scatter, chunks: Chunks) -> list[int]:
+    """How many tiles the grid behind has in each chunk of each part."""
+    columns = ir.integer(scatter.rows.buffer.shape[-1])
+    high, wide = tile_shape(scatter.site.launch, chunks, columns)
+    heights = [min(chunks.rows, chunks.of.height - i * chunks.rows) for i in range(chunks.each)]
+    return [-(-height // high) * -(-columns // wide) for height in heights] * chunks.of.parts
 
 
 def _counted(scatter: _Scatter, chunks: Chunks) -> list[int]:

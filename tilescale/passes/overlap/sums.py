@@ -50,6 +50,41 @@ class Arrivals:
     chunks: Chunks
     level: str
 
+    def fragments(self, edits: Edits, shape: tuple[int, int]) -> tuple[ir.Buffer, ir.Buffer]:
+        """Where a program holds a unit's part of a tile, and the total."""
+        name, dtype = self.own.name, str(self.own.dtype)
+        part = edits.alloc(f"{name}_part", shape, dtype, "local.fragment")
+        return part, edits.alloc(f"{name}_total", shape, _wider(dtype), "local.fragment")
+
+    def to(self, rank: Any, row: Any, column: Any, shape: tuple[int, int]) -> ir.Call:
+        """Where a tile of the own rows goes."""
+        buffer, begins, _ = ir.region_parts(self.result(rank))
+        leading = len(begins) - 2
+        places = [*begins[:leading], begins[-2] + row, begins[-1] + column]
+        return tir.region(buffer, places, [*[1] * leading, *shape], "w")
+
+    def added(self, rank: Any, row: Any, column: Any, own: ir.Call, part: ir.Buffer, total: ir.Buffer) -> ir.Stmt:
+        """A tile of all units combined: the first one's part is the total, the others' go to it.
+
+        Args:
+            own: where the unit's own part of the tile is.
+        """
+        shape, unit = [ir.integer(n) for n in part.shape], ir.Var("unit", "int32")
+        sent = tir.region(self.inbox, [unit, row, column], [1, *shape], "r")
+        arrived = tir.sequence([wait(self.here, unit, row // self.chunks.rows), copy(sent, whole(part, "w"))])
+        loops = tir.loop_variables(shape)
+        value = ir.BufferLoad(part, loops)
+        value = value if part.dtype == total.dtype else ir.Cast(str(total.dtype), value)
+        combined = COMBINED[self.op](ir.BufferLoad(total, loops), value)
+        first, other = (tir.parallel(loops, shape, ir.BufferStore(total, v, loops)) for v in (value, combined))
+        body = tir.sequence(
+            [
+                ir.IfThenElse(ir.EQ(unit, rank), copy(own, whole(part, "w")), arrived),
+                ir.IfThenElse(ir.EQ(unit, ir.IntImm("int32", 0)), first, tir.renamed(other)),
+            ]
+        )
+        return _serial(unit, self.chunks.of.parts, body)
+
 
 def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt]] = lambda row: []) -> GridPhase:
     """The phase.
@@ -57,24 +92,25 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
     Args:
         after: what a program does when it has stored a tile, from the tile's first row.
     """
-    launch, rows, dtype = edits.launch, arrivals.chunks.of, str(arrivals.own.dtype)
+    launch, rows = edits.launch, arrivals.chunks.of
     columns = ir.integer(arrivals.own.shape[-1])
     high, wide = tile_shape(launch, arrivals.chunks, columns)
     across = -(-columns // wide)
-    part = edits.alloc(f"{arrivals.own.name}_part", (high, wide), dtype, "local.fragment")
-    total = edits.alloc(f"{arrivals.own.name}_total", (high, wide), _wider(dtype), "local.fragment")
+    part, total = arrivals.fragments(edits, (high, wide))
     rank, rank_is = rank_of(arrivals.level)
     number = _number(launch)
     programs = math.prod(ir.integer(n) for n in launch.grid)
-    turn, unit = ir.Var("turn", "int32"), ir.Var("unit", "int32")
+    turn = ir.Var("turn", "int32")
     tile, tile_is = bound("tile", number + turn * programs)
     row, row_is = bound("row", tile // across * high)
     column = tile % across * wide
+    at = [rank, row] if rows.slots else [rank * rows.height + row]
+    own = tir.region(arrivals.own, [*at, column], [*[1] * rows.slots, high, wide], "r")
     body = [
         tile_is,
         row_is,
-        _serial(unit, rows.parts, _combine(arrivals, unit, rank, row, column, part, total)),
-        _copy(_whole(total, "r"), _tile(arrivals.result(rank), row, column, (high, wide), "w")),
+        arrivals.added(rank, row, column, own, part, total),
+        copy(whole(total, "r"), arrivals.to(rank, row, column, (high, wide))),
         *after(row),
     ]
     turns = ir.simplify((-(-rows.height // high) * across - number + programs - 1) // programs, {})
@@ -83,9 +119,9 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
 
 def tile_shape(launch: Launch, chunks: Chunks, columns: int) -> tuple[int, int]:
     """Rows and columns of a tile: whole tiles make a chunk, also the last one of a part."""
-    wide, whole = min(columns, _WIDEST), math.gcd(chunks.rows, chunks.of.height)
+    wide, even = min(columns, _WIDEST), math.gcd(chunks.rows, chunks.of.height)
     most = max(1, launch.thread_count * _PER_THREAD // wide)
-    return max(n for n in range(1, min(most, whole) + 1) if whole % n == 0), wide
+    return max(n for n in range(1, min(most, even) + 1) if even % n == 0), wide
 
 
 def _number(launch: Launch) -> Any:
@@ -96,47 +132,18 @@ def _number(launch: Launch) -> Any:
     return ir.simplify(number, {})
 
 
-def _combine(
-    arrivals: Arrivals, unit: Any, rank: Any, row: Any, column: Any, part: ir.Buffer, total: ir.Buffer
-) -> ir.Stmt:
-    """One unit's contribution to a tile: the first is the total, the others go to it."""
-    shape = [ir.integer(n) for n in part.shape]
-    rows, zero = arrivals.chunks.of, ir.IntImm("int32", 0)
-    at = [rank, row] if rows.slots else [rank * rows.height + row]
-    own = tir.region(arrivals.own, [*at, column], [*[1] * rows.slots, *shape], "r")
-    sent = tir.region(arrivals.inbox, [unit, row, column], [1, *shape], "r")
-    arrived = tir.sequence([wait(arrivals.here, unit, row // arrivals.chunks.rows), _copy(sent, _whole(part, "w"))])
-    loops = tir.loop_variables(shape)
-    value = ir.BufferLoad(part, loops)
-    value = value if part.dtype == total.dtype else ir.Cast(str(total.dtype), value)
-    combined = COMBINED[arrivals.op](ir.BufferLoad(total, loops), value)
-    first, other = (tir.parallel(loops, shape, ir.BufferStore(total, v, loops)) for v in (value, combined))
-    return tir.sequence(
-        [
-            ir.IfThenElse(ir.EQ(unit, rank), _copy(own, _whole(part, "w")), arrived),
-            ir.IfThenElse(ir.EQ(unit, zero), first, tir.renamed(other)),
-        ]
-    )
-
-
 def _wider(dtype: str) -> str:
     """What elements of a type are combined in."""
     return "float32" if "float" in dtype and ir.bits(dtype) < 32 else dtype
 
 
-def _tile(region: ir.Call, row: Any, column: Any, shape: tuple[int, int], access: str) -> ir.Call:
-    """A tile of a region (rows, columns), maybe with leading ones."""
-    buffer, begins, _ = ir.region_parts(region)
-    leading = len(begins) - 2
-    places = [*begins[:leading], begins[-2] + row, begins[-1] + column]
-    return tir.region(buffer, places, [*[1] * leading, *shape], access)
-
-
-def _whole(buffer: ir.Buffer, access: str) -> ir.Call:
+def whole(buffer: ir.Buffer, access: str) -> ir.Call:
+    """All of a tile as the argument of an operation."""
     return tir.region(buffer, [ir.IntImm("int32", 0)] * len(buffer.shape), buffer.shape, access)
 
 
-def _copy(source: ir.Call, target: ir.Call) -> ir.Stmt:
+def copy(source: ir.Call, target: ir.Call) -> ir.Stmt:
+    """`T.copy(source, target)`."""
     return tir.tile_call("copy", source, target)
 
 
