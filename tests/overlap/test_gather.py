@@ -172,6 +172,7 @@ def gather_and(
     dim: int = 0,
     meets: bool = False,
     known: bool = True,
+    whole: bool = False,
 ) -> Any:
     """A gather, and something that stands against its overlap."""
 
@@ -191,8 +192,12 @@ def gather_and(
             with T.Scale("device"), T.Scale("block"):
                 x = T.alloc((4, 16), "float32", level="l1")
                 if reads:
-                    row = b * 4 if known else R[b]
-                    T.copy(gathered[row, 0], x)
+                    if whole:
+                        for part in T.Pipelined(4, num_stages=2):
+                            T.copy(gathered[R[part], 0], x)
+                    else:
+                        row = b * 4 if known else R[b]
+                        T.copy(gathered[row, 0], x)
                 else:
                     T.clear(x)
                 if meets:
@@ -234,6 +239,7 @@ def test_other_reasons():
         ({"impl": "ring"}, "impl='ring' was asked for"),
         ({"dim": 1}, "it does not gather along the first dimension"),
         ({"known": False}, "which rows a tile touches is known at launch only"),
+        ({"whole": True}, "every tile reads all rows"),
     ):
         (move,) = overlapped(gather_and(**given_))[1].moves
         assert not move.overlapped and move.why.startswith(reason), move

@@ -53,6 +53,7 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     check_unwritten(source, mine, graph, "what it sends")
     check_unwritten(target, mine, graph, "its result")
     gather = _Gather(site, uses, rows, _readers(target, mine, graph, uses, rows))
+    _check_some(gather)
     chunk = _choose(gather, move)
     edits = Edits(uses.program, site.launch, uses.machine)
     chunks = Chunks(rows, chunk)
@@ -100,6 +101,14 @@ def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Rows
         raise Declined("no grid reads its result", location(mine.stmt))
     assert mine.launch is not None
     return tuple(uses.find(phase, mine.launch, rows) for phase in phases)
+
+
+def _check_some(gather: _Gather) -> None:
+    """Raise Declined if every tile of the first grid needs all rows: there is nothing to begin with."""
+    use, rows = gather.readers[0], gather.rows
+    touched = gather.uses.by_rank(use, gather.level)
+    if all((((begin <= 0) & (end >= rows.total)) | ~runs).all() for begin, end, runs in touched):
+        raise Declined("every tile reads all rows", location(use.stmts[0]))
 
 
 # -- chunks ------------------------------------------------------------------------------------------------------------
