@@ -20,10 +20,12 @@ H200 = Machine.load("h200-sxm-8")
 Tensors = list[list[torch.Tensor]]
 
 
-def overlapped(func: Any, *, chunk: int | None = None, ordered: bool = True) -> tuple[Any, Schedule]:
+def overlapped(
+    func: Any, *, chunk: int | None = None, carrier: str | None = None, ordered: bool = True
+) -> tuple[Any, Schedule]:
     """A program with every collective beside its grids that may be, whether or not it pays."""
     _, first = overlap(func, H200)
-    wanted = [replace(move, overlapped=True, chunk=chunk, ordered=ordered) for move in first.moves]
+    wanted = [replace(move, overlapped=True, chunk=chunk, carrier=carrier, ordered=ordered) for move in first.moves]
     return overlap(func, H200, Schedule(wanted))
 
 

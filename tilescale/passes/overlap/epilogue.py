@@ -12,6 +12,7 @@ registers together with what is added.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tilelang_core import ir
@@ -23,20 +24,31 @@ from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.program.model import bytes_of, location
 
 
+@dataclass(frozen=True)
+class Tile:
+    """A tile of a program: where it is, its place in the part of its `owner`, and the unit's own `rank`."""
+
+    buffer: ir.Buffer
+    row: Any
+    column: Any
+    owner: Any
+    rank: Any
+
+
 def add_where_made(
     use: Use,
     arrivals: Arrivals,
-    counts: list[ir.Stmt],
+    others: Callable[[Tile], list[ir.Stmt]],
     edits: Edits,
     uses: Uses,
-    after: Callable[[Any], list[ir.Stmt]] = lambda row: [],
+    after: Callable[[Tile], list[ir.Stmt]],
 ) -> None:
     """Let the tiles of own rows add up what arrives.
 
     Args:
         use: what writes the tiles.
-        counts: what tells that a tile of others' rows is stored.
-        after: what a program does when it has stored a tile of own rows, from the tile's first row in its part.
+        others: what a program does with a tile of others' rows.
+        after: what it does when it has stored a tile of own rows, which then holds the sums.
 
     Raises:
         Declined: they cannot.
@@ -50,12 +62,14 @@ def add_where_made(
     row = ir.simplify(use.begin % height, {})
     own = [arrivals.added(rank, row, column, whole(tile, "r"), part, total)]
     target = arrivals.to(rank, row, column, shape)
+    sums = total
     if _is_free(tile, store, use, uses) and tile.dtype == ir.region_parts(target)[0].dtype:
-        own += [copy(whole(total, "r"), whole(tile, "w")), copy(whole(tile, "r"), target)]
-    else:
-        own.append(copy(whole(total, "r"), target))
-    is_own = ir.EQ(ir.simplify(use.begin // height, {}), rank)
-    branch = ir.IfThenElse(is_own, tir.sequence([*own, *after(row)]), tir.sequence([store, *counts]))
+        own.append(copy(whole(total, "r"), whole(tile, "w")))
+        sums = tile
+    own += [copy(whole(sums, "r"), target), *after(Tile(sums, row, column, rank, rank))]
+    owner = ir.simplify(use.begin // height, {})
+    away = tir.sequence(others(Tile(tile, row, column, owner, rank)))
+    branch = ir.IfThenElse(ir.EQ(owner, rank), tir.sequence(own), away)
     edits.statements.append((store, tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])))
 
 
@@ -81,6 +95,8 @@ def _check(use: Use, arrivals: Arrivals, tile: ir.Buffer, uses: Uses) -> None:
     """Raise Declined if a tile has rows of several chunks, or if there is no room."""
     if arrivals.chunks.span(use, uses, arrivals.level) != (1, True):
         raise Declined("a tile has rows of several chunks", location(use.stmts[0]))
+    if ir.contains(use.phase.stmt, lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tir.BLOCK_ORDER):
+        raise Declined("the program sets the order of its blocks itself", use.launch.where)
     machine, launch = uses.machine, use.launch
     room = machine.capacity(machine.layer_for("fragment").name, launch.thread_count)
     kinds = [str(arrivals.own.dtype), "float32", *([str(tile.dtype)] if ir.scope_kind(tile) == "fragment" else [])]

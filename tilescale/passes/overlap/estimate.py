@@ -21,7 +21,7 @@ from tilescale.collectives.select import Wanted, everything, members, numbering,
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Machine, Mechanism, Network
 from tilescale.passes.overlap.legality import Site
-from tilescale.passes.overlap.schedule import Declined
+from tilescale.passes.overlap.schedule import QUEUE, Declined
 from tilescale.passes.overlap.uses import Uses
 from tilescale.program.grids import Unknown
 from tilescale.program.model import GridPhase, Launch, bytes_of
@@ -52,17 +52,21 @@ class Travel:
     local: float
 
     @classmethod
-    def of(cls, site: Site, uses: Uses, parts: int, height: int) -> Travel:
+    def of(cls, site: Site, uses: Uses, parts: int, height: int, carrier: str = QUEUE) -> Travel:
         """How a collective's rows travel on the machine.
 
         Raises:
-            Declined: nothing moves data while programs run.
+            Declined: nothing moves data while programs run, or programs move none.
         """
-        network = network_of(site.made.call, uses.machine, uses.sizes)
-        able = [m for m in network.mechanisms if m.started_by == "host" and m.put] if network is not None else []
+        network, starter = (
+            network_of(site.made.call, uses.machine, uses.sizes),
+            "host" if carrier == QUEUE else "program",
+        )
+        offers = network.mechanisms if network is not None else ()
+        able = [m for m in offers if m.started_by == starter and m.put and not m.on_request]
         if network is None or not able:
             name = network.name if network is not None else uses.machine.name
-            raise Declined(f"nothing of {name} moves data while programs run")
+            raise Declined(f"nothing of {name} moves data {'while' if carrier == QUEUE else 'from where'} programs run")
         whole = region_bytes(site.made.whole[0]) or 0
         return cls(network, able[0], parts, height, whole // (parts * height), 2 / _bandwidth(uses.machine))
 

@@ -11,6 +11,8 @@ in between, and what `legality.py` says.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +21,15 @@ import numpy as np
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
+from tilescale.cost.choose import TIE
 from tilescale.passes.overlap.chunks import Chunks, flag, signal, wait
 from tilescale.passes.overlap.edits import Edits
-from tilescale.passes.overlap.epilogue import add_where_made
+from tilescale.passes.overlap.epilogue import Tile, add_where_made
 from tilescale.passes.overlap.estimate import Travel, best_chunk, grid_seconds, in_order, reduced
 from tilescale.passes.overlap.legality import Site, check_unwritten, stands_alone
 from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
-from tilescale.passes.overlap.schedule import Declined, Move
-from tilescale.passes.overlap.sums import COMBINED, Arrivals, sum_of, tile_shape
+from tilescale.passes.overlap.schedule import QUEUE, TILES, Declined, Move
+from tilescale.passes.overlap.sums import COMBINED, Arrivals, sum_of, tile_shape, whole
 from tilescale.passes.overlap.uses import Rows, Use, Uses
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
@@ -78,10 +81,18 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
     phase = _maker(root, mine, graph)
     besides = not everywhere and _used_besides(root, phase, site, mine, graph)
     scatter = _Scatter(site, uses, rows, uses.find(phase, site.launch, rows), everywhere, besides)
-    chunks = Chunks(rows, _choose(scatter, move))
-    edits = Edits(uses.program, site.launch, uses.machine)
-    _rewrite(scatter, chunks, edits, move)
-    return edits.apply()
+    for carrier in (carriers := _carriers(scatter, move)):
+        chunk = _choose(scatter, move, carrier)
+        edits = Edits(uses.program, site.launch, uses.machine)
+        try:
+            (_by_queue if carrier == QUEUE else _by_tiles)(scatter, Chunks(rows, chunk), edits, move)
+        except Declined:
+            if carrier == carriers[-1]:
+                raise
+            continue
+        move.chunk, move.carrier = chunk, carrier
+        return edits.apply()
+    raise AssertionError("the last carrier was declined or taken")
 
 
 def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
@@ -148,25 +159,86 @@ def _used_besides(root: ir.Var, phase: GridPhase, site: Site, mine: Step, graph:
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
-def _choose(scatter: _Scatter, move: Move) -> int:
-    """Rows of a chunk, and what the move is estimated to take."""
+def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
+    """Rows of a chunk for a carrier, and what the move is estimated to take."""
     site, uses, rows, maker = scatter.site, scatter.uses, scatter.rows, scatter.maker
-    travel = Travel.of(site, uses, rows.parts, rows.height)
+    travel = Travel.of(site, uses, rows.parts, rows.height, carrier)
     grid = grid_seconds(maker.phase, maker.launch, uses)
 
     def seconds(travel: Travel, chunk: int, grid: float) -> float:
         return reduced(travel, chunk, grid, everywhere=scatter.everywhere)
 
     step = uses.step(maker, rows.height, scatter.level)
-    move.chunk = chunk = min(move.chunk or best_chunk(travel, step, grid, seconds), rows.height)
+    chunk = min(move.chunk or best_chunk(travel, step, grid, seconds), rows.height)
     move.beside_s, move.in_order_s = seconds(travel, chunk, grid), in_order(site, uses, grid)
     return chunk
+
+
+def _carriers(scatter: _Scatter, move: Move) -> list[str]:
+    """Who may move the rows, the one to try first in front: the copy queue, unless tiles are clearly faster."""
+    if move.carrier is not None:
+        return [move.carrier]
+    times = {}
+    for carrier in (QUEUE, TILES):
+        with contextlib.suppress(Declined):
+            _choose(scatter, move, carrier)
+            times[carrier] = move.beside_s or 0.0
+    if not times:
+        raise Declined("nothing of the network moves such rows", location(scatter.site.stmt))
+    if TILES in times and times[TILES] < times.get(QUEUE, math.inf) * (1 - TIE):
+        return [TILES, *(name for name in times if name == QUEUE)]
+    return [QUEUE]
 
 
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _rewrite(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
+def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
+    """Tiles of others' rows go to their owners by themselves, and the sums of own ones to everybody.
+
+    Raises:
+        Declined: own tiles cannot add up where they are made.
+    """
+    name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
+    made = _counted(scatter, chunks)
+    here = edits.alloc_flags(f"{name}_here", chunks.shape)
+    columns = ir.integer(rows.buffer.shape[-1])
+    inbox = edits.alloc(f"{name}_inbox", (rows.parts, rows.height, columns), str(rows.buffer.dtype))
+    back = edits.alloc_flags(f"{name}_back", chunks.shape) if scatter.everywhere else None
+
+    def count(rank: Any, chunk: Any) -> Any:
+        return stairs(rank * chunks.each + chunk, range(len(made)), made)
+
+    def away(tile: Tile) -> list[ir.Stmt]:
+        region = tir.region(inbox, [tile.rank, tile.row, tile.column], [1, *tile.buffer.shape], "w")
+        return [
+            _put(level, whole(tile.buffer, "r"), region, tile.owner, flag(here, tile.rank, tile.row // chunks.rows))
+        ]
+
+    def after(tile: Tile) -> list[ir.Stmt]:
+        if back is None:
+            return []
+        step = ir.Var("step", "int32")
+        high, wide = map(ir.integer, tile.buffer.shape)
+        target = arrivals.to(tile.rank, tile.row, tile.column, (high, wide))
+        told = flag(back, tile.rank, tile.row // chunks.rows)
+        put = _put(level, whole(tile.buffer, "r"), target, (tile.rank + step) % rows.parts, told)
+        return [ir.For(step, 1, rows.parts - 1, ir.ForKind.SERIAL, put)]
+
+    op = str(scatter.site.made.op)
+    arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, op, chunks, level, count)
+    move.why = "tiles of others' rows go to their owners, own tiles add up what has come"
+    tiles = tiles_in(Departure(), maker, rows, scatter.uses, move, level)
+    if tiles is None or scatter.used_besides:
+        raise Declined("own tiles cannot add up")
+    add_where_made(maker, arrivals, away, edits, scatter.uses, after)
+    edits.phases.append((maker.phase, (with_tiles(maker.phase, tiles, edits),)))
+    waits = chunks.to_others(level, lambda rank, peer, i: wait(back, peer, i, value=count(peer, i))) if back else []
+    behind = [DevicePhase(tir.sequence(_located(waits, scatter.site.stmt)))] if waits else []
+    edits.instead(scatter.site.phase, scatter.site.stmt, behind)
+
+
+def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
     """Copies before the grid, counts in it, sums behind it."""
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
     done, here = (edits.alloc_flags(f"{name}_{what}", chunks.shape) for what in ("done", "here"))
@@ -221,7 +293,8 @@ def _add_up(
             raise Declined("the own tiles are not the last ones")
         if scatter.used_besides:
             raise Declined("the parts, or where the sum goes, are used besides")
-        add_where_made(maker, arrivals, counts, edits, scatter.uses, after)
+        away = lambda tile: [last, *counts]  # noqa: E731
+        add_where_made(maker, arrivals, away, edits, scatter.uses, lambda tile: after(tile.row))
     except Declined as reason:
         move.why += f"; a grid behind adds up: {reason.reason}"
         edits.statements.append((last, tir.sequence([last, *counts])))
@@ -282,9 +355,11 @@ def _counted(scatter: _Scatter, chunks: Chunks) -> list[int]:
     return [int(n) for n in found[0]]
 
 
-def _put(level: str, source: ir.Call, target: ir.Call, peer: Any, told: ir.Call, after: tuple[ir.Call, Any]) -> ir.Stmt:
+def _put(
+    level: str, source: ir.Call, target: ir.Call, peer: Any, told: ir.Call, after: tuple[ir.Call, Any] | tuple[()] = ()
+) -> ir.Stmt:
     """`T.copy(source, target, dst=peer, signal=told, after=(flag, ">=", value))`."""
-    notes = {"level": level, "far": "dst", "op": "add", "after": ">="}
+    notes: dict[str, Any] = {"level": level, "far": "dst", "op": "add", "after": ">=" if after else None}
     return tir.evaluate(call(COPY, source, target, peer, told, ir.IntImm("int32", 1), *after, **notes))
 
 

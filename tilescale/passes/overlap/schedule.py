@@ -26,6 +26,10 @@ class Declined(Exception):  # noqa: N818 - no error: the collective stays as the
         self.reason, self.where = reason, where
 
 
+QUEUE, TILES = "queue", "tiles"
+"""Who moves rows: the copy queue of a device, or the tiles that make them."""
+
+
 @dataclass
 class Move:
     """What happens with one collective.
@@ -35,6 +39,7 @@ class Move:
         tensors: what it moves, from and to.
         overlapped: whether it runs beside the grid that produces or reads what it moves.
         chunk: rows that travel together; None leaves the choice to the cost model.
+        carrier: who moves the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
         ordered: whether the tiles of the grid are put into the order in which rows travel.
         where: the user's line.
         why: the reason, in words.
@@ -45,6 +50,7 @@ class Move:
     tensors: tuple[str, str]
     overlapped: bool = True
     chunk: int | None = None
+    carrier: str | None = None
     ordered: bool = True
     where: Location | None = None
     why: str = ""
@@ -54,6 +60,8 @@ class Move:
     def __post_init__(self) -> None:
         if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
             raise UsageError(f"Move(chunk={self.chunk!r}): a chunk is a positive number of rows", hint="leave it out")
+        if self.carrier not in (None, QUEUE, TILES):
+            raise UsageError(f"Move(carrier={self.carrier!r}): it is {QUEUE!r} or {TILES!r}", hint="leave it out")
 
     def __str__(self) -> str:
         source, target = self.tensors

@@ -40,6 +40,7 @@ class Arrivals:
         here: flags (units, chunks), raised when a chunk of a unit has arrived.
         result: where the own rows of a rank go: a region (rows, columns), maybe with a leading 1.
         op: one of `COMBINED`.
+        count: signals that a chunk of a rank's own rows gets from each other unit.
     """
 
     own: ir.Buffer
@@ -49,6 +50,7 @@ class Arrivals:
     op: str
     chunks: Chunks
     level: str
+    count: Callable[[Any, Any], Any] = lambda rank, chunk: 1
 
     def fragments(self, edits: Edits, shape: tuple[int, int]) -> tuple[ir.Buffer, ir.Buffer]:
         """Where a program holds a unit's part of a tile, and the total."""
@@ -71,7 +73,9 @@ class Arrivals:
         """
         shape, unit = [ir.integer(n) for n in part.shape], ir.Var("unit", "int32")
         sent = tir.region(self.inbox, [unit, row, column], [1, *shape], "r")
-        arrived = tir.sequence([wait(self.here, unit, row // self.chunks.rows), copy(sent, whole(part, "w"))])
+        chunk = row // self.chunks.rows
+        awaited = wait(self.here, unit, chunk, value=self.count(rank, chunk))
+        arrived = tir.sequence([awaited, copy(sent, whole(part, "w"))])
         loops = tir.loop_variables(shape)
         value = ir.BufferLoad(part, loops)
         value = value if part.dtype == total.dtype else ir.Cast(str(total.dtype), value)
