@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "cost": _MODEL,
     "collectives": _MODEL | {"cost"},
     "language": _MODEL | {"collectives"},
-    "passes": _MODEL | {"cost"},
+    "passes": _MODEL | {"cost", "collectives"},
     "timing": _MODEL | {"cost", "collectives"},
     "backends": _LIBRARY,
     "runtime": _LIBRARY | {"backends", "language"},
