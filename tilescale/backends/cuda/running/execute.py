@@ -27,8 +27,9 @@ from tilescale.backends.cuda.running.plans import Plan, Plans, standing_for
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.support import STRIDE
-from tilescale.comm import World, init
-from tilescale.comm.heap import SymmetricHeap, default_heap
+from tilescale.comm import Team, World, init
+from tilescale.comm.heap import SymmetricHeap
+from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.group import Group
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
@@ -39,7 +40,7 @@ from tilescale.settings import settings
 
 _NO_TURN = nullcontext()
 
-OWN_OPTIONS = ("out_idx", "wait_s")
+OWN_OPTIONS = ("out_idx", "wait_s", "team")
 """Options of a kernel that are not TileLang's compiler's."""
 
 
@@ -57,16 +58,17 @@ class DeviceProgram:
         self.program, machine = lowered.program, lowered.target.machine
         self.options = {k: v for k, v in options.items() if v is not None and k not in OWN_OPTIONS}
         self.world: World = init()
+        self.team: Team = options.get("team") or self.world
         self.device = self.world.device
         torch.cuda.set_device(self.device)
         self.is_alone = not self.program.extents
         if self.is_alone:
-            self.world = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
-        self._group = Group(self.world)
+            self.world = self.team = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
+        self._group = Group(self.team)
         agree(self._group, _facts(self.program, machine, self.options))
         self.sizes = self._sizes()
         stride = STRIDE if self.is_alone else self.heap.addresses.stride
-        self.target = Target(machine, self.sizes, stride, nccl=not settings().share_gpus)
+        self.target = Target(machine, self.sizes, stride, nccl=not settings().share_gpus and self.team.ranks == self.world.ranks)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._plans, self._turns = Plans(), turns(self.device)
@@ -82,7 +84,7 @@ class DeviceProgram:
     @cached_property
     def heap(self) -> SymmetricHeap:
         """The memory that the program's devices share. Collective: its first use opens it."""
-        return SymmetricHeap(self.world, self.device) if self.is_alone else default_heap()
+        return SymmetricHeap(self.team, self.device) if self.is_alone else heap_for(self.team)
 
     @cached_property
     def guard(self) -> Guard:
@@ -115,19 +117,19 @@ class DeviceProgram:
         known = [(name, ir.constant(extent)) for name, extent in self.program.extents]
         fixed = math.prod(n for _, n in known if n is not None)
         open_ = [name for name, n in known if n is None]
-        if self.world.size % fixed or (self.world.size != fixed and len(open_) != 1):
+        if self.team.size % fixed or (self.team.size != fixed and len(open_) != 1):
             raise LaunchError(
-                f"{self.program.name!r} launches {fixed} devices, the job has {self.world.size} ranks",
+                f"{self.program.name!r} launches {fixed} devices, the job has {self.team.size} ranks",
                 hint=f"start it with `tilescale run -n {fixed} ...`",
                 where=self.program.launches[0].where,
             )
-        return tuple((name, self.world.size // fixed if n is None else n) for name, n in known)
+        return tuple((name, self.team.size // fixed if n is None else n) for name, n in known)
 
     def rank(self, level: str) -> int:
         """This rank's rank at a level: devices are numbered row-major, the coarsest level slowest."""
         names = [name for name, _ in self.sizes]
         finer = math.prod(n for _, n in self.sizes[names.index(level) + 1 :])
-        return self.world.rank // finer % dict(self.sizes)[level]
+        return self.team.rank // finer % dict(self.sizes)[level]
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -154,7 +156,8 @@ class DeviceProgram:
 
     def compile(self, func: ir.PrimFunc, check: Callable[[], None] | None = None) -> Any:
         """The kernel; one rank of each node checks and compiles, the others find the result in the cache."""
-        first = self.world.local_rank == 0
+        nodes = [self.world.node_of[rank] for rank in self.team.ranks]
+        first = nodes.index(self.world.node) == self.team.rank
 
         def make() -> Any:
             if first and check is not None:

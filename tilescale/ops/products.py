@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Products of tiles, as the operators' programs share them: tile sizes, the order of tiles, and the loop of one tile."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import tilescale.language as T
+from tilescale.hda.current import current_machine
+
+CHUNK = 512
+"""Rows that travel together, at most: enough for a copy engine's full rate, and soon there."""
+
+CHUNKS = 128
+"""Flags for the chunks of one shard."""
+
+DEPTH = 64
+"""Columns of a step: 128 bytes, which is as wide as tiles lie in shared memory without conflicts."""
+
+ROWS = CHUNK * CHUNKS
+"""Rows that a shard may have."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a product is cut.
+
+    Attributes:
+        m, n: a block's tile of the result.
+        rate: what blocks of such tiles reach of the rate of the largest ones, which load least for each product;
+            measured on an H200.
+    """
+
+    m: int
+    n: int
+    rate: float
+    stages: int = 4
+
+    @property
+    def threads(self) -> int:
+        """Of a block: a warpgroup for each 64 rows."""
+        return 2 * self.m
+
+    @property
+    def group(self) -> int:
+        """Rows of tiles that lie in a chunk."""
+        return CHUNK // self.m
+
+
+TILINGS = (Tiling(128, 256, 1.0), Tiling(128, 224, 0.97), Tiling(128, 128, 0.85), Tiling(64, 128, 0.6), Tiling(64, 64, 0.45))
+
+
+@lru_cache(4096)
+def tiling(rows: int, shards: int, N: int, transposed: bool) -> Tiling:
+    """The tiles with which a product of `shards` times `rows` rows and N columns takes the fewest and shortest waves."""
+    machine = current_machine()
+    blocks = machine.count(machine.program_level.name, machine.tensor_level.name)
+    fits = [t for t in TILINGS if t.n % 64 == 0 or (transposed and N % t.n == 0)]
+
+    def time(t: Tiling) -> float:
+        tiles = shards * math.ceil(rows / t.m) * math.ceil(N / t.n)
+        return math.ceil(tiles / blocks) * t.m * t.n / t.rate
+
+    return min(fits, key=time)
+
+
+def raster(place: Any, tiles_m: Any, tiles_n: int, group: int) -> tuple[Any, Any]:
+    """Row and column of a tile: group after group of rows, column after column of it, so that operands stay in cache."""
+    part = place // (group * tiles_n)
+    height = T.min(group, tiles_m - part * group)
+    inside = place % (group * tiles_n)
+    return part * group + inside % height, inside // height
+
+
+@T.macro
+def multiply(A, shard, m, B, n, a, b, c, K, stages, transposed):
+    """c += A[shard, m:, :] B[:, n:] for one tile; B is (N, K) if transposed; a, b and c are the block's tiles."""
+    for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=stages):
+        T.copy(A[shard, m, k * DEPTH], a)
+        if transposed:
+            T.copy(B[n, k * DEPTH], b)
+        else:
+            T.copy(B[k * DEPTH, n], b)
+        T.gemm(a, b, c, transpose_B=transposed)
+
+
+@T.macro
+def add_bias(c, bias, n, N):
+    """c += bias[n:], for each row."""
+    for i, j in T.Parallel(c.shape[0], c.shape[1]):
+        if n + j < N:
+            c[i, j] += T.cast(bias[n + j], "float32")
+
+
+@T.macro
+def add(total, part):
+    """total += part, in float32."""
+    for i, j in T.Parallel(total.shape[0], total.shape[1]):
+        total[i, j] += T.cast(part[i, j], "float32")
