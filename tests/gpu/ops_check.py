@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Operators on GPUs: `torchrun --nproc-per-node 2 tests/gpu/ops_check.py [names]`.
 
-Every operator runs on fresh random inputs, one rank late, its workspace full of NaN, eager, repeated and in a CUDA graph,
-and is compared with float32. Then each large product is raced against cuBLAS alone, and NCCL with cuBLAS, in turns.
-Prints a line for each check, and ends with exit code 1 if one fails.
+Every operator runs on fresh random inputs, one rank late, its workspace full of NaN, eager, repeated and in a CUDA
+graph, and is compared with float32. Numbers are sizes at which products are raced against cuBLAS alone, and NCCL with
+cuBLAS, in turns. Prints a line for each check, and ends with exit code 1 if one fails.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -29,7 +30,8 @@ from tilescale.ops.workspace import workspace_of  # noqa: E402
 WORLD = tilescale.init()
 RANK, SIZE, DEVICE = WORLD.rank, WORLD.size, WORLD.device
 BEGIN = time.monotonic()
-ROUNDS, CALLS, LATE_CYCLES = 8, 6, 2_000_000
+ROUNDS, CALLS, LATE_CYCLES = int(os.environ.get("OPS_ROUNDS", "8")), 6, 2_000_000
+"""With OPS_ROUNDS=0 kernels are only compiled, for a job that finds them in TileLang's cache."""
 
 
 def say(*what: Any) -> None:
@@ -93,22 +95,31 @@ def runs(what: str, call: Callable[[], Any], check: Callable[[Any], None]) -> No
     say(f"PASS {what}")
 
 
-SHAPES = [(1, 64, 64), (24, 200, 136), (300, 512, 1024), (1024, 1792, 2048), (2560, 3584, 1024)]
-"""Rows of a rank, N, K."""
+SHAPES = [
+    (1, 64, 64, True),
+    (24, 200, 136, False),
+    (300, 512, 1024, True),
+    (1100, 3584, 1024, True),
+    (1024, 3584, 1024, False),
+]
+"""Rows of a rank, N, K, and whether the right operand is a transposed one."""
+
+
+def operand(n: int, k: int, transposed: bool) -> torch.Tensor:
+    """A right operand (k, n)."""
+    return random(n, k).t() if transposed else random(k, n)
 
 
 def check_all_gather_matmul() -> None:
-    for rows, n, k in SHAPES:
-        for transposed in (True, False):
-            a, b, bias = random(rows, k), random(n, k) if transposed else random(k, n), random(n)
-            right = b.t() if transposed else b
-            want = everyones(a).view(-1, k).float() @ right.float() + bias.float()
-            title = f"all_gather_matmul {SIZE * rows}x{n}x{k} {'NT' if transposed else 'NN'}"
-            runs(
-                title,
-                lambda a=a, right=right, bias=bias: ops.all_gather_matmul(a, right, bias=bias),
-                lambda c, want=want, title=title: compare(title, c, want),
-            )
+    for rows, n, k, transposed in SHAPES:
+        a, right, bias = random(rows, k), operand(n, k, transposed), random(n)
+        want = everyones(a).view(-1, k).float() @ right.float() + bias.float()
+        title = f"all_gather_matmul {SIZE * rows}x{n}x{k} {'NT' if transposed else 'NN'}"
+        runs(
+            title,
+            lambda a=a, right=right, bias=bias: ops.all_gather_matmul(a, right, bias=bias),
+            lambda c, want=want, title=title: compare(title, c, want),
+        )
 
 
 def check_several_weights() -> None:
@@ -123,18 +134,16 @@ def check_several_weights() -> None:
 
 
 def check_matmul_reduce_scatter() -> None:
-    for rows, n, k in SHAPES:
-        for transposed in (True, False):
-            a, b, bias = random(SIZE * rows, k), random(n, k) if transposed else random(k, n), random(n)
-            dist.broadcast(bias, 0)
-            right = b.t() if transposed else b
-            want = (total(a.float() @ right.float()) + bias.float()).chunk(SIZE)[RANK]
-            title = f"matmul_reduce_scatter {SIZE * rows}x{n}x{k} {'NT' if transposed else 'NN'}"
-            runs(
-                title,
-                lambda a=a, right=right, bias=bias: ops.matmul_reduce_scatter(a, right, bias=bias),
-                lambda c, want=want, title=title: compare(title, c, want),
-            )
+    for rows, n, k, transposed in SHAPES:
+        a, right, bias = random(SIZE * rows, k), operand(n, k, transposed), random(n)
+        dist.broadcast(bias, 0)
+        want = (total(a.float() @ right.float()) + bias.float()).chunk(SIZE)[RANK]
+        title = f"matmul_reduce_scatter {SIZE * rows}x{n}x{k} {'NT' if transposed else 'NN'}"
+        runs(
+            title,
+            lambda a=a, right=right, bias=bias: ops.matmul_reduce_scatter(a, right, bias=bias),
+            lambda c, want=want, title=title: compare(title, c, want),
+        )
 
 
 def check_gathers() -> None:
@@ -181,6 +190,8 @@ def meet() -> None:
 
 def race(title: str, contenders: dict[str, Callable[[], Any]]) -> None:
     """Times in turns: medians of the slowest rank, ratios to the first."""
+    if not ROUNDS:
+        return [call() for call in contenders.values()] and None
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
         for name, call in contenders.items():
@@ -201,9 +212,8 @@ def race(title: str, contenders: dict[str, Callable[[], Any]]) -> None:
         say(f"TIME {title} {name}: {us:.1f} us ({min(times[name]):.0f}-{max(times[name]):.0f}), {us / base:.3f} x")
 
 
-def time_products() -> None:
-    ops.workspace(8192, 8192)
-    for m in (8192, 4096, 2048, 1024, 256, 128):
+def time_products(*sizes: int) -> None:
+    for m in sizes:
         rows = m // SIZE
         a, b, whole = random(rows, 8192), random(3584, 8192), random(m, 8192)
 
@@ -227,15 +237,15 @@ def time_products() -> None:
 
 
 def main() -> None:
-    """Checks in order; a failing one does not keep the others from running, unless the job is no more."""
+    """Checks in order; a failing one does not keep the others from running. Numbers are sizes to time."""
     torch.cuda.set_device(DEVICE)
     dist.init_process_group("nccl", device_id=DEVICE)
-    wanted, failed = sys.argv[1:], []
-    for name, check in [(n, f) for n, f in globals().items() if n.startswith(("check_", "time_"))]:
-        if wanted and name not in wanted:
-            continue
+    ops.workspace(8192, 8192)
+    failed: list[str] = []
+    every = [name for name in globals() if name.startswith("check_")]
+    for name in sys.argv[1:] or [*every, "4096"]:
         try:
-            check()
+            time_products(int(name)) if name.isdigit() else globals()[name]()
             torch.cuda.synchronize()
         except Exception:  # noqa: BLE001 - the next check may say more
             traceback.print_exc()

@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""x"""
+"""Finished operators for PyTorch, each a program of the language behind a `torch.library` operator.
+
+    ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them
+    all_gather.py reduce_scatter.py all_reduce.py all_to_all.py    collectives
+    linear.py parallelize.py            layers, and the plan that puts them into a model
+    workspace.py                        memory beside the arguments, made once
+    group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
+    products.py flat.py                 what programs share
+"""
+
 from tilescale.ops.ag_gemm import all_gather_matmul
-from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.all_gather import all_gather
+from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.reduce_scatter import reduce_scatter
-from tilescale.ops.workspace import workspace
+from tilescale.ops.workspace import Workspace, workspace
+
+__all__ = ["Workspace", "all_gather", "all_gather_matmul", "matmul_reduce_scatter", "reduce_scatter", "workspace"]

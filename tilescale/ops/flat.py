@@ -6,7 +6,6 @@ A width that programs know lets them move 16 bytes at a time; how many rows ther
 
 import math
 
-
 import torch
 
 import tilescale.language as T
@@ -58,6 +57,22 @@ def copy_rows(source, s, target, t, first, rows, high, wide):
     for i, j in T.Parallel(high, wide):
         if first + i < rows:
             target[t, first + i, j] = source[s, first + i, j]
+
+
+@T.macro
+def add_rows(total, source, s, first, rows, high, wide):
+    """total += source[s, first:first + high], as far as there are rows."""
+    for i, j in T.Parallel(high, wide):
+        if first + i < rows:
+            total[i, j] += T.cast(source[s, first + i, j], "float32")
+
+
+@T.macro
+def store_rows(total, target, t, first, rows, high, wide):
+    """target[t, first:first + high] = total, as far as there are rows."""
+    for i, j in T.Parallel(high, wide):
+        if first + i < rows:
+            target[t, first + i, j] = total[i, j]
 
 
 def dtype_of(x: torch.Tensor) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Product and reduce-scatter: the sum of a @ b over the ranks, each of which is left with its rows.
 
-Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each chunk
-to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are added up in
-float32 and in one order, so results have the same bits each time.
+Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
+chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
+added up in float32 and in one order, so results have the same bits each time.
 """
 
 from typing import Any
@@ -89,7 +89,7 @@ _operator.register_autograd(_backward, setup_context=_setup)
 
 
 def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
-    """Others' rows into `parts`, from where the queue sends them; own rows, with what is in `inbox`, into the result."""
+    """Others' rows go into `parts`, which the queue sends; own rows, with what is in `inbox`, into the result."""
     rows = T.dynamic("rows")
     tiles_n, b_tile = -(-N // tiles.n), (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of tiles, as the operators' programs share them: tile sizes, the order of tiles, and the loop of one tile."""
+"""What the products of the operators' programs share: tile sizes, the order of tiles, and the loop of one tile."""
 
 import math
 from dataclasses import dataclass
@@ -48,12 +48,18 @@ class Tiling:
         return CHUNK // self.m
 
 
-TILINGS = (Tiling(128, 256, 1.0), Tiling(128, 224, 0.97), Tiling(128, 128, 0.85), Tiling(64, 128, 0.6), Tiling(64, 64, 0.45))
+TILINGS = (
+    Tiling(128, 256, 1.0),
+    Tiling(128, 224, 0.97),
+    Tiling(128, 128, 0.85),
+    Tiling(64, 128, 0.6),
+    Tiling(64, 64, 0.45),
+)
 
 
 @lru_cache(4096)
 def tiling(rows: int, shards: int, N: int, transposed: bool) -> Tiling:
-    """The tiles with which a product of `shards` times `rows` rows and N columns takes the fewest and shortest waves."""
+    """The tiles with which a product of `shards` times `rows` rows and N columns takes the least time in waves."""
     machine = current_machine()
     blocks = machine.count(machine.program_level.name, machine.tensor_level.name)
     fits = [t for t in TILINGS if t.n % 64 == 0 or (transposed and N % t.n == 0)]
@@ -66,7 +72,7 @@ def tiling(rows: int, shards: int, N: int, transposed: bool) -> Tiling:
 
 
 def raster(place: Any, tiles_m: Any, tiles_n: int, group: int) -> tuple[Any, Any]:
-    """Row and column of a tile: group after group of rows, column after column of it, so that operands stay in cache."""
+    """Row and column of a tile: group after group of rows, column after column, so that operands stay in cache."""
     part = place // (group * tiles_n)
     height = T.min(group, tiles_m - part * group)
     inside = place % (group * tiles_n)

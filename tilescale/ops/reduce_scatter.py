@@ -7,7 +7,18 @@ import torch
 
 import tilescale.language as T
 from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_tensor
-from tilescale.ops.flat import CHUNKS, THREADS, chunk_rows, dtype_of, parts_of, split, tile_rows, whole
+from tilescale.ops.flat import (
+    CHUNKS,
+    THREADS,
+    add_rows,
+    chunk_rows,
+    dtype_of,
+    parts_of,
+    split,
+    store_rows,
+    tile_rows,
+    whole,
+)
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.workspace import workspace_of
@@ -69,22 +80,6 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
-
-
-@T.macro
-def add_rows(total, source, s, first, rows, high, wide):
-    """total += source[s, first:first + high], as far as there are rows."""
-    for i, j in T.Parallel(high, wide):
-        if first + i < rows:
-            total[i, j] += T.cast(source[s, first + i, j], "float32")
-
-
-@T.macro
-def store_rows(total, target, t, first, rows, high, wide):
-    """target[t, first:first + high] = total, as far as there are rows."""
-    for i, j in T.Parallel(high, wide):
-        if first + i < rows:
-            target[t, first + i, j] = total[i, j]
 
 
 def program(size: int, width: int, dtype: str, chunk: int) -> Any:

@@ -234,9 +234,10 @@ class Kernel:
         units = math.prod(n for n in known if n is not None)
         if ranks % units if None in known else ranks != units:
             levels = ", ".join(f"{name}={extent}" for name, extent in self.program.extents)
+            who = "the job has" if self.options.get("team") is None else "its team has"
             raise LaunchError(
                 f"{self.program.name!r} launches {units} units that own tensors{f' ({levels})' if levels else ''}, "
-                f"{'the job' if self.options.get('team') is None else 'its team'} has {ranks} rank{'s' if ranks > 1 else ''}",
+                f"{who} {ranks} rank{'s' if ranks > 1 else ''}",
                 hint=f"start it with `tilescale run -n {units} ...`, or emulate all of them in one process with "
                 "tilescale.emulate(func, one list of tensors per unit)",
                 where=self.program.launches[0].where,

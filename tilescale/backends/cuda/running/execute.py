@@ -68,7 +68,8 @@ class DeviceProgram:
         agree(self._group, _facts(self.program, machine, self.options))
         self.sizes = self._sizes()
         stride = STRIDE if self.is_alone else self.heap.addresses.stride
-        self.target = Target(machine, self.sizes, stride, nccl=not settings().share_gpus and self.team.ranks == self.world.ranks)
+        by_nccl = not settings().share_gpus and self.team.ranks == self.world.ranks
+        self.target = Target(machine, self.sizes, stride, nccl=by_nccl)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._plans, self._turns = Plans(), turns(self.device)
