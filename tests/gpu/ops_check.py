@@ -158,6 +158,26 @@ def check_gathers() -> None:
         )
 
 
+def check_matmul_all_reduce() -> None:
+    for m, n, k, transposed in [(1, 1024, 512, True), (100, 1032, 520, False), (2047, 3584, 1024, True)]:
+        a, right, bias = random(m, k), operand(n, k, transposed), random(n)
+        dist.broadcast(bias, 0)
+        want = total(a.float() @ right.float()) + bias.float()
+        title = f"matmul_all_reduce {m}x{n}x{k} {'NT' if transposed else 'NN'}"
+        runs(
+            title,
+            lambda a=a, right=right, bias=bias: ops.matmul_all_reduce(a, right, bias=bias),
+            lambda c, want=want, title=title: compare(title, c, want),
+        )
+
+
+def check_all_reduce() -> None:
+    for shape in ((3,), (100, 33), (1024, 512), (5000, 2048)):
+        x = random(*shape)
+        want = total(x)
+        runs(f"all_reduce {shape}", lambda x=x: ops.all_reduce(x), lambda c, want=want: compare("sum", c, want))
+
+
 def check_gradients_and_compile() -> None:
     x, up, down = random(512, 1024), random(1024, 1024), random(1024, 1024)
 
@@ -234,6 +254,14 @@ def time_products(*sizes: int) -> None:
         ours = lambda x=x, w=w: ops.matmul_reduce_scatter(x, w.t())  # noqa: E731
         alone = lambda x=x, w=w: x @ w.t()  # noqa: E731
         race(f"gemm_rs {m}x8192x3584", {"cublas alone": alone, "nccl+cublas": scattered, "ours": ours})
+
+        def reduced(x: Any = x, w: Any = w) -> torch.Tensor:
+            result = x @ w.t()
+            dist.all_reduce(result)
+            return result
+
+        ours = lambda x=x, w=w: ops.matmul_all_reduce(x, w.t())  # noqa: E731
+        race(f"gemm_ar {m}x8192x3584", {"cublas alone": alone, "nccl+cublas": reduced, "ours": ours})
 
 
 def main() -> None:

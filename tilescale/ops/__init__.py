@@ -11,8 +11,19 @@
 
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
+from tilescale.ops.all_reduce import all_reduce
+from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.reduce_scatter import reduce_scatter
 from tilescale.ops.workspace import Workspace, workspace
 
-__all__ = ["Workspace", "all_gather", "all_gather_matmul", "matmul_reduce_scatter", "reduce_scatter", "workspace"]
+__all__ = [
+    "Workspace",
+    "all_gather",
+    "all_gather_matmul",
+    "all_reduce",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
+    "reduce_scatter",
+    "workspace",
+]

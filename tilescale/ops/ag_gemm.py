@@ -15,7 +15,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_like, check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add_bias, multiply, raster, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add_bias, multiply, tiling
 from tilescale.ops.workspace import workspace_of
 
 
@@ -122,8 +122,9 @@ def program(
     size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool, gathers: bool
 ) -> Any:
     """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there."""
-    rows = T.dynamic("rows")
-    tiles_n, b_tile = -(-N // tiles.n), (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+    rows, b_tile = T.dynamic("rows"), (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+    # With a condition around it, the result does not lie where the steps were.
+    own_stages = tiles.stages if size <= 2 else tiles.stages - 1
 
     @T.prim_func
     def all_gather_matmul(
@@ -133,18 +134,18 @@ def program(
         bias: T.Tensor((N if biased else 1,), dtype),
         C: T.Tensor((size, rows, N), dtype),
     ):
-        tiles_m = T.ceildiv(rows, tiles.m)
-        with T.Kernel(device=size, block=max(size - 1, 1) * tiles_m * tiles_n, threads=tiles.threads) as block:
+        grid = (*tiles.grid(rows, N), max(size - 1, 1))
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
             arrived = T.alloc_flags((size, CHUNKS))
             if gathers and size > 1:
                 with T.Scale("device") as (rank, _):
-                    for turn in T.serial(1, size):
+                    for step in T.serial(1, size):
                         for i in T.serial(T.ceildiv(rows, CHUNK)):
                             first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
                             T.copy(
                                 A[0, first:last, :],
                                 G[rank, first:last, :],
-                                dst=(rank + turn) % size,
+                                dst=(rank + step) % size,
                                 signal=arrived[rank, i],
                             )
             with T.Scale("block"), T.Scale("device") as (rank, _):
@@ -152,11 +153,10 @@ def program(
                 b = T.alloc(b_tile, dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
-                if block < tiles_m * tiles_n:
-                    row, column = raster(block, tiles_m, tiles_n, tiles.group)
-                    m, n = row * tiles.m, column * tiles.n
+                m, n = tiles.place(tile, group)
+                if size <= 2 or turn == 0:
                     T.clear(c)
-                    multiply(A, 0, m, B, n, a, b, c, K, tiles.stages, transposed)
+                    multiply(A, 0, m, B, n, a, b, c, K, own_stages, transposed)
                     if biased:
                         add_bias(c, bias, n, N)
                     T.copy(c, out)
@@ -170,9 +170,8 @@ def program(
                     c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                     out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
                     # The rank before was the first to send here, the one before it the second.
-                    shard = (rank + size - 1 - block // (tiles_m * tiles_n)) % size
-                    row, column = raster(block % (tiles_m * tiles_n), tiles_m, tiles_n, tiles.group)
-                    m, n = row * tiles.m, column * tiles.n
+                    shard = (rank + size - 1 - turn) % size
+                    m, n = tiles.place(tile, group)
                     T.clear(c)
                     if gathers:
                         T.wait(arrived[shard, m // CHUNK], ">=", 1)

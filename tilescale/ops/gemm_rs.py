@@ -15,7 +15,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_divides, check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add, add_bias, multiply, raster, tiling
+from tilescale.ops.products import CHUNKS, DEPTH, ROWS, SENT, Tiling, add, add_bias, multiply, tiling
 from tilescale.ops.workspace import workspace_of
 
 
@@ -90,8 +90,8 @@ _operator.register_autograd(_backward, setup_context=_setup)
 
 def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
     """Others' rows go into `parts`, which the queue sends; own rows, with what is in `inbox`, into the result."""
-    rows = T.dynamic("rows")
-    tiles_n, b_tile = -(-N // tiles.n), (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+    rows, tiles_n = T.dynamic("rows"), -(-N // tiles.n)
+    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
 
     @T.prim_func
     def matmul_reduce_scatter(
@@ -102,15 +102,15 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
         inbox: T.Tensor((size, rows, N), dtype),  # by source
         C: T.Tensor((rows, N), dtype),
     ):
-        tiles_m = T.ceildiv(rows, tiles.m)
-        with T.Kernel(device=size, block=size * tiles_m * tiles_n, threads=tiles.threads) as block:
+        grid = (*tiles.grid(rows, N), size)
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
             done, arrived = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
             if size > 1:
                 with T.Scale("device") as (rank, _):
-                    for turn in T.serial(1, size):
-                        for i in T.serial(T.ceildiv(rows, CHUNK)):
-                            owner = (rank + turn) % size
-                            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
+                    for step in T.serial(1, size):
+                        for i in T.serial(T.ceildiv(rows, SENT)):
+                            owner = (rank + step) % size
+                            first, last = i * SENT, T.min(i * SENT + SENT, rows)
                             T.copy(
                                 parts[owner, first:last, :],
                                 inbox[rank, first:last, :],
@@ -123,19 +123,18 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
                 b = T.alloc(b_tile, dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
-                owner = (rank + 1 + block // (tiles_m * tiles_n)) % size  # the own rows last
-                row, column = raster(block % (tiles_m * tiles_n), tiles_m, tiles_n, tiles.group)
-                m, n = row * tiles.m, column * tiles.n
+                owner = (rank + 1 + turn) % size  # the own rows last
+                m, n = tiles.place(tile, group)
                 T.clear(c)
                 multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
                 if owner != rank:
                     T.copy(c, out)
                     T.copy(out, parts[owner, m, n])
-                    T.signal(done[owner, m // CHUNK])
+                    T.signal(done[owner, m // SENT])
                 else:
-                    for turn in T.serial(1, size):
-                        source = (rank + size - turn) % size  # the rank before was the first to send here
-                        T.wait(arrived[source, m // CHUNK], ">=", 1)
+                    for step in T.serial(1, size):
+                        source = (rank + size - step) % size  # the rank before was the first to send here
+                        T.wait(arrived[source, m // SENT], ">=", 1)
                         T.copy(inbox[source, m, n], out)
                         add(c, out)
                     if biased:

@@ -2,7 +2,7 @@
 """What the products of the operators' programs share: tile sizes, the order of tiles, and the loop of one tile."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +10,13 @@ import tilescale.language as T
 from tilescale.hda.current import current_machine
 
 CHUNK = 512
-"""Rows that travel together, at most: enough for a copy engine's full rate, and soon there."""
+"""Rows that are gathered together: enough for a copy engine's full rate, and soon there."""
+
+SENT = 1024
+"""Rows of a result that are sent together."""
+
+GROUP = 8
+"""Rows of tiles that are walked together, at most: what the blocks of a wave read then fits into the cache."""
 
 CHUNKS = 128
 """Flags for the chunks of one shard."""
@@ -30,22 +36,28 @@ class Tiling:
         m, n: a block's tile of the result.
         rate: what blocks of such tiles reach of the rate of the largest ones, which load least for each product;
             measured on an H200.
+        stages: steps that are loaded ahead.
+        group: rows of tiles that are walked together, column after column; there are whole groups of them.
     """
 
     m: int
     n: int
     rate: float
     stages: int = 4
+    group: int = 1
 
     @property
     def threads(self) -> int:
         """Of a block: a warpgroup for each 64 rows."""
         return 2 * self.m
 
-    @property
-    def group(self) -> int:
-        """Rows of tiles that lie in a chunk."""
-        return CHUNK // self.m
+    def grid(self, rows: Any, N: int) -> tuple[Any, Any]:
+        """Tiles of a group, and groups."""
+        return self.group * -(-N // self.n), T.ceildiv(rows, self.group * self.m)
+
+    def place(self, number: Any, group: Any) -> tuple[Any, Any]:
+        """First row and column of a tile of a group."""
+        return (group * self.group + number % self.group) * self.m, number // self.group * self.n
 
 
 TILINGS = (
@@ -68,15 +80,8 @@ def tiling(rows: int, shards: int, N: int, transposed: bool) -> Tiling:
         tiles = shards * math.ceil(rows / t.m) * math.ceil(N / t.n)
         return math.ceil(tiles / blocks) * t.m * t.n / t.rate
 
-    return min(fits, key=time)
-
-
-def raster(place: Any, tiles_m: Any, tiles_n: int, group: int) -> tuple[Any, Any]:
-    """Row and column of a tile: group after group of rows, column after column, so that operands stay in cache."""
-    part = place // (group * tiles_n)
-    height = T.min(group, tiles_m - part * group)
-    inside = place % (group * tiles_n)
-    return part * group + inside % height, inside // height
+    best = min(fits, key=time)
+    return replace(best, group=math.gcd(GROUP, rows // best.m if rows % best.m == 0 else 1))
 
 
 @T.macro
