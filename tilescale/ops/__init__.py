@@ -12,6 +12,7 @@
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
 from tilescale.ops.all_reduce import all_reduce
+from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.reduce_scatter import reduce_scatter
@@ -22,6 +23,7 @@ __all__ = [
     "all_gather",
     "all_gather_matmul",
     "all_reduce",
+    "all_to_all",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "reduce_scatter",

@@ -85,22 +85,21 @@ def program(size: int, width: int, dtype: str, chunk: int) -> Any:
         G: T.Tensor((size, rows, width), dtype),
         C: T.Tensor((size, rows, width), dtype),
     ):
-        tiles = T.ceildiv(rows, high)
-        with T.Kernel(device=size, block=size * tiles, threads=THREADS) as block:
+        with T.Kernel(device=size, block=(T.ceildiv(rows, high), size), threads=THREADS) as (tile, turn):
             arrived = T.alloc_flags((size, CHUNKS))
             with T.Scale("device") as (rank, _):
-                for turn in T.serial(1, size):
+                for step in T.serial(1, size):
                     for i in T.serial(T.ceildiv(rows, chunk)):
                         first, last = i * chunk, T.min(i * chunk + chunk, rows)
                         T.copy(
                             A[0, first:last, :],
                             G[rank, first:last, :],
-                            dst=(rank + turn) % size,
+                            dst=(rank + step) % size,
                             signal=arrived[rank, i],
                         )
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                part = (rank + size - block // tiles) % size  # the own one, then in the order in which they come
-                first = block % tiles * high
+                part = (rank + size - turn) % size  # the own one, then in the order in which they come
+                first = tile * high
                 if part == rank:
                     copy_rows(A, 0, C, rank, first, rows, high, width)
                 else:

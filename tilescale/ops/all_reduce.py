@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """All-reduce: the sum of the ranks' tensors, on every rank.
 
-Small tensors are summed by `T.allreduce`, for which the machine model chooses the algorithm. Of large ones each rank sums
-a part: the copy queue sends parts to their owners and sums to everybody, chunk by chunk.
+Small tensors are summed by `T.allreduce`, for which the machine model chooses the algorithm. Of large ones each rank
+sums a part: the copy queue sends parts to their owners and sums to everybody, chunk by chunk.
 """
 
 from typing import Any
@@ -136,14 +136,13 @@ def program(size: int, width: int, dtype: str, chunk: int) -> Any:
         G: T.Tensor((size, rows, width), dtype),
         C: T.Tensor((size, rows, width), dtype),
     ):
-        tiles = T.ceildiv(rows, high)
-        with T.Kernel(device=size, block=size * tiles, threads=THREADS) as block:
+        with T.Kernel(device=size, block=(T.ceildiv(rows, high), size), threads=THREADS) as (tile, turn):
             arrived, gathered = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
             summed = T.alloc_flags((CHUNKS,))
             with T.Scale("device") as (rank, _):
                 for i in T.serial(T.ceildiv(rows, chunk)):
-                    for turn in T.serial(1, size):
-                        owner = (rank + turn) % size
+                    for step in T.serial(1, size):
+                        owner = (rank + step) % size
                         first, last = i * chunk, T.min(i * chunk + chunk, rows)
                         T.copy(
                             A[owner, first:last, :],
@@ -152,24 +151,24 @@ def program(size: int, width: int, dtype: str, chunk: int) -> Any:
                             signal=arrived[rank, i],
                         )
                 for i in T.serial(T.ceildiv(rows, chunk)):
-                    for turn in T.serial(1, size):
+                    for step in T.serial(1, size):
                         first, last = i * chunk, T.min(i * chunk + chunk, rows)
                         T.copy(
                             C[rank, first:last, :],
                             G[rank, first:last, :],
-                            dst=(rank + turn) % size,
+                            dst=(rank + step) % size,
                             signal=gathered[rank, i],
                             after=(summed[i], ">=", T.ceildiv(last - first, high)),
                         )
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 total = T.alloc((high, width), "float32", level="l0")
-                part = (rank + size - block // tiles) % size  # the own one first
-                first = block % tiles * high
+                part = (rank + size - turn) % size  # the own one first
+                first = tile * high
                 if part == rank:
                     T.clear(total)
                     add_rows(total, A, rank, first, rows, high, width)
-                    for turn in T.serial(1, size):
-                        source = (rank + turn) % size
+                    for step in T.serial(1, size):
+                        source = (rank + step) % size
                         T.wait(arrived[source, first // chunk], ">=", 1)
                         add_rows(total, inbox, source, first, rows, high, width)
                     store_rows(total, C, rank, first, rows, high, width)

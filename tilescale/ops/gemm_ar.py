@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
-Large products are summed by the owners of rows as in gemm_rs.py, and the copy queue sends finished chunks on to everybody.
-Small ones are multiplied into a workspace and summed there by `T.allreduce`.
+Large products are summed by the owners of rows as in gemm_rs.py, and the copy queue sends finished chunks on to
+everybody. Small ones are multiplied into a workspace and summed there by `T.allreduce`.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from tilescale.ops.all_reduce import SMALL_BYTES
 from tilescale.ops.arguments import check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNKS, DEPTH, ROWS, SENT, Tiling, add, add_bias, multiply, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add, add_bias, multiply, tiling
 from tilescale.ops.workspace import workspace_of
 
 
@@ -167,9 +167,9 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
             summed, gathered = T.alloc_flags((CHUNKS,)), T.alloc_flags((size, CHUNKS))
             with T.Scale("device") as (rank, _):
                 for step in T.serial(1, size):
-                    for i in T.serial(T.ceildiv(rows, SENT)):
+                    for i in T.serial(T.ceildiv(rows, CHUNK)):
                         owner = (rank + step) % size
-                        first, last = i * SENT, T.min(i * SENT + SENT, rows)
+                        first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
                         T.copy(
                             parts[owner, first:last, :],
                             inbox[rank, first:last, :],
@@ -177,9 +177,9 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
                             signal=arrived[rank, i],
                             after=(done[owner, i], ">=", T.ceildiv(last - first, tiles.m) * tiles_n),
                         )
-                for i in T.serial(T.ceildiv(rows, SENT)):
+                for i in T.serial(T.ceildiv(rows, CHUNK)):
                     for step in T.serial(1, size):
-                        first, last = i * SENT, T.min(i * SENT + SENT, rows)
+                        first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
                         T.copy(
                             C[rank, first:last, :],
                             G[rank, first:last, :],
@@ -199,25 +199,25 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
                 if owner != rank:
                     T.copy(c, out)
                     T.copy(out, parts[owner, m, n])
-                    T.signal(done[owner, m // SENT])
+                    T.signal(done[owner, m // CHUNK])
                 else:
                     for step in T.serial(1, size):
                         source = (rank + size - step) % size  # the rank before was the first to send here
-                        T.wait(arrived[source, m // SENT], ">=", 1)
+                        T.wait(arrived[source, m // CHUNK], ">=", 1)
                         T.copy(inbox[source, m, n], out)
                         add(c, out)
                     if biased:
                         add_bias(c, bias, n, N)
                     T.copy(c, out)
                     T.copy(out, C[rank, m, n])
-                    T.signal(summed[m // SENT])
+                    T.signal(summed[m // CHUNK])
             with T.Scale("device"):  # the grid of the product has ended: its blocks hold nobody up
                 pass
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 shard = (rank + size - 1 - turn) % size
                 m, n = tiles.place(tile, group)
                 if shard != rank:
-                    T.wait(gathered[shard, m // SENT], ">=", 1)
+                    T.wait(gathered[shard, m // CHUNK], ">=", 1)
                     for i, j in T.Parallel(tiles.m, tiles.n):
                         if m + i < rows and n + j < N:
                             C[shard, m + i, n + j] = G[shard, m + i, n + j]

@@ -15,7 +15,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_divides, check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNKS, DEPTH, ROWS, SENT, Tiling, add, add_bias, multiply, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add, add_bias, multiply, tiling
 from tilescale.ops.workspace import workspace_of
 
 
@@ -108,9 +108,9 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
             if size > 1:
                 with T.Scale("device") as (rank, _):
                     for step in T.serial(1, size):
-                        for i in T.serial(T.ceildiv(rows, SENT)):
+                        for i in T.serial(T.ceildiv(rows, CHUNK)):
                             owner = (rank + step) % size
-                            first, last = i * SENT, T.min(i * SENT + SENT, rows)
+                            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
                             T.copy(
                                 parts[owner, first:last, :],
                                 inbox[rank, first:last, :],
@@ -130,11 +130,11 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
                 if owner != rank:
                     T.copy(c, out)
                     T.copy(out, parts[owner, m, n])
-                    T.signal(done[owner, m // SENT])
+                    T.signal(done[owner, m // CHUNK])
                 else:
                     for step in T.serial(1, size):
                         source = (rank + size - step) % size  # the rank before was the first to send here
-                        T.wait(arrived[source, m // SENT], ">=", 1)
+                        T.wait(arrived[source, m // CHUNK], ">=", 1)
                         T.copy(inbox[source, m, n], out)
                         add(c, out)
                     if biased:

@@ -92,12 +92,12 @@ def program(size: int, width: int, dtype: str, chunk: int) -> Any:
         inbox: T.Tensor((size, rows, width), dtype),
         C: T.Tensor((1, rows, width), dtype),
     ):
-        with T.Kernel(device=size, block=T.ceildiv(rows, high), threads=THREADS) as block:
+        with T.Kernel(device=size, block=T.ceildiv(rows, high), threads=THREADS) as tile:
             arrived = T.alloc_flags((size, CHUNKS))
             with T.Scale("device") as (rank, _):
                 for i in T.serial(T.ceildiv(rows, chunk)):
-                    for turn in T.serial(1, size):
-                        owner = (rank + turn) % size
+                    for step in T.serial(1, size):
+                        owner = (rank + step) % size
                         first, last = i * chunk, T.min(i * chunk + chunk, rows)
                         T.copy(
                             A[owner, first:last, :],
@@ -107,11 +107,11 @@ def program(size: int, width: int, dtype: str, chunk: int) -> Any:
                         )
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 total = T.alloc((high, width), "float32", level="l0")
-                first = block * high
+                first = tile * high
                 T.clear(total)
                 add_rows(total, A, rank, first, rows, high, width)
-                for turn in T.serial(1, size):
-                    source = (rank + turn) % size
+                for step in T.serial(1, size):
+                    source = (rank + step) % size
                     T.wait(arrived[source, first // chunk], ">=", 1)
                     add_rows(total, inbox, source, first, rows, high, width)
                 store_rows(total, C, 0, first, rows, high, width)
