@@ -15,7 +15,7 @@ from tilescale.ops.all_reduce import SMALL_BYTES
 from tilescale.ops.arguments import check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add, add_bias, multiply, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add_bias, add_part, multiply, tiling
 from tilescale.ops.workspace import workspace_of
 
 
@@ -204,8 +204,7 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
                     for step in T.serial(1, size):
                         source = (rank + size - step) % size  # the rank before was the first to send here
                         T.wait(arrived[source, m // CHUNK], ">=", 1)
-                        T.copy(inbox[source, m, n], out)
-                        add(c, out)
+                        add_part(c, inbox, source, m, n, rows, N, out)
                     if biased:
                         add_bias(c, bias, n, N)
                     T.copy(c, out)

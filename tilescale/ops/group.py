@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    Group = ProcessGroup | DeviceMesh | None
+    Group = ProcessGroup | DeviceMesh | str | None
 
 
 def group_name(group: Group) -> str:
     """The name under which operators know a group.
 
     Args:
-        group: a process group, a DeviceMesh of one dimension (a slice, mesh["tp"]), or None for all ranks of the job.
+        group: a process group or its name, a DeviceMesh of one dimension (a slice, mesh["tp"]), or None for all ranks
+            of the job.
 
     Raises:
         ArgumentError: a mesh of several dimensions, or something else.
     """
-    if group is None:
-        return ""
+    if group is None or isinstance(group, str):
+        return group or ""
     if hasattr(group, "get_group"):
         if group.ndim != 1:
             raise ArgumentError(

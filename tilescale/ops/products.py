@@ -102,7 +102,16 @@ def add_bias(c, bias, n, N):
 
 
 @T.macro
-def add(total, part):
-    """total += part, in float32."""
+def add_part(total, parts, source, m, n, rows, N, tile):
+    """total += parts[source, m:, n:], in float32, by way of a tile in shared memory.
+
+    A row beyond the last one is that again, and leads nowhere: with a condition, loads would wait for one another.
+    """
+    T.assume(rows >= 1)
     for i, j in T.Parallel(total.shape[0], total.shape[1]):
-        total[i, j] += T.cast(part[i, j], "float32")
+        if N % total.shape[1] == 0:
+            tile[i, j] = parts[source, T.min(m + i, rows - 1), n + j]
+        else:
+            tile[i, j] = T.if_then_else(n + j < N, parts[source, T.min(m + i, rows - 1), n + j], T.cast(0, tile.dtype))
+    for i, j in T.Parallel(total.shape[0], total.shape[1]):
+        total[i, j] += T.cast(tile[i, j], "float32")
