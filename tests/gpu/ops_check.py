@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Operators on GPUs: `torchrun --nproc-per-node 2 tests/gpu/ops_check.py [names]`.
+"""Operators on GPUs: `torchrun --nproc-per-node 2 tests/gpu/ops_check.py [name or name:number of a case ...]`.
 
 Every operator runs on fresh random inputs, one rank late, its workspace full of NaN, eager, repeated and in a CUDA
-graph, and is compared with float32. Numbers are sizes at which products are raced against cuBLAS alone, and NCCL with
-cuBLAS, in turns. Prints a line for each check, and ends with exit code 1 if one fails.
+graph, and is compared with float32. Prints a line for each check, and ends with exit code 1 if one fails.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
 import sys
 import time
 import traceback
@@ -30,8 +27,7 @@ from tilescale.ops.workspace import workspace_of  # noqa: E402
 WORLD = tilescale.init()
 RANK, SIZE, DEVICE = WORLD.rank, WORLD.size, WORLD.device
 BEGIN = time.monotonic()
-ROUNDS, CALLS, LATE_CYCLES = int(os.environ.get("OPS_ROUNDS", "8")), 6, 2_000_000
-"""With OPS_ROUNDS=0 kernels are only compiled, for a job that finds them in TileLang's cache."""
+LATE_CYCLES = 2_000_000
 
 
 def say(*what: Any) -> None:
@@ -110,8 +106,8 @@ def operand(n: int, k: int, transposed: bool) -> torch.Tensor:
     return random(n, k).t() if transposed else random(k, n)
 
 
-def check_all_gather_matmul() -> None:
-    for rows, n, k, transposed in SHAPES:
+def check_all_gather_matmul(only: slice) -> None:
+    for rows, n, k, transposed in SHAPES[only]:
         a, right, bias = random(rows, k), operand(n, k, transposed), random(n)
         want = everyones(a).view(-1, k).float() @ right.float() + bias.float()
         title = f"all_gather_matmul {SIZE * rows}x{n}x{k} {'NT' if transposed else 'NN'}"
@@ -122,7 +118,7 @@ def check_all_gather_matmul() -> None:
         )
 
 
-def check_several_weights() -> None:
+def check_several_weights(_: slice) -> None:
     a, weights = random(700, 1024), [random(n, 1024) for n in (1024, 256, 256)]
     whole = everyones(a).view(-1, 1024).float()
 
@@ -133,8 +129,8 @@ def check_several_weights() -> None:
     runs("several weights", lambda: ops.all_gather_matmul(a, [w.t() for w in weights]), check)
 
 
-def check_matmul_reduce_scatter() -> None:
-    for rows, n, k, transposed in SHAPES:
+def check_matmul_reduce_scatter(only: slice) -> None:
+    for rows, n, k, transposed in SHAPES[only]:
         a, right, bias = random(SIZE * rows, k), operand(n, k, transposed), random(n)
         dist.broadcast(bias, 0)
         want = (total(a.float() @ right.float()) + bias.float()).chunk(SIZE)[RANK]
@@ -146,11 +142,15 @@ def check_matmul_reduce_scatter() -> None:
         )
 
 
-def check_gathers() -> None:
-    for shape in ((3,), (100, 33), (4096, 2048)):
+def check_gathers(only: slice) -> None:
+    for shape in [(3,), (100, 33), (4096, 2048)][only]:
         x = random(*shape)
         want = everyones(x).flatten(0, 1)
         runs(f"all_gather {shape}", lambda x=x: ops.all_gather(x), lambda c, want=want: compare("gather", c, want))
+
+
+def check_scatters(only: slice) -> None:
+    for shape in [(3,), (100, 33), (4096, 2048)][only]:
         x = random(SIZE * shape[0], *shape[1:])
         want = total(x).chunk(SIZE)[RANK]
         runs(
@@ -158,8 +158,19 @@ def check_gathers() -> None:
         )
 
 
-def check_matmul_all_reduce() -> None:
-    for m, n, k, transposed in [(1, 1024, 512, True), (100, 1032, 520, False), (2047, 3584, 1024, True)]:
+def check_all_to_all(only: slice) -> None:
+    for shape, cut, joined in [((SIZE * 3,), 0, 0), ((2, 64, 4 * SIZE, 24), 2, 1), ((2, 64 * SIZE, 4, 24), 1, 2)][only]:
+        x = random(*shape)
+        want = torch.cat([part.chunk(SIZE, cut)[RANK] for part in everyones(x)], joined)
+        runs(
+            f"all_to_all {shape}",
+            lambda x=x, cut=cut, joined=joined: ops.all_to_all(x, cut, joined),
+            lambda c, want=want: compare("exchange", c, want),
+        )
+
+
+def check_matmul_all_reduce(only: slice) -> None:
+    for m, n, k, transposed in [(1, 1024, 512, True), (100, 1032, 520, False), (2047, 3584, 1024, True)][only]:
         a, right, bias = random(m, k), operand(n, k, transposed), random(n)
         dist.broadcast(bias, 0)
         want = total(a.float() @ right.float()) + bias.float()
@@ -171,14 +182,14 @@ def check_matmul_all_reduce() -> None:
         )
 
 
-def check_all_reduce() -> None:
-    for shape in ((3,), (100, 33), (1024, 512), (5000, 2048)):
+def check_all_reduce(only: slice) -> None:
+    for shape in [(3,), (100, 33), (1024, 512), (5000, 2048)][only]:
         x = random(*shape)
         want = total(x)
         runs(f"all_reduce {shape}", lambda x=x: ops.all_reduce(x), lambda c, want=want: compare("sum", c, want))
 
 
-def check_gradients_and_compile() -> None:
+def check_gradients_and_compile(_: slice) -> None:
     x, up, down = random(512, 1024), random(1024, 1024), random(1024, 1024)
 
     def mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -199,81 +210,17 @@ def check_gradients_and_compile() -> None:
         say(f"PASS gradients, {name}")
 
 
-# -- times -------------------------------------------------------------------------------------------------------------
-
-
-def meet() -> None:
-    torch.cuda.synchronize()
-    dist.barrier()
-    torch.cuda.synchronize()
-
-
-def race(title: str, contenders: dict[str, Callable[[], Any]]) -> None:
-    """Times in turns: medians of the slowest rank, ratios to the first."""
-    if not ROUNDS:
-        return [call() for call in contenders.values()] and None
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(ROUNDS):
-        for name, call in contenders.items():
-            meet()
-            call()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(CALLS):
-                call()
-            end.record()
-            end.synchronize()
-            slowest = torch.tensor(begin.elapsed_time(end) * 1e3 / CALLS, device=DEVICE)
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            times[name].append(float(slowest))
-    medians = {name: statistics.median(found) for name, found in times.items()}
-    base = next(iter(medians.values()))
-    for name, us in medians.items():
-        say(f"TIME {title} {name}: {us:.1f} us ({min(times[name]):.0f}-{max(times[name]):.0f}), {us / base:.3f} x")
-
-
-def time_products(*sizes: int) -> None:
-    for m in sizes:
-        rows = m // SIZE
-        a, b, whole = random(rows, 8192), random(3584, 8192), random(m, 8192)
-
-        def unfused(a: Any = a, b: Any = b, whole: Any = whole) -> torch.Tensor:
-            dist.all_gather_into_tensor(whole, a)
-            return whole @ b.t()
-
-        ours = lambda a=a, b=b: ops.all_gather_matmul(a, b.t())  # noqa: E731
-        alone = lambda whole=whole, b=b: whole @ b.t()  # noqa: E731
-        race(f"ag_gemm {m}x3584x8192", {"cublas alone": alone, "nccl+cublas": unfused, "ours": ours})
-        x, w = random(m, 3584), random(8192, 3584)
-        out = random(rows, 8192)
-
-        def scattered(x: Any = x, w: Any = w, out: Any = out) -> torch.Tensor:
-            dist.reduce_scatter_tensor(out, x @ w.t())
-            return out
-
-        ours = lambda x=x, w=w: ops.matmul_reduce_scatter(x, w.t())  # noqa: E731
-        alone = lambda x=x, w=w: x @ w.t()  # noqa: E731
-        race(f"gemm_rs {m}x8192x3584", {"cublas alone": alone, "nccl+cublas": scattered, "ours": ours})
-
-        def reduced(x: Any = x, w: Any = w) -> torch.Tensor:
-            result = x @ w.t()
-            dist.all_reduce(result)
-            return result
-
-        ours = lambda x=x, w=w: ops.matmul_all_reduce(x, w.t())  # noqa: E731
-        race(f"gemm_ar {m}x8192x3584", {"cublas alone": alone, "nccl+cublas": reduced, "ours": ours})
-
-
 def main() -> None:
-    """Checks in order; a failing one does not keep the others from running. Numbers are sizes to time."""
+    """Checks in order; a failing one does not keep the others from running."""
     torch.cuda.set_device(DEVICE)
     dist.init_process_group("nccl", device_id=DEVICE)
     ops.workspace(8192, 8192)
     failed: list[str] = []
     every = [name for name in globals() if name.startswith("check_")]
-    for name in sys.argv[1:] or [*every, "4096"]:
+    for word in sys.argv[1:] or every:
+        name, _, number = word.partition(":")
         try:
-            time_products(int(name)) if name.isdigit() else globals()[name]()
+            globals()[name](slice(int(number), int(number) + 1) if number else slice(None))
             torch.cuda.synchronize()
         except Exception:  # noqa: BLE001 - the next check may say more
             traceback.print_exc()

@@ -94,8 +94,8 @@ class ColumnParallelLinear(ParallelLinear):
 class RowParallelLinear(ParallelLinear):
     """A linear layer of which each rank has some of the inputs.
 
-    It takes (..., tokens, in_features / ranks), and gives (..., tokens / ranks, out_features) if the tokens lie over the
-    ranks, else (..., tokens, out_features) on every rank. The bias is the same on all ranks.
+    It takes (..., tokens, in_features / ranks), and gives (..., tokens / ranks, out_features) if the tokens lie over
+    the ranks, else (..., tokens, out_features) on every rank. The bias is the same on all ranks.
     """
 
     cut = 1
