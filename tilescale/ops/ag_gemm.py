@@ -80,10 +80,10 @@ def _operator(
         given = (widths[i], K, dtype, tiles, transposed, bias is not None, i == order[0])
         added = right.view(-1)[:1] if biases[i] is None else biases[i]
         kernel(program, team, *given)(own, gathered, right, added, results[i])
-    flat = [result.view(team.size * rows, -1) for result in results]
+    flat = [result.flatten(0, 1) for result in results]
     if keeps:
         gathered[team.rank].copy_(own[0])
-        flat.append(gathered.reshape(-1, K).clone())
+        flat.append(gathered.flatten(0, 1).clone())
     return flat
 
 
