@@ -15,13 +15,14 @@ from tilescale.ops.all_reduce import all_reduce
 from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
-from tilescale.ops.linear import ColumnParallelLinear, RowParallelLinear, gather_once
+from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear, gather_once
 from tilescale.ops.parallelize import parallelize_module
 from tilescale.ops.reduce_scatter import reduce_scatter
 from tilescale.ops.workspace import Workspace, workspace
 
 __all__ = [
     "ColumnParallelLinear",
+    "ParallelLinear",
     "RowParallelLinear",
     "Workspace",
     "all_gather",
