@@ -132,7 +132,9 @@ def test_small_products_that_are_summed_everywhere(size: int, m: int, biased: bo
         close(c, want)
 
 
-@pytest.mark.parametrize(("size", "rows", "width", "dtype"), [(1, 3, 8, "float32"), (2, 19, 512, "bfloat16"), (3, 600, 8, "bfloat16")])
+@pytest.mark.parametrize(
+    ("size", "rows", "width", "dtype"), [(1, 3, 8, "float32"), (2, 19, 512, "bfloat16"), (3, 600, 8, "bfloat16")]
+)
 def test_collectives(size: int, rows: int, width: int, dtype: str):
     kind, chunk, shape = getattr(torch, dtype), 4096 // width, (size, rows, width)
     x = [random(*shape, dtype=kind) for _ in range(size)]

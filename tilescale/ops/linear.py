@@ -101,7 +101,11 @@ class RowParallelLinear(ParallelLinear):
     cut = 1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks: of the own tokens, or of all."""
+        """The sum over all ranks: of the own tokens, or of all.
+
+        Raises:
+            ArgumentError: the tokens cannot be split among the ranks.
+        """
         x = local_tensor(x)
         shape, N = x.shape, self.weight.shape[0]
         if not self.sequence:

@@ -122,7 +122,7 @@ def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, gro
     if rows < 1 or features < 1:
         raise ArgumentError(f"workspace(rows={rows}, features={features})", hint="give the largest M and its width")
     found = workspace_of(team_of(group_name(group)))
-    if init().device.type == "cuda":
+    if init().device.type != "cpu":
         found.reserve(_aligned(rows * features * (dtype or torch.bfloat16).itemsize))
     return found
 
@@ -131,7 +131,7 @@ def workspace_of(team: Team) -> Workspace:
     """The workspace of a team; empty at first."""
     if team.ranks not in _known:
         device = init().device
-        _known[team.ranks] = Workspace(team, device) if device.type == "cuda" else Emulated(team, device)
+        _known[team.ranks] = Emulated(team, device) if device.type == "cpu" else Workspace(team, device)
     return _known[team.ranks]
 
 

@@ -119,9 +119,10 @@ def check_slices_of_a_mesh():
     mesh = init_device_mesh("cpu", (2, SIZE // 2), mesh_dim_names=("dp", "tp"))
     x = everyones(3, 16)
     for name in ("tp", "dp"):
-        ranks = dist.get_process_group_ranks(mesh[name].get_group())
-        assert torch.equal(ops.all_gather(x[RANK], group=mesh[name]), torch.cat([x[rank] for rank in ranks]))
-        assert torch.equal(ops.all_gather(x[RANK], group=mesh[name].get_group()), torch.cat([x[rank] for rank in ranks]))
+        group = mesh[name].get_group()
+        want = torch.cat([x[rank] for rank in dist.get_process_group_ranks(group)])
+        for given in (mesh[name], group):
+            assert torch.equal(ops.all_gather(x[RANK], group=given), want)
     w = everyones(8, 16, seed=1)[RANK]
     whole = torch.cat([x[rank] for rank in dist.get_process_group_ranks(mesh["tp"].get_group())])
     close(ops.all_gather_matmul(x[RANK], w.t(), group=mesh["tp"]), whole.float() @ w.float().t())
