@@ -18,7 +18,7 @@ LARGE, SMALL = (8192, 4096, 2048), (1024, 256, 128, 16)
 """Rows of all GPUs together. A small product takes less time than the host to ask for it, so it is raced in a graph."""
 
 SYMM_MEM_ROWS = 1024
-"""Rows up to which PyTorch's fused operators take part: with more they did not end (PyTorch 2.11, no multicast)."""
+"""Rows at which PyTorch's fused operators take part: with more they did not end (PyTorch 2.11, no multicast)."""
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -29,13 +29,19 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         return
     wide, narrow = (1792, 1024) if quick else (8192, 3584)
     works = ("ag_gemm", Gathered, narrow, wide), ("gemm_rs", Scattered, wide, narrow), ("gemm_ar", Summed, wide, narrow)
-    for name, work, n, k in works:
-        for m in (1024, 128) if quick else (*LARGE, *SMALL):
-            made = work(m, n, k)
-            entries = made.contenders()
-            entries += [Contender("symm_mem", made.symm_mem)] if m <= SYMM_MEM_ROWS and made.has_symm_mem else []
-            mode = "eager" if m in LARGE else "graph"
-            yield Heat(name, (m, n, k), "bfloat16", gpus, mode, "cublas alone", entries, 2 * m * n * k)
+    for m in (1024, 128) if quick else (*LARGE, *SMALL):
+        for name, work, n, k in works:
+            entries = work(m, n, k).contenders()
+            yield _heat(name, (m, n, k), gpus, "eager" if m in LARGE else "graph", entries)
+    for name, work, n, k in works[:2]:  # last, as they may not end here either
+        made = work(SYMM_MEM_ROWS, n, k)
+        entries = [*made.contenders(), Contender("symm_mem", made.symm_mem)]
+        yield _heat(name, (SYMM_MEM_ROWS, n, k), gpus, "eager", entries)
+
+
+def _heat(name: str, shape: tuple[int, int, int], gpus: int, mode: str, entries: list[Contender]) -> Heat:
+    m, n, k = shape
+    return Heat(name, shape, "bfloat16", gpus, mode, "cublas alone", entries, 2 * m * n * k)
 
 
 def _operator(call: Call, a: torch.Tensor, b: torch.Tensor, draw: trials.Draw) -> Runner:
@@ -49,8 +55,6 @@ def _operator(call: Call, a: torch.Tensor, b: torch.Tensor, draw: trials.Draw) -
 
 class Gathered(overlap.AllGather):
     """C = A B^T: A's rows lie over the GPUs, each has columns of C."""
-
-    has_symm_mem = True
 
     def contenders(self) -> list[Contender]:
         """Libraries, then the operator."""
@@ -71,8 +75,6 @@ class Gathered(overlap.AllGather):
 class Scattered(overlap.ReduceScatter):
     """C = A B^T: the inner dimension lies over the GPUs, each ends with rows of C."""
 
-    has_symm_mem = True
-
     def contenders(self) -> list[Contender]:
         """Libraries, then the operator."""
         return [
@@ -90,8 +92,6 @@ class Scattered(overlap.ReduceScatter):
 
 class Summed(overlap.ReduceScatter):
     """C = A B^T: the inner dimension lies over the GPUs, each ends with the whole."""
-
-    has_symm_mem = False
 
     def contenders(self) -> list[Contender]:
         """Libraries, then the operator."""

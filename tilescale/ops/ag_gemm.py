@@ -17,11 +17,8 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_like, check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add_bias, multiply, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, FEW, ROWS, Tiling, add_bias, multiply, tiling
 from tilescale.ops.workspace import workspace_of
-
-FEW = 128
-"""Rows of a rank up to which blocks send them."""
 
 
 def all_gather_matmul(

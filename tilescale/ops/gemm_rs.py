@@ -3,7 +3,8 @@
 
 Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
 chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
-added up in float32 and in one order, so results have the same bits each time.
+added up in float32 and in one order, so results have the same bits each time. Of few rows each block sends its own
+tile.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_divides, check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add_bias, add_part, multiply, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, FEW, ROWS, Tiling, add_bias, add_part, multiply, tiling
 from tilescale.ops.workspace import workspace_of
 
 
@@ -60,8 +61,9 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     (parts,), (inbox,) = (take(a.dtype, (team.size, rows, N)) for take in (space.own, space.symmetric))
     tiles = tiling(rows, team.size, N, transposed)
     added = right.view(-1)[:1] if bias is None else dense(bias)
-    made = kernel(program, team, N, K, dtype, tiles, transposed, bias is not None)
-    made(dense(a).view(team.size, rows, K), right, added, parts, inbox, result)
+    made = kernel(few if rows <= FEW else program, team, N, K, dtype, tiles, transposed, bias is not None)
+    between = (inbox,) if rows <= FEW else (parts, inbox)
+    made(dense(a).view(team.size, rows, K), right, added, *between, result)
     return result
 
 
@@ -86,6 +88,47 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
+
+
+def few(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
+    """As `program`, but each block puts its tile of others' rows into the owner's `inbox` when it is done."""
+    rows, columns = T.dynamic("rows"), -(-N // tiles.n)
+    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+
+    @T.prim_func
+    def matmul_reduce_scatter_of_few(
+        A: T.Tensor((size, rows, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N if biased else 1,), dtype),
+        inbox: T.Tensor((size, rows, N), dtype),  # by source
+        C: T.Tensor((rows, N), dtype),
+    ):
+        grid = (columns, T.ceildiv(rows, tiles.m), size)
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (column, row, turn):
+            arrived = T.alloc_flags((size, FEW // tiles.m, columns))
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
+                b = T.alloc(b_tile, dtype, level="l1")
+                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                owner = (rank + 1 + turn) % size  # the own rows last
+                m, n = row * tiles.m, column * tiles.n
+                T.clear(c)
+                multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
+                if owner != rank:
+                    T.copy(c, out)
+                    T.copy(out, inbox[rank, m, n], dst=owner, signal=arrived[rank, row, column])
+                else:
+                    for step in T.serial(1, size):
+                        source = (rank + size - step) % size
+                        T.wait(arrived[source, row, column], ">=", 1)
+                        add_part(c, inbox, source, m, n, rows, N, out)
+                    if biased:
+                        add_bias(c, bias, n, N)
+                    T.copy(c, out)
+                    T.copy(out, C[m, n])
+
+    return matmul_reduce_scatter_of_few
 
 
 def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
