@@ -139,7 +139,7 @@ def small(size: int, most: int, N: int, K: int, dtype: str, tiles: Tiling, trans
                 for i, j in T.Parallel(tiles.m, tiles.n):
                     if m + i < rows and n + j < N:
                         if biased:
-                            C[m + i, n + j] = shared[m + i, n + j] + bias[n + j]
+                            C[m + i, n + j] = T.cast(shared[m + i, n + j], "float32") + T.cast(bias[n + j], "float32")
                         else:
                             C[m + i, n + j] = shared[m + i, n + j]
 

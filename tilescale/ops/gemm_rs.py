@@ -4,9 +4,10 @@
 Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
 chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
 added up in float32 and in one order, so results have the same bits each time. Of few rows each block sends its own
-tile.
+tile. A program for a number of rows that it knows keeps its blocks, which is worth its compilation for whole chunks.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_divides, check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, FEW, ROWS, Tiling, add_bias, add_part, multiply, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, FEW, ROWS, Tiling, add, add_bias, add_part, at_once, multiply, tiling
 from tilescale.ops.workspace import workspace_of
 
 
@@ -59,11 +60,17 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     right, transposed = operand(b)
     space = workspace_of(team)
     (parts,), (inbox,) = (take(a.dtype, (team.size, rows, N)) for take in (space.own, space.symmetric))
-    tiles = tiling(rows, team.size, N, transposed)
-    added = right.view(-1)[:1] if bias is None else dense(bias)
-    made = kernel(few if rows <= FEW else program, team, N, K, dtype, tiles, transposed, bias is not None)
-    between = (inbox,) if rows <= FEW else (parts, inbox)
-    made(dense(a).view(team.size, rows, K), right, added, *between, result)
+    tiles, blocks, biased = tiling(rows, team.size, N, transposed), at_once(), bias is not None
+    added = dense(bias) if biased else right.view(-1)[:1]
+    given = dense(a).view(team.size, rows, K), right, added
+    if rows <= FEW:
+        kernel(few, team, N, K, dtype, tiles, transposed, biased)(*given, inbox, result)
+    elif rows % CHUNK == 0 and team.size * rows // tiles.m * (N // tiles.n) >= 2 * blocks:
+        beside = replace(tiles, stages=tiles.stages - 1)  # the result of one tile beside the steps of the next
+        made = kernel(in_turns, team, rows, N, K, dtype, beside, transposed, biased, blocks)
+        made(*given, parts, inbox, result)
+    else:
+        kernel(program, team, N, K, dtype, tiles, transposed, biased)(*given, parts, inbox, result)
     return result
 
 
@@ -129,6 +136,69 @@ def few(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, 
                     T.copy(out, C[m, n])
 
     return matmul_reduce_scatter_of_few
+
+
+def in_turns(
+    size: int, rows: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool, blocks: int
+) -> Any:
+    """As `program`, for whole chunks of rows: as many blocks as run at once, which take tiles in turns.
+
+    A block loads the next tile while it stores this one.
+    """
+    tiles_m, tiles_n, high = rows // tiles.m, -(-N // tiles.n), CHUNK // tiles.m
+    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+
+    @T.prim_func
+    def matmul_reduce_scatter_in_turns(
+        A: T.Tensor((size, rows, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N if biased else 1,), dtype),
+        parts: T.Tensor((size, rows, N), dtype),  # by owner
+        inbox: T.Tensor((size, rows, N), dtype),  # by source
+        C: T.Tensor((rows, N), dtype),
+    ):
+        with T.Kernel(device=size, block=blocks, threads=tiles.threads) as block:
+            done, arrived = T.alloc_flags((size, rows // CHUNK)), T.alloc_flags((size, rows // CHUNK))
+            with T.Scale("device") as (rank, _):
+                for step in T.serial(1, size):
+                    for i in T.serial(rows // CHUNK):
+                        owner = (rank + step) % size
+                        T.copy(
+                            parts[owner, i * CHUNK : (i + 1) * CHUNK, :],
+                            inbox[rank, i * CHUNK : (i + 1) * CHUNK, :],
+                            dst=owner,
+                            signal=arrived[rank, i],
+                            after=(done[owner, i], ">=", high * tiles_n),
+                        )
+            with T.Scale("block"):
+                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
+                b = T.alloc(b_tile, dtype, level="l1")
+                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                with T.Scale("device") as (rank, _):
+                    for turn in T.serial(T.ceildiv(size * tiles_m * tiles_n - block, blocks)):
+                        tile = block + turn * blocks
+                        owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # the own rows last
+                        place = tile % (tiles_m * tiles_n)
+                        m, n = tiles.place(place % (tiles.group * tiles_n), place // (tiles.group * tiles_n))
+                        T.clear(c)
+                        multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
+                        if owner != rank:
+                            T.copy(c, out)
+                            T.copy(out, parts[owner, m, n])
+                            T.signal(done[owner, m // CHUNK])
+                        else:
+                            for step in T.serial(1, size):
+                                source = (rank + size - step) % size  # the rank before was the first to send here
+                                T.wait(arrived[source, m // CHUNK], ">=", 1)
+                                T.copy(inbox[source, m, n], out)
+                                add(c, out)
+                            if biased:
+                                add_bias(c, bias, n, N)
+                            T.copy(c, out)
+                            T.copy(out, C[m, n])
+
+    return matmul_reduce_scatter_in_turns
 
 
 def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:

@@ -69,11 +69,16 @@ TILINGS = (
 )
 
 
+def at_once() -> int:
+    """Blocks of such tiles that a device runs at a time."""
+    machine = current_machine()
+    return machine.count(machine.program_level.name, machine.tensor_level.name)
+
+
 @lru_cache(4096)
 def tiling(rows: int, shards: int, N: int, transposed: bool) -> Tiling:
     """The tiles with which a product of `shards` times `rows` rows and N columns takes the least time in waves."""
-    machine = current_machine()
-    blocks = machine.count(machine.program_level.name, machine.tensor_level.name)
+    blocks = at_once()
     fits = [t for t in TILINGS if t.n % 64 == 0 or (transposed and N % t.n == 0)]
 
     def time(t: Tiling) -> float:
@@ -105,6 +110,13 @@ def add_bias(c, bias, n, N):
 
 
 @T.macro
+def add(total, part):
+    """total += part, in float32."""
+    for i, j in T.Parallel(total.shape[0], total.shape[1]):
+        total[i, j] += T.cast(part[i, j], "float32")
+
+
+@T.macro
 def add_part(total, parts, source, m, n, rows, N, tile):
     """total += parts[source, m:, n:], in float32, by way of a tile in shared memory.
 
@@ -116,5 +128,4 @@ def add_part(total, parts, source, m, n, rows, N, tile):
             tile[i, j] = parts[source, T.min(m + i, rows - 1), n + j]
         else:
             tile[i, j] = T.if_then_else(n + j < N, parts[source, T.min(m + i, rows - 1), n + j], T.cast(0, tile.dtype))
-    for i, j in T.Parallel(total.shape[0], total.shape[1]):
-        total[i, j] += T.cast(tile[i, j], "float32")
+    add(total, tile)
