@@ -99,7 +99,7 @@ SHAPES = [
     (24, 200, 136, False),
     (300, 512, 1024, True),
     (1100, 3584, 1024, True),
-    (1024, 3584, 1024, False),
+    (1536, 3584, 1024, False),
 ]
 """Rows of a rank, N, K, and whether the right operand is a transposed one."""
 

@@ -17,7 +17,20 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_divides, check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, FEW, ROWS, Tiling, add, add_bias, add_part, at_once, multiply, tiling
+from tilescale.ops.products import (
+    CHUNK,
+    CHUNKS,
+    DEPTH,
+    FEW,
+    ROWS,
+    Tiling,
+    add,
+    add_bias,
+    add_part,
+    at_once,
+    multiply,
+    tiling,
+)
 from tilescale.ops.workspace import workspace_of
 
 
