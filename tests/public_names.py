@@ -7,6 +7,7 @@ from functools import cache, cached_property
 
 import tilescale
 import tilescale.comm
+import tilescale.ops
 
 
 @cache
@@ -14,7 +15,7 @@ def public_names() -> dict[str, object]:
     """Name -> value: what the public modules export, and the public members of exported classes."""
     language = tilescale.language
     names = {f"T.{name}": getattr(language, name) for name in (*language.ADDED, *language.EXTENDED)}
-    for module in (tilescale, tilescale.hda, tilescale.comm, tilescale.errors):
+    for module in (tilescale, tilescale.hda, tilescale.comm, tilescale.ops, tilescale.errors):
         for name in module.__all__:
             if getattr(module, name) not in names.values():  # once, under the shortest name
                 names[f"{module.__name__}.{name}"] = getattr(module, name)

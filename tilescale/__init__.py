@@ -7,6 +7,7 @@
     tilescale.init              join the job          tilescale.Machine       machines as data
     tilescale.empty, zeros, from_tensor               tensors that peers can reach
     tilescale.use_machine       trace for a machine   tilescale.errors        one class per mistake
+    tilescale.ops               finished operators and layers for PyTorch
 
 Importing this package reads nothing, writes nothing and probes nothing; names load what they need when first used.
 """
@@ -35,12 +36,12 @@ _HOMES = {
     "use_machine": "tilescale.hda.current",
     "zeros": "tilescale.comm",
 }
-_MODULES = ("errors", "hda", "language")
+_MODULES = ("errors", "hda", "language", "ops")
 
 __all__ = sorted([*_HOMES, *_MODULES])
 
 if TYPE_CHECKING:
-    from tilescale import errors, hda, language
+    from tilescale import errors, hda, language, ops
     from tilescale.backends.emulator.emulate import Report, emulate
     from tilescale.comm import World, empty, from_tensor, init, zeros
     from tilescale.hda import Machine

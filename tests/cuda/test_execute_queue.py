@@ -91,7 +91,7 @@ class Device:
 
     def __init__(self, func: Any, rank: int, memory: dict[str, torch.Tensor]):
         self.program = program(func)
-        self.world, self.device, self.sizes = SimpleNamespace(rank=rank), torch.device("cpu"), (("device", DEVICES),)
+        self.team, self.device, self.sizes = SimpleNamespace(rank=rank), torch.device("cpu"), (("device", DEVICES),)
         self.reached: set[int] = set()
         self.sites: list[Any] = []
         self.sums = queued.Sums()
@@ -102,10 +102,10 @@ class Device:
         self.queue: Any = Queue(self.done)
 
     def _peers(self, tensor: torch.Tensor) -> torch.Tensor:
-        return next(m for m in self.tensors.values() if m[self.world.rank].data_ptr() == tensor.data_ptr())
+        return next(m for m in self.tensors.values() if m[self.team.rank].data_ptr() == tensor.data_ptr())
 
     def rank(self, level: str) -> int:
-        return self.world.rank
+        return self.team.rank
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         """One call; what it did, addresses as (tensor, device, offset in bytes)."""
@@ -113,7 +113,7 @@ class Device:
         monkeypatch.setattr(queued, "copy_queue", lambda device: self.queue)
         monkeypatch.setattr(stream_memory, "copy", lambda stream, part: self._copied(part))
         monkeypatch.setattr(stream_memory, "write", lambda stream, word, value: self._written(word, value))
-        values = [self.tensors[p.name][self.world.rank] for p in self.program.parameters]
+        values = [self.tensors[p.name][self.team.rank] for p in self.program.parameters]
         call = Call(values)
         run(in_order(self._steps(plan(self.program, target)[0]))(call))
         return self.done

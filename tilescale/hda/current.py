@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import cache
 
 from tilescale.hda.machine import Machine
 from tilescale.settings import settings
@@ -24,7 +25,12 @@ def as_machine(machine: Machine | str | None) -> Machine:
 
 def current_machine() -> Machine:
     """The machine that a program traced here is meant for."""
-    return _current.get() or Machine.load(settings().machine or DEFAULT_MACHINE)
+    return _current.get() or _loaded(settings().machine or DEFAULT_MACHINE)
+
+
+@cache
+def _loaded(name: str) -> Machine:
+    return Machine.load(name)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
+from tilescale.comm import Team
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine, use_machine
@@ -25,6 +26,7 @@ def compile(  # noqa: A001 - TileLang's name
     machine: Machine | str | None = None,
     schedule: str | Schedule = "sequential",
     wait_s: float | None = None,
+    team: Team | None = None,
     out_idx: list[int] | int | None = None,
     execution_backend: str | None = None,
     target: Any = None,
@@ -42,6 +44,7 @@ def compile(  # noqa: A001 - TileLang's name
             that make or read what they move, where that is proven right and the cost model says that it pays. Or what
             `Kernel.moves` of the same program says, edited.
         wait_s: longest time in seconds that a wait for another device takes; None takes TILESCALE_WAIT_S (30 if unset).
+        team: the ranks whose devices it runs on, each of which calls it; None for all ranks of the job.
         out_idx: positions of parameters that a call allocates and returns.
         target: a compilation target as `tilelang.compile` takes it; None follows the machine.
         execution_backend, target_host, verbose, pass_configs, compile_flags: as for `tilelang.compile`; the emulator
@@ -64,6 +67,7 @@ def compile(  # noqa: A001 - TileLang's name
         raise UsageError(f"wait_s={wait_s}", hint="give a number of seconds above 0, or leave it out")
     options = {
         "wait_s": wait_s,
+        "team": team,
         "out_idx": out_idx,
         "execution_backend": execution_backend,
         "target": target,

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale import backends
-from tilescale.comm import current_world, init
+from tilescale.comm import Team, current_world, init
 from tilescale.errors import ArgumentError, LaunchError, RankMismatchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.passes.overlap.rewrite import overlap
@@ -131,8 +131,8 @@ class Kernel:
 
     def _lowered(self, backend: backends.Backend) -> backends.Lowered:
         """The program as a back end has it, made once for the devices that there are. Raises as `Backend.lower`."""
-        world = current_world()
-        units = world.size if world is not None and world.size > 1 else None
+        team = self.options.get("team") or current_world()
+        units = team.size if team is not None and team.size > 1 else None
         target = backends.Target.of(self.program, self.machine, units)
         known = self._known.get((backend.name, target))
         if known is None:
@@ -202,9 +202,14 @@ class Kernel:
     @cached_property
     def _ranks(self) -> int:
         """How many ranks one launch spans. Raises LaunchError if the job has another number."""
-        ranks = init().size if self._spans_units else 1
+        ranks = self._team.size if self._spans_units else 1
         self._check_ranks(ranks)
         return ranks
+
+    @property
+    def _team(self) -> Team:
+        """The ranks that call it together."""
+        return self.options.get("team") or init()
 
     @property
     def _spans_units(self) -> bool:
@@ -223,7 +228,7 @@ class Kernel:
             complete = self._emulate([v for _, v in payloads])
             return [{i: unit[i] for i in self._changed} for unit in complete]
 
-        for i, result in init().run_at_root((self._signature, values), at_root).items():
+        for i, result in self._team.run_at_root((self._signature, values), at_root).items():
             values[i] = _stored(values[i], result)
         return values
 
@@ -235,9 +240,10 @@ class Kernel:
         units = math.prod(n for n in known if n is not None)
         if ranks % units if None in known else ranks != units:
             levels = ", ".join(f"{name}={extent}" for name, extent in self.program.extents)
+            who = "the job has" if self.options.get("team") is None else "its team has"
             raise LaunchError(
                 f"{self.program.name!r} launches {units} units that own tensors{f' ({levels})' if levels else ''}, "
-                f"the job has {ranks} rank{'s' if ranks > 1 else ''}",
+                f"{who} {ranks} rank{'s' if ranks > 1 else ''}",
                 hint=f"start it with `tilescale run -n {units} ...`, or emulate all of them in one process with "
                 "tilescale.emulate(func, one list of tensors per unit)",
                 where=self.program.launches[0].where,

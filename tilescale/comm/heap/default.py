@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilescale.comm.heap.heap import SymmetricHeap
+from tilescale.comm.team import Team
 from tilescale.comm.world import init
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["default_heap", "empty", "from_tensor", "zeros"]
+__all__ = ["default_heap", "empty", "from_tensor", "heap_for", "zeros"]
 
 _heap: SymmetricHeap | None = None
+_of_teams: dict[tuple[int, ...], SymmetricHeap] = {}
 
 
 def default_heap() -> SymmetricHeap:
@@ -35,6 +37,20 @@ def default_heap() -> SymmetricHeap:
         world = init()
         _heap = SymmetricHeap(world, world.device)
     return _heap
+
+
+def heap_for(team: Team) -> SymmetricHeap:
+    """The heap of a team, opened collectively by its ranks at the first call; that of all ranks is `default_heap`.
+
+    Raises what `default_heap` raises.
+    """
+    world = init()
+    if team.ranks == world.ranks:
+        return default_heap()
+    heap = _of_teams.get(team.ranks)
+    if heap is None or not heap.is_open:
+        heap = _of_teams[team.ranks] = SymmetricHeap(team, world.device)
+    return heap
 
 
 def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -31,8 +31,9 @@ from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import STRIDE
-from tilescale.comm import World, init
-from tilescale.comm.heap import SymmetricHeap, default_heap
+from tilescale.comm import Team, World, init
+from tilescale.comm.heap import SymmetricHeap
+from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.group import Group
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
@@ -43,7 +44,7 @@ from tilescale.settings import settings
 
 _NO_TURN = nullcontext()
 
-OWN_OPTIONS = ("out_idx", "wait_s")
+OWN_OPTIONS = ("out_idx", "wait_s", "team")
 """Options of a kernel that are not TileLang's compiler's."""
 
 
@@ -61,16 +62,18 @@ class DeviceProgram:
         self.program, machine = lowered.program, lowered.target.machine
         self.options = {k: v for k, v in options.items() if v is not None and k not in OWN_OPTIONS}
         self.world: World = init()
+        self.team: Team = options.get("team") or self.world
         self.device = self.world.device
         torch.cuda.set_device(self.device)
         self.is_alone = not self.program.extents
         if self.is_alone:
-            self.world = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
-        self._group = Group(self.world)
+            self.world = self.team = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
+        self._group = Group(self.team)
         agree(self._group, _facts(self.program, machine, self.options))
         self.sizes = self._sizes()
         stride = STRIDE if self.is_alone else self.heap.addresses.stride
-        self.target = Target(machine, self.sizes, stride, nccl=not settings().share_gpus)
+        by_nccl = not settings().share_gpus and self.team.ranks == self.world.ranks
+        self.target = Target(machine, self.sizes, stride, nccl=by_nccl)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._plans, self._turns = Plans(), turns(self.device)
@@ -87,7 +90,7 @@ class DeviceProgram:
     @cached_property
     def heap(self) -> SymmetricHeap:
         """The memory that the program's devices share. Collective: its first use opens it."""
-        return SymmetricHeap(self.world, self.device) if self.is_alone else default_heap()
+        return SymmetricHeap(self.team, self.device) if self.is_alone else heap_for(self.team)
 
     @cached_property
     def guard(self) -> Guard:
@@ -120,19 +123,19 @@ class DeviceProgram:
         known = [(name, ir.constant(extent)) for name, extent in self.program.extents]
         fixed = math.prod(n for _, n in known if n is not None)
         open_ = [name for name, n in known if n is None]
-        if self.world.size % fixed or (self.world.size != fixed and len(open_) != 1):
+        if self.team.size % fixed or (self.team.size != fixed and len(open_) != 1):
             raise LaunchError(
-                f"{self.program.name!r} launches {fixed} devices, the job has {self.world.size} ranks",
+                f"{self.program.name!r} launches {fixed} devices, the job has {self.team.size} ranks",
                 hint=f"start it with `tilescale run -n {fixed} ...`",
                 where=self.program.launches[0].where,
             )
-        return tuple((name, self.world.size // fixed if n is None else n) for name, n in known)
+        return tuple((name, self.team.size // fixed if n is None else n) for name, n in known)
 
     def rank(self, level: str) -> int:
         """This rank's rank at a level: devices are numbered row-major, the coarsest level slowest."""
         names = [name for name, _ in self.sizes]
         finer = math.prod(n for _, n in self.sizes[names.index(level) + 1 :])
-        return self.world.rank // finer % dict(self.sizes)[level]
+        return self.team.rank // finer % dict(self.sizes)[level]
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -159,7 +162,7 @@ class DeviceProgram:
 
     def compile(self, func: ir.PrimFunc, check: Callable[[], None] | None = None) -> Any:
         """The kernel; one rank of each node checks and compiles, the others find the result in the cache."""
-        first = self.world.local_rank == 0
+        first = self._is_first_of_node
 
         def make() -> Any:
             if first and check is not None:
@@ -168,11 +171,16 @@ class DeviceProgram:
 
         return once_per_node(self._group, first, make)
 
+    @property
+    def _is_first_of_node(self) -> bool:
+        nodes = [self.world.node_of[rank] for rank in self.team.ranks]
+        return nodes.index(self.world.node) == self.team.rank
+
     def device_code(self, text: str) -> bytes:
         """CUDA text compiled for the device, once on each node; the other ranks find it in the cache. Collective."""
         target = self.options.get("target") or target_for(self.target.machine)
         make = partial(stock.device_code, text, target)
-        return once_per_node(self._group, self.world.local_rank == 0, make)
+        return once_per_node(self._group, self._is_first_of_node, make)
 
     def on_all(self, check: Callable[[], Any]) -> None:
         """Collective: run a check; what it raises on any rank is raised on all."""

@@ -49,7 +49,7 @@ class Guard:
     ):
         """Collective."""
         self._program, self._world, self._device, self._limit_ns = program, world, heap.device, limit_ns
-        self._group = Group(world)
+        self._group = Group(heap.team)
         self.sites = sites
         self.records: WaitRecords = WaitRecords(heap)
         self.meetings: Meetings = Meetings(heap, compile)
@@ -106,10 +106,10 @@ class Guard:
         for other in _guards:
             if other is not self:
                 known = standings(self.records.beside(other.meetings.words))
-                mine = known[self._world.rank]
+                mine = known[self._group.rank]
                 elsewhere += [(rank, other._program) for rank, at in enumerate(known) if mine.behind(at) > 0]
         limit_s = self._limit_ns / 1e9
-        return Scene(self._program, self._world.rank, self.sites, limit_s, own, elsewhere)
+        return Scene(self._program, self._group.rank, self.sites, limit_s, own, elsewhere)
 
     def synchronize(self) -> None:
         """Wait until the device is idle. Raises what `check` raises; a rank's death ends the wait at once."""

@@ -13,7 +13,7 @@ from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.sums import Sums
-from tilescale.comm import World
+from tilescale.comm import Team, World
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.errors import Location
 from tilescale.program.model import Program
@@ -30,6 +30,7 @@ class Owner(Protocol):
     Attributes:
         options: those of TileLang's compiler.
         is_alone: whether it has no level above its grid.
+        team: the ranks that run it.
         sizes: units of each launched level.
         sites: the places that wait or signal, by number; steps add theirs.
         reached: positions of parameters that peers reach.
@@ -42,6 +43,7 @@ class Owner(Protocol):
     program: Program
     options: dict[str, Any]
     world: World
+    team: Team
     device: torch.device
     is_alone: bool
     sizes: tuple[tuple[str, int], ...]

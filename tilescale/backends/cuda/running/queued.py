@@ -55,7 +55,7 @@ def _copy(own: Owner, step: HostStep) -> Step:
         word = _word(flag.tensor_on(device, at), flag.index(at), step)
         value = own.sums.after(at, word, at.evaluate(copy.value), op)
         told = partial(stream_memory.write, queue.stream, word, value)
-        if device == own.world.rank:
+        if device == own.team.rank:
             if after is not None:
                 raise _to_itself(step)
             return [*_at_home(queue, out, given, step), queue.start, partial(queue.add, told)]
@@ -128,11 +128,11 @@ def _all_gather(own: Owner, step: HostStep) -> Step:
             value = own.sums.after(at, word, 1, "add")
             return partial(queue.add, partial(stream_memory.write, queue.stream, word, value))
 
-        mine = own_part(own.world.rank)
+        mine = own_part(own.team.rank)
         is_there = mine.data_ptr() == given.data_ptr()
         made: list[Work] = [] if is_there else _at_home(queue, mine, given, step)
         numbers = range(-(-count // chunk))
-        made += [queue.start, *(signal(own.world.rank, number) for number in numbers)]
+        made += [queue.start, *(signal(own.team.rank, number) for number in numbers)]
         for peer in range(rank + 1, rank + size):
             device = device_of(own, gather.level, peer % size)
             out = own_part(device)

@@ -165,7 +165,7 @@ class Messages:
             first=team.first,
             step=team.step,
             shift=addresses.slot(0),
-            devices=own.world.size,
+            devices=own.team.size,
             blocks=shape.blocks,
             site=self._site,
         )

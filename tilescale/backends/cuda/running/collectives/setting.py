@@ -73,7 +73,7 @@ class Team:
         for _, size in own.sizes[names.index(level) + 1 :]:
             step *= size
         rank = own.rank(level)
-        return cls(rank, dict(own.sizes)[level], own.world.rank - rank * step, step)
+        return cls(rank, dict(own.sizes)[level], own.team.rank - rank * step, step)
 
     def device(self, rank: int) -> int:
         """The number, over all devices, of a rank."""

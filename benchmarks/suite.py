@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""A suite of races, from the command line: kernels are compiled beforehand, works are raced, rows are written.
+
+`race.py` says how works are measured. Kernels are first compiled by jobs beside one another, whose results the races
+find in TileLang's cache. Rows of each work are written when it is done. A step that takes too long ends the run; with
+--resume the next one goes on without the contender whose step it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import jobs
+import torch
+from gpu_timers import TIMERS
+from race import Heat
+from runs import Run, say
+
+import tilescale
+
+COMPILE_S, ONE_GPU_S = 75.0, 120.0
+"""Longest time for compiling beforehand, and for the works of one GPU."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Works that one script races at.
+
+    Attributes:
+        script: what runs it; its results have its name.
+        heats: takes whether to be quick and a number of GPUs, gives the works of so many GPUs.
+    """
+
+    script: Path
+    heats: Callable[[bool, int], Iterable[Heat]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the command line asks for."""
+
+    suite: Suite
+    only: str
+    contender: str
+    rounds: int
+    quick: bool
+    out: Path
+    limit: float
+
+    def heats(self, gpus: int) -> list[Heat]:
+        """Works of so many GPUs, with the contenders that are asked for and their baselines."""
+        every = self.suite.heats(self.quick, gpus)
+        return [self._chosen(heat) for heat in every if any(part in heat.title for part in self.only.split("|"))]
+
+    def _chosen(self, heat: Heat) -> Heat:
+        wanted = {self.contender, heat.baseline} if self.contender else {c.name for c in heat.contenders}
+        return replace(heat, contenders=[c for c in heat.contenders if c.name in wanted])
+
+    def arguments(self, **changes: str) -> list[str]:
+        """The same choice for another job."""
+        given = {"only": self.only, "contender": self.contender, "rounds": str(self.rounds)}
+        given |= {"out": str(self.out), "limit": str(self.limit)}
+        words = [word for name, value in (given | changes).items() for word in (f"--{name}", value)]
+        return [*words, *(["--quick"] if self.quick else [])]
+
+
+# -- compiling beforehand ----------------------------------------------------------------------------------------------
+
+
+def compile_all(heats: list[Heat]) -> None:
+    """Compile every kernel of this job's works; one that fails does so again, and is recorded, where it races."""
+    for heat in heats:
+        for contender in heat.contenders:
+            try:
+                if contender.compile:
+                    contender.compile()
+            except Exception:  # noqa: BLE001 - the others are to be compiled
+                traceback.print_exc()
+
+
+def compile_beforehand(choice: Choice, heats: list[Heat]) -> None:
+    """Fill TileLang's cache, by a job for each kernel."""
+    begin, started = time.monotonic(), {}
+    for heat in heats:
+        for contender in heat.contenders:
+            kernel = heat.work, heat.shape, heat.gpus, contender.name  # one for all modes
+            if contender.compile and kernel not in started:
+                words = choice.arguments(only=heat.title, contender=contender.name)
+                started[kernel] = jobs.start(choice.suite.script, [*words, "--compile-only"], heat.gpus)
+    bad = [text for code, text in jobs.finish(list(started.values()), COMPILE_S) if code]
+    say(f"compiled by {len(started)} jobs in {time.monotonic() - begin:.0f} s, {len(bad)} of them failed")
+    for text in bad:
+        say("    " + "\n    ".join(text.strip().splitlines()[-3:]))
+
+
+# -- racing ------------------------------------------------------------------------------------------------------------
+
+
+def serve_one(heats: list[Heat]) -> None:
+    """Check the last contender of the only work, and time it for the job that asks."""
+    (heat,) = heats
+    runner = heat.contenders[-1].make()
+    runner.check(0)
+    jobs.serve(TIMERS[heat.mode]().prepare(runner.call))
+
+
+def race_on_one_gpu(choice: Choice) -> None:
+    """The works of one GPU, in a job of their own, while the ranks of this one wait."""
+    world = tilescale.init()
+    if world.rank == 0:
+        job = jobs.start(choice.suite.script, [*choice.arguments(), "--no-beforehand"])
+        ((code, text),) = jobs.finish([job], ONE_GPU_S)
+        say(text if code == 0 else f"the works of one GPU ended with code {code}:\n{text}")
+    world.barrier()
+
+
+_OPTIONS = (
+    click.option("--only", default="", help="Works whose title contains this: a name, a shape, a mode; a|b: any."),
+    click.option("--contender", default="", help="The contenders of this name, beside the baselines."),
+    click.option("--rounds", default=10, show_default=True, help="Groups of calls of each contender."),
+    click.option("--quick", is_flag=True, help="Small shapes: to see that it works, not how fast it is."),
+    click.option("--out", type=click.Path(path_type=Path), help="Folder of the results."),
+    click.option("--limit", default=60.0, show_default=True, help="Seconds that a step may take before the run ends."),
+    click.option("--resume", is_flag=True, help="Go on after a run that ended, without whom it ended with."),
+    click.option("--compile-only", is_flag=True, help="Fill TileLang's cache and end."),
+    click.option("--serve", is_flag=True, help="Time the contender whenever a number of calls comes in."),
+    click.option("--no-beforehand", is_flag=True, help="Compile each kernel when its turn comes."),
+)
+
+
+def command(suite: Suite, text: str) -> click.Command:
+    """The command line of a suite; `text` says what it is."""
+    made: Callable = functools.partial(_run, suite)
+    for option in reversed(_OPTIONS):
+        made = option(made)
+    return click.command(suite.script.stem, help=text.replace("\n    ", "\n\n\b\n    ", 1))(made)
+
+
+def _run(
+    suite: Suite, compile_only: bool, serve: bool, no_beforehand: bool, resume: bool, out: Path | None, **given: object
+) -> None:
+    """Compile, race, write."""
+    choice, world = Choice(suite, out=out or suite.script.parent / "results", **given), tilescale.init()
+    if not torch.cuda.is_available():
+        raise click.UsageError("times need GPUs; without them `tilescale.emulate` shows that programs are right")
+    torch.cuda.set_device(world.device)
+    heats, on_one = choice.heats(world.size), choice.heats(1) if world.size > 1 else []
+    if compile_only:
+        return compile_all(heats)
+    if serve:
+        return serve_one(heats)
+    run = Run(suite.script.stem, choice.out, choice.rounds, choice.limit)
+    steps, heats = run.resumed(heats, resume)
+    if not no_beforehand and world.rank == 0:
+        compile_beforehand(choice, heats + on_one)
+    world.barrier()
+    run.race_all(heats, steps)
+    if on_one:
+        race_on_one_gpu(choice)
+

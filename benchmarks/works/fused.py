@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""Operators for PyTorch: products with a gather, a scatter or a sum, beside libraries and beside PyTorch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import overlap
+import torch
+import torch.distributed as dist
+import trials
+from race import Contender, Heat, Runner
+from trials import Case, checked
+
+import tilescale
+
+LARGE, SMALL = (8192, 4096, 2048), (1024, 256, 128, 16)
+"""Rows of all GPUs together. A small product takes less time than the host to ask for it, so it is raced in a graph."""
+
+SYMM_MEM_ROWS = 1024
+"""Rows at which PyTorch's fused operators take part: with more they did not end (PyTorch 2.11, no multicast)."""
+
+Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def heats(quick: bool, gpus: int) -> Iterator[Heat]:
+    """All shapes, M x N x K: N of each GPU for the all-gather, K of each GPU for the others."""
+    if gpus == 1:
+        return
+    wide, narrow = (1792, 1024) if quick else (8192, 3584)
+    works = ("ag_gemm", Gathered, narrow, wide), ("gemm_rs", Scattered, wide, narrow), ("gemm_ar", Summed, wide, narrow)
+    for m in (1024, 128) if quick else (*LARGE, *SMALL):
+        for name, work, n, k in works:
+            entries = work(m, n, k).contenders()
+            yield _heat(name, (m, n, k), gpus, "eager" if m in LARGE else "graph", entries)
+    for name, work, n, k in works[:2]:  # last, as they may not end here either
+        made = work(SYMM_MEM_ROWS, n, k)
+        entries = [*made.contenders(), Contender("symm_mem", made.symm_mem)]
+        yield _heat(name, (SYMM_MEM_ROWS, n, k), gpus, "eager", entries)
+
+
+def _heat(name: str, shape: tuple[int, int, int], gpus: int, mode: str, entries: list[Contender]) -> Heat:
+    m, n, k = shape
+    return Heat(name, shape, "bfloat16", gpus, mode, "cublas alone", entries, 2 * m * n * k)
+
+
+def _operator(call: Call, a: torch.Tensor, b: torch.Tensor, draw: trials.Draw) -> Runner:
+    """An operator on tensors that lie anywhere: `b` is transposed, as the weight of a torch.nn.Linear is."""
+
+    def load(*given: torch.Tensor) -> None:
+        trials.into(a, b)(*given[:2])
+
+    return checked(draw, load, lambda: call(a, b.t()))
+
+
+class Gathered(overlap.AllGather):
+    """C = A B^T: A's rows lie over the GPUs, each has columns of C."""
+
+    def contenders(self) -> list[Contender]:
+        """Libraries, then the operator."""
+        return [
+            Contender("cublas alone", lambda: self.libraries(gathers=False)),
+            Contender("nccl+cublas", lambda: self.libraries(gathers=True)),
+            Contender("tilescale", self.operator, lambda: self.operator().call()),
+        ]
+
+    def operator(self) -> Runner:
+        """Ours."""
+        from tilescale import ops
+
+        a, b = trials.nothing(self.rows, self.k), trials.nothing(self.n, self.k)
+        return _operator(ops.all_gather_matmul, a, b, self.draw)
+
+
+class Scattered(overlap.ReduceScatter):
+    """C = A B^T: the inner dimension lies over the GPUs, each ends with rows of C."""
+
+    def contenders(self) -> list[Contender]:
+        """Libraries, then the operator."""
+        return [
+            Contender("cublas alone", self.alone),
+            Contender("nccl+cublas", self.libraries),
+            Contender("tilescale", self.operator, lambda: self.operator().call()),
+        ]
+
+    def operator(self) -> Runner:
+        """Ours."""
+        from tilescale import ops
+
+        return _operator(ops.matmul_reduce_scatter, *self.operands(), self.draw)
+
+
+class Summed(overlap.ReduceScatter):
+    """C = A B^T: the inner dimension lies over the GPUs, each ends with the whole."""
+
+    def contenders(self) -> list[Contender]:
+        """Libraries, then the operator."""
+        return [
+            Contender("cublas alone", self.alone),
+            Contender("nccl+cublas", self.libraries),
+            Contender("tilescale", self.operator, lambda: self.operator().call()),
+        ]
+
+    def draw(self, seed: int) -> Case:
+        """This rank's columns of A and of B^T."""
+        a, b = trials.randoms(seed, torch.bfloat16, (self.m, self.k), (self.n, self.k))
+        want, magnitudes = trials.product(a, b)
+        rounded = want.abs()  # each part, before all are added up
+        for x in (want, rounded, magnitudes):
+            dist.all_reduce(x)
+        size = tilescale.init().size
+        return Case((a, b), want, trials.product_bound(self.k * size, 2 * want.abs() + rounded, magnitudes))
+
+    def libraries(self) -> Runner:
+        """cuBLAS, then NCCL."""
+        (a, b), c = self.operands(), trials.nothing(self.m, self.n)
+
+        def call() -> torch.Tensor:
+            torch.mm(a, b.T, out=c)
+            dist.all_reduce(c)
+            return c
+
+        return checked(self.draw, trials.into(a, b), call, [c])
+
+    def operator(self) -> Runner:
+        """Ours."""
+        from tilescale import ops
+
+        return _operator(ops.matmul_all_reduce, *self.operands(), self.draw)

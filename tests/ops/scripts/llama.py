@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""A small Llama-style model, trained as one process would and tensor-parallel: the losses of 20 steps are the same."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+import tilescale
+from tilescale import ops
+
+HIDDEN, HEADS, TOKENS, BATCH, VOCABULARY, LAYERS, STEPS = 64, 4, 16, 2, 48, 1, 20
+WORLD = tilescale.init()
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, _ = x.shape
+        q, k, v = (w(x).view(batch, tokens, -1, HIDDEN // HEADS).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.wo(y.transpose(1, 2).reshape(batch, tokens, -1))
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(HIDDEN, 2 * HIDDEN, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(2 * HIDDEN, HIDDEN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.attention, self.feed_forward = Attention(), FeedForward()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Llama(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(VOCABULARY, HIDDEN)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm = nn.RMSNorm(HIDDEN)
+        self.output = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        x = self.embeddings(numbers)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(self.norm(x))
+
+
+PLAN = {
+    "embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+    "layers.*.attention_norm": SequenceParallel(),
+    "layers.*.attention": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+    "layers.*.attention.w[qkv]": ColwiseParallel(),
+    "layers.*.attention.wo": RowwiseParallel(output_layouts=Shard(1)),
+    "layers.*.ffn_norm": SequenceParallel(),
+    "layers.*.feed_forward": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+    "layers.*.feed_forward.w[13]": ColwiseParallel(),
+    "layers.*.feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),
+    "norm": SequenceParallel(),
+    "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+}
+
+
+def losses(model: nn.Module) -> list[float]:
+    """Of each step on the same batch of random tokens."""
+    numbers = torch.randint(VOCABULARY, (BATCH, TOKENS + 1), generator=torch.Generator().manual_seed(1))
+    optimiser, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(STEPS):
+        logits = model(numbers[:, :-1]).float()
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), numbers[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        found.append(loss.item())
+    return found
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = Llama().half()
+    alone = losses(copy.deepcopy(model))
+    mesh = init_device_mesh("cpu", (WORLD.size,), mesh_dim_names=("tp",))
+    parallel = ops.parallelize_module(model, mesh["tp"], PLAN)
+    kinds = [type(layer).__name__ for layer in parallel.modules() if isinstance(layer, nn.Linear)]
+    assert kinds.count("ColumnParallelLinear") == 5 * LAYERS and kinds.count("RowParallelLinear") == 2 * LAYERS
+    together = losses(parallel)
+    if WORLD.rank == 0:
+        print(alone, together, sep="\n")
+    torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), rtol=3e-3, atol=0)
+    assert alone[-1] < 0.7 * alone[0]
+    if WORLD.rank == 0:
+        print("passed", flush=True)
+    dist.destroy_process_group()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""Operators in a job of four ranks. Every `check_` function runs on every rank, one after the other."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import tilescale
+from tilescale import ops
+from tilescale.errors import ArgumentError, RankMismatchError
+
+WORLD = tilescale.init()
+RANK, SIZE = WORLD.rank, WORLD.size
+
+
+def everyones(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    """The random tensors of all ranks, which every rank can make."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for _ in range(SIZE)]
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal but for roundings to bfloat16."""
+    torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=float(want.float().abs().mean()) * 2**-5)
+
+
+def check_all_gather_matmul():
+    a, b, bias = everyones(33, 40), everyones(72, 40, seed=1), everyones(72, seed=2)
+    want = torch.cat(a).float() @ b[RANK].float().t() + bias[RANK].float()
+    for _ in range(2):
+        close(ops.all_gather_matmul(a[RANK], b[RANK].t(), bias=bias[RANK]), want)
+
+
+def check_one_gather_for_several_weights():
+    a, b, bias = everyones(3, 16)[RANK], [everyones(n, 16, seed=n)[RANK] for n in (8, 24)], everyones(8)[RANK]
+    results = ops.all_gather_matmul(a, [w.t() for w in b], bias=[bias, None])
+    whole = torch.cat(everyones(3, 16)).float()
+    close(results[0], whole @ b[0].float().t() + bias.float())
+    close(results[1], whole @ b[1].float().t())
+
+
+def check_gradients_of_all_gather_matmul():
+    a, grads = everyones(5, 16), everyones(5 * SIZE, 32, seed=3)
+    b, bias = [everyones(n, 16, seed=n) for n in (8, 24)], everyones(8, seed=2)
+    leaf, *weights = (x[RANK].clone().requires_grad_() for x in (a, *b))
+    added = bias[RANK].clone().requires_grad_()
+    results = ops.all_gather_matmul(leaf, [w.t() for w in weights], bias=[added, None])
+    torch.autograd.backward(results, grads[RANK].split([8, 24], 1))
+    joined = [torch.cat(both).float() for both in zip(*b, strict=True)]
+    far = sum(g.float() @ w for g, w in zip(grads, joined, strict=True)).chunk(SIZE)[RANK]
+    close(leaf.grad, far)
+    close(torch.cat([w.grad for w in weights]), grads[RANK].float().t() @ torch.cat(a).float())
+    close(added.grad, grads[RANK].float().sum(0)[:8])
+
+
+def check_matmul_reduce_scatter_and_gradients():
+    a, b, bias = everyones(6 * SIZE, 24), everyones(16, 24, seed=1), everyones(16, seed=2)[0]
+    grads = everyones(6, 16, seed=3)
+    leaves = [x.clone().requires_grad_() for x in (a[RANK], b[RANK], bias)]
+    got = ops.matmul_reduce_scatter(leaves[0], leaves[1].t(), bias=leaves[2])
+    want = sum(x.float() @ w.float().t() for x, w in zip(a, b, strict=True)) + bias.float()
+    close(got.detach(), want.chunk(SIZE)[RANK])
+    got.backward(grads[RANK])
+    whole = torch.cat(grads).float()
+    close(leaves[0].grad, whole @ b[RANK].float())
+    close(leaves[1].grad, whole.t() @ a[RANK].float())
+    close(leaves[2].grad, whole.sum(0))
+
+
+def check_matmul_all_reduce():
+    a, b, bias = everyones(7, 24), everyones(16, 24, seed=1), everyones(16, seed=2)[0]
+    leaves = [x.clone().requires_grad_() for x in (a[RANK], b[RANK])]
+    got = ops.matmul_all_reduce(leaves[0], leaves[1].t(), bias=bias)
+    close(got.detach(), sum(x.float() @ w.float().t() for x, w in zip(a, b, strict=True)) + bias.float())
+    got.backward(torch.ones_like(got))
+    close(leaves[0].grad, b[RANK].float().sum(0).expand(7, 24))
+    close(leaves[1].grad, a[RANK].float().sum(0).expand(16, 24))
+
+
+def check_large_sums_are_shared_out():
+    x = everyones(520, 8 * 515)  # above the bound of small ones, and no multiple of anything
+    close(ops.all_reduce(x[RANK]), sum(part.float() for part in x))
+
+
+def check_collectives_and_gradients():
+    x = everyones(SIZE, 3, 2 * SIZE, dtype=torch.float32)
+    total = sum(x)
+    # What an element's gradient is, if everybody's is one: on how many ranks the element is used.
+    for call, want, users in (
+        (lambda t: ops.all_gather(t, 1), torch.cat(x, 1), SIZE),
+        (lambda t: ops.reduce_scatter(t, 2), total.chunk(SIZE, 2)[RANK], 1),
+        (lambda t: ops.all_reduce(t), total, SIZE),
+        (lambda t: ops.all_to_all(t, 2, 1), torch.cat([part.chunk(SIZE, 2)[RANK] for part in x], 1), 1),
+    ):
+        leaf = x[RANK].clone().requires_grad_()
+        got = call(leaf)
+        torch.testing.assert_close(got.detach(), want, rtol=1e-5, atol=1e-5)
+        got.sum().backward()
+        assert torch.equal(leaf.grad, torch.full_like(leaf, users))
+
+
+def check_errors_are_everyones():
+    try:
+        ops.matmul_reduce_scatter(torch.ones(SIZE + 1, 8).half(), torch.ones(8, 8).half())
+    except ArgumentError as error:
+        assert f"dimension 0 of a is {SIZE + 1}, the group has {SIZE} ranks" in str(error)
+    else:
+        raise AssertionError("no error")
+    try:
+        ops.all_reduce(torch.ones(8 if RANK else 4096).half())
+    except RankMismatchError:
+        return
+    raise AssertionError("no error")
+
+
+def check_slices_of_a_mesh():
+    mesh = init_device_mesh("cpu", (2, SIZE // 2), mesh_dim_names=("dp", "tp"))
+    x = everyones(3, 16)
+    for name in ("tp", "dp"):
+        group = mesh[name].get_group()
+        want = torch.cat([x[rank] for rank in dist.get_process_group_ranks(group)])
+        for given in (mesh[name], group):
+            assert torch.equal(ops.all_gather(x[RANK], group=given), want)
+    w = everyones(8, 16, seed=1)[RANK]
+    whole = torch.cat([x[rank] for rank in dist.get_process_group_ranks(mesh["tp"].get_group())])
+    close(ops.all_gather_matmul(x[RANK], w.t(), group=mesh["tp"]), whole.float() @ w.float().t())
+    try:
+        ops.all_gather(x[RANK], group=mesh)
+    except ArgumentError as error:
+        assert "group is a mesh of 2 dimensions" in str(error)
+        return
+    raise AssertionError("no error")
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    checks = [value for name, value in list(globals().items()) if name.startswith("check_")]
+    for check in checks:
+        check()
+        WORLD.barrier()
+        if RANK == 0:
+            print("passed", check.__name__, flush=True)
+    dist.destroy_process_group()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""What operators refuse, by the name of the argument; and the edges of what they serve, in a job of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from tilescale import ops
+from tilescale.errors import ArgumentError
+from tilescale.settings import settings
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_EMULATE", "1")
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).half()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: ops.all_gather_matmul(torch.randn(4, 8), half(8, 8)), "a is torch.float32"),
+        (lambda: ops.all_gather_matmul(half(4), half(8, 8)), r"a has shape \(4,\)"),
+        (lambda: ops.all_gather_matmul(half(4, 8), half(16, 8)), "a has 8 columns, b has 16 rows"),
+        (lambda: ops.all_gather_matmul(half(4, 8), half(8, 12)), "b has 12 columns"),
+        (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8).bfloat16()), "b is torch.bfloat16, a is torch.float16"),
+        (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8), half(8, 4)]), r"b\[1\] has 4 columns"),
+        (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8)], bias=[None, None]), "b is 1 matrices, bias 2"),
+        (lambda: ops.matmul_reduce_scatter(half(4, 8), half(8, 8), bias=half(16)), "bias has 16 elements"),
+        (lambda: ops.matmul_reduce_scatter(half(4, 8), half(8, 8), bias=half(8, 1)), r"bias has shape \(8, 1\)"),
+        (lambda: ops.matmul_all_reduce(half(4, 12), half(12, 8)), "b has 12 rows"),
+        (lambda: ops.matmul_all_reduce(half(4, 8), None), "b is NoneType"),
+        (lambda: ops.all_reduce(torch.ones(3, dtype=torch.int64)), "a is torch.int64"),
+        (lambda: ops.all_gather(half(2), dim=1), "dim is 1, the tensor has 1 dimensions"),
+        (lambda: ops.all_to_all(half(2, 2), cut=2), "cut is 2"),
+        (lambda: ops.all_gather(half(2), group=3), "group is int"),
+        (lambda: ops.workspace(0, 8), "rows=0"),
+        (lambda: ops.RowParallelLinear.shard(nn.Linear(12, 8)), "linear has 12 input features"),
+        (lambda: ops.all_gather_matmul(half(1 << 17, 8), half(8, 8)), "a has 131072 rows on each rank"),
+    ],
+)
+def test_errors_name_the_argument(call: Callable[[], object], said: str):
+    with pytest.raises(ArgumentError, match=said):
+        call()
+
+
+def test_nothing_to_do():
+    assert ops.all_gather_matmul(half(0, 8), half(8, 16)).shape == (0, 16)
+    assert ops.matmul_reduce_scatter(half(0, 8), half(8, 16)).shape == (0, 16)
+    assert ops.matmul_all_reduce(half(0, 8), half(8, 16)).shape == (0, 16)
+    assert ops.all_reduce(half(0)).shape == ops.all_gather(half(0)).shape == (0,)
+
+
+def test_tensors_that_lie_anyhow():
+    a, b = half(6, 48)[:, 8:24], half(40, 40)[:16, 3:27]  # rows apart, and begun where no bulk copy may
+    want = a.float() @ b.float()
+    for call in (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce):
+        torch.testing.assert_close(call(a, b).float(), want, rtol=1e-2, atol=2e-2)
+
+
+def test_one_rank_is_a_linear_layer():
+    layer = nn.Linear(16, 24).half()
+    x = half(2, 3, 16)
+    want = layer(x)
+    for kind in (ops.ColumnParallelLinear, ops.RowParallelLinear):
+        for sequence in (True, False):
+            torch.testing.assert_close(kind.shard(nn.Linear(16, 24), sequence=sequence).half()(x).shape, want.shape)
+            copied = nn.Linear(16, 24).half()
+            copied.load_state_dict(layer.state_dict())
+            torch.testing.assert_close(kind.shard(copied, sequence=sequence)(x), want, rtol=1e-2, atol=1e-2)

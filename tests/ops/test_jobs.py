@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+"""Operators in jobs of several processes. Starting one takes seconds, so a job checks many things."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.comm.conftest import command, run_words
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def test_operators_of_four_ranks():
+    """See scripts/operators.py for what is checked."""
+    script = SCRIPTS / "operators.py"
+    done = run_words([*command("tilescale run", 4), str(script)], TILESCALE_TIMEOUT_S="50", TILESCALE_EMULATE="1")
+    assert done.code == 0, done.output
+    checks = re.findall(r"^def (check_\w+)", script.read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.findall(r"passed (\w+)", done.output) == checks
+
+
+def test_a_parallel_model_learns_as_the_plain_one():
+    """See scripts/llama.py. The programs themselves are checked elsewhere."""
+    variables = {"TILESCALE_TIMEOUT_S": "50", "TILESCALE_EMULATE": "1", "TILESCALE_CHECK": "none"}
+    done = run_words([*command("tilescale run", 2), str(SCRIPTS / "llama.py")], **variables)
+    assert done.code == 0, done.output
+    assert "passed" in done.output

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""What the operators' programs become on GPUs: producers load, copy queues send; and which tiles are taken."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from tests.cuda.support import notes
+from tilescale.ops.products import GROUP, TILINGS, tiling
+
+LARGE = TILINGS[0]
+
+
+def program(name: str, *given: Any) -> Any:
+    return import_module(f"tilescale.ops.{name}").program(*given)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (
+            lambda: program("ag_gemm", 2, 512, 512, "bfloat16", LARGE, True, True, True),
+            ["T.copy(dst=, signal=) of A, G by each device: on the copy queue, beside what follows"]
+            + ["T.Pipelined: a producer loads and makes 1 T.wait"],
+        ),
+        (
+            lambda: program("gemm_rs", 2, 512, 512, "bfloat16", LARGE, False, True),
+            ["T.copy(dst=, signal=) of parts, inbox by each device: on the copy queue, beside what follows"]
+            + ["T.Pipelined: a producer loads"],
+        ),
+        (
+            lambda: program("gemm_ar", 4, 512, 512, "bfloat16", LARGE, True, False),
+            ["T.copy(dst=, signal=) of parts, inbox by each device: on the copy queue, beside what follows"]
+            + ["T.copy(dst=, signal=) of C, G by each device: on the copy queue, beside what follows"]
+            + ["T.Pipelined: a producer loads"],
+        ),
+        (
+            lambda: program("all_to_all", 4, 512, "bfloat16", 4096),
+            ["T.copy(dst=, signal=) of A, inbox by each device: on the copy queue, beside what follows"],
+        ),
+    ],
+    ids=["ag_gemm", "gemm_rs", "gemm_ar", "all_to_all"],
+)
+def test_queues_send_and_producers_load(made: Any, said: list[str]):
+    assert notes(made()) == said
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 100, 1024, 2048, 2049, 32768])
+@pytest.mark.parametrize("n", [8, 3584, 4096, 4104])
+def test_tiles_fit_the_product(rows: int, n: int):
+    for transposed in (True, False):
+        found = tiling(rows, 2, n, transposed)
+        assert found.n % 64 == 0 or (transposed and n % found.n == 0)
+        assert math.ceil(rows / found.m) % found.group == 0 and found.group <= GROUP
+    assert tiling(64, 1, 64, True).m == 64, "more blocks, not larger ones, where there are few tiles"
+
+
+def test_whole_waves_decide():
+    assert (tiling(1024, 2, 3584, True).n, tiling(4096, 2, 8192, True).n) == (224, 256)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""The operators' programs, emulated with all checks: results for tails, layouts, types and numbers of devices."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+from tilescale.ops.products import CHUNK, TILINGS, Tiling
+
+SMALL = TILINGS[-1]
+
+
+def module(name: str) -> Any:
+    return import_module(f"tilescale.ops.{name}")
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def unwritten(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.full(shape, torch.nan).to(dtype)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal but for two roundings and those of parts, all far below the typical element."""
+    torch.testing.assert_close(got.float(), want, rtol=2**-6, atol=float(want.abs().mean()) * 2**-5)
+
+
+def operands(size: int, n: int, k: int, transposed: bool, dtype: torch.dtype) -> tuple[list, list]:
+    """For each device B (K, N), and what the program takes."""
+    b = [random(k, n, dtype=dtype) for _ in range(size)]
+    return b, [x.t().contiguous() if transposed else x for x in b]
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype"),
+    [
+        (1, 33, 72, 40, SMALL, True, True, "bfloat16"),
+        (2, 1, 8, 8, SMALL, False, False, "float16"),
+        (2, 64, 64, 64, SMALL, True, False, "bfloat16"),
+        (3, 70, 136, 96, SMALL, False, True, "float16"),
+        (2, CHUNK + 65, 72, 16, Tiling(128, 128, 1.0), True, True, "bfloat16"),
+        (2, 256, 448, 64, Tiling(128, 224, 1.0, group=2), True, False, "bfloat16"),
+        (8, 9, 16, 24, SMALL, False, True, "bfloat16"),
+    ],
+)
+def test_all_gather_matmul(
+    size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str
+):
+    kind = getattr(torch, dtype)
+    a, bias = random(size * rows, k, dtype=kind), random(n, dtype=kind)
+    b, lying = operands(size, n, k, transposed, kind)
+    program = module("ag_gemm").program(size, n, k, dtype, tiles, transposed, biased, True)
+    per_device = [
+        [a.chunk(size)[r][None].contiguous(), unwritten(size, rows, k, dtype=kind), lying[r]]
+        + [bias if biased else bias[:1], unwritten(size, rows, n, dtype=kind)]
+        for r in range(size)
+    ]
+    tilescale.emulate(program, per_device)
+    for right, (*_, c) in zip(b, per_device, strict=True):
+        close(c.view(-1, n), a.float() @ right.float() + (bias.float() if biased else 0))
+
+
+def test_further_products_take_what_has_been_gathered():
+    size, rows, n, k = 2, 40, 64, 64
+    a, (b, lying) = random(size * rows, k), operands(size, n, k, False, torch.bfloat16)
+    program = module("ag_gemm").program(size, n, k, "bfloat16", SMALL, False, False, False)
+    gathered = a.view(size, rows, k)
+    per_device = [
+        [gathered[r : r + 1].contiguous(), gathered.clone(), lying[r], lying[r].view(-1)[:1], unwritten(size, rows, n)]
+        for r in range(size)
+    ]
+    for r, (_, there, *_) in enumerate(per_device):
+        there[r] = torch.nan  # own rows are read where they lie
+    report = tilescale.emulate(program, per_device)
+    assert all(activity.messages == 0 for activity in report.activity)
+    for right, (*_, c) in zip(b, per_device, strict=True):
+        close(c.view(-1, n), a.float() @ right.float())
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype"),
+    [
+        ("gemm_rs", 1, 33, 72, 40, SMALL, True, True, "bfloat16"),
+        ("gemm_rs", 2, 1, 8, 8, SMALL, False, False, "float16"),
+        ("gemm_rs", 3, 70, 136, 96, SMALL, False, True, "float16"),
+        ("gemm_rs", 2, CHUNK + 65, 72, 16, Tiling(128, 128, 1.0), True, True, "bfloat16"),
+        ("gemm_rs", 2, 256, 448, 64, Tiling(128, 224, 1.0, group=2), True, False, "bfloat16"),
+        ("gemm_rs", 8, 9, 16, 24, SMALL, False, True, "bfloat16"),
+        ("gemm_ar", 1, 33, 72, 40, SMALL, True, True, "bfloat16"),
+        ("gemm_ar", 2, CHUNK + 65, 72, 16, Tiling(128, 128, 1.0), False, True, "bfloat16"),
+        ("gemm_ar", 3, 70, 136, 96, SMALL, True, False, "float16"),
+    ],
+)
+def test_sums_of_products(
+    name: str, size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str
+):
+    kind, shape = getattr(torch, dtype), (size, rows, n)
+    a, bias = [random(size * rows, k, dtype=kind) for _ in range(size)], random(n, dtype=kind)
+    b, lying = operands(size, n, k, transposed, kind)
+    program = module(name).program(size, n, k, dtype, tiles, transposed, biased)
+    result = [shape] if name == "gemm_rs" else [shape, shape]  # what is gathered besides
+    out = (rows, n) if name == "gemm_rs" else shape
+    per_device = [
+        [a[r].view(size, rows, k), lying[r], bias if biased else bias[:1], unwritten(*shape, dtype=kind)]
+        + [unwritten(*s, dtype=kind) for s in (*result, out)]
+        for r in range(size)
+    ]
+    tilescale.emulate(program, per_device)
+    want = sum(x.float() @ y.float() for x, y in zip(a, b, strict=True)) + (bias.float() if biased else 0)
+    for r, (*_, c) in enumerate(per_device):
+        close(c, want.chunk(size)[r] if name == "gemm_rs" else want.view(shape))
+
+
+@pytest.mark.parametrize(("size", "m", "biased"), [(1, 5, False), (2, 1, True), (3, 100, False)])
+def test_small_products_that_are_summed_everywhere(size: int, m: int, biased: bool):
+    n, k, most = 72, 40, 128
+    a, bias, (b, lying) = [random(m, k) for _ in range(size)], random(n), operands(size, n, k, True, torch.bfloat16)
+    program = module("gemm_ar").small(size, most, n, k, "bfloat16", SMALL, True, biased)
+    per_device = [
+        [a[r][None], lying[r], bias if biased else bias[:1], unwritten(most, n), unwritten(m, n)] for r in range(size)
+    ]
+    tilescale.emulate(program, per_device)
+    want = sum(x.float() @ y.float() for x, y in zip(a, b, strict=True)) + (bias.float() if biased else 0)
+    for *_, c in per_device:
+        close(c, want)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "width", "dtype"), [(1, 3, 8, "float32"), (2, 19, 512, "bfloat16"), (3, 600, 8, "bfloat16")]
+)
+def test_collectives(size: int, rows: int, width: int, dtype: str):
+    kind, chunk, shape = getattr(torch, dtype), 4096 // width, (size, rows, width)
+    x = [random(*shape, dtype=kind) for _ in range(size)]
+    total = sum(part.float() for part in x)
+
+    def run(name: str, given: list[torch.Tensor], *others: tuple[int, ...]) -> list[torch.Tensor]:
+        per_device = [[part, *(unwritten(*s, dtype=kind) for s in others)] for part in given]
+        tilescale.emulate(module(name).program(size, width, dtype, chunk), per_device)
+        return [tensors[-1] for tensors in per_device]
+
+    for got in run("all_gather", [part[:1].contiguous() for part in x], shape, shape):
+        assert torch.equal(got, torch.cat([part[:1] for part in x]))
+    for r, got in enumerate(run("all_to_all", x, shape, shape)):
+        assert torch.equal(got, torch.stack([part[r] for part in x]))
+    for r, got in enumerate(run("reduce_scatter", x, shape, (1, rows, width))):
+        close(got[0], total[r])
+    for got in run("all_reduce", x, shape, shape, shape):
+        close(got, total)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_small_sums(size: int):
+    x = [random(77, 8) for _ in range(size)]
+    per_device = [[part, unwritten(512, 8), unwritten(77, 8)] for part in x]
+    tilescale.emulate(module("all_reduce").small(size, 512, "bfloat16"), per_device)
+    for *_, got in per_device:
+        close(got, sum(part.float() for part in x))
+
+
+def test_any_schedule_of_the_blocks_gives_the_same():
+    size, rows, n, k = 3, 65, 64, 64
+    a, (_, lying) = [random(size * rows, k) for _ in range(size)], operands(size, n, k, True, torch.bfloat16)
+    program = module("gemm_rs").program(size, n, k, "bfloat16", SMALL, True, False)
+    results = []
+    for seed in (None, 1, 2):
+        per_device = [
+            [a[r].view(size, rows, k), lying[r], lying[r].view(-1)[:1]]
+            + [unwritten(*s) for s in ((size, rows, n), (size, rows, n), (rows, n))]
+            for r in range(size)
+        ]
+        tilescale.emulate(program, per_device, schedule_seed=seed)
+        results.append(torch.stack([tensors[-1] for tensors in per_device]))
+    assert all(torch.equal(result, results[0]) for result in results)

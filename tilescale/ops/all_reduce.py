@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""All-reduce: the sum of the ranks' tensors, on every rank.
+
+Small tensors are summed by `T.allreduce`, for which the machine model chooses the algorithm. Of large ones each rank
+sums a part: the copy queue sends parts to their owners and sums to everybody, chunk by chunk.
+"""
+
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.ops.arguments import SUMS, check_tensor, dense
+from tilescale.ops.flat import (
+    CHUNKS,
+    THREADS,
+    TILE,
+    WIDTHS,
+    add_rows,
+    chunk_rows,
+    copy_rows,
+    dtype_of,
+    parts_of,
+    store_rows,
+    tile_rows,
+)
+from tilescale.ops.group import group_name, team_of
+from tilescale.ops.kernels import kernel
+from tilescale.ops.workspace import workspace_of
+
+SMALL_BYTES = 4 << 20
+"""Up to here latency decides, above it the bandwidth that copy engines have."""
+
+
+def all_reduce(a: torch.Tensor, *, group: Any = None) -> torch.Tensor:
+    """The sum of all ranks' tensors, as a new tensor. Collective.
+
+    Args:
+        a: of the same shape on all ranks; bfloat16, float16 or float32. Sums are made in float32 where there are more
+            than 4 MiB.
+        group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+
+    Returns:
+        A tensor like `a`. It can be differentiated: its backward is the sum of the gradients.
+
+    Raises:
+        ArgumentError: names the argument that is not served, and what is.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    check_tensor("a", a, served=SUMS)
+    return torch.ops.tilescale.all_reduce(a, group_name(group))
+
+
+@torch.library.custom_op("tilescale::all_reduce", mutates_args=())
+def _operator(a: torch.Tensor, group: str) -> torch.Tensor:
+    """The sum."""
+    if not a.numel():
+        return torch.empty_like(a, memory_format=torch.contiguous_format)
+    return (_small if a.nbytes <= SMALL_BYTES else _large)(a, group)
+
+
+def _small(a: torch.Tensor, group: str) -> torch.Tensor:
+    team = team_of(group)
+    own = parts_of(a.view(1) if a.ndim == 0 else a, 1).view(-1, WIDTHS[-1])
+    rows = max(TILE // WIDTHS[-1], 1 << (own.shape[0] - 1).bit_length())  # the next power of two
+    (shared,) = workspace_of(team).symmetric(a.dtype, (rows, WIDTHS[-1]))
+    result = torch.empty_like(own)
+    kernel(small, team, rows, dtype_of(a))(own, shared, result)
+    return result.view(-1)[: a.numel()].view(a.shape)
+
+
+def _large(a: torch.Tensor, group: str) -> torch.Tensor:
+    team = team_of(group)
+    flat = dense(a).view(-1)
+    flat = torch.nn.functional.pad(flat, (0, -flat.numel() % team.size))
+    parts = parts_of(flat, team.size)
+    inbox, gathered = workspace_of(team).symmetric(a.dtype, tuple(parts.shape), tuple(parts.shape))
+    result = torch.empty_like(parts)
+    _, _, width = parts.shape
+    made = kernel(program, team, width, dtype_of(a), chunk_rows(width, a.itemsize))
+    made(parts, inbox, gathered, result)
+    flat = result.view(team.size, -1)[:, : flat.numel() // team.size]
+    return flat.reshape(-1)[: a.numel()].view(a.shape)
+
+
+@_operator.register_fake
+def _(a: torch.Tensor, group: str) -> torch.Tensor:
+    return torch.empty_like(a, memory_format=torch.contiguous_format)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, ctx.group = inputs
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    return torch.ops.tilescale.all_reduce(grad, ctx.group), None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)
+
+
+def small(size: int, most: int, dtype: str) -> Any:
+    """Into the workspace, which has room for `most` rows, the sum there, and out of it."""
+    rows, width = T.dynamic("rows"), WIDTHS[-1]
+    high = TILE // width
+
+    @T.prim_func
+    def small_all_reduce(
+        A: T.Tensor((rows, width), dtype), shared: T.Tensor((most, width), dtype), C: T.Tensor((rows, width), dtype)
+    ):
+        with T.Kernel(device=size, block=most // high, threads=THREADS) as block:
+            with T.Scale("block"):
+                for i, j in T.Parallel(high, width):
+                    if block * high + i < rows:
+                        shared[block * high + i, j] = A[block * high + i, j]
+                    else:
+                        shared[block * high + i, j] = T.cast(0, dtype)
+            with T.Scale("device"):
+                T.allreduce(shared)
+            with T.Scale("block"):
+                for i, j in T.Parallel(high, width):
+                    if block * high + i < rows:
+                        C[block * high + i, j] = shared[block * high + i, j]
+
+    return small_all_reduce
+
+
+def program(size: int, width: int, dtype: str, chunk: int) -> Any:
+    """Each rank sums its part of what has arrived, and sends the sum to everybody."""
+    rows, high = T.dynamic("rows"), tile_rows(width)
+
+    @T.prim_func
+    def all_reduce(
+        A: T.Tensor((size, rows, width), dtype),
+        inbox: T.Tensor((size, rows, width), dtype),  # by source
+        G: T.Tensor((size, rows, width), dtype),
+        C: T.Tensor((size, rows, width), dtype),
+    ):
+        with T.Kernel(device=size, block=(T.ceildiv(rows, high), size), threads=THREADS) as (tile, turn):
+            arrived, gathered = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
+            summed = T.alloc_flags((CHUNKS,))
+            with T.Scale("device") as (rank, _):
+                for i in T.serial(T.ceildiv(rows, chunk)):
+                    for step in T.serial(1, size):
+                        owner = (rank + step) % size
+                        first, last = i * chunk, T.min(i * chunk + chunk, rows)
+                        T.copy(
+                            A[owner, first:last, :],
+                            inbox[rank, first:last, :],
+                            dst=owner,
+                            signal=arrived[rank, i],
+                        )
+                for i in T.serial(T.ceildiv(rows, chunk)):
+                    for step in T.serial(1, size):
+                        first, last = i * chunk, T.min(i * chunk + chunk, rows)
+                        T.copy(
+                            C[rank, first:last, :],
+                            G[rank, first:last, :],
+                            dst=(rank + step) % size,
+                            signal=gathered[rank, i],
+                            after=(summed[i], ">=", T.ceildiv(last - first, high)),
+                        )
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                total = T.alloc((high, width), "float32", level="l0")
+                part = (rank + size - turn) % size  # the own one first
+                first = tile * high
+                if part == rank:
+                    T.clear(total)
+                    add_rows(total, A, rank, first, rows, high, width)
+                    for step in T.serial(1, size):
+                        source = (rank + step) % size
+                        T.wait(arrived[source, first // chunk], ">=", 1)
+                        add_rows(total, inbox, source, first, rows, high, width)
+                    store_rows(total, C, rank, first, rows, high, width)
+                    T.signal(summed[first // chunk])
+                else:
+                    T.wait(gathered[part, first // chunk], ">=", 1)
+                    copy_rows(G, part, C, part, first, rows, high, width)
+
+    return all_reduce

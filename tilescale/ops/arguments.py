@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""What operators ask of their arguments. Every error names the argument, says what was found and what is served."""
+
+from __future__ import annotations
+
+import torch
+
+from tilescale.errors import ArgumentError
+
+MULTIPLE = 8
+"""Columns come in groups of so many: bulk copies move 16 bytes at least."""
+
+PRODUCTS = (torch.bfloat16, torch.float16)
+"""Types of which there are products."""
+
+SUMS = (*PRODUCTS, torch.float32)
+"""Types of which there are sums, made in float32."""
+
+MOVES = (*SUMS, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""Types that are moved."""
+
+
+def check_tensor(
+    name: str, x: torch.Tensor, dims: int | None = None, served: tuple[torch.dtype, ...] = PRODUCTS
+) -> None:
+    """Raises ArgumentError unless it is a tensor of a type that is served, with so many dimensions."""
+    if not isinstance(x, torch.Tensor):
+        raise ArgumentError(f"{name} is {type(x).__name__}", hint=f"pass a tensor as {name}")
+    if x.dtype not in served:
+        raise ArgumentError(f"{name} is {x.dtype}", hint=f"served are {', '.join(map(str, served))}: convert {name}")
+    if dims is not None and x.ndim != dims:
+        raise ArgumentError(f"{name} has shape {tuple(x.shape)}", hint=f"{name} has {dims} dimensions: reshape it")
+
+
+def check_like(name: str, x: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    """Raises ArgumentError unless both have the same type and device."""
+    for what in ("dtype", "device"):
+        if getattr(x, what) != getattr(other, what):
+            raise ArgumentError(
+                f"{name} is {getattr(x, what)}, {other_name} is {getattr(other, what)}",
+                hint=f"give both the same {what}",
+            )
+
+
+def check_product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, b_name: str = "b") -> None:
+    """Raises ArgumentError unless a (M, K), b (K, N) and bias (N,) or None belong together, K and N as served."""
+    check_tensor("a", a, 2)
+    check_tensor(b_name, b, 2)
+    check_like(b_name, b, "a", a)
+    if a.shape[1] != b.shape[0]:
+        raise ArgumentError(
+            f"a has {a.shape[1]} columns, {b_name} has {b.shape[0]} rows",
+            hint=f"a is (M, K), {b_name} is (K, N); for a weight of torch.nn.Linear pass weight.t()",
+        )
+    for what, extent in zip(("rows", "columns"), b.shape, strict=True):
+        if extent % MULTIPLE or not extent:
+            raise ArgumentError(f"{b_name} has {extent} {what}", hint=f"served are multiples of {MULTIPLE}: pad it")
+    if bias is not None:
+        name = b_name.replace("b", "bias", 1)
+        check_tensor(name, bias, 1)
+        check_like(name, bias, "a", a)
+        if bias.shape[0] != b.shape[1]:
+            raise ArgumentError(
+                f"{name} has {bias.shape[0]} elements, {b_name} has {b.shape[1]} columns", hint="one for each column"
+            )
+
+
+def check_divides(name: str, x: torch.Tensor, dim: int, size: int) -> None:
+    """Raises ArgumentError unless a dimension can be split among so many ranks."""
+    if x.shape[dim] % size:
+        raise ArgumentError(
+            f"dimension {dim} of {name} is {x.shape[dim]}, the group has {size} ranks",
+            hint=f"pad {name} to a multiple of {size}",
+        )
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of it, contiguous and where bulk copies may begin."""
+    if x.is_contiguous() and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def operand(b: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """The right operand of a product as it lies in memory, and whether that is its transpose, (N, K)."""
+    if b.is_contiguous() or not b.t().is_contiguous():
+        return dense(b), False
+    return dense(b.t()), True
+
+
+def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
+    """A dimension counted from 0. Raises ArgumentError for one that the tensor does not have."""
+    if not -x.ndim <= dim < x.ndim:
+        raise ArgumentError(f"{name} is {dim}, the tensor has {x.ndim} dimensions", hint="count from 0")
+    return dim % x.ndim

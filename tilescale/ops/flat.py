@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""Tensors of any shape as parts of rows of a fixed width, as the programs of the collectives take them.
+
+A width that programs know lets them move 16 bytes at a time; how many rows there are they learn with the call.
+"""
+
+import math
+
+import torch
+
+import tilescale.language as T
+from tilescale.ops.arguments import dense
+
+WIDTHS = (512, 64, 8)
+"""Elements of a row, the widest that fits without padding."""
+
+TILE = 4096
+"""Elements that one block takes."""
+
+THREADS = 256
+
+CHUNK_BYTES = 4 << 20
+"""What travels together, at most: enough for a copy engine's full rate."""
+
+CHUNKS = 1024
+"""Flags for the chunks of one part: room for 4 GiB."""
+
+
+def parts_of(x: torch.Tensor, parts: int) -> torch.Tensor:
+    """A tensor whose first dimension is a multiple of `parts`, as (parts, rows, width); padded where it has to be."""
+    flat = dense(x).view(parts, -1)
+    missing = -flat.shape[1] % WIDTHS[-1]
+    if missing:
+        flat = torch.nn.functional.pad(flat, (0, missing))
+    width = next(w for w in WIDTHS if flat.shape[1] % w == 0)
+    return flat.view(parts, -1, width)
+
+
+def whole(parts: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor of that shape, its first dimension over all parts, that lies in (parts, rows, width)."""
+    return parts.view(parts.shape[0], -1)[:, : math.prod(shape) // parts.shape[0]].reshape(shape)
+
+
+def chunk_rows(width: int, itemsize: int) -> int:
+    """Rows of a chunk: a whole number of tiles."""
+    return CHUNK_BYTES // (width * itemsize)
+
+
+def tile_rows(width: int) -> int:
+    """Rows that one block takes."""
+    return TILE // width
+
+
+@T.macro
+def copy_rows(source, s, target, t, first, rows, high, wide):
+    """target[t, first:first + high] = source[s, first:first + high], as far as there are rows."""
+    for i, j in T.Parallel(high, wide):
+        if first + i < rows:
+            target[t, first + i, j] = source[s, first + i, j]
+
+
+@T.macro
+def add_rows(total, source, s, first, rows, high, wide):
+    """total += source[s, first:first + high], as far as there are rows."""
+    for i, j in T.Parallel(high, wide):
+        if first + i < rows:
+            total[i, j] += T.cast(source[s, first + i, j], "float32")
+
+
+@T.macro
+def store_rows(total, target, t, first, rows, high, wide):
+    """target[t, first:first + high] = total, as far as there are rows."""
+    for i, j in T.Parallel(high, wide):
+        if first + i < rows:
+            target[t, first + i, j] = total[i, j]
+
+
+def dtype_of(x: torch.Tensor) -> str:
+    """The data type's name in programs."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def split(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
+    """The tensor with the parts of a dimension one after the other: (parts * ..., ...) in front."""
+    return x if dim == 0 else torch.cat(x.chunk(parts, dim))
+
+
+def join(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
+    """The inverse of `split`."""
+    return x if dim == 0 else torch.cat(x.chunk(parts), dim)
+
+

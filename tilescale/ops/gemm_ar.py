@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: MIT
+"""Product and all-reduce: the sum of a @ b over the ranks, on every rank.
+
+Large products are summed by the owners of rows as in gemm_rs.py, and the copy queue sends finished chunks on to
+everybody. Small ones are multiplied into a workspace and summed there by `T.allreduce`.
+"""
+
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import ArgumentError
+from tilescale.ops.all_reduce import SMALL_BYTES
+from tilescale.ops.arguments import check_product, dense, operand
+from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.kernels import kernel
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add_bias, add_part, multiply, tiling
+from tilescale.ops.workspace import workspace_of
+
+
+def matmul_all_reduce(
+    a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, group: Any = None
+) -> torch.Tensor:
+    """The sum of a @ b over all ranks (+ bias, once), on every rank. Collective.
+
+    Args:
+        a: (M, K) on each rank, its own columns of the whole.
+        b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear); K and N are
+            multiples of 8.
+        bias: (N,), the same on all ranks.
+        group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+
+    Returns:
+        (M, N). It can be differentiated, where all ranks go on with the same: the gradient of the result is taken to be
+        the same on all ranks, as it is in a tensor-parallel layer.
+
+    Raises:
+        ArgumentError: names the argument that is not served, and what is.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    check_product(a, b, bias)
+    name = group_name(group)
+    if a.shape[0] > ROWS * size_of(name):
+        raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
+    return torch.ops.tilescale.matmul_all_reduce(a, b, bias, name)
+
+
+@torch.library.custom_op("tilescale::matmul_all_reduce", mutates_args=())
+def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+    """The sum of the products."""
+    if not a.shape[0]:
+        return a.new_empty(0, b.shape[1])
+    right, transposed = operand(b)
+    added = right.view(-1)[:1] if bias is None else dense(bias)
+    run = _small if a.shape[0] * b.shape[1] * a.itemsize <= SMALL_BYTES else _large
+    return run(dense(a), right, transposed, added, bias is not None, b.shape[1], group)
+
+
+def _small(
+    a: torch.Tensor, right: torch.Tensor, transposed: bool, added: torch.Tensor, biased: bool, N: int, group: str
+) -> torch.Tensor:
+    team, (M, K) = team_of(group), a.shape
+    most = max(64, 1 << (M - 1).bit_length())  # the next power of two
+    (shared,) = workspace_of(team).symmetric(a.dtype, (most, N))
+    result = a.new_empty(M, N)
+    dtype, tiles = str(a.dtype).removeprefix("torch."), tiling(M, 1, N, transposed)
+    made = kernel(small, team, most, N, K, dtype, tiles, transposed, biased)
+    made(a.view(1, M, K), right, added, shared, result)
+    return result
+
+
+def _large(
+    a: torch.Tensor, right: torch.Tensor, transposed: bool, added: torch.Tensor, biased: bool, N: int, group: str
+) -> torch.Tensor:
+    team, (M, K) = team_of(group), a.shape
+    if M % team.size:
+        a = torch.nn.functional.pad(a, (0, 0, 0, -M % team.size))
+    rows = a.shape[0] // team.size
+    shape = (team.size, rows, N)
+    space = workspace_of(team)
+    (parts,) = space.own(a.dtype, shape)
+    inbox, gathered = space.symmetric(a.dtype, shape, shape)
+    result = a.new_empty(shape)
+    dtype, tiles = str(a.dtype).removeprefix("torch."), tiling(rows, team.size, N, transposed)
+    made = kernel(program, team, N, K, dtype, tiles, transposed, biased)
+    made(a.view(team.size, rows, K), right, added, parts, inbox, gathered, result)
+    return result.view(-1, N)[:M]
+
+
+@_operator.register_fake
+def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, bias, _ = inputs
+    ctx.save_for_backward(a, b)
+    ctx.biased = bias is not None
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    a, b = ctx.saved_tensors
+    # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
+    return grad @ b.t(), (grad.t() @ a).t(), grad.sum(0) if ctx.biased else None, None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)
+
+
+def small(size: int, most: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
+    """The product goes into a workspace of `most` rows, is summed there, and leaves it."""
+    rows, tiles_m, tiles_n = T.dynamic("rows"), -(-most // tiles.m), -(-N // tiles.n)
+    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+
+    @T.prim_func
+    def small_matmul_all_reduce(
+        A: T.Tensor((1, rows, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N if biased else 1,), dtype),
+        shared: T.Tensor((most, N), dtype),
+        C: T.Tensor((rows, N), dtype),
+    ):
+        with T.Kernel(device=size, block=tiles_m * tiles_n, threads=tiles.threads) as block:
+            with T.Scale("block"):
+                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
+                b = T.alloc(b_tile, dtype, level="l1")
+                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                m, n = block % tiles_m * tiles.m, block // tiles_m * tiles.n
+                T.clear(c)
+                multiply(A, 0, m, B, n, a, b, c, K, tiles.stages, transposed)
+                T.copy(c, out)
+                T.copy(out, shared[m, n])
+            with T.Scale("device"):
+                T.allreduce(shared)
+            with T.Scale("block"):
+                m, n = block % tiles_m * tiles.m, block // tiles_m * tiles.n
+                for i, j in T.Parallel(tiles.m, tiles.n):
+                    if m + i < rows and n + j < N:
+                        if biased:
+                            C[m + i, n + j] = T.cast(shared[m + i, n + j], "float32") + T.cast(bias[n + j], "float32")
+                        else:
+                            C[m + i, n + j] = shared[m + i, n + j]
+
+    return small_matmul_all_reduce
+
+
+def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
+    """As gemm_rs.py has it; then finished chunks of own rows go to everybody."""
+    rows, tiles_n = T.dynamic("rows"), -(-N // tiles.n)
+    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+
+    @T.prim_func
+    def matmul_all_reduce(
+        A: T.Tensor((size, rows, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N if biased else 1,), dtype),
+        parts: T.Tensor((size, rows, N), dtype),  # by owner
+        inbox: T.Tensor((size, rows, N), dtype),  # by source
+        G: T.Tensor((size, rows, N), dtype),
+        C: T.Tensor((size, rows, N), dtype),
+    ):
+        grid = (*tiles.grid(rows, N), size)
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
+            done, arrived = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
+            summed, gathered = T.alloc_flags((CHUNKS,)), T.alloc_flags((size, CHUNKS))
+            with T.Scale("device") as (rank, _):
+                for step in T.serial(1, size):
+                    for i in T.serial(T.ceildiv(rows, CHUNK)):
+                        owner = (rank + step) % size
+                        first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
+                        T.copy(
+                            parts[owner, first:last, :],
+                            inbox[rank, first:last, :],
+                            dst=owner,
+                            signal=arrived[rank, i],
+                            after=(done[owner, i], ">=", T.ceildiv(last - first, tiles.m) * tiles_n),
+                        )
+                for i in T.serial(T.ceildiv(rows, CHUNK)):
+                    for step in T.serial(1, size):
+                        first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
+                        T.copy(
+                            C[rank, first:last, :],
+                            G[rank, first:last, :],
+                            dst=(rank + step) % size,
+                            signal=gathered[rank, i],
+                            after=(summed[i], ">=", T.ceildiv(last - first, tiles.m) * tiles_n),
+                        )
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
+                b = T.alloc(b_tile, dtype, level="l1")
+                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                owner = (rank + 1 + turn) % size  # the own rows last
+                m, n = tiles.place(tile, group)
+                T.clear(c)
+                multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
+                if owner != rank:
+                    T.copy(c, out)
+                    T.copy(out, parts[owner, m, n])
+                    T.signal(done[owner, m // CHUNK])
+                else:
+                    for step in T.serial(1, size):
+                        source = (rank + size - step) % size  # the rank before was the first to send here
+                        T.wait(arrived[source, m // CHUNK], ">=", 1)
+                        add_part(c, inbox, source, m, n, rows, N, out)
+                    if biased:
+                        add_bias(c, bias, n, N)
+                    T.copy(c, out)
+                    T.copy(out, C[rank, m, n])
+                    T.signal(summed[m // CHUNK])
+            with T.Scale("device"):  # the grid of the product has ended: its blocks hold nobody up
+                pass
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                shard = (rank + size - 1 - turn) % size
+                m, n = tiles.place(tile, group)
+                if shard != rank:
+                    T.wait(gathered[shard, m // CHUNK], ">=", 1)
+                    for i, j in T.Parallel(tiles.m, tiles.n):
+                        if m + i < rows and n + j < N:
+                            C[shard, m + i, n + j] = G[shard, m + i, n + j]
+
+    return matmul_all_reduce

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: MIT
+"""Product and reduce-scatter: the sum of a @ b over the ranks, each of which is left with its rows.
+
+Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
+chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
+added up in float32 and in one order, so results have the same bits each time. Of few rows each block sends its own
+tile. A program for a number of rows that it knows keeps its blocks, which is worth its compilation for whole chunks.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import ArgumentError
+from tilescale.ops.arguments import check_divides, check_product, dense, operand
+from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.kernels import kernel
+from tilescale.ops.products import (
+    CHUNK,
+    CHUNKS,
+    DEPTH,
+    FEW,
+    ROWS,
+    Tiling,
+    add,
+    add_bias,
+    add_part,
+    at_once,
+    multiply,
+    tiling,
+)
+from tilescale.ops.workspace import workspace_of
+
+
+def matmul_reduce_scatter(
+    a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, group: Any = None
+) -> torch.Tensor:
+    """The own rows of the sum of a @ b over all ranks (+ bias, once), sent while they are multiplied. Collective.
+
+    Args:
+        a: (M, K) on each rank, its own columns of the whole; M is a multiple of the number of ranks.
+        b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear); K and N are
+            multiples of 8.
+        bias: (N,), the same on all ranks.
+        group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+
+    Returns:
+        (M / ranks, N). It can be differentiated: `all_gather_matmul` is its backward.
+
+    Raises:
+        ArgumentError: names the argument that is not served, and what is.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    check_product(a, b, bias)
+    name = group_name(group)
+    check_divides("a", a, 0, size_of(name))
+    if a.shape[0] > ROWS * size_of(name):
+        raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
+    return torch.ops.tilescale.matmul_reduce_scatter(a, b, bias, name)
+
+
+@torch.library.custom_op("tilescale::matmul_reduce_scatter", mutates_args=())
+def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+    """The sum of the products, scattered."""
+    team = team_of(group)
+    (M, K), N, dtype = a.shape, b.shape[1], str(a.dtype).removeprefix("torch.")
+    rows = M // team.size
+    result = a.new_empty(rows, N)
+    if not rows:
+        return result
+    right, transposed = operand(b)
+    space = workspace_of(team)
+    (parts,), (inbox,) = (take(a.dtype, (team.size, rows, N)) for take in (space.own, space.symmetric))
+    tiles, blocks, biased = tiling(rows, team.size, N, transposed), at_once(), bias is not None
+    added = dense(bias) if biased else right.view(-1)[:1]
+    given = dense(a).view(team.size, rows, K), right, added
+    if rows <= FEW:
+        kernel(few, team, N, K, dtype, tiles, transposed, biased)(*given, inbox, result)
+    elif rows % CHUNK == 0 and team.size * rows // tiles.m * (N // tiles.n) >= 2 * blocks:
+        beside = replace(tiles, stages=tiles.stages - 1)  # the result of one tile beside the steps of the next
+        made = kernel(in_turns, team, rows, N, K, dtype, beside, transposed, biased, blocks)
+        made(*given, parts, inbox, result)
+    else:
+        kernel(program, team, N, K, dtype, tiles, transposed, biased)(*given, parts, inbox, result)
+    return result
+
+
+@_operator.register_fake
+def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+    return a.new_empty(a.shape[0] // size_of(group), b.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, bias, group = inputs
+    ctx.save_for_backward(a, b)
+    ctx.group, ctx.biased = group, bias is not None
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """da = gather(dc) b^T; db = a^T gather(dc); the bias was added once, so its gradient is that of all rows."""
+    a, b = ctx.saved_tensors
+    da, gathered = torch.ops.tilescale.all_gather_matmul(grad, [b.t()], None, True, ctx.group)
+    # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
+    db = (gathered.t() @ a).t()
+    return da, db, gathered.sum(0) if ctx.biased else None, None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)
+
+
+def few(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
+    """As `program`, but each block puts its tile of others' rows into the owner's `inbox` when it is done."""
+    rows, columns = T.dynamic("rows"), -(-N // tiles.n)
+    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+
+    @T.prim_func
+    def matmul_reduce_scatter_of_few(
+        A: T.Tensor((size, rows, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N if biased else 1,), dtype),
+        inbox: T.Tensor((size, rows, N), dtype),  # by source
+        C: T.Tensor((rows, N), dtype),
+    ):
+        grid = (columns, T.ceildiv(rows, tiles.m), size)
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (column, row, turn):
+            arrived = T.alloc_flags((size, FEW // tiles.m, columns))
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
+                b = T.alloc(b_tile, dtype, level="l1")
+                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                owner = (rank + 1 + turn) % size  # the own rows last
+                m, n = row * tiles.m, column * tiles.n
+                T.clear(c)
+                multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
+                if owner != rank:
+                    T.copy(c, out)
+                    T.copy(out, inbox[rank, m, n], dst=owner, signal=arrived[rank, row, column])
+                else:
+                    for step in T.serial(1, size):
+                        source = (rank + size - step) % size
+                        T.wait(arrived[source, row, column], ">=", 1)
+                        add_part(c, inbox, source, m, n, rows, N, out)
+                    if biased:
+                        add_bias(c, bias, n, N)
+                    T.copy(c, out)
+                    T.copy(out, C[m, n])
+
+    return matmul_reduce_scatter_of_few
+
+
+def in_turns(
+    size: int, rows: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool, blocks: int
+) -> Any:
+    """As `program`, for whole chunks of rows: as many blocks as run at once, which take tiles in turns.
+
+    A block loads the next tile while it stores this one.
+    """
+    tiles_m, tiles_n, high = rows // tiles.m, -(-N // tiles.n), CHUNK // tiles.m
+    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+
+    @T.prim_func
+    def matmul_reduce_scatter_in_turns(
+        A: T.Tensor((size, rows, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N if biased else 1,), dtype),
+        parts: T.Tensor((size, rows, N), dtype),  # by owner
+        inbox: T.Tensor((size, rows, N), dtype),  # by source
+        C: T.Tensor((rows, N), dtype),
+    ):
+        with T.Kernel(device=size, block=blocks, threads=tiles.threads) as block:
+            done, arrived = T.alloc_flags((size, rows // CHUNK)), T.alloc_flags((size, rows // CHUNK))
+            with T.Scale("device") as (rank, _):
+                for step in T.serial(1, size):
+                    for i in T.serial(rows // CHUNK):
+                        owner = (rank + step) % size
+                        T.copy(
+                            parts[owner, i * CHUNK : (i + 1) * CHUNK, :],
+                            inbox[rank, i * CHUNK : (i + 1) * CHUNK, :],
+                            dst=owner,
+                            signal=arrived[rank, i],
+                            after=(done[owner, i], ">=", high * tiles_n),
+                        )
+            with T.Scale("block"):
+                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
+                b = T.alloc(b_tile, dtype, level="l1")
+                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                with T.Scale("device") as (rank, _):
+                    for turn in T.serial(T.ceildiv(size * tiles_m * tiles_n - block, blocks)):
+                        tile = block + turn * blocks
+                        owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # the own rows last
+                        place = tile % (tiles_m * tiles_n)
+                        m, n = tiles.place(place % (tiles.group * tiles_n), place // (tiles.group * tiles_n))
+                        T.clear(c)
+                        multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
+                        if owner != rank:
+                            T.copy(c, out)
+                            T.copy(out, parts[owner, m, n])
+                            T.signal(done[owner, m // CHUNK])
+                        else:
+                            for step in T.serial(1, size):
+                                source = (rank + size - step) % size  # the rank before was the first to send here
+                                T.wait(arrived[source, m // CHUNK], ">=", 1)
+                                T.copy(inbox[source, m, n], out)
+                                add(c, out)
+                            if biased:
+                                add_bias(c, bias, n, N)
+                            T.copy(c, out)
+                            T.copy(out, C[m, n])
+
+    return matmul_reduce_scatter_in_turns
+
+
+def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
+    """Others' rows go into `parts`, which the queue sends; own rows, with what is in `inbox`, into the result."""
+    rows, tiles_n = T.dynamic("rows"), -(-N // tiles.n)
+    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+
+    @T.prim_func
+    def matmul_reduce_scatter(
+        A: T.Tensor((size, rows, K), dtype),
+        B: T.Tensor((N, K) if transposed else (K, N), dtype),
+        bias: T.Tensor((N if biased else 1,), dtype),
+        parts: T.Tensor((size, rows, N), dtype),  # by owner
+        inbox: T.Tensor((size, rows, N), dtype),  # by source
+        C: T.Tensor((rows, N), dtype),
+    ):
+        grid = (*tiles.grid(rows, N), size)
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
+            done, arrived = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
+            if size > 1:
+                with T.Scale("device") as (rank, _):
+                    for step in T.serial(1, size):
+                        for i in T.serial(T.ceildiv(rows, CHUNK)):
+                            owner = (rank + step) % size
+                            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
+                            T.copy(
+                                parts[owner, first:last, :],
+                                inbox[rank, first:last, :],
+                                dst=owner,
+                                signal=arrived[rank, i],
+                                after=(done[owner, i], ">=", T.ceildiv(last - first, tiles.m) * tiles_n),
+                            )
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
+                b = T.alloc(b_tile, dtype, level="l1")
+                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                owner = (rank + 1 + turn) % size  # the own rows last
+                m, n = tiles.place(tile, group)
+                T.clear(c)
+                multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
+                if owner != rank:
+                    T.copy(c, out)
+                    T.copy(out, parts[owner, m, n])
+                    T.signal(done[owner, m // CHUNK])
+                else:
+                    for step in T.serial(1, size):
+                        source = (rank + size - step) % size  # the rank before was the first to send here
+                        T.wait(arrived[source, m // CHUNK], ">=", 1)
+                        add_part(c, inbox, source, m, n, rows, N, out)
+                    if biased:
+                        add_bias(c, bias, n, N)
+                    T.copy(c, out)
+                    T.copy(out, C[m, n])
+
+    return matmul_reduce_scatter

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""Which ranks an operator spans: what the user says of PyTorch's groups, as a team of the job.
+
+Operators of `torch.library` take no objects, so a group travels as its name; the job's own is "".
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tilescale.comm import Team, init
+from tilescale.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    Group = ProcessGroup | DeviceMesh | str | None
+
+
+def group_name(group: Group) -> str:
+    """The name under which operators know a group.
+
+    Args:
+        group: a process group or its name, a DeviceMesh of one dimension (a slice, mesh["tp"]), or None for all ranks
+            of the job.
+
+    Raises:
+        ArgumentError: a mesh of several dimensions, or something else.
+    """
+    if group is None or isinstance(group, str):
+        return group or ""
+    if hasattr(group, "get_group"):
+        if group.ndim != 1:
+            raise ArgumentError(
+                f"group is a mesh of {group.ndim} dimensions {group.mesh_dim_names}",
+                hint='pass the slice that the operator spans, such as mesh["tp"]',
+            )
+        group = group.get_group()
+    if not hasattr(group, "group_name"):
+        raise ArgumentError(
+            f"group is {type(group).__name__}", hint="pass a process group, a slice of a DeviceMesh, or None for all"
+        )
+    return str(group.group_name)
+
+
+def team_of(name: str) -> Team:
+    """The team of a group's ranks; joins the job if nobody has."""
+    return _team(_ranks(name))
+
+
+def size_of(name: str) -> int:
+    """How many ranks a group has."""
+    return len(_ranks(name))
+
+
+def _ranks(name: str) -> tuple[int, ...]:
+    if not name:
+        return init().ranks
+    from torch.distributed import distributed_c10d as c10d
+
+    group: Any = c10d._resolve_process_group(name)
+    return tuple(c10d.get_process_group_ranks(group))
+
+
+@cache
+def _team(ranks: tuple[int, ...]) -> Team:
+    return init().team(ranks)

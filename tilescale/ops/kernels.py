@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+"""Kernels of the operators' programs: made at the first call of a kind, then kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from tilescale.comm import Team
+from tilescale.hda import Machine
+from tilescale.hda.current import current_machine
+from tilescale.runtime.compile import compile as compile_program
+from tilescale.runtime.kernel import Kernel
+
+
+def kernel(build: Callable[..., Any], team: Team, *given: Any) -> Kernel:
+    """The kernel of `build(team.size, *given)` for a team and the current machine."""
+    return _kept(build, team, current_machine(), given)
+
+
+@cache
+def _kept(build: Callable[..., Any], team: Team, machine: Machine, given: tuple[Any, ...]) -> Kernel:
+    return compile_program(build(team.size, *given), machine=machine, team=team)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: MIT
+"""Linear layers whose weights lie over the ranks of a group, as tensor parallelism cuts them (Megatron-LM).
+
+Between layers the tokens lie over the ranks (sequence parallelism, arXiv:2205.05198), so a column-parallel layer begins
+with a gather, and a row-parallel one ends with a reduce-scatter; both are hidden behind the product.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from tilescale.errors import ArgumentError
+from tilescale.ops.ag_gemm import all_gather_matmul
+from tilescale.ops.arguments import MULTIPLE
+from tilescale.ops.gemm_ar import matmul_all_reduce
+from tilescale.ops.gemm_rs import matmul_reduce_scatter
+from tilescale.ops.group import group_name, size_of, team_of
+
+TOKENS = -2
+"""The dimension that lies over the ranks between layers."""
+
+
+class ParallelLinear(nn.Linear):
+    """What both layers share. Make one of a layer that there is with `shard`.
+
+    Attributes:
+        group: the name of the group whose ranks share the weight.
+        sequence: whether the tokens lie over the ranks outside of the pair of layers; else every rank has them all.
+    """
+
+    group: str
+    sequence: bool
+    cut: int
+
+    @classmethod
+    def shard(cls, linear: nn.Linear, group: Any = None, *, sequence: bool = True) -> Any:
+        """Turn a layer, which all ranks have alike, into this rank's part of it, in place.
+
+        Args:
+            linear: a torch.nn.Linear; its parameters become this rank's shards.
+            group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+            sequence: whether the tokens lie over the ranks outside of the pair of layers.
+
+        Returns:
+            The layer itself, of its new class.
+
+        Raises:
+            ArgumentError: the layer's features cannot be split among the ranks.
+        """
+        name = group_name(group)
+        size, rank = size_of(name), team_of(name).rank
+        extent = linear.weight.shape[cls.cut]
+        if extent % (size * MULTIPLE):
+            raise ArgumentError(
+                f"linear has {extent} {'output' if cls.cut == 0 else 'input'} features, the group has {size} ranks",
+                hint=f"served are multiples of {size * MULTIPLE}",
+            )
+        linear.weight = nn.Parameter(linear.weight.detach().chunk(size, cls.cut)[rank].contiguous())
+        if linear.bias is not None and cls.cut == 0:
+            linear.bias = nn.Parameter(linear.bias.detach().chunk(size)[rank].clone())
+        linear.out_features, linear.in_features = linear.weight.shape
+        linear.__class__ = cls
+        linear.group, linear.sequence = name, sequence  # type: ignore[assignment]
+        return linear
+
+    def extra_repr(self) -> str:
+        """The shard's features, and whether tokens lie over the ranks."""
+        return f"{super().extra_repr()}, sequence={self.sequence}"
+
+
+class ColumnParallelLinear(ParallelLinear):
+    """A linear layer of which each rank has some of the outputs.
+
+    It takes (..., tokens / ranks, in_features) if the tokens lie over the ranks, else (..., tokens, in_features), and
+    gives (..., tokens, out_features / ranks). Several layers with the same input share one gather: see `gather_once`.
+    """
+
+    cut = 0
+    _siblings: _Siblings | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The own outputs for all tokens."""
+        if not self.sequence:
+            return nn.functional.linear(_Everywhere.apply(local_tensor(x), self.group), self.weight, self.bias)
+        if self._siblings is not None:
+            return self._siblings.result(self, x)
+        return _gathered(local_tensor(x), [self])[0]
+
+
+class RowParallelLinear(ParallelLinear):
+    """A linear layer of which each rank has some of the inputs.
+
+    It takes (..., tokens, in_features / ranks), and gives (..., tokens / ranks, out_features) if the tokens lie over
+    the ranks, else (..., tokens, out_features) on every rank. The bias is the same on all ranks.
+    """
+
+    cut = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks: of the own tokens, or of all.
+
+        Raises:
+            ArgumentError: the tokens cannot be split among the ranks.
+        """
+        x = local_tensor(x)
+        shape, N = x.shape, self.weight.shape[0]
+        if not self.sequence:
+            flat = x.reshape(-1, shape[-1])
+            y = matmul_all_reduce(flat, self.weight.t(), bias=self.bias, group=self.group)
+            return y.view(*shape[:-1], N)
+        size = size_of(self.group)
+        if shape[TOKENS] % size:
+            raise ArgumentError(
+                f"x has {shape[TOKENS]} tokens, the group has {size} ranks", hint=f"pad them to a multiple of {size}"
+            )
+        tokens = shape[TOKENS] // size
+        # Rows of one owner lie together.
+        rows = x.reshape(-1, size, tokens, shape[-1]).transpose(0, 1).reshape(-1, shape[-1])
+        y = matmul_reduce_scatter(rows, self.weight.t(), bias=self.bias, group=self.group)
+        return y.view(*shape[:TOKENS], tokens, N)
+
+
+def gather_once(*layers: ColumnParallelLinear) -> None:
+    """Let layers that are called with one tensor, one after the other, share one gather of it.
+
+    The first that is called multiplies for all of them; every other one, called with the same tensor, takes its result.
+    """
+    siblings = _Siblings(list(layers))
+    for layer in layers:
+        object.__setattr__(layer, "_siblings", siblings)
+
+
+class _Siblings:
+    """Results of layers with the same input, until each layer has taken its own."""
+
+    def __init__(self, layers: list[ColumnParallelLinear]):
+        self._layers = layers
+        self._input: torch.Tensor | None = None
+        self._results: dict[int, torch.Tensor] = {}
+
+    def result(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
+        number = next(i for i, other in enumerate(self._layers) if other is layer)
+        if self._input is not x or number not in self._results:
+            self._input, self._results = x, dict(enumerate(_gathered(local_tensor(x), self._layers)))
+        result = self._results.pop(number)
+        if not self._results:
+            self._input = None
+        return result
+
+
+class _Everywhere(torch.autograd.Function):
+    """What all ranks have, as input of layers of which each has a part: its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: str) -> torch.Tensor:  # noqa: D102 - see the class
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: D102 - see the class
+        return torch.ops.tilescale.all_reduce(grad, ctx.group), None
+
+
+def local_tensor(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, or this rank's shard if it is a DTensor."""
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
+def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch.Tensor]:
+    """The layers' outputs for the tokens of all ranks."""
+    size, tokens, before = size_of(layers[0].group), x.shape[TOKENS], x.shape[:TOKENS]
+    flat = x.reshape(-1, x.shape[-1])
+    weights, biases = [layer.weight.t() for layer in layers], [layer.bias for layer in layers]
+    results = all_gather_matmul(flat, weights, bias=biases, group=layers[0].group)
+    # Rows come rank by rank; the tokens of one sequence belong together.
+    parts = [y.view(size, math.prod(before), tokens, y.shape[-1]).transpose(0, 1) for y in results]
+    return [y.reshape(*before, size * tokens, y.shape[-1]) for y in parts]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""A plan of torch.distributed.tensor.parallel, carried out with the layers of linear.py where they serve.
+
+Such a plan says for each module how its inputs and outputs lie over the ranks. Its linear layers become
+`ColumnParallelLinear` and `RowParallelLinear`; a gather that the plan puts in front of a block moves into the first
+layers of the block, one for all of them; whatever else the plan says, PyTorch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from typing import Any
+
+from torch import nn
+
+from tilescale.ops.arguments import PRODUCTS
+from tilescale.ops.linear import ColumnParallelLinear, RowParallelLinear, gather_once
+
+TOKENS = (1, -2)
+"""Ways to say along which dimension of (batch, tokens, features) the tokens lie over the ranks."""
+
+
+def parallelize_module(module: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> nn.Module:
+    """Parallelise a model as `torch.distributed.tensor.parallel.parallelize_module` does, in place, by the same plan.
+
+    Args:
+        module: the model, the same on all ranks, in bfloat16 or float16.
+        mesh: a DeviceMesh of one dimension.
+        plan: a module's name -> ParallelStyle; names may have wildcards.
+
+    Returns:
+        The model. A `ColwiseParallel` linear layer whose output stays sharded, and a `RowwiseParallel` one, are
+        TileScale's; the others, and layers whose inputs lie in other ways, are PyTorch's.
+
+    Raises:
+        ArgumentError: a layer's features cannot be split among the ranks.
+    """
+    from torch.distributed.tensor.parallel import parallelize_module as by_torch
+
+    styles = _by_module(module, plan)
+    gathers = {name for name, style in styles.items() if _gathers(style) and _feeds_columns(name, module, styles)}
+    left: dict[str, Any] = {name: _without_gather(styles[name]) for name in gathers}
+    blocks: dict[str, list[ColumnParallelLinear]] = {}
+    for name, style in styles.items():
+        layer, block = module.get_submodule(name), next((g for g in gathers if name.startswith(f"{g}.")), None)
+        kind = _kind(layer, style, is_gathered=block is not None)
+        if kind is None:
+            left.setdefault(name, style)
+            continue
+        parallel, sequence = kind
+        made = parallel.shard(layer, mesh, sequence=sequence)
+        if block is not None and parallel is ColumnParallelLinear:
+            blocks.setdefault(block, []).append(made)
+    for layers in blocks.values():
+        gather_once(*layers)
+    by_torch(module, mesh, left)
+    return module
+
+
+def _by_module(module: nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The style of each module that the plan names."""
+    found: dict[str, Any] = {}
+    for pattern, style in plan.items():
+        words = pattern.split(".")
+        for name, _ in module.named_modules():
+            parts = name.split(".")
+            if len(parts) == len(words) and all(map(fnmatch, parts, words)):
+                found[name] = style
+    return found
+
+
+def _kind(layer: nn.Module, style: Any, *, is_gathered: bool) -> tuple[Any, bool] | None:
+    """Which of our layers does what a style says, and whether tokens lie over the ranks; None if PyTorch has to."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    is_served = type(layer) is nn.Linear and layer.weight.dtype in PRODUCTS
+    if not is_served or not getattr(style, "use_local_output", False):
+        return None
+    if isinstance(style, ColwiseParallel) and style.output_layouts == (Shard(-1),):
+        if is_gathered or _is_tokens(style.input_layouts[0]):
+            return ColumnParallelLinear, True
+        return (ColumnParallelLinear, False) if style.input_layouts == (Replicate(),) else None
+    if isinstance(style, RowwiseParallel) and style.input_layouts == (Shard(-1),):
+        if _is_tokens(style.output_layouts[0]):
+            return RowParallelLinear, True
+        return (RowParallelLinear, False) if style.output_layouts == (Replicate(),) else None
+    return None
+
+
+def _gathers(style: Any) -> bool:
+    """Whether a style gathers the tokens of a block's first input, and does nothing else."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import PrepareModuleInput
+
+    if not isinstance(style, PrepareModuleInput) or style.with_kwargs or style.input_layouts is None:
+        return False
+    first, *others = zip(style.input_layouts, style.desired_input_layouts, strict=True)
+    return _is_tokens(first[0]) and first[1] == Replicate() and all(given == wanted for given, wanted in others)
+
+
+def _feeds_columns(block: str, module: nn.Module, styles: Mapping[str, Any]) -> bool:
+    """Whether all column-parallel layers of a block can gather by themselves."""
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    below = {name: style for name, style in styles.items() if name.startswith(f"{block}.")}
+    inside = [name for name, style in below.items() if isinstance(style, ColwiseParallel)]
+    return bool(inside) and all(_kind(module.get_submodule(name), styles[name], is_gathered=True) for name in inside)
+
+
+def _without_gather(style: Any) -> Any:
+    """The block's input says how it lies, and stays where it is."""
+    from torch.distributed.tensor.parallel import PrepareModuleInput
+
+    return PrepareModuleInput(input_layouts=style.input_layouts, desired_input_layouts=style.input_layouts)
+
+
+def _is_tokens(placement: Any) -> bool:
+    from torch.distributed.tensor import Shard
+
+    return isinstance(placement, Shard) and placement.dim in TOKENS

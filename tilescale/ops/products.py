@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""What the products of the operators' programs share: tile sizes, the order of tiles, and the loop of one tile."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import tilescale.language as T
+from tilescale.hda.current import current_machine
+
+CHUNK = 512
+"""Rows that travel together: enough for a copy engine's full rate, and soon there (1024 and 2048 were slower)."""
+
+FEW = 128
+"""Rows of a rank up to which blocks send: a copy queue would take as long to start as all the rest."""
+
+GROUP = 8
+"""Rows of tiles that are walked together, at most: what the blocks of a wave read then fits into the cache."""
+
+CHUNKS = 128
+"""Flags for the chunks of one shard."""
+
+DEPTH = 64
+"""Columns of a step: 128 bytes, which is as wide as tiles lie in shared memory without conflicts."""
+
+ROWS = CHUNK * CHUNKS
+"""Rows that a shard may have."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a product is cut.
+
+    Attributes:
+        m, n: a block's tile of the result.
+        rate: what blocks of such tiles reach of the rate of the largest ones, which load least for each product;
+            measured on an H200.
+        stages: steps that are loaded ahead.
+        group: rows of tiles that are walked together, column after column; there are whole groups of them.
+    """
+
+    m: int
+    n: int
+    rate: float
+    stages: int = 4
+    group: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Of a block: a warpgroup for each 64 rows."""
+        return 2 * self.m
+
+    def grid(self, rows: Any, N: int) -> tuple[Any, Any]:
+        """Tiles of a group, and groups."""
+        return self.group * -(-N // self.n), T.ceildiv(rows, self.group * self.m)
+
+    def place(self, number: Any, group: Any) -> tuple[Any, Any]:
+        """First row and column of a tile of a group."""
+        return (group * self.group + number % self.group) * self.m, number // self.group * self.n
+
+
+TILINGS = (
+    Tiling(128, 256, 1.0),
+    Tiling(128, 224, 0.97),
+    Tiling(128, 128, 0.85),
+    Tiling(64, 128, 0.6),
+    Tiling(64, 64, 0.45),
+)
+
+
+def at_once() -> int:
+    """Blocks of such tiles that a device runs at a time."""
+    machine = current_machine()
+    return machine.count(machine.program_level.name, machine.tensor_level.name)
+
+
+@lru_cache(4096)
+def tiling(rows: int, shards: int, N: int, transposed: bool) -> Tiling:
+    """The tiles with which a product of `shards` times `rows` rows and N columns takes the least time in waves."""
+    blocks = at_once()
+    fits = [t for t in TILINGS if t.n % 64 == 0 or (transposed and N % t.n == 0)]
+
+    def time(t: Tiling) -> float:
+        tiles = shards * math.ceil(rows / t.m) * math.ceil(N / t.n)
+        return math.ceil(tiles / blocks) * t.m * t.n / t.rate
+
+    best = min(fits, key=time)
+    return replace(best, group=math.gcd(GROUP, rows // best.m if rows % best.m == 0 else 1))
+
+
+@T.macro
+def multiply(A, shard, m, B, n, a, b, c, K, stages, transposed):
+    """c += A[shard, m:, :] B[:, n:] for one tile; B is (N, K) if transposed; a, b and c are the block's tiles."""
+    for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=stages):
+        T.copy(A[shard, m, k * DEPTH], a)
+        if transposed:
+            T.copy(B[n, k * DEPTH], b)
+        else:
+            T.copy(B[k * DEPTH, n], b)
+        T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+
+
+@T.macro
+def add_bias(c, bias, n, N):
+    """c += bias[n:], for each row."""
+    for i, j in T.Parallel(c.shape[0], c.shape[1]):
+        if n + j < N:
+            c[i, j] += T.cast(bias[n + j], "float32")
+
+
+@T.macro
+def add(total, part):
+    """total += part, in float32."""
+    for i, j in T.Parallel(total.shape[0], total.shape[1]):
+        total[i, j] += T.cast(part[i, j], "float32")
+
+
+@T.macro
+def add_part(total, parts, source, m, n, rows, N, tile):
+    """total += parts[source, m:, n:], in float32, by way of a tile in shared memory.
+
+    A row beyond the last one is that again, and leads nowhere: with a condition, loads would wait for one another.
+    """
+    T.assume(rows >= 1)
+    for i, j in T.Parallel(total.shape[0], total.shape[1]):
+        if N % total.shape[1] == 0:
+            tile[i, j] = parts[source, T.min(m + i, rows - 1), n + j]
+        else:
+            tile[i, j] = T.if_then_else(n + j < N, parts[source, T.min(m + i, rows - 1), n + j], T.cast(0, tile.dtype))
+    add(total, tile)
