@@ -29,7 +29,7 @@ demo: $(READY)
 		mkdir -p build && $(BIN)/python $(DEMO) --timeline build/demo.svg; fi
 
 test: lint
-	@$(BIN)/python -m pytest -q -n auto --maxprocesses 8
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check --quiet .
