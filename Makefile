@@ -48,7 +48,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv --clear $(VENV) >/dev/null || { \
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet --quiet pip; }
-	@$(BIN)/python -m pip install --quiet --quiet $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
+	@$(BIN)/python -m pip install --quiet --quiet --no-compile $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	@touch $@
 
 clean:
