@@ -12,6 +12,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator.compiler import Compiler, phantom
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.errors import ArgumentError, RankMismatchError
+from tilescale.program.arguments import check_writable, readable, scalar
 from tilescale.program.extents import evaluate, solve
 from tilescale.program.model import Parameter, Program
 
@@ -24,12 +25,18 @@ class Shape:
 
 
 def bind_arguments(
-    compiler: Compiler, program: Program, extents: list[tuple[str, int]], per_unit: list[list[Any]]
+    compiler: Compiler,
+    program: Program,
+    extents: list[tuple[str, int]],
+    per_unit: list[list[Any]],
+    written: frozenset[int],
 ) -> list[dict[int, Any]]:
     """For each unit, slot -> array or scalar; symbolic extents are bound from the shapes.
 
+    Args:
+        written: positions of the parameters whose tensors the run changes.
     Raises:
-        ArgumentError: count, type, data type or shape differ from the program's.
+        ArgumentError: count, type, data type or shape differ from the program's, or a tensor cannot take results.
         RankMismatchError: units disagree about a symbolic extent.
     """
     sizes = {
@@ -39,6 +46,8 @@ def bind_arguments(
     }
     result = []
     for rank, values in enumerate(per_unit):
+        for position in written & set(range(len(values))):
+            check_writable(program.parameters[position], values[position])
         result.append(_Binder(compiler, program, rank, sizes).bind(values))
     _check_agreement(compiler, program, result)
     return result
@@ -74,9 +83,9 @@ class _Binder:
         return ArgumentError(f"{self.program.name}, arguments of unit {self.rank}: {found}", hint=hint)
 
     def _scalar(self, parameter: Parameter, value: Any) -> Any:
-        if isinstance(value, bool | int | float | np.generic):
-            return value
-        raise self._error(f"{parameter.name!r} is {type(value).__name__}", f"pass a number ({parameter.var.dtype})")
+        number = scalar(parameter, value)
+        dtype = numpy_dtype(str(parameter.var.dtype))
+        return float(dtype.type(number)) if isinstance(number, float) else number
 
     def _tensor(self, parameter: Parameter, value: Any) -> None:
         if not self.compiler.data:
@@ -104,7 +113,7 @@ class _Binder:
             raise self._error(f"{parameter.name!r} is {type(value).__name__}", "pass a torch.Tensor")
         if value.device.type != "cpu":
             raise self._error(f"{parameter.name!r} is on {value.device}", "pass CPU tensors to the emulator: x.cpu()")
-        array = to_numpy(value.detach())
+        array = to_numpy(readable(value.detach()))
         wanted = numpy_dtype(str(parameter.buffer.dtype))
         if array.dtype != wanted and array.dtype.itemsize == wanted.itemsize and wanted.kind == "b":
             array = array.view(wanted)
