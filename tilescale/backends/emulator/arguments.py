@@ -46,9 +46,7 @@ def bind_arguments(
     }
     result = []
     for rank, values in enumerate(per_unit):
-        for position in written & set(range(len(values))):
-            check_writable(program.parameters[position], values[position])
-        result.append(_Binder(compiler, program, rank, sizes).bind(values))
+        result.append(_Binder(compiler, program, rank, sizes).bind(values, written))
     _check_agreement(compiler, program, result)
     return result
 
@@ -60,16 +58,21 @@ class _Binder:
         self.compiler, self.program, self.rank, self.known = compiler, program, rank, sizes
         self.slots: dict[int, Any] = {}
 
-    def bind(self, values: list[Any]) -> dict[int, Any]:
+    def bind(self, values: list[Any], written: frozenset[int]) -> dict[int, Any]:
         parameters = self.program.parameters
         if len(values) != len(parameters):
             names = ", ".join(p.name for p in parameters)
             raise self._error(f"{len(values)} arguments were given", f"it takes {len(parameters)}: {names}")
         shapes: list[tuple[int, ...] | None] = []
-        for parameter, value in zip(parameters, values, strict=True):
-            if parameter.buffer is None:
-                self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
-            else:
+        for position, (parameter, value) in enumerate(zip(parameters, values, strict=True)):
+            try:
+                if position in written:
+                    check_writable(parameter, value)
+                if parameter.buffer is None:
+                    self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
+            except ArgumentError as error:
+                raise self._error(error.message, error.hint) from None
+            if parameter.buffer is not None:
                 self._tensor(parameter, value)
             shapes.append(tuple(value.shape) if parameter.buffer is not None else None)
         self.known = solve(parameters, shapes, self.known)
