@@ -158,6 +158,30 @@ def test_what_is_guarded_and_misses_is_told():
     assert "nothing read or written: wholly outside of X x2" in str(tilescale.emulate(program, [ints(8), 9]))
 
 
+def test_a_safe_value_holds_from_where_it_is_noted():
+    """After the block that notes it too: so does stock TileLang's text."""
+
+    @T.prim_func
+    def program(A: T.Tensor((4,), "int32"), Y: T.Tensor((4, 8), "int32"), first: T.int32):
+        with T.Kernel(1, threads=32):
+            T.annotate_safe_value({A: -1})
+            for i in T.Parallel(8):
+                Y[0, i] = A[first + i]
+            with T.sblock():
+                T.annotate_safe_value({A: -99})
+                for i in T.Parallel(8):
+                    Y[1, i] = A[first + i]
+            for i in T.Parallel(8):
+                Y[2, i] = A[first + i]
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[3, i] = A[first + i]
+
+    args = [torch.arange(4, dtype=torch.int32), ints(4, 8), 2]
+    tilescale.emulate(program, args)
+    assert args[1].tolist() == [[2, 3] + [outside] * 6 for outside in (-1, -99, -99, 0)]
+
+
 def test_what_is_assumed_must_hold():
     @T.prim_func
     def program(X: T.Tensor((8,), "int32")):

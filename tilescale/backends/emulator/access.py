@@ -398,7 +398,9 @@ class Region:
         extents = self._fixed or tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
         block = Block(array, begins, extents)
         if not self.home.guarded and not block.within:
-            raise self.home.out_of_bounds(frame, [f"{b}:{b + e}" for b, e in zip(begins, extents, strict=True)], array.shape)
+            raise self.home.out_of_bounds(
+                frame, [f"{b}:{b + e}" for b, e in zip(begins, extents, strict=True)], array.shape
+            )
         return block
 
     def _private(self, lanes: Lanes) -> np.ndarray:
@@ -425,9 +427,7 @@ class Region:
         """An array of the region's extents and type that says nothing of its elements."""
         return np.broadcast_to(np.zeros((), self.home.dtype), self.block(frame).extents)
 
-    def write(
-        self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None
-    ) -> None:
+    def write(self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None) -> None:
         """Assign `value`, of the region's extents, to the frame's instance or to `array` of `unit`; clipped."""
         self.store(frame, self.block(frame, array), value, unit)
 
