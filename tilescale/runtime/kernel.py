@@ -10,7 +10,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale import backends
-from tilescale.comm import current_world, init
+from tilescale.comm import Team, current_world, init
 from tilescale.errors import ArgumentError, LaunchError, RankMismatchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.passes.overlap.rewrite import overlap
@@ -161,6 +161,7 @@ class Kernel:
             LaunchError: the job has another number of ranks than the program's devices.
             RankMismatchError: ranks call different programs.
             RankFailedError: another rank of the job failed, or did not come to this call.
+            UsageError: a program over ranks is called in another thread than that of this rank's first call.
             WaitTimeoutError: on GPUs, a wait of an earlier call ran out of time.
             DeadlockError, OutOfBoundsError, ...: as `tilescale.emulate`, on every rank.
 
@@ -180,6 +181,7 @@ class Kernel:
         return self._call(*args)
 
     def _on_device(self, *args: Any) -> Any:
+        self._team.check_thread()
         if not self._outputs.positions and self._again(args):
             return None
         self._ranks  # noqa: B018 - raises if the job does not fit the program
@@ -230,6 +232,11 @@ class Kernel:
         ranks = init().size if self._spans_units else 1
         self._check_ranks(ranks)
         return ranks
+
+    @cached_property
+    def _team(self) -> Team:
+        """The ranks that a call needs."""
+        return init() if self._spans_units else Team(ranks=(0,), rank=0)
 
     @property
     def _spans_units(self) -> bool:
