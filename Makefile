@@ -29,7 +29,7 @@ demo: $(READY)
 		mkdir -p build && $(BIN)/python $(DEMO) --timeline build/demo.svg; fi
 
 test: lint
-	@$(BIN)/python -m pytest -q -n auto --maxprocesses 8
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check --quiet .
@@ -48,7 +48,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv --clear $(VENV) >/dev/null || { \
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet --quiet pip; }
-	@$(BIN)/python -m pip install --quiet --quiet $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
+	@$(BIN)/python -m pip install --quiet --quiet --no-compile $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	@touch $@
 
 clean:

@@ -16,6 +16,7 @@ import torch
 
 import tilescale
 from tests.kernels.base import PlainKernel
+from tilelang_core import compile as stock
 from tilescale.backends.base import Target
 from tilescale.backends.cuda import support
 from tilescale.errors import TileScaleError
@@ -89,8 +90,8 @@ class Again:
             return "enough of one test"
         if self.devices not in (None, len(_per_unit(args))):
             return "on another number of devices"
-        kernel = self.test.callspec.params.get("kernel") if hasattr(self.test, "callspec") else None
-        if isinstance(kernel, PlainKernel) and self.architecture not in kernel.targets:
+        kernel = _plain_kernel(self.test)
+        if kernel is not None and self.architecture not in kernel.targets:
             return f"not for {self.architecture}"
         return None
 
@@ -103,6 +104,12 @@ def copied(value: Any, device: torch.device | str = "cpu") -> Any:
     if not isinstance(value, torch.Tensor) or value.device.type == "meta":
         return value
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device).copy_(value)
+
+
+def _plain_kernel(test: pytest.Item | None) -> PlainKernel | None:
+    """What a test is about, if that is a kernel of the collection."""
+    found = test.callspec.params.get("kernel") if hasattr(test, "callspec") else None
+    return found if isinstance(found, PlainKernel) else None
 
 
 def _per_unit(args: Sequence[Any]) -> list[list[Any]]:
@@ -133,11 +140,25 @@ def _lower(program: Program, _given: Any, _found: Any) -> str | None:
 
 
 _lowering = Again(_lower)
+_generate = stock.generate
+_texts: dict[tuple[str, ...], stock.Generated] = {}
+
+
+def _generated(func: Any, target: Any, *more: Any) -> stock.Generated:
+    """What stock TileLang generates, once for each function: programs for more or fewer devices often share grids."""
+    key = func.script(show_meta=True), str(target), *map(repr, more)
+    if key not in _texts:
+        _texts[key] = _generate(func, target, *more)
+    return _texts[key]
 
 
 @pytest.fixture(autouse=True)
 def lowered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test emulates is lowered to CUDA, and the text checked."""
-    if tilescale.emulate is _emulate:
+    """What the test emulates is lowered to CUDA, and the text checked.
+
+    The collection's kernels are not: `tests/test_plain_tilelang.py` makes their texts.
+    """
+    if tilescale.emulate is _emulate and _plain_kernel(request.node) is None:
         _lowering.begin(request.node)
         monkeypatch.setattr(tilescale, "emulate", _lowering.emulate)
+        monkeypatch.setattr(stock, "generate", _generated)

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""The rules that stock TileLang checks of a function before it lowers it, and the statement that breaks one."""
+"""What stock TileLang does with a function before it lowers it: rules that it checks, indices from the end."""
 
 from __future__ import annotations
 
 import re
 
+import tilelang.transform
 from tilelang.engine.semantic_check import PreLowerSemanticCheck
 from tvm import IRModule, tirx
+from tvm.ir import structural_equal
 from tvm.tirx.stmt_functor import post_order_visit
 
-__all__ = ["broken_rule"]
+from tilelang_core.rewrite import at
+
+__all__ = ["broken_rule", "counted_from_the_begin"]
 
 _MARK = "[Tilelang Semantic Check] "
 _OPERATION = re.compile(r'"ir\.Op\(.*?name="([^"]*)".*\)"')
@@ -28,6 +32,22 @@ def broken_rule(func: tirx.PrimFunc) -> tuple[str, tirx.Stmt] | None:
         if of_loop is not None:
             return of_loop, loop
     return said, func.body
+
+
+def counted_from_the_begin(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with indices that are always negative counted from the end, as TileLang has them."""
+    counted = tilelang.transform.LegalizeNegativeIndex()(IRModule({"main": func}))["main"]
+    if structural_equal(func, counted):
+        return func
+    for old, new in zip(_statements(func), _statements(counted), strict=True):
+        at(new, like=old)
+    return counted
+
+
+def _statements(func: tirx.PrimFunc) -> list[tirx.Stmt]:
+    found: list[tirx.Stmt] = []
+    post_order_visit(func.body, lambda node: found.append(node) if isinstance(node, tirx.Stmt) else None)
+    return found
 
 
 def _against(func: tirx.PrimFunc) -> str | None:

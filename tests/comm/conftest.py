@@ -23,7 +23,7 @@ from tilescale.comm.transport import Transport
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 RUN = [sys.executable, "-c", "from tilescale.cli.run import run; run()"]
 
 

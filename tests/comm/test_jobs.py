@@ -10,8 +10,11 @@ import pytest
 LAUNCHERS = ["tilescale run", "torchrun", "MPI"]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+# Two ranks of torchrun and MPI: those that the scripts of launch/ start (test_launch_scripts.py).
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [*(("tilescale run", n) for n in (1, 2, 3, 4)), *((other, n) for other in LAUNCHERS[1:] for n in (1, 4))],
+)
 def test_collectives(run_job, launcher: str, ranks: int) -> None:
     name = "alone" if (launcher, ranks) == ("MPI", 1) else launcher  # one MPI process needs no mpi4py
     done = run_job(launcher, ranks, "collectives.py", name, str(ranks))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 
 import pytest
@@ -72,6 +73,60 @@ def test_mismatch_names_both_places(run_ranks, other) -> None:
         assert isinstance(error, RankMismatchError)
         assert len({place.line for place in error.where}) == 2
         assert all(place.file == __file__ for place in error.where)
+
+
+def elsewhere(call):
+    """What a call gives, or raises, in a thread of its own."""
+    with concurrent.futures.ThreadPoolExecutor(thread_name_prefix="other") as pool:
+        made = pool.submit(call)
+        return made.exception() or made.result()
+
+
+def test_calls_of_another_thread_are_refused(run_ranks) -> None:
+    """Of two threads that call at the same time each rank would see another order."""
+
+    def work(team: Team):
+        team.barrier()
+        error = elsewhere(team.barrier)
+        return error, team.all_gather(team.rank)
+
+    for error, gathered in run_ranks(2, work):
+        assert isinstance(error, UsageError) and "in thread 'other" in error.message and "one thread" in error.hint
+        assert gathered == [0, 1]
+
+
+def test_the_thread_that_joins_need_not_be_the_one_that_calls(run_ranks) -> None:
+    def work(team: Team):
+        team.barrier()
+        team._session.introduce(["first", "second"])
+        first = elsewhere(lambda: team.all_gather(team.rank))
+        with pytest.raises(UsageError):
+            team.barrier()
+        return first
+
+    assert run_ranks(2, work) == [[0, 1]] * 2
+
+
+def test_a_backward_pass_may_call(run_ranks) -> None:
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, team):
+            ctx.team = team
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return sum(ctx.team.all_gather(gradient)), None
+
+    def work(team: Team):
+        team.barrier()
+        x = torch.ones(3, requires_grad=True)
+        y = Sum.apply(x, team).sum() * (team.rank + 1)
+        with concurrent.futures.ThreadPoolExecutor() as pool:  # stands for the engine's thread of a GPU
+            pool.submit(y.backward).result()
+        return x.grad.tolist()
+
+    assert run_ranks(2, work) == [[3.0] * 3] * 2
 
 
 def test_timeout_says_who_and_where(run_ranks) -> None:

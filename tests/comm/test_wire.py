@@ -51,6 +51,24 @@ def test_views_arrive_contiguous_and_detached(tensor: torch.Tensor) -> None:
     assert torch.equal(copy, tensor.detach().resolve_conj())
 
 
+def test_views_of_one_memory_stay_views_of_one() -> None:
+    whole = torch.arange(100_000, dtype=torch.int32)
+    views = [whole[10:20], whole.view(torch.float32)[15], whole[:30].view(2, 15).T, whole[50_000:60_000]]
+    sent = _send(("x", {"views": views, "again": views[0], "lazy": torch.ones(2, dtype=torch.complex64).conj()}))
+    copies, again = sent[1]["views"], sent[1]["again"]
+    assert all(torch.equal(copy, view) for copy, view in zip(copies, views, strict=True)) and again is copies[0]
+    copies[2][:] = torch.arange(30, dtype=torch.int32).view(15, 2)
+    assert copies[0].tolist() == [20, 22, 24, 26, 28, 1, 3, 5, 7, 9] and copies[1].view(torch.int32) == 1
+    assert whole[10] == 10
+
+
+def test_of_a_large_memory_only_what_is_viewed_travels() -> None:
+    whole = torch.zeros(1 << 22)
+    apart = encode([whole[:10], whole[-10:]])
+    together = encode([whole[100:110], whole[90:105], whole[-10:]])
+    assert sum(part.nbytes for part in apart) < 4096 > sum(part.nbytes for part in together)
+
+
 def test_what_arrives_is_writable() -> None:
     small, large, array = _send((torch.zeros(3), torch.zeros(100_000), np.zeros(100_000)))
     small += 1

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The CUDA text of small programs, kernel by kernel: what the stock compiler makes of the lowering is looked at."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,15 @@ PROGRAMS = {
 }
 
 
+@cache
+def text_of(name: str) -> str:
+    """The text of a program, made once."""
+    return source(PROGRAMS[name]())
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text_of_programs(name: str, golden):
-    golden(f"cuda/{name}", bodies(source(PROGRAMS[name]())))
+    golden(f"cuda/{name}", bodies(text_of(name)))
 
 
 def test_every_golden_text_has_its_program():
@@ -42,7 +49,7 @@ def test_every_golden_text_has_its_program():
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_same_program_gives_the_same_text(name: str):
-    assert source(PROGRAMS[name]()) == source(PROGRAMS[name]())
+    assert source(PROGRAMS[name]()) == text_of(name)
 
 
 def test_text_carries_the_header_once():

@@ -9,7 +9,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import assert_same, blank, values
-from tilescale.errors import UnsupportedError
+from tilescale.errors import OutOfBoundsError, UnsupportedError, UsageError
 
 
 def ints(*shape, fill=-7):
@@ -89,6 +89,111 @@ def test_loads_and_stores_outside_a_tensor_are_guarded():
     padded = [0, *x.tolist(), 0, 0]
     assert args[1].tolist() == [padded[i + 2] + 10 for i in range(5)]
     assert args[2].item() == int(x.sum())
+
+
+@T.macro
+def stores(X, Y, i):
+    X[70] = 1
+
+
+@T.macro
+def loads(X, Y, i):
+    X[0] = X[-100]
+
+
+@T.macro
+def loads_for_all(X, Y, i):
+    X[i] = X[64]
+
+
+@T.macro
+def updates(X, Y, i):
+    T.atomic_add(X[70], 1)
+
+
+@T.macro
+def loads_a_row(X, Y, i):
+    X[i] = Y[4, i]
+
+
+@pytest.mark.parametrize("access", [stores, loads, loads_for_all, updates, loads_a_row], ids=lambda macro: macro.name)
+def test_a_number_outside_a_tensor_is_an_error(access):
+    @T.prim_func
+    def program(X: T.Tensor((64,), "int32"), Y: T.Tensor((4, 64), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                access(X, Y, i)
+
+    with pytest.raises(OutOfBoundsError, match="is outside the buffer") as caught:
+        tilescale.emulate(program, [ints(64), ints(4, 64)])
+    assert "does not guard an index that is a number" in caught.value.hint and "device 0" in str(caught.value)
+
+
+def test_negative_indices_count_from_the_end():
+    @T.prim_func
+    def program(X: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                Y[i] = X[-1 - i]
+            Y[-1] = X[-8]
+
+    args = [values(1, 8, dtype="int32"), ints(8)]
+    tilescale.emulate(program, args)
+    assert args[1].tolist() == [*args[0].flip(0)[:4].tolist(), -7, -7, -7, args[0][0]]
+
+
+def test_what_is_guarded_and_misses_is_told():
+    @T.prim_func
+    def program(X: T.Tensor((8,), "int32"), at: T.int32):
+        with T.Kernel(1, threads=32):
+            X[at] = 1
+            for i in T.Parallel(4):
+                X[i + at] = X[i + at] + 1
+
+    def missed(at):
+        return dict(tilescale.emulate(program, [ints(8), at]).missed)
+
+    assert missed(4) == missed(7) == {}
+    assert [(name, count) for (name, _), count in missed(9).items()] == [("X", 1), ("X", 2)]
+    assert "nothing read or written: wholly outside of X x2" in str(tilescale.emulate(program, [ints(8), 9]))
+
+
+def test_a_safe_value_holds_from_where_it_is_noted():
+    """After the block that notes it too: so does stock TileLang's text."""
+
+    @T.prim_func
+    def program(A: T.Tensor((4,), "int32"), Y: T.Tensor((4, 8), "int32"), first: T.int32):
+        with T.Kernel(1, threads=32):
+            T.annotate_safe_value({A: -1})
+            for i in T.Parallel(8):
+                Y[0, i] = A[first + i]
+            with T.sblock():
+                T.annotate_safe_value({A: -99})
+                for i in T.Parallel(8):
+                    Y[1, i] = A[first + i]
+            for i in T.Parallel(8):
+                Y[2, i] = A[first + i]
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[3, i] = A[first + i]
+
+    args = [torch.arange(4, dtype=torch.int32), ints(4, 8), 2]
+    tilescale.emulate(program, args)
+    assert args[1].tolist() == [[2, 3] + [outside] * 6 for outside in (-1, -99, -99, 0)]
+
+
+def test_what_is_assumed_must_hold():
+    @T.prim_func
+    def program(X: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=8):
+            tx = T.get_thread_binding()
+            if tx < 4:
+                T.assume(X[tx] > 0)
+                X[tx] = X[tx] + 1
+
+    tilescale.emulate(program, [torch.tensor([1, 1, 1, 1, 0, 0, 0, 0], dtype=torch.int32)])
+    with pytest.raises(UsageError, match=r"device 0, block 0: .*T.assume\(.*> 0\)"):
+        tilescale.emulate(program, [torch.tensor([1, 1, 1, 0, 0, 0, 0, 0], dtype=torch.int32)])
 
 
 def test_atomics_of_active_threads_only():

@@ -7,7 +7,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import DTYPES, OPS, assert_rounded, assert_same, blank, values, wide
-from tilescale.errors import LaunchError
+from tilescale.errors import LaunchError, UnsupportedError
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -160,3 +160,39 @@ def test_a_grid_that_does_not_divide_into_clusters():
 
     with pytest.raises(LaunchError, match="5.*does not divide into clusters of.*2"):
         tilescale.emulate(program, [blank(4, dtype="int32")])
+
+
+@pytest.mark.parametrize(
+    ("mask", "tiles"), [(0b0011, [0, 0, 2, 3]), (0b1010, [0, 1, 2, 1]), (0b1111, [0] * 4), (0b0100, [0, 1, 2, 3])]
+)
+def test_the_first_of_a_mask_loads_for_all_of_it(mask, tiles):
+    """Others name a tile too, which nobody loads; and what is named by way of a variable is the first one's too."""
+
+    @T.prim_func
+    def program(A: T.Tensor((2, 8 * 64), "float32"), B: T.Tensor((2, 8 * 64), "float32")):
+        with T.Kernel(8, threads=128, cluster_dims=(4, 1, 1)) as bx:
+            tile = T.alloc_shared((1, 64), "float32")
+            column = bx * 64
+            for row in T.serial(2):
+                T.copy_cluster(A[row, column], tile, cluster_mask=mask)
+                T.cluster_sync()
+                T.copy(tile, B[row, bx * 64])
+                T.cluster_sync()
+
+    a = values(1, 2, 8 * 64)
+    args = [a.clone(), blank(2, 8 * 64)]
+    tilescale.emulate(program, args)
+    order = tiles + [4 + tile for tile in tiles]
+    assert torch.equal(args[1], a.view(2, 8, 64)[:, order].reshape(2, -1))
+
+
+def test_a_multicast_from_a_place_that_memory_says_is_refused():
+    @T.prim_func
+    def program(A: T.Tensor((4 * 64,), "float32"), at: T.Tensor((4,), "int32"), B: T.Tensor((4 * 64,), "float32")):
+        with T.Kernel(4, threads=128, cluster_dims=(4, 1, 1)) as bx:
+            tile = T.alloc_shared((64,), "float32")
+            T.copy_cluster(A[at[bx] * 64], tile, cluster_mask=3)
+            T.copy(tile, B[bx * 64])
+
+    with pytest.raises(UnsupportedError, match="multicast load of 'A' from a place that depends on memory"):
+        tilescale.emulate(program, [blank(256), torch.zeros(4, dtype=torch.int32), blank(256)])

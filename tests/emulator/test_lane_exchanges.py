@@ -8,7 +8,8 @@ import tilescale
 import tilescale.language as T
 from tests.emulator.support import DTYPES, OPS, assert_rounded, assert_same, blank, values, wide
 
-LEVELS = {"warpgroup": 128, "warp": 32}
+LEVELS = {"warpgroup": (2, 128), "warp": (3, 32)}
+"""Level -> how many units of it a program has, of how many threads."""
 
 
 def ints(*shape):
@@ -21,11 +22,11 @@ def ints(*shape):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("scope", ["l0", "l1"])
 def test_tiles_that_units_own_go_round(level, scope):
-    units = 256 // LEVELS[level]
+    units, lanes = LEVELS[level]
 
     @T.prim_func
     def program(Y: T.Tensor((units, 4), "int32")):
-        with T.Kernel(1, threads=256):
+        with T.Kernel(1, threads=units * lanes):
             with T.Scale(level) as (rank, size):
                 mine = T.alloc((4,), "int32", level=scope)
                 theirs = T.alloc((4,), "int32", level=scope)
@@ -70,11 +71,11 @@ def test_halves_are_exchanged_through_views_and_gathered():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("level", LEVELS)
 def test_allreduce_between_lanes_of_every_type(level, dtype):
-    units = 256 // LEVELS[level]
+    units, lanes = LEVELS[level]
 
     @T.prim_func
     def program(X: T.Tensor((units, 16), dtype), Y: T.Tensor((units, 16), dtype), M: T.Tensor((units, 16), dtype)):
-        with T.Kernel(1, threads=256):
+        with T.Kernel(1, threads=units * lanes):
             with T.Scale(level) as (rank, _):
                 mine = T.alloc((16,), dtype, level="l0")
                 T.copy(X[rank, 0], mine)
@@ -94,31 +95,31 @@ def test_allreduce_between_lanes_of_every_type(level, dtype):
 
 @pytest.mark.parametrize("name", ["reduce_scatter", "all_gather", "all_to_all", "broadcast"])
 def test_collectives_between_warps(name):
-    shapes = {"reduce_scatter": (16, 2), "all_gather": (2, 16), "all_to_all": (16, 16), "broadcast": (16, 16)}
+    shapes = {"reduce_scatter": (12, 4), "all_gather": (4, 12), "all_to_all": (12, 12), "broadcast": (12, 12)}
     n, m = shapes[name]
 
     @T.prim_func
-    def program(X: T.Tensor((8, n), "float32"), Y: T.Tensor((8, m), "float32")):
-        with T.Kernel(1, threads=256):
+    def program(X: T.Tensor((3, n), "float32"), Y: T.Tensor((3, m), "float32")):
+        with T.Kernel(1, threads=96):
             with T.Scale("warp") as (w, _):
                 a = T.alloc((n,), "float32", level="l0")
                 b = T.alloc((m,), "float32", level="l0")
                 T.copy(X[w, 0], a)
                 if name == "broadcast":
-                    T.broadcast(a, root=5)
+                    T.broadcast(a, root=2)
                     T.copy(a, b)
                 else:
                     getattr(T, name)(a, b)
                 T.copy(b, Y[w, 0])
 
-    x = values(1, 8, n)
-    args = [x, blank(8, m)]
+    x = values(1, 3, n)
+    args = [x, blank(3, m)]
     tilescale.emulate(program, args)
     expected = {
-        "reduce_scatter": lambda: wide(x).sum(0).reshape(8, 2),
-        "all_gather": lambda: wide(x).reshape(1, 16).expand(8, 16),
-        "all_to_all": lambda: wide(x).reshape(8, 8, 2).transpose(0, 1).reshape(8, 16),
-        "broadcast": lambda: wide(x)[5].expand(8, 16),
+        "reduce_scatter": lambda: wide(x).sum(0).reshape(3, 4),
+        "all_gather": lambda: wide(x).reshape(1, 12).expand(3, 12),
+        "all_to_all": lambda: wide(x).reshape(3, 3, 4).transpose(0, 1).reshape(3, 12),
+        "broadcast": lambda: wide(x)[2].expand(3, 12),
     }[name]()
     assert_rounded(args[1], expected)
 

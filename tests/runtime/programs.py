@@ -26,6 +26,21 @@ def total(devices: Any, n: int = 64, dtype: str = "float32"):
     return total_program
 
 
+def in_turn(devices: int):
+    """Rank + 1 into `X`; then `Y`, which may be the same memory in another shape, into `Z`."""
+
+    @T.prim_func
+    def in_turn_program(X: T.Tensor((64,), "float32"), Y: T.Tensor((8, 8), "float32"), Z: T.Tensor((64,), "float32")):
+        with T.Kernel(device=devices, block=1, threads=32):
+            with T.Scale("device") as (rank, _):
+                T.fill(X, T.cast(rank + 1, "float32"))
+            with T.Scale("block"):
+                for i in T.Parallel(64):
+                    Z[i] = Y[i // 8, i % 8]
+
+    return in_turn_program
+
+
 def matmul(devices: int, M: int = 32, N: int = 32, K: int = 64):
     """C = A B with K split over the devices: the views say how."""
 

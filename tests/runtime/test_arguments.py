@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Arguments of a call: what is refused and how, layouts in memory, DTensors, and which arguments a call changes."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -17,6 +19,12 @@ from tilescale.hda.current import current_machine
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.written import written_parameters
 from tilescale.runtime.placement import local_tensor
+
+both_calls = pytest.mark.parametrize(
+    "call",
+    [lambda func, *given: tilescale.compile(func)(*given), lambda func, *given: tilescale.emulate(func, given)],
+    ids=["compiled", "emulated"],
+)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +66,53 @@ def test_numbers_are_arguments_too():
         kernel(x, "2.5")
 
 
+def shifted(dtype: str) -> Any:
+    @T.prim_func
+    def add(Y: T.Tensor((2,), "float32"), amount: getattr(T, dtype)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(2):
+                Y[i] = T.cast(amount, "float32") * 2
+
+    return add
+
+
+@both_calls
+@pytest.mark.parametrize(
+    ("dtype", "wrong", "says"),
+    [
+        ("int32", 3.7, "is 3.7, the program declares int32"),
+        ("int32", 2**40, "goes from -2147483648 to 2147483647"),
+        ("int32", float("nan"), "is nan, the program declares int32"),
+        ("uint8", -1, "goes from 0 to 255"),
+        ("int64", -(2**63) - 1, "goes from -9223372036854775808"),
+        ("float32", 1e39, "float32 goes from -3.4"),
+        ("float16", np.float64(1e5), "float16 goes from -65504.0 to 65504.0"),
+        ("bool", 2, "goes from 0 to 1"),
+    ],
+)
+def test_numbers_must_be_of_their_type(call: Callable[..., Any], dtype: str, wrong: Any, says: str):
+    with pytest.raises(ArgumentError, match=re.escape(f"'amount' {says}" if says.startswith("is") else says)):
+        call(shifted(dtype), torch.zeros(2), wrong)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "seen"),
+    [
+        ("int32", np.int64(-5), -5),
+        ("int32", 4.0, 4),
+        ("uint8", 255, 255),
+        ("float32", 3, 3),
+        ("float32", float("inf"), float("inf")),
+        ("float16", 2049.0, 2048),
+        ("bool", True, 1),
+    ],
+)
+def test_numbers_are_rounded_to_their_type(dtype: str, given: Any, seen: float):
+    y = torch.zeros(2)
+    tilescale.compile(shifted(dtype))(y, given)
+    assert y.tolist() == [2 * seen] * 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
 def test_tensors_need_not_be_contiguous(dtype: torch.dtype):
     kernel = tilescale.compile(programs.double(8, str(dtype).removeprefix("torch.")))
@@ -71,6 +126,30 @@ def test_tensors_may_require_gradients():
     x, y = torch.randn(8, requires_grad=True), torch.zeros(8)
     tilescale.compile(programs.double(8))(x, y)
     assert torch.equal(y, 2 * x.detach())
+
+
+@both_calls
+def test_what_cannot_take_results_is_refused(call: Callable[..., Any]):
+    program, x = programs.double(8), torch.ones(8)
+    lazy = torch.complex(torch.zeros(8), torch.zeros(8)).conj().imag
+    for wrong, says in (torch.zeros(1).expand(8), "several of its elements are one"), (lazy, "lazy negative"):
+        with pytest.raises(ArgumentError, match=f"'Y' is written and .*{says}"):
+            call(program, x, wrong)
+    y = torch.zeros(8)
+    call(program, torch.ones(1).expand(8), y)
+    assert y.tolist() == [2] * 8
+    call(program, torch.complex(torch.zeros(8), torch.ones(8)).conj().imag, y)
+    assert y.tolist() == [-2] * 8
+
+
+@both_calls
+def test_autograd_notices_what_is_written(call: Callable[..., Any]):
+    w, y = torch.ones(8, requires_grad=True), torch.zeros(8)
+    loss, x = (w * y).sum(), torch.ones(8)
+    call(programs.double(8), x, y)
+    assert (x._version, y._version > 0) == (0, True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)

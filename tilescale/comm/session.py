@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -18,7 +20,7 @@ from tilescale.comm.board import Board, Failure, Notes
 from tilescale.comm.call import Call
 from tilescale.comm.lifeline import Lifeline, LifelineServer
 from tilescale.comm.transport import Transport
-from tilescale.errors import RankFailedError, RankMismatchError
+from tilescale.errors import RankFailedError, RankMismatchError, UsageError
 
 __all__ = ["Session"]
 
@@ -55,12 +57,16 @@ class Session:
         self.server: LifelineServer | None = None
         self.lifeline = lifeline
         self._calls: dict[tuple[int, ...], int] = {}
+        self._caller: list[int] = []
+        self._claiming = threading.Lock()
 
     def meet(self, ranks: tuple[int, ...], call: Call) -> str:
         """Wait until all `ranks` have made their next call, and check that it is the same; returns a key for its data.
 
-        Raises RankMismatchError if they call different collectives, RankFailedError if one does not come.
+        Raises RankMismatchError if they call different collectives, RankFailedError if one does not come, UsageError
+        as `check_thread`.
         """
+        self.check_thread()
         number = self._calls.get(ranks, 0)
         self._calls[ranks] = number + 1
         name = ",".join(map(str, ranks))
@@ -80,6 +86,24 @@ class Session:
         if different:
             raise _mismatch({self.rank: call, different[0]: calls[different[0]]})
         return key
+
+    def check_thread(self) -> None:
+        """All calls of a rank come from one thread: those of two come in another order on each rank.
+
+        PyTorch's thread of a backward pass stands for the one that waits for the pass.
+
+        Raises UsageError in any other thread than that of the first call.
+        """
+        thread = threading.get_ident()
+        with self._claiming:
+            if not self._caller:
+                self._caller.append(thread)
+        if self._caller[0] != thread and not _in_backward_pass():
+            raise UsageError(
+                f"rank {self.rank} calls a collective in thread {threading.current_thread().name!r}, its calls until "
+                "now came from another one",
+                hint="make all calls of programs over ranks, and of teams, in one thread of each rank",
+            )
 
     def receive(self, key: str, sender: int, call: Call, readers: int = 1) -> Any:
         """Wait for the object that `sender` puts under `key`. Raises RankFailedError if it never will."""
@@ -136,6 +160,7 @@ class Session:
     def introduce(self, names: list[str]) -> None:
         """Set `names`, once the ranks have told each other who they are."""
         self.names = names
+        self._caller.clear()  # the thread that joined need not be the one that calls
         self.transport.root_name = names[0]
 
     def close(self) -> None:
@@ -187,6 +212,11 @@ class Session:
             hint="if they only need longer, set TILESCALE_TIMEOUT_S (seconds) or tilescale.init(timeout_s=...)",
             where=[seen[2].at(f"rank {rank} was last seen in {seen[2]}") for rank, seen in last.items() if seen],
         )
+
+
+def _in_backward_pass() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch._C._current_graph_task_id() != -1
 
 
 def _mismatch(calls: dict[int, Call]) -> RankMismatchError:

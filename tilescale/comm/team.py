@@ -25,7 +25,8 @@ class Team:
     as it is, not copied. `root` and the positions in lists count within the team.
 
     Every collective raises RankFailedError if a rank of the job fails or does not come within the job's timeout,
-    RankMismatchError if ranks call different collectives, UsageError for a root outside the team.
+    RankMismatchError if ranks call different collectives, UsageError for a root outside the team, and in another thread
+    than that of this rank's first one.
 
     Attributes:
         ranks: world ranks of the members, in team order.
@@ -151,6 +152,11 @@ class Team:
         if not 0 <= root < self.size:
             raise UsageError(f"root {root} of a team of {self.size} ranks", hint="roots count from 0 within the team")
         return Call.here(op, root)
+
+    def check_thread(self) -> None:
+        """Raises UsageError in another thread than that of this rank's first collective."""
+        if self._session is not None:
+            self._session.check_thread()
 
     def _meet(self, call: Call) -> str:
         return "" if self.size == 1 else self._open.meet(self.ranks, call)

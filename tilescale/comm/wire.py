@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Objects as byte buffers: pickle protocol 5, where the data of arrays and CPU tensors stays outside the pickle.
 
-A tensor arrives contiguous and detached; views of one storage arrive as separate tensors.
+A tensor arrives contiguous and detached. Tensors in lists, tuples and dictionaries whose memory overlaps arrive as
+views of one memory again: what is written to one of them shows in the others, as it did where they come from.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["decode", "encode"]
 
+_LARGEST = 16  # bytes of an element
 _SMALL = 64 * 1024  # below this, one more copy costs less than one more message
 
 
@@ -29,7 +34,9 @@ def encode(obj: Any) -> list[memoryview]:
         return False
 
     head = io.BytesIO()
-    _Pickler(head, protocol=5, buffer_callback=keep_outside).dump(obj)
+    pickler = _Pickler(head, protocol=5, buffer_callback=keep_outside)
+    pickler.shared = _shared(obj)
+    pickler.dump(obj)
     return [head.getbuffer(), *buffers]
 
 
@@ -39,15 +46,27 @@ def decode(parts: Sequence[bytearray]) -> Any:
 
 
 class _Pickler(pickle.Pickler):
+    shared: dict[int, _Memory]
+
     def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")  # without torch in the process there are no tensors either
-        if torch is None or type(obj) is not torch.Tensor:
+        if not _is_plain_tensor(obj):
             return NotImplemented
-        if obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_quantized:
-            return NotImplemented
+        memory = self.shared.get(id(obj))
+        if memory is not None:
+            offset = obj.data_ptr() - memory.begin
+            return _view, (memory, obj.dtype, tuple(obj.shape), obj.stride(), offset)
+        import torch
+
         plain = obj.detach().resolve_conj().resolve_neg().contiguous()
         data = plain.reshape(-1).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(data), obj.dtype, tuple(obj.shape))
+
+
+def _is_plain_tensor(obj: Any) -> bool:
+    torch = sys.modules.get("torch")  # without torch in the process there are no tensors either
+    if torch is None or type(obj) is not torch.Tensor:
+        return False
+    return obj.device.type == "cpu" and obj.layout == torch.strided and not obj.is_quantized
 
 
 def _tensor(data: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -56,3 +75,64 @@ def _tensor(data: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     if memoryview(data).nbytes == 0:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+# -- tensors that share memory ----------------------------------------------------------------------------------------
+
+
+class _Memory:
+    """Bytes from address `begin` to `end` of one storage, in which several tensors lie."""
+
+    def __init__(self, tensor: torch.Tensor, begin: int, end: int):
+        self.tensor, self.begin, self.end = tensor, begin, end
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import torch
+
+        storage = self.tensor.untyped_storage()
+        first = self.begin - storage.data_ptr()
+        data = torch.empty(0, dtype=torch.uint8).set_(storage)[first : first + self.end - self.begin]
+        return _tensor, (pickle.PickleBuffer(data.numpy()), torch.uint8, tuple(data.shape))
+
+
+def _view(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Any:
+    import torch
+
+    return torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
+
+
+def _shared(obj: Any) -> dict[int, _Memory]:
+    """The id of each tensor in `obj` that overlaps another one -> the memory in which both lie."""
+    found: dict[int, list[tuple[int, int, Any]]] = {}
+    for tensor in {id(tensor): tensor for tensor in _tensors(obj)}.values():
+        if tensor.numel() and not tensor.is_conj() and not tensor.is_neg():
+            last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            home, begin = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
+            end = begin + (last + 1) * tensor.element_size()
+            found.setdefault(home, []).append((begin - (begin - home) % _LARGEST, end, tensor))
+    return {number: memory for spans in found.values() if len(spans) > 1 for number, memory in _joined(spans)}
+
+
+def _joined(spans: list[tuple[int, int, Any]]) -> Iterator[tuple[int, _Memory]]:
+    spans = sorted(spans, key=lambda span: span[:2])
+    while spans:
+        begin, end, tensor = spans[0]
+        together = 1
+        while together < len(spans) and spans[together][0] < end:
+            end = max(end, spans[together][1])
+            together += 1
+        if together > 1:
+            memory = _Memory(tensor, begin, end)
+            yield from ((id(one), memory) for _, _, one in spans[:together])
+        spans = spans[together:]
+
+
+def _tensors(obj: Any) -> Iterator[torch.Tensor]:
+    if _is_plain_tensor(obj):
+        yield obj
+    elif type(obj) is dict:
+        for value in obj.values():
+            yield from _tensors(value)
+    elif type(obj) in (list, tuple):
+        for value in obj:
+            yield from _tensors(value)

@@ -18,7 +18,8 @@ from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.written import written_parameters
-from tilescale.program.model import Program
+from tilescale.program.arguments import check_writable, count_writes, readable, scalar
+from tilescale.program.model import Parameter, Program
 from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule import describe
@@ -160,8 +161,11 @@ class Kernel:
             LaunchError: the job has another number of ranks than the program's devices.
             RankMismatchError: ranks call different programs.
             RankFailedError: another rank of the job failed, or did not come to this call.
+            UsageError: a program over ranks is called in another thread than that of this rank's first call.
             WaitTimeoutError: on GPUs, a wait of an earlier call ran out of time.
             DeadlockError, OutOfBoundsError, ...: as `tilescale.emulate`, on every rank.
+
+        After an error the values of the tensors that the program writes are undefined, on every rank.
         """
         return self._call(*args)
 
@@ -177,26 +181,49 @@ class Kernel:
         return self._call(*args)
 
     def _on_device(self, *args: Any) -> Any:
-        if not self._outputs.positions and self._executable.again(args):
+        self._team.check_thread()
+        if not self._outputs.positions and self._again(args):
             return None
+        self._ranks  # noqa: B018 - raises if the job does not fit the program
         values = self._outputs.allocate(self._given(args))
         self._executable.run([values])
+        count_writes(values[i] for i in self._changed)
         return self._outputs.returned(values)
 
+    def _again(self, args: Sequence[Any]) -> bool:
+        """Make the same call as before, if it is one."""
+        for i, parameter in self._numbers:
+            if i < len(args):
+                scalar(parameter, args[i])
+        if not self._executable.again(args):
+            return False
+        count_writes(args[i] for i in self._changed)
+        return True
+
+    @cached_property
+    def _numbers(self) -> list[tuple[int, Parameter]]:
+        return [(i, p) for i, p in enumerate(self.program.parameters) if p.buffer is None]
+
     def _on_emulator(self, *args: Any) -> Any:
-        values = self._given(args)
         if self._ranks == 1:
-            (values,) = self._emulate([values])
+            (values,) = self._emulate([self._given(args)])
         else:
-            values = self._gather_and_emulate(values)
+            values = self._gather_and_emulate(args)
         return self._outputs.returned(values)
 
     def _given(self, args: Sequence[Any]) -> list[Any]:
         """This rank's part of the arguments, None for outputs, after all that can be said of them on the host."""
         values = place_arguments(self.program, self._outputs.positions, args)
         for i, parameter in enumerate(self.program.parameters):
-            values[i] = _on(self._executable.device, parameter.name, local_tensor(self.program, parameter, values[i]))
-        self._ranks  # noqa: B018 - raises if the job does not fit the program
+            if i in self._outputs.positions:
+                continue
+            if parameter.buffer is None:
+                values[i] = scalar(parameter, values[i])
+                continue
+            value = _on(self._executable.device, parameter.name, local_tensor(self.program, parameter, values[i]))
+            if i in self._changed:
+                check_writable(parameter, value)
+            values[i] = readable(value)
         return values
 
     @cached_property
@@ -206,10 +233,10 @@ class Kernel:
         self._check_ranks(ranks)
         return ranks
 
-    @property
+    @cached_property
     def _team(self) -> Team:
         """The ranks that call it together."""
-        return self.options.get("team") or init()
+        return (self.options.get("team") or init()) if self._spans_units else Team(ranks=(0,), rank=0)
 
     @property
     def _spans_units(self) -> bool:
@@ -222,13 +249,24 @@ class Kernel:
         self.report = self._executable.run(complete)
         return complete
 
-    def _gather_and_emulate(self, values: list[Any]) -> list[Any]:
+    def _gather_and_emulate(self, args: Sequence[Any]) -> list[Any]:
+        """What is wrong with the arguments of one rank is an error on all."""
+        error: ArgumentError | None = None
+        values: list[Any] = []
+        try:
+            values = self._given(args)
+        except ArgumentError as found:
+            error = found
+
         def at_root(payloads: list[Any]) -> list[Any]:
-            _check_signatures([s for s, _ in payloads])
-            complete = self._emulate([v for _, v in payloads])
+            _check_signatures([s for s, _, _ in payloads])
+            for _, error, _ in payloads:
+                if error is not None:
+                    raise error
+            complete = self._emulate([v for _, _, v in payloads])
             return [{i: unit[i] for i in self._changed} for unit in complete]
 
-        for i, result in self._team.run_at_root((self._signature, values), at_root).items():
+        for i, result in self._team.run_at_root((self._signature, error, values), at_root).items():
             values[i] = _stored(values[i], result)
         return values
 

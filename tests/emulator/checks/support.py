@@ -42,7 +42,7 @@ def race(program, args, *markers, check="races", seed=None):
     return error
 
 
-def in_every_order(program, arguments):
+def in_every_order(program, arguments, machine=None):
     """The program runs without a report, whatever the order."""
     for seed in SEEDS:
-        tilescale.emulate(program, arguments(), check="all", schedule_seed=seed)
+        tilescale.emulate(program, arguments(), check="all", schedule_seed=seed, machine=machine)

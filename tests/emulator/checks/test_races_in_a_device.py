@@ -264,7 +264,15 @@ def test_a_block_overwrites_what_a_collective_takes(devices):
     in_every_order(reduced(devices, True), lambda: tensors(devices, (2, 32)))
 
 
-def test_blocks_that_wait_for_blocks_that_do_not_fit():
+@pytest.fixture
+def small(tmp_path):
+    """A machine whose devices hold eight blocks of 1024 threads."""
+    path = tmp_path / "small.yaml"
+    path.write_text("extends: h200-sxm-8\ntitle: four processors\nlevels: {block: {count: 4}}\n", encoding="utf-8")
+    return path
+
+
+def test_blocks_that_wait_for_blocks_that_do_not_fit(small):
     def program(blocks):
         @T.prim_func
         def program(F: T.Tensor((1,), "int32")):
@@ -276,9 +284,9 @@ def test_blocks_that_wait_for_blocks_that_do_not_fit():
         return program
 
     for seed in SEEDS:
-        with pytest.raises(DeadlockError, match="launch at most 264 that wait for each other"):
-            tilescale.emulate(program(265), [torch.zeros(1, dtype=torch.int32)], schedule_seed=seed)
-    in_every_order(program(264), lambda: [torch.zeros(1, dtype=torch.int32)])
+        with pytest.raises(DeadlockError, match="launch at most 8 that wait for each other"):
+            tilescale.emulate(program(9), [torch.zeros(1, dtype=torch.int32)], schedule_seed=seed, machine=small)
+    in_every_order(program(8), lambda: [torch.zeros(1, dtype=torch.int32)], machine=small)
 
 
 def test_a_program_that_is_right_in_one_order_only():
@@ -307,15 +315,15 @@ def test_a_program_that_is_right_in_one_order_only():
 
 
 @pytest.mark.parametrize("cluster", [1, 2])
-def test_the_adversary_starts_the_last_programs_first(cluster):
+def test_the_adversary_starts_the_last_programs_first(cluster, small):
     """Programs that wait for those before them, of which the machine does not hold all at once."""
 
     @T.prim_func
     def program(F: T.Tensor((1,), "int32")):
-        with T.Kernel(cta_cluster=cluster, block=266, threads=1024) as b:
+        with T.Kernel(cta_cluster=cluster, block=10, threads=1024) as b:
             T.wait(F[0], ">=", b)
             T.signal(F[0])
 
-    tilescale.emulate(program, [torch.zeros(1, dtype=torch.int32)])
-    with pytest.raises(DeadlockError, match="device 0 holds 264 blocks at once; 2 of 266 have not started"):
-        tilescale.emulate(program, [torch.zeros(1, dtype=torch.int32)], schedule_seed=0)
+    tilescale.emulate(program, [torch.zeros(1, dtype=torch.int32)], machine=small)
+    with pytest.raises(DeadlockError, match="device 0 holds 8 blocks at once; 2 of 10 have not started"):
+        tilescale.emulate(program, [torch.zeros(1, dtype=torch.int32)], schedule_seed=0, machine=small)

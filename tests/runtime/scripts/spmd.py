@@ -56,8 +56,7 @@ def check_only_what_is_written_comes_back():
     x, y = EVERYONE[RANK].clone(), torch.zeros(64)
     before = x._version, y._version
     tilescale.compile(programs.total(SIZE))(x, y)
-    assert x._version == before[0]
-    assert RANK == 0 or y._version > before[1]
+    assert x._version == before[0] and y._version > before[1]
 
 
 def check_the_report_is_where_the_emulation_ran():
@@ -83,6 +82,24 @@ def check_one_wrong_shape_is_everyones_error():
     kernel = tilescale.compile(programs.total(SIZE))
     wrong = torch.zeros(63 if RANK == 2 else 64)
     assert "unit 2: 'Y' has shape (63,)" in raised(ArgumentError, lambda: kernel(torch.zeros(64), wrong))
+
+
+def check_one_tensor_that_cannot_be_written_is_everyones_error():
+    kernel = tilescale.compile(programs.total(SIZE))
+    wrong = torch.zeros(1).expand(64) if RANK == SIZE - 1 else torch.zeros(64)
+    assert "'Y' is written and expanded" in raised(ArgumentError, lambda: kernel(torch.zeros(64), wrong))
+    assert not wrong.any()
+
+
+def check_views_of_one_memory():
+    """A later phase reads through one parameter what an earlier one wrote through another."""
+    kernel, memory = tilescale.compile(programs.total(SIZE)), torch.full((65,), float(RANK + 1))
+    kernel(memory[:64], memory[:64])
+    assert torch.equal(memory[:64], EVERYONE.sum(0)) and memory[64] == RANK + 1
+    kernel, memory = tilescale.compile(programs.in_turn(SIZE)), torch.zeros(64)
+    seen = torch.zeros(64)
+    kernel(memory, memory.view(8, 8), seen)
+    assert torch.equal(seen, torch.full((64,), RANK + 1.0))
 
 
 def check_different_programs():

@@ -2,7 +2,8 @@
 """Accesses to buffers: single elements (for all elements of the space at once) and rectangular regions.
 
 As stock TileLang compiles them, accesses to global memory are guarded: a load outside the tensor yields the safe value
-(0), a store is dropped. Outside a tile in shared memory or registers they are errors.
+(0), a store is dropped, and the report tells of accesses that missed altogether. It does not guard an index that is a
+number: those, and accesses outside a tile in shared memory or registers, are errors.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _NOT_CUT_OFF = (
     "copies are cut off at the end of a tensor, this is not: declare as many elements as there are units that use one, "
     "or put the statement under a condition"
 )
+_A_NUMBER = "TileLang does not guard an index that is a number; a negative one counts from the end"
 _ON_CHIP = "only accesses to device memory are cut off: slice the tile, or put the statement under a condition"
 
 
@@ -103,11 +105,13 @@ class Home:
             versions = (unit or frame.unit).owner(self.replicated).versions
             versions[self.replicated] = versions.get(self.replicated, 0) + 1
 
-    def out_of_bounds(self, index: Sequence[Any], shape: Sequence[int], hint: str | None = None) -> OutOfBoundsError:
+    def out_of_bounds(
+        self, frame: Frame, index: Sequence[Any], shape: Sequence[int], hint: str | None = None
+    ) -> OutOfBoundsError:
         """The error for an access at `index`; the statement adds the line of the access."""
         text = ", ".join(str(i) for i in index)
         return OutOfBoundsError(
-            f"{self.name}[{text}] is outside the buffer, whose shape is {tuple(shape)}",
+            f"{self.name}[{text}] is outside the buffer, whose shape is {tuple(shape)}: {frame.unit}",
             hint=hint or (_NOT_CUT_OFF if self.guarded else _ON_CHIP),
             where=declaration(self.buffer),
         )
@@ -121,6 +125,8 @@ class Element:
         self.indices = [compiler.expr(i) for i in indices]
         # Inside T.Parallel most indices are `loop variable + offset`: those accesses are slices.
         self.slices = None if self.home.lanes else compiler.slices(indices)
+        numbers = [(axis, ir.constant(i)) for axis, i in enumerate(indices)] if self.home.guarded else []
+        self.unguarded = [(axis, number) for axis, number in numbers if number is not None]
 
     # -- load ---------------------------------------------------------------------------------------------------------
 
@@ -140,9 +146,9 @@ class Element:
             if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
                 self.home.touched(frame, READ, array, index)
                 return python_int(array[index])
-            if self.home.guarded or (frame.mask is not None and not frame.mask.any()):
-                return self.home.safe
-            raise self.home.out_of_bounds(index, array.shape)
+            if frame.mask is None or frame.mask.any():
+                self._missed_one(index, array.shape, frame)
+            return self.home.safe
         return self._gather(array, index, frame)
 
     def _gather(self, array: np.ndarray, index: tuple, frame: Frame) -> np.ndarray:
@@ -194,8 +200,8 @@ class Element:
         if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
             self.home.touched(frame, WRITE, array, index)
             array[index] = value
-        elif not self.home.guarded:
-            raise self.home.out_of_bounds(index, array.shape)
+        else:
+            self._missed_one(index, array.shape, frame)
 
     def _scatter(self, array: np.ndarray, index: tuple, value: Any, frame: Frame) -> None:
         take = spread(True if frame.mask is None else frame.mask, frame) & self.inside(index, array.shape, frame)
@@ -227,10 +233,26 @@ class Element:
     # -- bounds -------------------------------------------------------------------------------------------------------
 
     def _check_guarded(self, inside: np.ndarray, index: tuple, shape: Sequence[int], frame: Frame) -> None:
-        bad = ~inside if frame.mask is None else ~inside & np.broadcast_to(frame.mask, frame.space)
-        if not self.home.guarded and bad.any():
+        active = np.broadcast_to(True if frame.mask is None else frame.mask, frame.space)
+        bad = ~inside & active
+        if not bad.any():
+            return
+        if not self.home.guarded or self._is_unguarded(shape):
             first = tuple(np.argwhere(bad)[0])
-            raise self.home.out_of_bounds([int(spread(i, frame)[first]) for i in index], shape)
+            raise self._outside(frame, [int(spread(i, frame)[first]) for i in index], shape)
+        if not (inside & active).any():
+            frame.run.missed[self.home.name, self.home.where] += 1
+
+    def _missed_one(self, index: tuple, shape: Sequence[int], frame: Frame) -> None:
+        if not self.home.guarded or self._is_unguarded(shape):
+            raise self._outside(frame, index, shape)
+        frame.run.missed[self.home.name, self.home.where] += 1
+
+    def _is_unguarded(self, shape: Sequence[int]) -> bool:
+        return any(not 0 <= number < shape[axis] for axis, number in self.unguarded)
+
+    def _outside(self, frame: Frame, index: Sequence[Any], shape: Sequence[int]) -> OutOfBoundsError:
+        return self.home.out_of_bounds(frame, index, shape, _A_NUMBER if self.home.guarded else None)
 
 
 class ElementWithoutData(Element):
@@ -376,7 +398,9 @@ class Region:
         extents = self._fixed or tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
         block = Block(array, begins, extents)
         if not self.home.guarded and not block.within:
-            raise self.home.out_of_bounds([f"{b}:{b + e}" for b, e in zip(begins, extents, strict=True)], array.shape)
+            raise self.home.out_of_bounds(
+                frame, [f"{b}:{b + e}" for b, e in zip(begins, extents, strict=True)], array.shape
+            )
         return block
 
     def _private(self, lanes: Lanes) -> np.ndarray:
@@ -403,9 +427,7 @@ class Region:
         """An array of the region's extents and type that says nothing of its elements."""
         return np.broadcast_to(np.zeros((), self.home.dtype), self.block(frame).extents)
 
-    def write(
-        self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None
-    ) -> None:
+    def write(self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None) -> None:
         """Assign `value`, of the region's extents, to the frame's instance or to `array` of `unit`; clipped."""
         self.store(frame, self.block(frame, array), value, unit)
 
@@ -431,7 +453,7 @@ class Region:
         """
         block = self.block(frame)
         if not block.within:
-            raise self.home.out_of_bounds(block.begins, block.array.shape)
+            raise self.home.out_of_bounds(frame, block.begins, block.array.shape)
         view = block.view()
         self.home.written(frame)
         if reads:

@@ -12,6 +12,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator.compiler import Compiler, phantom
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.errors import ArgumentError, RankMismatchError
+from tilescale.program.arguments import check_writable, readable, scalar
 from tilescale.program.extents import evaluate, solve
 from tilescale.program.model import Parameter, Program
 
@@ -24,12 +25,18 @@ class Shape:
 
 
 def bind_arguments(
-    compiler: Compiler, program: Program, extents: list[tuple[str, int]], per_unit: list[list[Any]]
+    compiler: Compiler,
+    program: Program,
+    extents: list[tuple[str, int]],
+    per_unit: list[list[Any]],
+    written: frozenset[int],
 ) -> list[dict[int, Any]]:
     """For each unit, slot -> array or scalar; symbolic extents are bound from the shapes.
 
+    Args:
+        written: positions of the parameters whose tensors the run changes.
     Raises:
-        ArgumentError: count, type, data type or shape differ from the program's.
+        ArgumentError: count, type, data type or shape differ from the program's, or a tensor cannot take results.
         RankMismatchError: units disagree about a symbolic extent.
     """
     sizes = {
@@ -39,7 +46,7 @@ def bind_arguments(
     }
     result = []
     for rank, values in enumerate(per_unit):
-        result.append(_Binder(compiler, program, rank, sizes).bind(values))
+        result.append(_Binder(compiler, program, rank, sizes).bind(values, written))
     _check_agreement(compiler, program, result)
     return result
 
@@ -51,16 +58,21 @@ class _Binder:
         self.compiler, self.program, self.rank, self.known = compiler, program, rank, sizes
         self.slots: dict[int, Any] = {}
 
-    def bind(self, values: list[Any]) -> dict[int, Any]:
+    def bind(self, values: list[Any], written: frozenset[int]) -> dict[int, Any]:
         parameters = self.program.parameters
         if len(values) != len(parameters):
             names = ", ".join(p.name for p in parameters)
             raise self._error(f"{len(values)} arguments were given", f"it takes {len(parameters)}: {names}")
         shapes: list[tuple[int, ...] | None] = []
-        for parameter, value in zip(parameters, values, strict=True):
-            if parameter.buffer is None:
-                self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
-            else:
+        for position, (parameter, value) in enumerate(zip(parameters, values, strict=True)):
+            try:
+                if position in written:
+                    check_writable(parameter, value)
+                if parameter.buffer is None:
+                    self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
+            except ArgumentError as error:
+                raise self._error(error.message, error.hint) from None
+            if parameter.buffer is not None:
                 self._tensor(parameter, value)
             shapes.append(tuple(value.shape) if parameter.buffer is not None else None)
         self.known = solve(parameters, shapes, self.known)
@@ -74,9 +86,9 @@ class _Binder:
         return ArgumentError(f"{self.program.name}, arguments of unit {self.rank}: {found}", hint=hint)
 
     def _scalar(self, parameter: Parameter, value: Any) -> Any:
-        if isinstance(value, bool | int | float | np.generic):
-            return value
-        raise self._error(f"{parameter.name!r} is {type(value).__name__}", f"pass a number ({parameter.var.dtype})")
+        number = scalar(parameter, value)
+        dtype = numpy_dtype(str(parameter.var.dtype))
+        return float(dtype.type(number)) if isinstance(number, float) else number
 
     def _tensor(self, parameter: Parameter, value: Any) -> None:
         if not self.compiler.data:
@@ -104,7 +116,7 @@ class _Binder:
             raise self._error(f"{parameter.name!r} is {type(value).__name__}", "pass a torch.Tensor")
         if value.device.type != "cpu":
             raise self._error(f"{parameter.name!r} is on {value.device}", "pass CPU tensors to the emulator: x.cpu()")
-        array = to_numpy(value.detach())
+        array = to_numpy(readable(value.detach()))
         wanted = numpy_dtype(str(parameter.buffer.dtype))
         if array.dtype != wanted and array.dtype.itemsize == wanted.itemsize and wanted.kind == "b":
             array = array.view(wanted)

@@ -127,7 +127,7 @@ class Compiler:
                 self._homes.setdefault(self.slot(buffer.data), buffer)
             self._owners.update((self.slot(data), level) for data, level in launch.owners)
             self._barriers.update((self.slot(data), counts) for data, counts in launch.barriers)
-            self._survey_notes(dict(launch.notes))
+            self._survey_reducers(dict(launch.notes))
         for stmt, _, _ in statements(self.program.body):
             self._survey_statement(stmt)
         self.surroundings = Surroundings(self.program)
@@ -145,11 +145,9 @@ class Compiler:
         elif isinstance(node, ir.For):
             self.loop_variables.add(node.loop_var)
         elif isinstance(node, ir.SBlock):
-            self._survey_notes(node.annotations)
+            self._survey_reducers(node.annotations)
 
-    def _survey_notes(self, notes: Mapping[str, Any]) -> None:
-        for data, value in notes.get("safe_value_map", {}).items():
-            self._safe[self.slot(data)] = value
+    def _survey_reducers(self, notes: Mapping[str, Any]) -> None:
         for data, info in notes.get("reducer_info_v2", {}).items():
             self._reducers[self.slot(data)] = str(info["op"])
 
@@ -208,6 +206,16 @@ class Compiler:
     def is_replicated(self, slot: int) -> bool:
         """Whether units hold replicas of a tile."""
         return slot in self._replicated
+
+    def begin_function(self, launch: Launch) -> None:
+        """What is compiled from here on is a function of its own for stock TileLang."""
+        self._safe.clear()
+        self.note_safe_values(dict(launch.notes))
+
+    def note_safe_values(self, notes: Mapping[str, Any]) -> None:
+        """The notes of a block hold from here on, after its end too, as in stock TileLang."""
+        for data, value in notes.get("safe_value_map", {}).items():
+            self._safe[self.slot(data)] = value
 
     def safe_value(self, buffer: ir.Buffer) -> Any:
         """What a guarded load outside a tensor yields."""

@@ -24,6 +24,8 @@ from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.rules import check_rules
+from tilescale.passes.written import written_parameters
+from tilescale.program.arguments import count_writes
 from tilescale.program.model import Program
 from tilescale.settings import settings
 from tilescale.timing.collector import no_cyclic_collection
@@ -184,9 +186,13 @@ def emulate(
         watching = observers(settings().check if check is None else check) if data else ()
         seed = settings().schedule_seed if schedule_seed is None else schedule_seed
         run = Run(program, target, advance, watching, seed, clock, data)
-        values = bind_arguments(run.compiler, program, extents, per_unit)
+        written = written_parameters(program) if data else frozenset()
+        values = bind_arguments(run.compiler, program, extents, per_unit, written)
         with no_cyclic_collection(not data):
-            run.launch(extents, values, mesh)
+            try:
+                run.launch(extents, values, mesh)
+            finally:
+                count_writes(unit[i] for unit in per_unit for i in written)
     return Report(target, tuple(run.activity), perf_counter() - begin, clock, run.missed)
 
 

@@ -77,7 +77,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
         far = instance(compiler, region.home.slot, frame, unit)
         there = region.block(frame, far)
         if there.outside:
-            raise region.home.out_of_bounds(there.begins, there.array.shape, _NOTHING_INSIDE)
+            raise region.home.out_of_bounds(frame, there.begins, there.array.shape, _NOTHING_INSIDE)
         if compiler.data:
             tile = source.read(frame, None if to_peer else far)
             into, holder = (far, unit) if to_peer else (None, None)
@@ -109,7 +109,7 @@ class Flag:
     def update_at(self, frame: Frame, block: Block) -> None:
         """Update the element that a block is."""
         if not block.within:
-            raise self.region.home.out_of_bounds(block.begins, block.array.shape)
+            raise self.region.home.out_of_bounds(frame, block.begins, block.array.shape)
         flag, value = block.view(), uniform(self.value(frame), frame, "the value of a signal")
         self.region.home.touched(frame, ATOMIC if self.op == "add" else ATOMIC_STORE, flag)
         before = flag.item()
@@ -150,7 +150,7 @@ def waits(compiler: Compiler, wait: operations.Wait) -> Closure:
     def run(frame: Frame) -> None:
         block, wanted = flag.block(frame), uniform(value(frame), frame, "the value a wait compares with")
         if not block.within:
-            raise flag.home.out_of_bounds(block.begins, block.array.shape)
+            raise flag.home.out_of_bounds(frame, block.begins, block.array.shape)
         element = block.view().reshape(-1)
         index = ", ".join(map(str, block.begins))
         frame.run.scheduler.block(

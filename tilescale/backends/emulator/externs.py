@@ -80,6 +80,15 @@ def _assert(compiler: Compiler, call: ir.Call) -> Closure:
     return lambda frame: check(condition(frame), message, frame)
 
 
+@operation("tirx.assume", collective=False)
+def _assume(compiler: Compiler, call: ir.Call) -> Closure:
+    """What TileLang may rely on must hold; a run without data cannot tell."""
+    if not compiler.data:
+        return lambda frame: None
+    condition, said = compiler.expr(call.args[0]), f"T.assume({call.args[0]})"
+    return lambda frame: check(condition(frame), said, frame)
+
+
 def check(holds: Any, message: str, frame: Frame) -> None:
     """Raise UsageError unless a condition holds on all active threads."""
     active = spread(True if frame.mask is None else frame.mask, frame)

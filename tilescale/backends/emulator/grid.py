@@ -85,6 +85,7 @@ def _control(compiler: Compiler, part: Control) -> Closure:
 
 def _launch(compiler: Compiler, launch: Launch) -> Closure:
     compiler.launch = launch
+    compiler.begin_function(launch)
     body = compile_part(compiler, launch.body)
     owned = compiler.device_buffers(launch)
 
@@ -101,6 +102,7 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
     slots = [compiler.slot(v) for v in launch.programs]
     compiler.loop_variables -= set(launch.programs)
     threads = [(compiler.slot(var), axis) for var, axis in launch.thread_vars]
+    compiler.begin_function(launch)
     body = compiler.stmt(phase.stmt)
     plan = Plan(compiler, launch, slots, threads)
     found = alike(compiler, launch, phase.stmt)

@@ -40,6 +40,7 @@ def _realize(compiler: Compiler, stmt: ir.SBlockRealize) -> Closure:
 def _block(compiler: Compiler, stmt: ir.SBlock) -> Closure:
     if stmt.alloc_buffers:
         raise UnsupportedError("the emulator does not run allocations in nested blocks")
+    compiler.note_safe_values(stmt.annotations)
     return compiler.stmt(stmt.body)
 
 

@@ -28,7 +28,7 @@ ignore(
     "tl.mbarrier_expect_tx", "tl.sync_warp", "tl.pdl_sync", "tl.pdl_trigger", "tl.deallocate_tmem",
     # Hints.
     "tl.set_max_nreg", "tl.no_set_max_nreg", "tl.annotate_producer_reg_dealloc", "tl.annotate_consumer_reg_alloc",
-    "tl.prefetch_tma_descriptor", "tirx.assume", "tirx.prefetch", "tirx.type_annotation",
+    "tl.prefetch_tma_descriptor", "tirx.prefetch", "tirx.type_annotation",
 )  # fmt: skip
 
 

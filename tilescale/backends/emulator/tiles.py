@@ -19,6 +19,7 @@ from tilescale.backends.emulator.barriers import BarrierReference
 from tilescale.backends.emulator.compiler import Compiler
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, Lanes, spread, uniform
+from tilescale.backends.emulator.multicast import multicast
 from tilescale.backends.emulator.observe import ATOMIC, READ, WRITE
 from tilescale.backends.emulator.registry import ignore, operation
 from tilescale.backends.emulator.units import Unit
@@ -64,6 +65,9 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
         return _cluster_copy(compiler, source, target, notes)
     if not compiler.data:
         return lambda frame: None
+    if "cluster_mask" in notes:
+        mask = ir.constant(notes["cluster_mask"])
+        return multicast(compiler, call.args[0], mask, lambda from_, frame: copy_tile(from_, target, frame))
     return lambda frame: copy_tile(source, target, frame)
 
 
