@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.passes.overlap.edits import Edits, rank_of
 from tilescale.passes.overlap.schedule import Declined
@@ -80,7 +80,7 @@ def _stored(use: Use, arrivals: Arrivals) -> tuple[ir.Buffer, Any]:
         Declined: it is no copy of a whole matrix.
     """
     (store, *others), where = use.stmts, location(use.stmts[0])
-    if others or not isinstance(store, ir.Evaluate) or ir.op_name(store.value) != "tl.tileop.copy":
+    if others or not isinstance(store, ir.Evaluate) or ir.op_name(store.value) != tl.COPY:
         raise Declined("the tiles are not stored by one T.copy", where)
     (tile, _, extents), (_, begins, target) = (ir.region_parts(region) for region in store.value.args[:2])
     shapes = [ir.constants([n for n in e if ir.constant(n) != 1]) for e in (tile.shape, extents, target)]

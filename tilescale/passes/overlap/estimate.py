@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.collectives.record import TENSORS
 from tilescale.collectives.select import Wanted, everything, members, numbering, seconds
 from tilescale.cost.operations import network_of, region_bytes
@@ -154,7 +154,7 @@ def _products(phase: GridPhase, launch: Launch, uses: Uses) -> Iterator[tuple[st
                 times = times * np.maximum(grid.value(stmt.extent, {}), 0)
             except Unknown:
                 pass  # once, then: less is better than too much where overlap is to pay
-        if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)).startswith("tl.tileop.gemm"):
+        if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)).startswith(tl.GEMM):
             a, _, c = (ir.region_parts(stmt.value.args[i]) for i in range(3))
             m, n = (ir.constant(e) or 1 for e in c[2][-2:])
             elements = [ir.constant(e) or 1 for e in a[2]]
