@@ -239,6 +239,17 @@ def test_the_lowering_names_stock_operations_in_the_seam_alone():
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_lowering_reads_operations_through_typed_views():
+    """Where an argument stands, tilelang_core/tiles.py and tilescale/program/operations.py alone know."""
+    wrong = [
+        f"{short(path)}:{node.lineno} reads {ast.unparse(node)}"
+        for path in sources("tilescale/backends/cuda/lowering")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".args")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 # -- what the source may say -------------------------------------------------------------------------------------------
 
 
