@@ -13,8 +13,6 @@ run; with --resume the next one goes on without the contender whose step it was.
 
 from __future__ import annotations
 
-import functools
-import json
 import sys
 import time
 import traceback
@@ -31,10 +29,9 @@ import calls  # noqa: E402 - found through the path above
 import jobs  # noqa: E402
 import one_gpu  # noqa: E402
 import overlap  # noqa: E402
-import trials  # noqa: E402
-from gpu_timers import TIMERS, machine, versions  # noqa: E402
-from race import Heat, line, race, record  # noqa: E402
-from steps import Steps  # noqa: E402
+from gpu_timers import TIMERS  # noqa: E402
+from race import Heat  # noqa: E402
+from runs import Run, say  # noqa: E402
 
 import tilescale  # noqa: E402
 
@@ -70,12 +67,6 @@ class Choice:
         return [*words, *(["--quick"] if self.quick else [])]
 
 
-def say(text: str, error: bool = False) -> None:
-    """Print on the first rank; `error`: beside the results."""
-    if tilescale.init().rank == 0:
-        print(text, flush=True, file=sys.stderr if error else sys.stdout)
-
-
 # -- compiling beforehand ----------------------------------------------------------------------------------------------
 
 
@@ -106,40 +97,6 @@ def compile_beforehand(choice: Choice, heats: list[Heat]) -> None:
 
 
 # -- racing ------------------------------------------------------------------------------------------------------------
-
-
-def resumed(choice: Choice, heats: list[Heat], resume: bool) -> tuple[Steps, list[Heat]]:
-    """The steps of this run, with what earlier ones were lost in, and the works that they have not done; collective."""
-    world, results = tilescale.init(), choice.out / "asynchrony.json"
-    steps = Steps(
-        choice.out / "asynchrony.steps.json" if world.rank == 0 else None,
-        choice.limit,
-        functools.partial(say, error=True),
-    )
-    done = []
-    if resume and world.rank == 0:
-        steps.resume()
-        done = json.loads(results.read_text(encoding="utf-8"))["rows"] if results.exists() else []
-    steps.lost, done = world.broadcast((steps.lost, done))
-    return steps, [heat for heat in heats if not any(heat.is_of(row) for row in done)]
-
-
-def race_all(choice: Choice, heats: list[Heat], steps: Steps) -> None:
-    """Race at every work; the rows of each are written at once."""
-    world, about = tilescale.init(), (machine(), versions())
-    steps.start("all works", "libraries", "start")
-    trials.device()
-    for heat in heats:
-        begin, title = time.monotonic(), heat.title
-        step = functools.partial(steps.start, title)
-        rows = race(heat, TIMERS[heat.mode](), world, choice.rounds, step=step, out=steps.lost.get(title))
-        steps.end()
-        if world.rank == 0:
-            record(choice.out / "asynchrony.json", rows, *about)
-        say(f"{title}, {time.monotonic() - begin:.0f} s")
-        for row in rows:
-            say(f"    {line(row)}")
-        torch.cuda.empty_cache()
 
 
 def serve_one(heats: list[Heat]) -> None:
@@ -183,11 +140,12 @@ def main(compile_only: bool, serve: bool, no_beforehand: bool, resume: bool, **g
         return compile_all(heats)
     if serve:
         return serve_one(heats)
-    steps, heats = resumed(choice, heats, resume)
+    run = Run("asynchrony", choice.out, choice.rounds, choice.limit)
+    steps, heats = run.resumed(heats, resume)
     if not no_beforehand and world.rank == 0:
         compile_beforehand(choice, heats + on_one)
     world.barrier()
-    race_all(choice, heats, steps)
+    run.race_all(heats, steps)
     if on_one:
         race_on_one_gpu(choice)
 

@@ -13,13 +13,17 @@ from tvm.tirx import stmt_functor
 from tilelang_core import tl
 
 __all__ = [
-    "BLOCK_ORDER", "address_of", "at", "call", "copy_nest", "elected", "evaluate", "extern", "extern_name", "function",
-    "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker", "parallel", "parameter_buffer", "recall", "region",
-    "register_limit", "renamed", "rewrite", "sequence", "specialized", "tile_call",
+    "BLOCK_ORDER", "address_of", "at", "call", "copy_nest", "elected", "evaluate", "extern", "extern_name",
+    "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker", "parallel",
+    "parameter_buffer", "recall", "region", "register_limit", "relaunched", "renamed", "rewrite", "sequence",
+    "specialized", "tile_call",
 ]  # fmt: skip
 
 BLOCK_ORDER = "threadblock_swizzle_pattern"
 """AttrStmt key: the order in which the blocks of a grid have their indices."""
+
+_LAUNCH = "tilelang_root"
+"""Name of the root block of a launch."""
 
 _KINDS = [
     f"tirx.{name}"
@@ -246,13 +250,41 @@ def launch_nest(
     body: tirx.Stmt,
 ) -> tirx.Stmt:
     """TileLang's form of a launch: loops over the grid, thread indices, the root block with its allocations."""
-    block = tirx.SBlock([], [], [], "tilelang_root", body, None, list(buffers), [], annotations)
+    block = tirx.SBlock([], [], [], _LAUNCH, body, None, list(buffers), [], annotations)
     binds = [tirx.Bind(var, call(tl.THREAD_INDEX, axis, dtype="int32")) for var, axis in thread_vars]
     nest = tirx.SeqStmt([*binds, tirx.SBlockRealize([], tirx.IntImm("bool", 1), block)])
     for axis, (var, extent) in reversed(list(enumerate(programs))):
         tag = tirx.IterVar(None, tirx.Var(f"block_{'xyz'[axis]}", "int32"), 1, f"blockIdx.{'xyz'[axis]}")
         nest = tirx.For(var, tirx.IntImm("int32", 0), extent, tirx.ForKind.THREAD_BINDING, nest, tag)
     return nest
+
+
+def relaunched(
+    func: tirx.PrimFunc,
+    number: int,
+    body: tirx.Stmt,
+    buffers: Sequence[tirx.Buffer],
+    annotations: dict[str, Any],
+) -> tirx.PrimFunc:
+    """A function one of whose launches does something else.
+
+    Args:
+        number: which launch, in program order.
+        body, annotations: of its root block, in place of what it has.
+        buffers: what it allocates besides.
+    """
+    met = 0
+
+    def enter(node: Any) -> Any:
+        nonlocal met
+        if not isinstance(node, tirx.SBlock) or node.name_hint != _LAUNCH:
+            return None
+        met += 1
+        if met - 1 != number:
+            return node
+        return tirx.SBlock([], [], [], _LAUNCH, body, None, [*node.alloc_buffers, *buffers], [], annotations)
+
+    return func.with_body(rewrite(func.body, enter=enter))
 
 
 def function(

@@ -21,7 +21,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "Kernel": "tilescale.runtime.kernel",
     "Machine": "tilescale.hda",
+    "Move": "tilescale.passes.overlap.schedule",
     "Report": "tilescale.backends.emulator.emulate",
+    "Schedule": "tilescale.passes.overlap.schedule",
     "World": "tilescale.comm",
     "compile": "tilescale.runtime.compile",
     "current_machine": "tilescale.hda.current",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from tilescale.comm import World, empty, from_tensor, init, zeros
     from tilescale.hda import Machine
     from tilescale.hda.current import current_machine, use_machine
+    from tilescale.passes.overlap.schedule import Move, Schedule
     from tilescale.runtime.compile import compile, jit
     from tilescale.runtime.kernel import Kernel
 

@@ -340,6 +340,27 @@ def allreduce(devices: int, elements: int):
     return allreduce_tensor
 
 
+def collective(name: str, source: int, target: int, impl: str | None):
+    """A collective of whole tensors of bfloat16, X alone or from X to Y, on all devices of the job."""
+
+    @T.prim_func
+    def whole_tensors(X: T.Tensor((source,), "bfloat16"), Y: T.Tensor((target,), "bfloat16")):
+        with T.Kernel(device=T.ALL):
+            with T.Scale("device"):
+                if name == "allreduce":
+                    T.allreduce(X, impl=impl)
+                elif name == "broadcast":
+                    T.broadcast(X, impl=impl)
+                elif name == "all_gather":
+                    T.all_gather(X, Y, impl=impl)
+                elif name == "reduce_scatter":
+                    T.reduce_scatter(X, Y, impl=impl)
+                else:
+                    T.all_to_all(X, Y, impl=impl)
+
+    return whole_tensors
+
+
 def double(elements: int, threads: int = 128):
     """Y = 2 X: a plain program, of TileLang's own words only."""
 

@@ -15,7 +15,7 @@ from tests.collectives.programs import SHAPES, UNITS, arguments, program, result
 from tests.cuda.support import lowered
 from tilescale.backends.cuda.lowering.implemented import IMPLEMENTED, ON_TENSORS
 from tilescale.backends.cuda.lowering.plan import HostStep
-from tilescale.collectives import FORMS, TENSORS, TILES, algorithms, names
+from tilescale.collectives import FORMS, TENSORS, TILES, names, records
 from tilescale.collectives.table import family
 from tilescale.errors import UnsupportedError, UsageError
 
@@ -70,7 +70,7 @@ def host_steps(part: object) -> list[HostStep]:
 
 @every_kind
 def test_anything_else_is_an_error_that_lists_what_there_is(form: str, operation: str):
-    others = {*algorithms(), "magic"} - {*names(operation, form)}
+    others = {*records(), "magic"} - {*names(operation, form)}
     for name in sorted(others):
         with pytest.raises(UsageError, match=re.escape(f"impl={name!r}: T.{operation} at level")) as error:
             program(operation, form, name)
@@ -90,7 +90,7 @@ def test_both_choose_alike(form: str, operation: str):
 
 def test_every_implementation_has_its_record():
     for operation, form, name in IMPLEMENTED:
-        assert algorithms()[name].serves(operation, form)
+        assert records()[name].serves(operation, form)
 
 
 # -- bits --------------------------------------------------------------------------------------------------------------
@@ -162,9 +162,9 @@ def a_file_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A folder with one more algorithm beside the project's own."""
     (tmp_path / "star.py").write_text(STAR, encoding="utf-8")
     monkeypatch.setattr(family, "__path__", [*family.__path__, str(tmp_path)])
-    algorithms.cache_clear()
+    records.cache_clear()
     yield
-    algorithms.cache_clear()
+    records.cache_clear()
     for name in ("star", "star_again"):
         sys.modules.pop(f"{family.__name__}.{name}", None)
 
@@ -186,4 +186,4 @@ def test_a_new_algorithm_is_a_file(a_file_more: None):
 def test_two_algorithms_of_one_name_are_an_error(a_file_more: None, tmp_path: Path):
     (tmp_path / "star_again.py").write_text(STAR, encoding="utf-8")
     with pytest.raises(ValueError, match="two algorithms are called star"):
-        algorithms()
+        records()

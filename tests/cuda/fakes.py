@@ -12,6 +12,7 @@ import torch
 
 from tests.cuda.support import lowered
 from tilescale.backends.cuda.running import execute, plans, streams
+from tilescale.backends.cuda.running.collectives import exchanges
 from tilescale.comm import World
 
 STREAM = 7
@@ -22,6 +23,7 @@ class Heap:
 
     def __init__(self) -> None:
         self.addresses = SimpleNamespace(stride=1 << 36, slot=lambda peer: peer)
+        self.device = torch.device("cpu")
         self.made: set[int] = set()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -90,6 +92,9 @@ class Device:
         patch.setattr(execute.DeviceProgram, "guard", self.guard)
         patch.setattr(execute.DeviceProgram, "on_all", lambda own, check: None)
         patch.setattr(execute.DeviceProgram, "compile", lambda own, func, check=None: self._kernel(func))
+        patch.setattr(execute.DeviceProgram, "device_code", lambda own, text: text.encode())
+        patch.setattr(exchanges, "functions", self._functions)
+        patch.setattr(exchanges, "launch", lambda name, *args: lambda: self._launched(name, *args))
         patch.setattr(plans, "_captured", self._captured)
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
@@ -107,14 +112,18 @@ class Device:
 
     def _kernel(self, func: Any) -> Any:
         name = str(func.attrs["global_symbol"])
+        return lambda *args: self._launched(name, *args)
 
-        def run(*args: Any) -> None:
-            if self.broken:
-                raise RuntimeError("the launch failed")
-            self.log.append((name, *args))
-            self.on_launch(name, *args)
+    def _functions(self, code: bytes, kernel: Any, device: int | None) -> dict[bool, str]:
+        names = {aligned: kernel.name(aligned) for aligned in (True, False)}
+        assert all(name.encode() in code for name in names.values())
+        return names
 
-        return run
+    def _launched(self, name: str, *args: Any) -> None:
+        if self.broken:
+            raise RuntimeError("the launch failed")
+        self.log.append((name, *args))
+        self.on_launch(name, *args)
 
     def _captured(self, launches: list[Any]) -> Any:
         begin = len(self.log)

@@ -13,7 +13,7 @@ import pytest
 
 from tilescale.backends.cuda.headers import header
 
-FUNCTIONS = header("sync.cuh") + "\n" + header("rendezvous.cuh")
+FUNCTIONS = "\n".join(map(header, ("sync.cuh", "rendezvous.cuh", "words.cuh")))
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
@@ -50,6 +50,15 @@ KERNELS = {
         "tilescale::count(flags, report);",
         ["ld.volatile.global.u32", "atom.acq_rel.gpu.global.add.u32", "ld.volatile.global.u64", "st.volatile.u64"],
     ),
+    "store_words": (
+        "tilescale::store_words((tilescale::Words*)report, tilescale::numbered(1, 2, (unsigned)at));",
+        ["st.relaxed.sys.global.v2.u64"],
+    ),
+    "load_words": (
+        "out[0] = tilescale::load_words((const tilescale::Words*)report).first;",
+        ["ld.relaxed.sys.global.v2.u64"],
+    ),
+    "order_stores": ("tilescale::order_stores();", ["fence.acq_rel.sys"]),
     "release_adds": ("tilescale::release<0, int>(at, 1);", ["red.release.sys.global.add.s32"]),
     "release_sets": ("tilescale::release<1, int>(at, 1);", ["st.release.sys.global.s32"]),
 }

@@ -89,7 +89,7 @@ def test_a_combination_of_the_users_meets_tile_by_tile_or_gathers_first():
 
 @pytest.mark.parametrize(
     ("impl", "wanted"),
-    [("nccl", ["all_gather nccl"]), ("copy_engine", ["all_gather copy_engine"]), ("direct", ["grid 2 x 256"])],
+    [("nccl", ["all_gather nccl"]), ("copy_engine", ["all_gather copy_engine"]), ("direct", ["all_gather direct"])],
 )
 def test_implementations_of_an_all_gather(impl: str, wanted: list[str]):
     @T.prim_func
@@ -116,7 +116,7 @@ def test_groups_of_one_level_of_several():
 
     sizes = {"node": 2, "device": 4}
     assert steps(both, sizes, "h200-sxm-8x4") == [
-        "allreduce nccl",
+        "allreduce one_shot",
         "all_gather nccl",
         "all_gather nccl",
         "grid 1 x 256",
@@ -170,7 +170,8 @@ def test_ranks_that_share_gpus_do_without_nccl():
         T.broadcast(Y, root=1)
         T.reduce_scatter(X, Y[0:16, :])
 
-    assert steps(on_devices(statements), nccl=False) == ["grid 1 x 256"] * 3
+    made = ["allreduce one_shot", "broadcast direct", "reduce_scatter direct"]
+    assert steps(on_devices(statements), nccl=False) == made
 
 
 def test_the_host_decides_on_values_in_device_memory():
@@ -252,7 +253,7 @@ def kept_across(X, Y, L, flags, rank, size):
     [
         (read_before, "'first', read from memory before"),
         (kept_across, "'total', which lives across"),
-        (by_ring, "impl='ring' of T.allreduce: here there is one_shot, nccl"),
+        (by_ring, "impl='ring' of T.allreduce: here there is one_shot, two_shot, nccl"),
         (by_bulk_copies, "impl='tma': moves shared memory, the tile lies in global memory"),
         (until_a_function, "'fabs' in what decides what to launch"),
         (until_a_value, "'first', read from memory before"),

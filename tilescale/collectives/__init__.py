@@ -21,7 +21,7 @@ from tilescale.collectives.estimate import Estimate, estimate
 from tilescale.collectives.record import FORMS, LANES, PROGRAMS, TENSORS, TILES, Algorithm, form_of
 from tilescale.collectives.schedule import Round, Schedule
 from tilescale.collectives.select import Available, Wanted, select
-from tilescale.collectives.table import algorithm, algorithms, names, schedule
+from tilescale.collectives.table import algorithm, names, records, schedule
 
 __all__ = [
     "FORMS",
@@ -36,10 +36,10 @@ __all__ = [
     "Schedule",
     "Wanted",
     "algorithm",
-    "algorithms",
     "estimate",
     "form_of",
     "names",
+    "records",
     "schedule",
     "select",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tilescale.collectives.record import FORMS, Algorithm
-from tilescale.collectives.table import algorithms, names
+from tilescale.collectives.table import names, records
 
 OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
@@ -24,7 +24,7 @@ def table(operation: str, generated: Callable[[str, str, str], bool]) -> str:
     Args:
         generated: whether there is code for GPUs, of an operation, a kind of collective, and an algorithm.
     """
-    rows = [_row(algorithms()[name], operation, generated) for name in names(operation)]
+    rows = [_row(records()[name], operation, generated) for name in names(operation)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (HEADS, ["---"] * len(HEADS), *rows))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from tilescale.collectives.estimate import estimate
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
 from tilescale.collectives.routes import Sizes
-from tilescale.collectives.table import algorithms, names
+from tilescale.collectives.table import names, records
 from tilescale.cost.choose import UNKNOWN_BYTES, Choice, compared, first_of_the_fastest
 from tilescale.errors import NoPathError, UnsupportedError
 from tilescale.hda import Machine
@@ -64,9 +64,9 @@ class Available:
 def everything(machine: Machine, wanted: Wanted) -> Available:
     """All algorithms that a machine has what it takes for: what there is where no back end generates them."""
     count = len(wanted.units)
-    records = [algorithms()[name] for name in names(wanted.operation, wanted.form)]
-    able = [r.name for r in records if r.against(count, wanted.dtype) is None and _is_there(machine, r)]
-    kept = [name for name in able if algorithms()[name].on_request or algorithms()[name].most < count]
+    known = [records()[name] for name in names(wanted.operation, wanted.form)]
+    able = [r.name for r in known if r.against(count, wanted.dtype) is None and _is_there(machine, r)]
+    kept = [name for name in able if records()[name].on_request or records()[name].most < count]
     return Available(tuple(able), frozenset(kept if len(kept) < len(able) else ()))
 
 
@@ -115,7 +115,7 @@ def seconds(machine: Machine, wanted: Wanted, name: str) -> float:
 
 def moved(operation: str, name: str, units: int, nbytes: float, function: bool) -> tuple[str, float]:
     """What an algorithm sends for a collective: the operation whose rounds these are, and the bytes of its tensor."""
-    if function and not algorithms()[name].takes_functions:
+    if function and not records()[name].takes_functions:
         return "all_gather", units * nbytes
     return operation, nbytes
 

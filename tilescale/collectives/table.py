@@ -16,7 +16,7 @@ from tilescale.errors import UsageError
 
 
 @cache
-def algorithms() -> Mapping[str, Algorithm]:
+def records() -> Mapping[str, Algorithm]:
     """Name -> record, of all files.
 
     Raises:
@@ -32,7 +32,7 @@ def algorithms() -> Mapping[str, Algorithm]:
 
 def names(operation: str, form: str | None = None) -> tuple[str, ...]:
     """The algorithms of an operation, of one kind or of all."""
-    return tuple(name for name, record in algorithms().items() if record.serves(operation, form))
+    return tuple(name for name, record in records().items() if record.serves(operation, form))
 
 
 def algorithm(operation: str, name: str) -> Algorithm:
@@ -44,7 +44,7 @@ def algorithm(operation: str, name: str) -> Algorithm:
     if name not in names(operation):
         known = ", ".join(names(operation)) or "none: no such operation"
         raise UsageError(f"no algorithm {name!r} for {operation}", hint=f"there is {known}")
-    return algorithms()[name]
+    return records()[name]
 
 
 def schedule(operation: str, name: str, shape: int | tuple[int, ...], segments: int = 1) -> Schedule:

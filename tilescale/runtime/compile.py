@@ -12,17 +12,18 @@ from tilelang_core import ir
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine, use_machine
+from tilescale.passes.overlap.schedule import Schedule
 from tilescale.runtime.kernel import Kernel
 
-SCHEDULES = ("sequential",)
-"""How phases follow one another; in order is always right."""
+SCHEDULES = ("sequential", "overlap")
+"""How phases follow one another: in order, which is always right, or overlapped where that is right and pays."""
 
 
 def compile(  # noqa: A001 - TileLang's name
     func: ir.PrimFunc,
     *,
     machine: Machine | str | None = None,
-    schedule: str = "sequential",
+    schedule: str | Schedule = "sequential",
     wait_s: float | None = None,
     out_idx: list[int] | int | None = None,
     execution_backend: str | None = None,
@@ -37,7 +38,9 @@ def compile(  # noqa: A001 - TileLang's name
     Args:
         func: a `@T.prim_func`.
         machine: a machine, a built-in name or a path; None means the current one.
-        schedule: "sequential": phases in program order.
+        schedule: "sequential": phases in program order. "overlap": collectives of whole tensors run beside the grids
+            that make or read what they move, where that is proven right and the cost model says that it pays. Or what
+            `Kernel.moves` of the same program says, edited.
         wait_s: longest time in seconds that a wait for another device takes; None takes TILESCALE_WAIT_S (30 if unset).
         out_idx: positions of parameters that a call allocates and returns.
         target: a compilation target as `tilelang.compile` takes it; None follows the machine.
@@ -49,11 +52,14 @@ def compile(  # noqa: A001 - TileLang's name
 
     Raises:
         UnknownMachineError, MachineFileError: as `Machine.load`.
-        UsageError: not a traced function, an unknown schedule, a `wait_s` that is not positive, or a function
-            traced for another machine that cannot be traced again.
+        UsageError: not a traced function, an unknown schedule or one of another program, a `wait_s` that is not
+            positive, or a function traced for another machine that cannot be traced again.
     """
-    if schedule not in SCHEDULES:
-        raise UsageError(f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}", hint="leave schedule out")
+    if not isinstance(schedule, Schedule) and schedule not in SCHEDULES:
+        raise UsageError(
+            f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}, or a tilescale.Schedule",
+            hint="leave schedule out",
+        )
     if wait_s is not None and not (math.isfinite(wait_s) and wait_s > 0):
         raise UsageError(f"wait_s={wait_s}", hint="give a number of seconds above 0, or leave it out")
     options = {
@@ -66,14 +72,14 @@ def compile(  # noqa: A001 - TileLang's name
         "pass_configs": pass_configs,
         "compile_flags": compile_flags,
     }
-    return Kernel(func, as_machine(machine), options)
+    return Kernel(func, as_machine(machine), options, schedule)
 
 
 def jit(
     function: Callable | None = None,
     *,
     machine: Machine | str | None = None,
-    schedule: str = "sequential",
+    schedule: str | Schedule = "sequential",
     wait_s: float | None = None,
     **options: Any,
 ) -> Any:

@@ -13,6 +13,8 @@ from tilescale import backends
 from tilescale.comm import current_world, init
 from tilescale.errors import ArgumentError, LaunchError, RankMismatchError, UnsupportedError
 from tilescale.hda import Machine
+from tilescale.passes.overlap.rewrite import overlap
+from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.written import written_parameters
@@ -32,14 +34,18 @@ class Kernel:
 
     Attributes:
         machine: the machine that it is compiled for.
+        moves: what happens with each collective of whole tensors, and why; None where phases run in program order.
         report: what the last emulated call did, on the rank that emulated; None elsewhere.
     """
 
-    def __init__(self, func: ir.PrimFunc, machine: Machine, options: dict[str, Any]):
+    def __init__(self, func: ir.PrimFunc, machine: Machine, options: dict[str, Any], schedule: str | Schedule):
         self.machine = machine
         self.options = options
         self.report: Any = None
         self._func = for_machine(func, machine)
+        self.moves: Schedule | None = None
+        if schedule != "sequential":
+            self._func, self.moves = overlap(self._func, machine, schedule if isinstance(schedule, Schedule) else None)
         self._known: dict[tuple[str, backends.Target], backends.Lowered] = {}
         self._call: Callable[..., Any] = self._first_call  # then what that has chosen
 
@@ -48,7 +54,7 @@ class Kernel:
 
     @property
     def ir(self) -> ir.PrimFunc:
-        """The traced TIR."""
+        """The traced TIR; with a schedule other than "sequential" what that made of it."""
         return self._func
 
     @property
@@ -81,7 +87,7 @@ class Kernel:
             chosen = self._lowered(backends.generator()).notes
         except UnsupportedError:
             chosen = ()
-        return describe(self.program, self.machine, chosen)
+        return describe(self.program, self.machine, chosen, self.moves)
 
     @property
     def device(self) -> str:

@@ -19,7 +19,7 @@ from tilescale.backends.emulator.frame import Frame
 from tilescale.backends.emulator.gathers import queued_gather
 from tilescale.backends.emulator.meetings import Moves, meet
 from tilescale.backends.emulator.registry import operation
-from tilescale.collectives import TENSORS, TILES, Algorithm, Schedule, algorithms, select
+from tilescale.collectives import TENSORS, TILES, Algorithm, Schedule, records, select
 from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.request import wanted_of
 from tilescale.collectives.select import moved
@@ -52,7 +52,7 @@ class Chosen:
             extents, made = frame.run.extents, self.made
             self._wanted = wanted_of(made, self.machine, extents, frame.program is not None, frame.run.mesh)
             name = made.impl or self._select(base.Target(self.machine, tuple(extents.items())))
-            self._record = algorithms()[name]
+            self._record = records()[name]
             reason = self._record.against(frame.unit.around(made.level).siblings, made.dtype)
             if reason is not None:
                 raise UnsupportedError(f"T.{made.name} by {name}: {reason}", where=self.where)
@@ -75,7 +75,7 @@ class Chosen:
             if wanted.form in (TENSORS, TILES):
                 shape = shape_of(self.machine, self.machine.tensor_level.name, wanted.units, dict(wanted.sizes))
             if wanted.function and not record.takes_functions:
-                record = algorithms()["one_shot"]  # what everybody computes of what it has gathered
+                record = records()["one_shot"]  # what everybody computes of what it has gathered
             self._plan = record.schedule(self.made.name, shape)
         return self._plan
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES, Available, Wanted, algorithms, select
+from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES, Available, Wanted, records, select
 from tilescale.collectives.request import wanted_of
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import network_of
@@ -31,11 +31,13 @@ class Implementation:
     Attributes:
         able: whether it can be used for a collective and target.
         on_tiles: whether it is a grid of collectives on tiles; else the host starts it.
+        by_kernel: whether what the host starts is a kernel that exchanges messages with those of the peers.
         on_request: whether it is used only where a program asks for it.
     """
 
     able: Condition
     on_tiles: bool = False
+    by_kernel: bool = False
     on_request: Condition = lambda made, target: False
 
 
@@ -48,9 +50,18 @@ def _by_tiles(made: Collective, target: Target) -> bool:
     return _is_constant(made, target) and len(target.sizes) == 1
 
 
+def _by_kernel(made: Collective, target: Target) -> bool:
+    """Stores reach the peers, and elements of whole bytes are moved, or known ones combined."""
+    network = network_of(made.call, target.machine, dict(target.sizes))
+    reached = network is not None and network.mechanism(STORES) is not None
+    types = {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
+    known = types <= {*COMBINED} if made.op is not None else all(ir.bits(dtype) % 8 == 0 for dtype in types)
+    return reached and made.combine is None and len(types) == 1 and known
+
+
 def _has_nccl(made: Collective, target: Target) -> bool:
     types = {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
-    return target.nccl and types <= {*algorithms()["nccl"].dtypes}
+    return target.nccl and types <= {*records()["nccl"].dtypes}
 
 
 def _copied_by_host(made: Collective, target: Target) -> bool:
@@ -60,13 +71,21 @@ def _copied_by_host(made: Collective, target: Target) -> bool:
     return by_host and _is_constant(made, target)
 
 
+STORES = "lsu"
+"""The mechanism by which kernels send messages: stores of their threads."""
+
+COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+"""Types whose elements kernels combine."""
+
+_KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NCCL = (Implementation(_has_nccl),)
 _COPIES = (Implementation(_copied_by_host),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
-_PARTS = (Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl),)
+_PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
 
 ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
-    ("allreduce", "one_shot"): (Implementation(_by_tiles, on_tiles=True),),
+    ("allreduce", "one_shot"): (_KERNEL, Implementation(_by_tiles, on_tiles=True)),
+    ("allreduce", "two_shot"): (_KERNEL,),
     ("allreduce", "nccl"): _NCCL,
     ("reduce_scatter", "direct"): _PARTS,
     ("reduce_scatter", "nccl"): _NCCL,
@@ -78,6 +97,7 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("all_to_all", "copy_engine"): _COPIES,
     ("broadcast", "direct"): _PARTS,
     ("broadcast", "nccl"): _NCCL,
+    ("broadcast", "copy_engine"): _COPIES,
 }
 """(operation, algorithm) -> ways to make it of whole tensors, of which the first that is able is taken. Preferred
 algorithms of an operation come first."""
@@ -113,7 +133,7 @@ def available(made: Collective, wanted: Wanted, target: Target) -> Available:
     known = {n: implementation(made, target, n) for of, n in ON_TENSORS if of == made.name}
     found = {n: way for n, way in known.items() if way is not None}
     # Tiles need room twice for what everybody sends, a gather once: of equals it is preferred.
-    gathers = [n for n in found if wanted.function and not algorithms()[n].takes_functions]
+    gathers = [n for n in found if wanted.function and not records()[n].takes_functions]
     on_request = frozenset(n for n, way in found.items() if way.on_request(made, target))
     return Available(tuple(dict.fromkeys([*gathers, *found])), on_request)
 

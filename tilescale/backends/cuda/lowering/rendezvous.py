@@ -18,6 +18,7 @@ from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.completion import published
 from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.hda import Machine
@@ -78,9 +79,13 @@ def needed(program: Program, body: Part, target: Target) -> Rendezvous:
 
 
 def _has_collective_of_host(part: Part) -> bool:
-    """Whether the host starts a collective, which no grid of programs does."""
+    """Whether the host starts a collective, which no kernel of ours makes."""
     if isinstance(part, HostStep):
-        return not isinstance(part.stmt, ir.Bind) and isinstance(operation(part.call), Collective)
+        made = None if isinstance(part.stmt, ir.Bind) else operation(part.call)
+        if not isinstance(made, Collective):
+            return False
+        ways = ON_TENSORS.get((made.name, part.impl), ())  # none of one on the copy queue
+        return not any(way.by_kernel for way in ways)
     if isinstance(part, DevicePhase | GridPhase):
         return False
     return any(map(_has_collective_of_host, [part.body] if isinstance(part, Launch) else part.parts))

@@ -4,12 +4,13 @@
 execute.py owner.py               a program: built once, called with tensors; what its steps know of it
 steps.py plans.py memory.py       steps bound to a call's arguments, kept for the next call; what kernels are passed
 grids.py                          compilation once for a node, launches
-phases.py nccl.py                 operations of the host: copy engine, NCCL
+phases.py collectives/ nccl.py    operations of the host: copies, collectives; NCCL's groups
 queued.py copy_queue.py sums.py   asynchronous operations beside them, on the device's copy queue, with:
 stream_memory.py queue_watch.py   what streams do to memory without a processor; bounds of their waits
 control.py                        loops and branches around phases
 guard.py                          what keeps a program from hanging, with:
 timeouts.py diagnosis.py          waits that failed, and what is said of them
 barrier_kernel.py streams.py      all ranks meet; order on streams, waiting for the device
+driver.py                         calls of the CUDA driver
 agreement.py occupancy.py         before a launch: all ranks launch the same, all programs that wait fit
 """

@@ -19,6 +19,7 @@ from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.running import control, nccl
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
+from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.guard import Guard
@@ -28,6 +29,7 @@ from tilescale.backends.cuda.running.plans import Plan, Plans, standing_for
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
+from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import STRIDE
 from tilescale.comm import World, init
 from tilescale.comm.heap import SymmetricHeap, default_heap
@@ -75,6 +77,7 @@ class DeviceProgram:
         self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
+        self.exchanges = Workspaces()
         self.sums = Sums()
         self.queue: CopyQueue | None = None  # once a step uses it
         self._build()
@@ -164,6 +167,12 @@ class DeviceProgram:
             return stock.compile_kernel(func, one_array_each, **self.options)
 
         return once_per_node(self._group, first, make)
+
+    def device_code(self, text: str) -> bytes:
+        """CUDA text compiled for the device, once on each node; the other ranks find it in the cache. Collective."""
+        target = self.options.get("target") or target_for(self.target.machine)
+        make = partial(stock.device_code, text, target)
+        return once_per_node(self._group, self.world.local_rank == 0, make)
 
     def on_all(self, check: Callable[[], Any]) -> None:
         """Collective: run a check; what it raises on any rank is raised on all."""
@@ -290,9 +299,13 @@ class DeviceProgram:
     def reset(self) -> None:
         """Collective: begin anew after a failed wait, with counters and workspaces of zero. Raises as `Guard.reset`."""
         if self._waits:
-            self.guard.reset(self.memory.clear)
+            self.guard.reset(self._clear)
         else:
-            self.memory.clear()
+            self._clear()
+
+    def _clear(self) -> None:
+        self.memory.clear()
+        self.exchanges.clear()
 
 
 def _facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:

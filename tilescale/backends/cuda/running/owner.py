@@ -36,6 +36,7 @@ class Owner(Protocol):
         reads_at: where it decides on values in device memory; None if it does not.
         by_nccl: whether a step uses NCCL.
         queue: the device's copy queue, once a step uses it.
+        exchanges: the workspaces of its collectives.
     """
 
     program: Program
@@ -52,6 +53,7 @@ class Owner(Protocol):
     by_nccl: bool
     queue: CopyQueue | None
     sums: Sums
+    exchanges: Any
 
     @property
     def heap(self) -> SymmetricHeap:
@@ -66,6 +68,9 @@ class Owner(Protocol):
 
     def compile(self, func: ir.PrimFunc, check: Callable[[], None] | None = None) -> Any:
         """A kernel. Collective."""
+
+    def device_code(self, text: str) -> bytes:
+        """A text compiled for this rank's device. Collective."""
 
     def on_all(self, check: Callable[[], Any]) -> None:
         """Run a check; what it raises on any rank is raised on all. Collective."""

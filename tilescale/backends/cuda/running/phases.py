@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operations on whole tensors as work on a device's stream: copies by the copy engine, collectives by NCCL.
+"""Operations on whole tensors as work on a device's stream: fills, copies, collectives.
 
 Each is a step (steps.py): bound to a call's tensors, it returns what it launches. Nothing here waits for the device,
 and what is allocated comes from PyTorch's pool, so a CUDA graph can capture it.
@@ -15,8 +15,10 @@ from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.plan import HostStep
-from tilescale.backends.cuda.running.nccl import group
+from tilescale.backends.cuda.running.collectives import LAUNCHERS
+from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.steps import Call, Step, Work
+from tilescale.cost.operations import region_bytes
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Copy, Rank
 
@@ -172,134 +174,20 @@ def _barrier(own: Owner, step: HostStep) -> Step:
     return _meeting(own, step)
 
 
-# -- collectives by NCCL ---------------------------------------------------------------------------------------------
+# -- collectives -----------------------------------------------------------------------------------------------------
 
 
-def _reduce_op(call: ir.Call) -> Any:
-    from torch.distributed import ReduceOp
-
-    return {"sum": ReduceOp.SUM, "prod": ReduceOp.PRODUCT, "max": ReduceOp.MAX, "min": ReduceOp.MIN}[
-        Collective.of(call).reduction
-    ]
-
-
-def _along_first(tensor: torch.Tensor, axis: int) -> torch.Tensor:
-    """The tensor with a dimension moved to the front, dense: NCCL cuts and joins there."""
-    return tensor.movedim(axis, 0).contiguous()
-
-
-@runs(ops.ALLREDUCE.name, "nccl")
-def _allreduce(own: Owner, step: HostStep) -> Step:
-    import torch.distributed as dist
-
+def _collective(own: Owner, step: HostStep) -> Step:
     made = Collective.of(step.call)
-    part, op, team = Part(own, made.target), _reduce_op(step.call), group(own, made.level)
-
-    return lambda at: [_on_dense(part.local(at), lambda dense: dist.all_reduce(dense, op, group=team))]
-
-
-@runs(ops.BROADCAST.name, "nccl")
-def _broadcast(own: Owner, step: HostStep) -> Step:
-    import torch.distributed as dist
-
-    made = Collective.of(step.call)
-    part, level = Part(own, made.target), made.level
-    team = group(own, level)
+    source, target, root = Part(own, made.source), Part(own, made.target), made.root
+    (whole, *_), buffer = made.whole, ir.region_parts(made.source)[0]
+    stand = Stand(made, step.where, str(buffer.dtype), region_bytes(whole), target.reached)
+    bound = LAUNCHERS[made.name, step.impl](own, stand)
 
     def bind(at: Call) -> list[Work]:
-        root = device_of(own, level, at.evaluate(made.root))
-        return [_on_dense(part.local(at), lambda dense: dist.broadcast(dense, root, group=team))]
+        return bound(Operands(source.local(at), target.local(at), 0 if root is None else at.evaluate(root)))
 
     return bind
 
 
-def _on_dense(tensor: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> Work:
-    """`change` of a tensor, which takes contiguous ones only."""
-    if tensor.is_contiguous():
-        return partial(change, tensor)
-
-    def launch() -> None:
-        dense = tensor.contiguous()
-        change(dense)
-        tensor.copy_(dense)
-
-    return launch
-
-
-def _from_parts(own: Owner, step: HostStep, exchange: Callable[..., Any]) -> Step:
-    """A collective from one tensor to another: `exchange(out, source, group)` on dense ones cut along the first."""
-    made = Collective.of(step.call)
-    source, target, axis = Part(own, made.source), Part(own, made.target), made.axis
-    team = group(own, made.level)
-
-    def bind(at: Call) -> list[Work]:
-        out, given = target.local(at), source.local(at)
-        # What is gathered side by side has one more dimension than its parts.
-        given = given if given.ndim == out.ndim else given.unsqueeze(axis)
-
-        def launch() -> None:
-            dense = _along_first(out, axis)
-            exchange(dense, _along_first(given, axis), team)
-            if dense.data_ptr() != out.data_ptr():
-                out.copy_(dense.movedim(0, axis))
-
-        return [launch]
-
-    return bind
-
-
-@runs(ops.REDUCE_SCATTER.name, "nccl")
-def _reduce_scatter(own: Owner, step: HostStep) -> Step:
-    import torch.distributed as dist
-
-    op = _reduce_op(step.call)
-    return _from_parts(own, step, lambda out, given, team: dist.reduce_scatter_tensor(out, given, op, group=team))
-
-
-@runs(ops.ALL_GATHER.name, "nccl")
-def _all_gather(own: Owner, step: HostStep) -> Step:
-    import torch.distributed as dist
-
-    return _from_parts(own, step, lambda out, given, team: dist.all_gather_into_tensor(out, given, group=team))
-
-
-@runs(ops.ALL_TO_ALL.name, "nccl")
-def _all_to_all(own: Owner, step: HostStep) -> Step:
-    import torch.distributed as dist
-
-    return _from_parts(own, step, lambda out, given, team: dist.all_to_all_single(out, given, group=team))
-
-
-# -- collectives by copies -------------------------------------------------------------------------------------------
-
-
-def _by_copies(own: Owner, step: HostStep, cut: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Step:
-    """Every device writes into all others, between two meetings: `cut(source, size, peer)` to each."""
-    made = Collective.of(step.call)
-    source, target = Part(own, made.source), Part(own, made.target)
-    level, axis = made.level, made.axis
-    size, rank, meet = dict(own.sizes)[level], own.rank(level), _meeting(own, step)
-    target.reached()
-
-    def bind(at: Call) -> list[Work]:
-        given = source.local(at)
-        copies: list[Work] = []
-        for step in range(size):
-            peer = (rank + step) % size  # everybody writes to another one first
-            out = target.on(device_of(own, level, peer), at)
-            share = out.shape[axis] // size
-            copies.append(partial(out.narrow(axis, rank * share, share).copy_, cut(given, size, peer)))
-        return [*meet(at), *copies, *meet(at)]
-
-    return bind
-
-
-@runs(ops.ALL_GATHER.name, "copy_engine")
-def _all_gather_by_copies(own: Owner, step: HostStep) -> Step:
-    return _by_copies(own, step, lambda given, size, peer: given)
-
-
-@runs(ops.ALL_TO_ALL.name, "copy_engine")
-def _all_to_all_by_copies(own: Owner, step: HostStep) -> Step:
-    axis = Collective.of(step.call).axis
-    return _by_copies(own, step, lambda given, size, peer: given.chunk(size, axis)[peer])
+_RULES.update({(f"tilescale.{name}", impl): _collective for name, impl in LAUNCHERS})

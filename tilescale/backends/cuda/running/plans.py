@@ -78,28 +78,31 @@ class Plans:
 
         self.passed: frozenset[int] = frozenset()
         self._plain = (torch.Tensor, torch.nn.Parameter)
-        self._plans: OrderedDict[Key, Plan] = OrderedDict()
+        self._plans: OrderedDict[Key | None, Plan] = OrderedDict()
+        self._last: Plan | None = None  # that was used: the others have their order
 
     def get(self, values: Sequence[Any]) -> Plan | None:
         """The plan of a call on these arguments; None if there is none."""
         key = self.key(values)
-        if key is None or key not in self._plans:
-            return None
-        self._plans.move_to_end(key)
-        return self._plans[key]
+        plan = self._plans.get(key)
+        if plan is not None and plan is not self._last:
+            self._plans.move_to_end(key)
+            self._last = plan
+        return plan
 
     def keep(self, values: Sequence[Any], plan: Plan) -> None:
         """From now on the plan of calls on such arguments."""
         key = self.key(values)
         if key is None:
             return
-        self._plans[key] = plan
+        self._plans[key] = self._last = plan
         if len(self._plans) > KEPT:
             self._plans.popitem(last=False)
 
     def clear(self) -> None:
         """Forget all of them: something that they are bound to has changed."""
         self._plans.clear()
+        self._last = None
 
     def key(self, values: Sequence[Any]) -> Key | None:
         """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars that matter.

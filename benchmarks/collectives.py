@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""Collectives on whole tensors: ours, NCCL, PyTorch's symmetric memory, in graphs and eager, on this computer's GPUs.
+
+    torchrun --nproc-per-node 2 benchmarks/collectives.py                                   everything
+    torchrun --nproc-per-node 2 benchmarks/collectives.py --only allreduce --largest 1048576  small all-reduces
+    torchrun --nproc-per-node 2 benchmarks/collectives.py --algorithms                      each algorithm of ours, too
+
+Works: allreduce, reduce_scatter, all_gather, all_to_all, broadcast, of bfloat16. A shape is that of the whole tensor:
+the result of an all-gather, what a rank begins with elsewhere. Rates count the bytes that a GPU has to send. `race.py`
+says how is measured, `curves.py` draws the results.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import torch
+
+SCRIPT = Path(__file__).resolve()
+sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / "works")]
+
+import whole_tensors as works  # noqa: E402 - found through the path above
+from runs import Run  # noqa: E402
+
+import tilescale  # noqa: E402
+
+
+@click.command(help=__doc__.replace("\n    ", "\n\n\b\n    ", 1))
+@click.option("--only", default="", help="Works whose title contains this: a name, a shape, a mode; a|b: one of both.")
+@click.option("--contender", default="", help="The contenders whose name contains this, beside NCCL.")
+@click.option("--modes", default="graph,eager", show_default=True, help="How calls are made.")
+@click.option("--largest", default=256 * works.MIB, show_default=True, help="Bytes of a tensor at most.")
+@click.option("--algorithms", is_flag=True, help="Each of our algorithms by itself, beside the one that is chosen.")
+@click.option("--rounds", default=10, show_default=True, help="Groups of calls of each contender.")
+@click.option("--out", type=click.Path(path_type=Path), default=SCRIPT.parent / "results", help="Folder of results.")
+@click.option("--limit", default=60.0, show_default=True, help="Seconds that a step may take before the run ends.")
+@click.option("--resume", is_flag=True, help="Go on after a run that ended: not with whom it ended, not what it did.")
+def main(only: str, contender: str, modes: str, largest: int, algorithms: bool, resume: bool, **given: object) -> None:
+    """Race, write."""
+    world = tilescale.init()
+    if not torch.cuda.is_available() or world.size == 1:
+        raise click.UsageError("times need several GPUs; start it with torchrun --nproc-per-node")
+    torch.cuda.set_device(world.device)
+    every = works.heats(world.size, tuple(modes.split(",")), algorithms, largest)
+    heats = [heat for heat in every if any(part in heat.title for part in only.split("|"))]
+    if contender:
+        heats = [
+            replace(heat, contenders=[c for c in heat.contenders if contender in c.name or c.name == heat.baseline])
+            for heat in heats
+        ]
+    run = Run("collectives", seeds=(0,), **given)
+    steps, heats = run.resumed(heats, resume)
+    run.race_all(heats, steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""A run of a benchmark: heats one after the other, each written down when it is done; what is left can be resumed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import trials
+from gpu_timers import TIMERS, machine, versions
+from race import Heat, line, race, record
+from steps import Steps
+
+import tilescale
+
+
+def say(text: str, error: bool = False) -> None:
+    """Print on the first rank; `error`: beside the results."""
+    if tilescale.init().rank == 0:
+        print(text, flush=True, file=sys.stderr if error else sys.stdout)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run.
+
+    Attributes:
+        name: of the benchmark, and of its results file in the folder `out`.
+        rounds: groups of calls of each contender.
+        limit: seconds that a step may take before the run ends.
+        seeds: of the inputs on which contenders are checked.
+    """
+
+    name: str
+    out: Path
+    rounds: int
+    limit: float
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def resumed(self, heats: Sequence[Heat], resume: bool) -> tuple[Steps, list[Heat]]:
+        """The steps of this run, with what earlier ones were lost in, and the heats that are left; collective."""
+        world, results = tilescale.init(), self.out / f"{self.name}.json"
+        path = self.out / f"{self.name}.steps.json" if world.rank == 0 else None
+        steps = Steps(path, self.limit, functools.partial(say, error=True))
+        done = []
+        if resume and world.rank == 0:
+            steps.resume()
+            done = json.loads(results.read_text(encoding="utf-8"))["rows"] if results.exists() else []
+        steps.lost, done = world.broadcast((steps.lost, done))
+        return steps, [heat for heat in heats if not any(heat.is_of(row) for row in done)]
+
+    def race_all(self, heats: Sequence[Heat], steps: Steps) -> None:
+        """Race all heats; the rows of each are written at once."""
+        world, about = tilescale.init(), (machine(), versions())
+        steps.start("all works", "libraries", "start")
+        trials.device()
+        for heat in heats:
+            begin, title = time.monotonic(), heat.title
+            step = functools.partial(steps.start, title)
+            lost = steps.lost.get(title)
+            rows = race(heat, TIMERS[heat.mode](), world, self.rounds, self.seeds, step=step, out=lost)
+            steps.end()
+            if world.rank == 0:
+                record(self.out / f"{self.name}.json", rows, *about)
+            say(f"{title}, {time.monotonic() - begin:.0f} s")
+            for row in rows:
+                say(f"    {line(row)}")
+            torch.cuda.empty_cache()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""Collectives on whole tensors, from 4 KiB to 256 MiB: ours beside NCCL and PyTorch's symmetric memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import programs
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm
+import trials
+from calls import Put
+from race import Contender, Heat, Runner
+from trials import Case, checked, ours
+
+import tilescale
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = tuple(4 * KIB << n for n in range(17))
+ODD = (10_002, 100_002, MIB + 6, 10_000_002)
+"""Bytes of whole tensors: powers of two, and sizes that divide nothing, which are rounded up to whole parts."""
+
+NAMES = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+OURS = {"allreduce": ("one_shot", "two_shot"), "all_gather": ("direct", "copy_engine"),
+        "all_to_all": ("direct", "copy_engine"), "broadcast": ("direct", "copy_engine")}  # fmt: skip
+"""Algorithms of ours; of the others, direct."""
+
+
+def heats(gpus: int, modes: tuple[str, ...], algorithms: bool, largest: int) -> Iterator[Heat]:
+    """All collectives at all sizes up to the largest; `algorithms`: each of ours by itself, beside the chosen one.
+
+    Before them a put by copy engine, which says what the wire carries.
+    """
+    put = Put(128).heat()
+    yield replace(put, contenders=[c for c in put.contenders if c.name == put.baseline])
+    for mode in modes:
+        for name in NAMES:
+            for nbytes in sorted(n for n in SIZES + ODD if n <= largest):
+                yield Work(name, nbytes).heat(gpus, mode, algorithms)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A collective of whole tensors of so many bytes."""
+
+    name: str
+    nbytes: int
+
+    @property
+    def elements(self) -> int:
+        """Of the whole tensor, a multiple of the ranks where it has parts."""
+        whole, size = -(-self.nbytes // 2), tilescale.init().size
+        return whole if self.name in ("allreduce", "broadcast") else -(-whole // size) * size
+
+    def heat(self, gpus: int, mode: str, algorithms: bool) -> Heat:
+        """Everybody who makes it."""
+        entries = [Contender("nccl", self.nccl), *self.symmetric(), self.own(None)]
+        if algorithms:
+            entries += [self.own(impl) for impl in OURS.get(self.name, ("direct",))]
+        share = {"allreduce": 2 * (gpus - 1) / gpus, "broadcast": 1.0}.get(self.name, (gpus - 1) / gpus)
+        calls = 8 if self.nbytes <= 4 * MIB else 3
+        moved = share * 2 * self.elements
+        return Heat(
+            self.name, (self.elements,), "bfloat16", gpus, mode, "nccl", entries, bytes=moved, calls=calls
+        )
+
+    # -- what is right -----------------------------------------------------------------------------------------------
+
+    def lengths(self) -> tuple[int, int]:
+        """Elements of the source and of the result on each rank."""
+        part = self.elements // tilescale.init().size
+        source = part if self.name == "all_gather" else self.elements
+        return source, part if self.name == "reduce_scatter" else self.elements
+
+    def draw(self, seed: int) -> Case:
+        """This rank's source, and its result by NCCL: of sums in float32, and how far they may be off."""
+        world = tilescale.init()
+        (x,) = trials.randoms(seed, torch.bfloat16, (self.lengths()[0],))
+        if self.name in ("allreduce", "reduce_scatter"):
+            wide = x.float()
+            sums = torch.stack([wide, wide.abs()])
+            dist.all_reduce(sums)
+            want, magnitudes = sums if self.name == "allreduce" else (s.chunk(world.size)[world.rank] for s in sums)
+            return Case((x,), want, 2.0**-7 * magnitudes)
+        want = torch.empty(self.elements, dtype=x.dtype, device=x.device)
+        if self.name == "broadcast":
+            dist.broadcast(want.copy_(x), 0)
+        elif self.name == "all_gather":
+            dist.all_gather_into_tensor(want, x)
+        else:
+            dist.all_to_all_single(want, x)
+        return Case((x,), want.float(), torch.zeros_like(want, dtype=torch.float32))
+
+    # -- contenders --------------------------------------------------------------------------------------------------
+
+    def own(self, impl: str | None) -> Contender:
+        """Ours, by an algorithm or by the one that is chosen."""
+        name = "tilescale" if impl is None else f"tilescale {impl}"
+        source, target = self.lengths()
+        program = lambda: programs.collective(self.name, source, target, impl)  # noqa: E731
+        return ours(name, program, self.kernel)
+
+    def kernel(self, kernel: Any) -> Runner:
+        """A program of ours. Peers write into its result, if it is copied."""
+        source, target = self.lengths()
+        x, y = trials.nothing(source), trials.symmetric(target)
+        result = x if self.name in ("allreduce", "broadcast") else y
+        return checked(self.draw, x.copy_, trials.returning(result, kernel, x, y), [y], kernel.synchronize)
+
+    def nccl(self) -> Runner:
+        """NCCL, as PyTorch calls it."""
+        source, target = self.lengths()
+        x, y = trials.nothing(source), trials.nothing(target)
+        calls: dict[str, Callable[[], Any]] = {
+            "allreduce": lambda: dist.all_reduce(x),
+            "broadcast": lambda: dist.broadcast(x, 0),
+            "all_gather": lambda: dist.all_gather_into_tensor(y, x),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, x),
+            "all_to_all": lambda: dist.all_to_all_single(y, x),
+        }
+        result = x if self.name in ("allreduce", "broadcast") else y
+        return checked(self.draw, x.copy_, trials.returning(result, calls[self.name]), [y])
+
+    def symmetric(self) -> list[Contender]:
+        """PyTorch's kernels on symmetric memory, without multicast."""
+        if self.name != "allreduce":
+            return []
+        one = [Contender("symm_mem one-shot", lambda: self.symm_mem("one"))] if self.nbytes <= 16 * MIB else []
+        # Its vectors are of 16 bytes: of a tensor whose parts are not, it makes an error.
+        even = self.elements % (8 * tilescale.init().size) == 0
+        return [*one, *([Contender("symm_mem two-shot", lambda: self.symm_mem("two"))] if even else [])]
+
+    def symm_mem(self, shots: str) -> Runner:
+        """In place, or into a new tensor."""
+        x = symm.empty(self.elements, dtype=torch.bfloat16, device=trials.device())
+        symm.rendezvous(x, dist.group.WORLD)
+        group = dist.group.WORLD.group_name
+        function = {"one": torch.ops.symm_mem.one_shot_all_reduce, "two": torch.ops.symm_mem.two_shot_all_reduce_}
+        return checked(self.draw, x.copy_, lambda: function[shots](x, "sum", group))

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+// Blocks of several devices as threads of this process: what headers/messages.cuh and those after it need on a host.
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __grid_constant__
+#define __noinline__ __attribute__((noinline))
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct Dim {
+  unsigned x, y, z;
+};
+static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+
+struct Block {
+  std::barrier<> together;
+  std::atomic<bool> all{true};
+  explicit Block(int threads) : together(threads) {}
+};
+static thread_local Block* block;
+
+inline void __syncthreads() { block->together.arrive_and_wait(); }
+inline int __syncthreads_and(int mine) {
+  if (!mine) block->all = false;
+  __syncthreads();
+  bool result = block->all;
+  __syncthreads();
+  if (threadIdx.x == 0) block->all = true;
+  __syncthreads();
+  return result;
+}
+
+typedef _Float16 __half;
+struct __nv_bfloat16 {
+  unsigned short bits;
+};
+inline float __half2float(__half value) { return value; }
+inline __half __float2half_rn(float value) { return static_cast<__half>(value); }
+inline float __bfloat162float(__nv_bfloat16 value) {
+  unsigned bits = static_cast<unsigned>(value.bits) << 16;
+  float result;
+  memcpy(&result, &bits, 4);
+  return result;
+}
+inline __nv_bfloat16 __float2bfloat16_rn(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  return {static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+namespace tilescale {
+
+typedef long i64;
+typedef unsigned long u64;
+enum Kind { TIMEOUT, OUTSIDE, ABSENT };
+enum Outcome { READY, LATE, STOPPED };
+
+// Word 0: whether all waits are stopped; then the first failure.
+inline void fail(i64* report, Kind kind, int site, i64 index, i64 expected, i64 seen) {
+  i64 none = 0;
+  if (!__atomic_compare_exchange_n(report + 1, &none, 1 + kind, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return;
+  report[2] = site, report[3] = index, report[4] = expected, report[5] = seen;
+  __atomic_store_n(report, 1, __ATOMIC_SEQ_CST);
+}
+template <typename Ready>
+inline Outcome await(Ready ready, i64 limit, const i64* report) {
+  auto begin = std::chrono::steady_clock::now();
+  for (;; sched_yield()) {
+    if (ready()) return READY;
+    if (__atomic_load_n(report, __ATOMIC_SEQ_CST)) return STOPPED;
+    if (std::chrono::steady_clock::now() - begin > std::chrono::nanoseconds(limit)) return LATE;
+  }
+}
+inline unsigned load_acquire(const unsigned* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+inline void store_relaxed(int* at, int value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
+
+struct alignas(16) Words {
+  u64 first, second;
+};
+inline void store_words(Words* at, Words words) {
+  // In either order, as elements of a vector are.
+  if (threadIdx.x % 2) __atomic_store_n(&at->first, words.first, __ATOMIC_RELAXED);
+  __atomic_store_n(&at->second, words.second, __ATOMIC_RELAXED);
+  __atomic_store_n(&at->first, words.first, __ATOMIC_RELAXED);
+}
+inline Words load_words(const Words* at) {
+  return {__atomic_load_n(&at->first, __ATOMIC_RELAXED), __atomic_load_n(&at->second, __ATOMIC_RELAXED)};
+}
+inline Words numbered(unsigned first, unsigned second, unsigned number) {
+  u64 above = static_cast<u64>(number) << 32;
+  return {above | first, above | second};
+}
+inline bool have(Words words, unsigned number) { return words.first >> 32 == number && words.second >> 32 == number; }
+inline void order_stores() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+}  // namespace tilescale
+
+// Runs each device's kernel, all at once.
+template <typename Argument>
+inline void on_all(void (**kernels)(Argument), const Argument* arguments, int ranks, int blocks, int threads) {
+  std::vector<std::thread> running;
+  std::vector<Block*> made;
+  for (int rank = 0; rank < ranks; ++rank)
+    for (unsigned b = 0; b < static_cast<unsigned>(blocks); ++b) {
+      Block* own = new Block(threads);
+      made.push_back(own);
+      for (unsigned t = 0; t < static_cast<unsigned>(threads); ++t)
+        running.emplace_back([=] {
+          threadIdx = {t, 0, 0}, blockIdx = {b, 0, 0}, block = own;
+          blockDim = {static_cast<unsigned>(threads), 1, 1}, gridDim = {static_cast<unsigned>(blocks), 1, 1};
+          kernels[rank](arguments[rank]);
+        });
+    }
+  for (auto& thread : running) thread.join();
+  for (Block* own : made) delete own;
+}

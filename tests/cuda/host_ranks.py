@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""All ranks of a collective in one process, their kernels compiled for the host: each of their threads is one here."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tilescale.backends.cuda.headers import header
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels
+from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
+from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
+from tilescale.backends.cuda.running.steps import Work, run
+from tilescale.hda import Machine
+
+HERE = Path(__file__).parent
+STRIDE = 1 << 22
+LIMIT_NS = 20 * 10**9
+PROCESSORS, THREADS = 3, 4
+
+HOST_HEADERS = kernels.HEADERS[2:]
+"""Those that are no PTX: `host_blocks.h` stands for the first two."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A rank's launch of a kernel."""
+
+    function: int
+    blocks: int
+    threads: int
+    exchange: kernels.Exchange
+
+
+class Library:
+    """Kernels, compiled for the host together."""
+
+    def __init__(self, made: Sequence[kernels.Kernel], folder: Path):
+        self._numbers = {kernel: number for number, kernel in enumerate(made)}
+        functions = "".join(re.sub("#include <.*>", "", header(name)) + "\n" for name in HOST_HEADERS)
+        parts = [f'#include "{HERE / "host_blocks.h"}"\n', functions, *map(self._entries, made)]
+        parts.append(
+            'extern "C" void run(void (**kernels)(tilescale::Exchange), const tilescale::Exchange* x, int ranks, '
+            "int blocks, int threads) { on_all(kernels, x, ranks, blocks, threads); }\n"
+        )
+        source = folder / "kernels.cpp"
+        source.write_text("".join(parts), encoding="utf-8")
+        command = ["g++", "-std=c++20", "-O0", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-pthread"]
+        shared = source.with_suffix(".so")
+        done = subprocess.run([*command, "-o", str(shared), str(source)], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[:4000]
+        self._loaded = ctypes.CDLL(str(shared))
+
+    def _entries(self, kernel: kernels.Kernel) -> str:
+        """The kernels of a text under names of their own."""
+        entries = kernel.text[kernel.text.index('extern "C" __global__') :]
+        for aligned in (True, False):
+            entries = entries.replace(f"{kernel.name(aligned)}(", f"{self._name(kernel, aligned)}(")
+        return entries
+
+    def _name(self, kernel: kernels.Kernel, aligned: bool) -> str:
+        return f"kernel_{self._numbers[kernel]}_{int(aligned)}"
+
+    def functions(self, kernel: kernels.Kernel) -> dict[bool, Any]:
+        """The addresses of a kernel, by whether tensors are aligned."""
+        return {a: ctypes.cast(self._loaded[self._name(kernel, a)], ctypes.c_void_p).value for a in (True, False)}
+
+    def run(self, launches: Sequence[Launch]) -> None:
+        """Each launch on a rank of its own, all at once."""
+        count = len(launches)
+        addresses = (ctypes.c_void_p * count)(*(launch.function for launch in launches))
+        packed = (kernels.Exchange * count)(*(launch.exchange for launch in launches))
+        self._loaded.run(addresses, packed, count, launches[0].blocks, launches[0].threads)
+
+
+class Together:
+    """Launches of ranks, each in a thread of its own, which run when all have come."""
+
+    def __init__(self, library: Library, ranks: int):
+        self._library, self._launches = library, []
+        self._barrier = threading.Barrier(ranks, timeout=60)
+
+    def launch(self, launch: Launch) -> None:
+        """Returns when it has run."""
+        self._launches.append(launch)
+        if self._barrier.wait() == 0:
+            assert len({(x.blocks, x.threads, x.exchange.slot) for x in self._launches}) == 1, "they agree on the grid"
+            self._library.run(self._launches)
+            self._launches.clear()
+        self._barrier.wait()
+
+
+class Heap:
+    """One rank's view of memory that all ranks have, `STRIDE` bytes apart; rank r lies in slot (r + shift) % ranks."""
+
+    def __init__(self, memory: torch.Tensor, rank: int, shift: int):
+        ranks = memory.shape[0]
+        self.device = torch.device("cpu")
+        self._memory, self._rank, self._used = memory, rank, 0
+        self.addresses = SimpleNamespace(stride=STRIDE, slot=lambda peer: (peer + shift) % ranks)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        (nbytes,) = shape
+        begin, self._used = self._used, self._used + -(-nbytes // 256) * 256
+        assert self._used <= STRIDE and dtype == torch.uint8
+        return self._memory[self.addresses.slot(self._rank), begin : begin + nbytes]
+
+    def peers(self, tensor: torch.Tensor) -> torch.Tensor:
+        begin = tensor.storage_offset() % STRIDE
+        return self._memory[:, begin : begin + tensor.numel()]
+
+
+class Ranks:
+    """A job of several ranks on the host.
+
+    Attributes:
+        sizes: units of each launched level.
+        reports: what each rank's failed waits leave.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, library: Library, sizes: dict[str, int], shift: int = 1):
+        self._library = library
+        self.sizes, self.size = tuple(sizes.items()), torch.Size(sizes.values()).numel()
+        memory = torch.zeros(self.size, STRIDE, dtype=torch.uint8)
+        self.reports = torch.zeros(self.size, 8, dtype=torch.int64)
+        self.limit_ns = LIMIT_NS
+        patch.setattr(exchanges, "THREADS", THREADS)
+        patch.setattr(exchanges, "FEWEST_THREADS", 2)
+        patch.setattr(exchanges, "SMALLEST_SLOT", 64)
+        patch.setattr(exchanges, "LARGEST_SLOT", 256)
+        patch.setattr(exchanges, "launch", self._launch)
+        patch.setattr(exchanges, "functions", lambda code, kernel, device: library.functions(kernel))
+        self.owners = [self._owner(rank, Heap(memory, rank, shift)) for rank in range(self.size)]
+
+    def _owner(self, rank: int, heap: Heap) -> Any:
+        described = Machine.load("h200-sxm-8")
+        machine = SimpleNamespace(
+            count=lambda one, other: PROCESSORS,
+            program_level=described.program_level,
+            tensor_level=described.tensor_level,
+            network=described.network,
+        )
+        guard = SimpleNamespace(limit_ns=self.limit_ns, records=SimpleNamespace(device=self.reports[rank]))
+        return SimpleNamespace(
+            world=SimpleNamespace(rank=rank, size=self.size),
+            device=torch.device("cpu"),
+            heap=heap,
+            sizes=self.sizes,
+            target=SimpleNamespace(machine=machine),
+            sites=[],
+            guard=guard,
+            exchanges=Workspaces(),
+            rank=lambda level: self.rank_at(rank, level),
+            device_code=lambda text: text,
+        )
+
+    def rank_at(self, rank: int, level: str) -> int:
+        """A rank's rank at a level."""
+        names = [name for name, _ in self.sizes]
+        finer = torch.Size(size for _, size in self.sizes[names.index(level) + 1 :]).numel()
+        return rank // finer % dict(self.sizes)[level]
+
+    def collective(self, stand: Stand, algorithm: str) -> Callable[..., None]:
+        """A collective as all ranks have it: a function of their operands, and of the ranks that call it if not all."""
+        bound = [LAUNCHERS[stand.made.name, algorithm](own, stand) for own in self.owners]
+
+        def call(operands: Sequence[Operands], ranks: Sequence[int] | None = None) -> None:
+            called = range(self.size) if ranks is None else ranks
+            works = [bound[rank](operands[rank]) for rank in called]
+            self._together = Together(self._library, len(works))
+            with ThreadPoolExecutor(len(works)) as pool:
+                for done in [pool.submit(run, work) for work in works]:
+                    done.result(timeout=60)
+
+        return call
+
+    def _launch(self, function: Any, blocks: int, threads: int, exchange: kernels.Exchange, device: Any) -> Work:
+        return lambda: self._together.launch(Launch(function, blocks, threads, exchange))

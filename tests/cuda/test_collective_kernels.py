@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""Kernels of collectives as text: what orders their memory operations, in PTX, and the grids that they are given."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tilescale.backends.cuda.running.collectives import exchanges
+from tilescale.backends.cuda.running.collectives.exchanges import slots_grid, words_grid
+from tilescale.backends.cuda.running.collectives.kernels import C_TYPES, Exchange, Kernel, combining, moving
+
+KIB, MIB, PROCESSORS = 1 << 10, 1 << 20, 132
+
+ORDERING = re.compile(r"\b(?:ld|st)\.(?:acquire|release|relaxed)[\w.]*|\bfence[\w.]*|\b(?:bar|barrier)\.[\w.]*")
+
+KERNELS = [
+    Kernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
+    Kernel("reduce_twice", "slots", combining("float32", "max"), 2),
+    Kernel("broadcast", "slots", moving("float16"), 3),
+]
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What orders memory operations in each kernel, in the order of the text."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not installed")
+    folder: Path = tmp_path_factory.mktemp("ptx")
+    first, *others = (kernel.text for kernel in KERNELS)
+    text = first + "".join(other[other.index('extern "C" __global__') :] for other in others)
+    (folder / "kernels.cu").write_text(text, encoding="utf-8")
+    command = ["nvcc", "-arch=sm_90a", "-std=c++20", "--ptx", "-o", str(folder / "kernels.ptx")]
+    subprocess.run([*command, str(folder / "kernels.cu")], check=True, capture_output=True, timeout=240)
+    ptx = (folder / "kernels.ptx").read_text(encoding="utf-8")
+    bodies = re.findall(r"\.entry (\w+)\(.*?\n\{\n(.*?)\n\}", ptx, re.DOTALL)
+    return {name: ORDERING.findall(body) for name, body in bodies}
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_words_need_no_fence(aligned: bool, entries: dict[str, list[str]]):
+    found = entries[KERNELS[0].name(aligned)]
+    assert set(found) == {"st.relaxed.sys.global.v2.u64", "ld.relaxed.sys.global.v2.u64", "bar.sync"}
+    load, store = (found.index(f"{what}.relaxed.sys.global.v2.u64") for what in ("ld", "st"))
+    assert load > store, "all are sent first"
+
+
+@pytest.mark.parametrize("kernel", KERNELS[1:], ids=lambda kernel: kernel.function)
+def test_flags_are_told_after_a_barrier_and_a_fence(kernel: Kernel, entries: dict[str, list[str]]):
+    found = entries[kernel.name(True)]
+    told = [i for i, x in enumerate(found) if x.startswith("st.relaxed")]
+    assert told and all("fence.acq_rel.sys" in found[max(0, i - 2) : i] for i in told), found
+    fences = [i for i, x in enumerate(found) if x.startswith("fence")]
+    assert fences and all(found[i - 1] == "bar.sync" for i in fences), found
+    heard = [i for i, x in enumerate(found) if x.startswith("ld.acquire.sys")]
+    assert heard and any(x.startswith(("bar.red", "barrier.cta.red")) for x in found[heard[-1] :]), "all hear of it"
+
+
+def test_a_structure_is_packed_as_the_kernel_reads_it(tmp_path: Path):
+    """The compiler's offsets of all members against ctypes'."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    text = KERNELS[0].text
+    begin = text.index("struct Exchange {")
+    members = [name for name, _ in Exchange._fields_]
+    offsets = "".join(f'std::printf("%zu ", offsetof(Exchange, {name}));' for name in members)
+    program = f"typedef long i64;\n{text[begin : text.index('};', begin)]}}};\nint main() {{ {offsets} }}\n"
+    source = tmp_path / "offsets.cpp"
+    source.write_text(f"#include <cstddef>\n#include <cstdio>\n{program}", encoding="utf-8")
+    subprocess.run(["g++", "-o", str(tmp_path / "offsets"), str(source)], check=True, capture_output=True, timeout=60)
+    printed = subprocess.run([str(tmp_path / "offsets")], check=True, capture_output=True, text=True).stdout
+    assert [int(n) for n in printed.split()] == [getattr(Exchange, name).offset for name in members]
+
+
+# -- grids -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", [1, 8, 9, 4 * KIB, 64 * KIB, 100_002, 256 * KIB, MIB, 3 * MIB + 2])
+def test_grids_of_words_have_room_for_all(nbytes: int):
+    grid = words_grid(nbytes, PROCESSORS)
+    units = -(-nbytes // 8)
+    assert grid.blocks <= PROCESSORS and grid.threads <= 512
+    assert grid.slot >= 16 * -(-units // grid.blocks) and grid.slot & (grid.slot - 1) == 0
+
+
+def test_small_tensors_are_spread_over_the_processors():
+    assert [words_grid(n, PROCESSORS)[:2] for n in (KIB, 64 * KIB, 256 * KIB, 512 * KIB, MIB)] == [
+        (1, 128), (64, 128), (128, 256), (128, 512), (132, 512)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("peers", [1, 3, 7, 71])
+@pytest.mark.parametrize("nbytes", [1, 8192, MIB, 100 * MIB + 2])
+def test_long_messages_fit_their_slots(nbytes: int, peers: int):
+    grid = slots_grid(nbytes, 2 * PROCESSORS, peers)
+    assert 1 <= grid.blocks <= 2 * PROCESSORS
+    assert exchanges.SMALLEST_SLOT <= grid.slot <= exchanges.LARGEST_SLOT and grid.slot & (grid.slot - 1) == 0
+
+
+def test_all_types_of_the_table_have_a_type_of_c():
+    from tilescale.backends.cuda.lowering.implemented import COMBINED
+
+    assert {*COMBINED} == C_TYPES.keys()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""The order of messages, as headers/messages.cuh describes it, in every interleaving that hypothesis thinks of.
+
+Ranks are coroutines that a drawn sequence lets take one step at a time: store a part of a message, tell, look for a
+flag, read. What is read must be what was sent; with a slot less than the protocol has, it is not.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PARTS = 2
+"""Steps in which a message is stored, and read."""
+
+
+@dataclass
+class Wires:
+    """Slots and flags of all ranks: (sender, receiver, slot)."""
+
+    slots: int
+    data: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
+    flags: dict[tuple[int, int, int], int] = field(default_factory=dict)
+
+    def stores(self, sender: int, ranks: int, number: int) -> Iterator[None]:
+        """Stores a message to every peer."""
+        for part in range(PARTS):
+            for receiver in range(ranks):
+                self.data[sender, receiver, number % self.slots, part] = number
+                yield
+
+    def tells(self, sender: int, ranks: int, number: int) -> Iterator[None]:
+        """Tells every peer that it is there."""
+        for receiver in range(ranks):
+            self.flags[sender, receiver, number % self.slots] = number
+            yield
+
+    def receives(self, receiver: int, ranks: int, number: int) -> Iterator[None]:
+        """Waits for the message of every peer, and reads them."""
+        peers = [rank for rank in range(ranks) if rank != receiver]
+        for sender in peers:
+            while self.flags.get((sender, receiver, number % self.slots)) != number:
+                yield
+        for part in range(PARTS):
+            for sender in peers:
+                found = self.data[sender, receiver, number % self.slots, part]
+                assert found == number, f"message {number} of rank {sender} was overwritten by {found}"
+                yield
+
+
+def rank_of(wires: Wires, rank: int, ranks: int, calls: list[int], lag: int) -> Iterator[None]:
+    """All calls of a rank, each of so many messages, of which `lag` more are stored than have been received.
+
+    Without a lag a message tells of itself, as words do.
+    """
+    number = 0
+    for messages in calls:
+        for turn in range(messages + lag):
+            if turn < messages:
+                yield from wires.stores(rank, ranks, number + turn)
+            if turn < messages and lag == 0:
+                yield from wires.tells(rank, ranks, number + turn)
+            if turn >= lag:
+                yield from wires.receives(rank, ranks, number + turn - lag)
+            if turn < messages and lag > 0:
+                yield from wires.tells(rank, ranks, number + turn)
+        number += messages
+
+
+def run(ranks: int, calls: list[int], lag: int, slots: int, order: list[int]) -> None:
+    """Every rank to its end: in the drawn order of steps, then in turns."""
+    wires = Wires(slots)
+    running = [rank_of(wires, rank, ranks, calls, lag) for rank in range(ranks)]
+    alive = set(range(ranks))
+    steps = iter(order)
+    for turn in range(100_000):
+        if not alive:
+            return
+        rank = next(steps, turn) % ranks
+        # Long runs of one rank are what lets it get far ahead.
+        for _ in range(40 if turn % 3 else 1):
+            if rank in alive and next(running[rank], "ended") == "ended":
+                alive.discard(rank)
+    raise AssertionError("they wait for each other")
+
+
+DRAWN = {
+    "ranks": st.integers(2, 4),
+    "calls": st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    "order": st.lists(st.integers(0, 3), max_size=200),
+}
+
+
+FEWEST = {0: 2, 1: 3, 2: 5}
+"""Lag -> slots that are enough; long messages have one more, as a power of two lets their number wrap."""
+
+
+@pytest.mark.parametrize("lag", FEWEST)
+@given(**DRAWN)
+@settings(max_examples=30, deadline=None)
+def test_nobody_overwrites_what_is_still_read(lag: int, ranks: int, calls: list[int], order: list[int]):
+    run(ranks, calls, lag, FEWEST[lag], order)
+
+
+@pytest.mark.parametrize("lag", FEWEST)
+def test_a_slot_less_is_too_few(lag: int):
+    """One rank runs as far ahead as it can while the other stands in the middle of a message."""
+
+    def found(order: list[int]) -> bool:
+        try:
+            run(2, [8], lag, FEWEST[lag] - 1, order)
+        except (AssertionError, KeyError):
+            return True
+        return False
+
+    assert any(found([0] * before + [1] * 60 + [0] * 60) for before in range(1, 40))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: MIT
+"""Kernels of collectives on the host: all ranks, blocks and threads at once, in whatever order the system runs them."""
+
+import math
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks
+from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges
+from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving
+from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
+from tilescale.backends.cuda.running.timeouts import Kind
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+SHORT = 400
+"""Bytes of a part that still go as words, in these tests."""
+
+COUNTS = (1, 2, 7, 33, 64, 150, 700, 2500)
+"""Elements of a part, of short and long messages, of which the last ones take several rounds."""
+
+ALGORITHMS = [
+    ("allreduce", "one_shot"),
+    ("allreduce", "two_shot"),
+    ("reduce_scatter", "direct"),
+    ("all_gather", "direct"),
+    ("all_to_all", "direct"),
+    ("broadcast", "direct"),
+]
+TYPES = [("float32", "max"), ("float16", "prod"), ("int32", "sum"), ("int8", "min")]
+
+
+def compiled() -> Iterator[Kernel]:
+    """All kernels that these tests run."""
+    sums, moves = combining("bfloat16", "sum"), moving("bfloat16")
+    for form in ("words", "slots"):
+        yield Kernel("reduce", form, sums, 3, ("true",))
+        yield Kernel("reduce", form, sums, 3, ("false",))
+        yield Kernel("reduce_twice", form, sums, 3)
+        yield Kernel("move", form, moves, 3, ("true",))
+        yield Kernel("move", form, moves, 3, ("false",))
+        yield Kernel("broadcast", form, moves, 3)
+        yield Kernel("reduce", form, sums, 2, ("true",))
+        yield Kernel("reduce_twice", form, sums, 2)
+        for dtype, op in TYPES:
+            yield Kernel("reduce", form, combining(dtype, op), 2, ("true",))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(tuple(compiled()), tmp_path_factory.mktemp("host"))
+
+
+@pytest.fixture
+def job(library: Library, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ranks]:
+    """Makes a job of so many units of each level."""
+    monkeypatch.setattr(exchanges, "short_up_to", lambda own, stand, ranks: SHORT)
+    return lambda **sizes: Ranks(monkeypatch, library, sizes)
+
+
+def stand(name: str, dtype: str = "bfloat16", op: str = "sum", level: str = "device", axis: int = 0) -> Stand:
+    reduction = op if name in ("allreduce", "reduce_scatter") else None
+    made = SimpleNamespace(name=name, level=level, reduction=reduction, axis=axis, call=None)
+    return Stand(made, None, dtype, None, lambda: None)
+
+
+def randoms(count: int, dtype: torch.dtype, shift: int = 0) -> torch.Tensor:
+    """Numbers that begin `shift` elements after a multiple of 16 bytes."""
+    made = (4 * torch.randn(count + shift + 16)).to(dtype)
+    start = -made.data_ptr() // dtype.itemsize % (16 // dtype.itemsize)
+    return made[start + shift : start + shift + count]
+
+
+def total(parts: list[torch.Tensor], op: str) -> torch.Tensor:
+    """The parts combined in the order of ranks, types of 16 bits in float32."""
+    dtype = parts[0].dtype
+    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    functions = {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
+    result = parts[0].to(wide)
+    for part in parts[1:]:
+        result = functions[op](result, part.to(wide))
+    return result.to(dtype)
+
+
+def wanted(name: str, given: list[torch.Tensor], rank: int, root: int, op: str, axis: int = 0) -> torch.Tensor:
+    """What a rank gets."""
+    if name == "allreduce":
+        return total(given, op)
+    if name == "broadcast":
+        return given[root]
+    if name == "all_gather":
+        return torch.cat(given, axis)
+    parts = [x.chunk(len(given), axis)[rank] for x in given]
+    return torch.cat(parts, axis) if name == "all_to_all" else total(parts, op)
+
+
+def check(call: Any, name: str, count: int, ranks: int, dtype: torch.dtype, op: str = "sum", shift: int = 0) -> None:
+    """One call of all ranks with new numbers, into poisoned memory beside which nothing may change."""
+    source = count * ranks if name in ("reduce_scatter", "all_to_all") else count
+    target = count * ranks if name in ("all_gather", "all_to_all") else count
+    in_place, root = name in ("allreduce", "broadcast"), count % ranks
+    given = [randoms(source, dtype, shift) for _ in range(ranks)]
+    want = [wanted(name, [x.clone() for x in given], r, root, op) for r in range(ranks)]
+    around = [torch.full((shift + target + 40,), 77).to(dtype) for _ in range(ranks)]
+    outs = given if in_place else [x[shift + 16 : shift + 16 + target] for x in around]
+    call([Operands(x, out, root) for x, out in zip(given, outs, strict=True)])
+    for rank, out in enumerate(outs):
+        assert torch.equal(out, want[rank]), (name, count, rank, (out != want[rank]).nonzero()[:5])
+        beside = torch.cat([around[rank][: shift + 16], around[rank][shift + 16 + target :]])
+        assert beside.eq(77).all(), "nothing beside it changes"
+
+
+@pytest.mark.parametrize(("name", "algorithm"), ALGORITHMS)
+def test_calls_of_changing_sizes(name: str, algorithm: str, job: Callable[..., Ranks]):
+    three = job(device=3)
+    call, chance = three.collective(stand(name), algorithm), random.Random(3)
+    for count in [*COUNTS, *chance.choices(COUNTS, k=6)]:
+        check(call, name, count, 3, torch.bfloat16, shift=chance.choice([0, 0, 1]))
+    assert not three.reports.any()
+
+
+@pytest.mark.parametrize(("dtype", "op"), TYPES)
+def test_types_and_reductions(dtype: str, op: str, job: Callable[..., Ranks]):
+    call = job(device=2).collective(stand("allreduce", dtype, op), "one_shot")
+    for count in (1, 77, 1500):
+        check(call, "allreduce", count, 2, getattr(torch, dtype), op)
+
+
+def test_numbers_that_are_none_stay(job: Callable[..., Ranks]):
+    call = job(device=2).collective(stand("allreduce", "float32", "max"), "one_shot")
+    parts = [torch.tensor([math.nan, 1, 2, 3.0]), torch.tensor([0, math.nan, 5, -1.0])]
+    call([Operands(x, x) for x in parts])
+    assert all(torch.equal(x.isnan(), torch.tensor([True, True, False, False])) for x in parts)
+
+
+@pytest.mark.parametrize("count", [50, 700])
+def test_counts_of_messages_wrap(count: int, job: Callable[..., Ranks]):
+    two = job(device=2)
+    for algorithm in ("one_shot", "two_shot"):
+        call = two.collective(stand("allreduce"), algorithm)
+        for _ in range(4):  # so that all slots of long messages have been used
+            check(call, "allreduce", count, 2, torch.bfloat16)
+        for own in two.owners:
+            for shape, workspace in own.exchanges._made.items():
+                workspace.counts.fill_(-4)  # 2**32 - 4
+                if not shape.flagged:
+                    workspace.slots.zero_()  # as where no message was so long before
+        for _ in range(6):
+            check(call, "allreduce", count, 2, torch.bfloat16)
+
+
+def test_groups_of_one_level_of_two(job: Callable[..., Ranks]):
+    """Devices of a level whose neighbours are far apart, and of one whose are not: two groups of three each."""
+    for level in ("node", "device"):
+        sizes = {"node": 2, "device": 3} if level == "device" else {"node": 3, "device": 2}
+        six = job(**sizes)
+        call = six.collective(stand("all_gather", level=level), "direct")
+        for count in (5, 900):
+            given = [randoms(count, torch.bfloat16) for _ in range(6)]
+            outs = [torch.zeros(3 * count, dtype=torch.bfloat16) for _ in range(6)]
+            call([Operands(x, out) for x, out in zip(given, outs, strict=True)])
+            for rank, out in enumerate(outs):
+                of_group = rank - six.rank_at(rank, level) * (1 if level == "device" else 2)
+                members = [of_group + r * (1 if level == "device" else 2) for r in range(3)]
+                assert torch.equal(out, torch.cat([given[m] for m in members]))
+
+
+@pytest.mark.parametrize("name", ["all_gather", "all_to_all", "reduce_scatter"])
+def test_tensors_cut_along_another_dimension(name: str, job: Callable[..., Ranks]):
+    call = job(device=3).collective(stand(name, axis=1), "direct")
+    narrow, wide = (7, 4), (7, 12)
+    given = [randoms(84 if name != "all_gather" else 28, torch.bfloat16) for _ in range(3)]
+    given = [x.view(narrow if name == "all_gather" else wide) for x in given]
+    outs = [torch.zeros(narrow if name == "reduce_scatter" else wide, dtype=torch.bfloat16) for _ in range(3)]
+    call([Operands(x, out) for x, out in zip(given, outs, strict=True)])
+    for rank, out in enumerate(outs):
+        assert torch.equal(out, wanted(name, given, rank, 0, "sum", axis=1))
+
+
+def test_one_rank_alone_copies(job: Callable[..., Ranks]):
+    call = job(device=1).collective(stand("all_gather"), "direct")
+    x, out = torch.arange(5.0), torch.zeros(5)
+    call([Operands(x, out)])
+    assert torch.equal(x, out)
+
+
+@pytest.mark.parametrize("count", [50, 2500])
+def test_who_does_not_come_is_named(count: int, job: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.cuda.host_ranks.LIMIT_NS", LIMIT_NS // 100)
+    three = job(device=3)
+    call = three.collective(stand("allreduce"), "one_shot")
+    given = [randoms(count, torch.bfloat16) for _ in range(3)]
+    call([Operands(x, x) for x in given], ranks=[0, 1])
+    for rank in (0, 1):
+        stopped, kind, site, absent = three.reports[rank, :4].tolist()
+        assert (stopped, kind - 1, site, absent) == (1, Kind.ABSENT, 0, 2)
+        assert three.owners[rank].sites[0].what == "T.allreduce of level 'device'"
+
+
+def test_what_there_is_can_be_launched():
+    assert ON_TENSORS.keys() == LAUNCHERS.keys()

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Sequential programs, overlapped and run both ways on the emulator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import tilescale
+from tilescale.hda import Machine
+from tilescale.passes.overlap.rewrite import overlap
+from tilescale.passes.overlap.schedule import Schedule
+
+H200 = Machine.load("h200-sxm-8")
+
+Tensors = list[list[torch.Tensor]]
+
+
+def overlapped(
+    func: Any, *, chunk: int | None = None, carrier: str | None = None, ordered: bool = True
+) -> tuple[Any, Schedule]:
+    """A program with every collective beside its grids that may be, whether or not it pays."""
+    _, first = overlap(func, H200)
+    wanted = [replace(move, overlapped=True, chunk=chunk, carrier=carrier, ordered=ordered) for move in first.moves]
+    return overlap(func, H200, Schedule(wanted))
+
+
+def copies(args: Tensors) -> Tensors:
+    """Arguments of their own."""
+    return [[tensor.clone() for tensor in mine] for mine in args]
+
+
+def check_same(func: Any, changed: Any, args: Tensors, seeds: Sequence[int | None] = (None, 1, 2)) -> None:
+    """Both programs leave the same bits in all arguments, the changed one without races under several interleavings."""
+    want = copies(args)
+    tilescale.emulate(func, want, machine=H200, time=False)
+    check_leaves(changed, args, want, seeds)
+
+
+def check_leaves(changed: Any, args: Tensors, want: Tensors, seeds: Sequence[int | None]) -> None:
+    """A program leaves these bits in its arguments, without races under several interleavings."""
+    for seed in seeds:
+        got = copies(args)
+        tilescale.emulate(changed, got, machine=H200, time=False, schedule_seed=seed)
+        for mine, expected in zip(got, want, strict=True):
+            for a, b in zip(mine, expected, strict=True):
+                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def line(function: Any, text: str) -> int:
+    """The line of a function's source that has a text."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(i for i, found in enumerate(lines) if text in found)

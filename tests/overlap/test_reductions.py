@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""Reduce-scatters and all-reduces beside the grid that makes what they add up: the same bits, whatever the order."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import tilescale
+import tilescale.language as T
+from tests.overlap.support import H200, Tensors, check_leaves, line, overlapped
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.errors import RaceError
+
+
+def scale_then_reduce(
+    devices: int,
+    rows: int,
+    tile: int,
+    *,
+    columns: int = 8,
+    dtype: str = "float32",
+    op: str = "sum",
+    everywhere: bool = False,
+    slots: bool = False,
+    rows_first: bool = False,
+    turns: int = 0,
+) -> Any:
+    """Each block writes a tile of twice X, then the parts of all devices are reduced: own rows, or all of them, to Y.
+
+    Args:
+        rows: of each device.
+        slots: whether what is reduced has a dimension for the devices, so that tiles end with a part.
+        rows_first: whether neighbours in the grid work on different rows.
+        turns: so many blocks take tiles in turns; 0 for a block a tile.
+    """
+    total, wide = devices * rows, 4
+    high = -(-rows // tile) * tile  # rows of a part as tiles count them
+    tiles = devices * high // tile if slots else -(-total // tile)
+    across = -(-columns // wide)
+    whole = (devices, rows, columns) if slots else (total, columns)
+    result = whole if everywhere else (1, rows, columns) if slots else (rows, columns)
+    grid = (turns, 1) if turns else (tiles, across) if rows_first else (across, tiles)
+
+    @T.prim_func
+    def f(X: T.Tensor(whole, dtype), Y: T.Tensor(result, dtype)):
+        with T.Kernel(device=devices, block=grid, threads=32) as (bx, by):
+            made = T.alloc(whole, dtype, level="l2")
+            with T.Scale("device"), T.Scale("block"):
+                x = T.alloc((tile, wide), dtype, level="l1")
+                for turn in T.serial(T.ceildiv(tiles * across - bx, turns) if turns else 1):
+                    place = bx + turn * turns
+                    at = (place // across if turns else bx if rows_first else by) * tile
+                    column = (place % across if turns else by if rows_first else bx) * wide
+                    if slots:
+                        T.copy(X[at // high, at % high, column], x)
+                    else:
+                        T.copy(X[at, column], x)
+                    for i, j in T.Parallel(tile, wide):
+                        x[i, j] = x[i, j] + x[i, j]
+                    if everywhere:
+                        T.copy(x, Y[at, column])
+                    elif slots:
+                        T.copy(x, made[at // high, at % high, column])
+                    else:
+                        T.copy(x, made[at, column])
+            with T.Scale("device"):
+                if everywhere:
+                    T.allreduce(Y, op=op)
+                else:
+                    T.reduce_scatter(made, Y, op=op, dim=0)
+
+    return f
+
+
+def arguments(func: Any, devices: int) -> Tensors:
+    """An X of its own, and a poisoned Y, for each device."""
+    (x, y), rng = ((b for _, b in ir.parameters(func))), torch.Generator().manual_seed(0)
+    shapes = [tuple(int(n) for n in b.shape) for b in (x, y)]
+    dtype = getattr(torch, str(x.dtype))
+    return [
+        [(torch.randn(shapes[0], generator=rng) * 3).to(dtype), torch.full(shapes[1], 113).to(dtype)]
+        for _ in range(devices)
+    ]
+
+
+def in_order_of_ranks(args: Tensors, op: str, everywhere: bool) -> Tensors:
+    """What the arguments hold afterwards: narrow types combined in float32, and rounded once."""
+    combine = torch.maximum if op == "max" else torch.add
+    parts = [x + x for x, _ in args]
+    total = parts[0].float() if parts[0].dtype == torch.bfloat16 else parts[0]
+    for part in parts[1:]:
+        total = combine(total, part)
+    shares = [total] * len(args) if everywhere else total.chunk(len(args))
+    return [[x, share.to(x.dtype).contiguous()] for (x, _), share in zip(args, shares, strict=True)]
+
+
+def test_others_rows_first_and_a_chunk_leaves_when_its_tiles_are_counted():
+    changed, schedule = overlapped(scale_then_reduce(4, 16, 4), chunk=8)
+    text = changed.script()
+    assert "(device_rank + 1 + " in text and "// 4) % 4 * 4" in text
+    assert "T.tilescale.signal(T.region(made_done" in text
+    assert '4, level="device", far="dst", op="add", after=">=")' in text  # two rows of tiles, two columns
+    assert schedule.moves[0].ordered and schedule.moves[0].chunk == 8
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(
+    devices=st.integers(2, 8),
+    rows=st.integers(1, 9),
+    tile=st.sampled_from((2, 3, 4)),
+    columns=st.sampled_from((4, 6, 8)),
+    shape=st.sampled_from(({}, {"rows_first": True}, {"turns": 3}, {"slots": True}, {"everywhere": True})),
+    kind=st.sampled_from((("bfloat16", "sum"), ("float32", "max"), ("float32", "sum"), ("int32", "sum"))),
+    chunk=st.none() | st.integers(1, 9),
+    ordered=st.booleans(),
+)
+def test_results_are_the_same(
+    devices: int,
+    rows: int,
+    tile: int,
+    columns: int,
+    shape: dict[str, Any],
+    kind: tuple[str, str],
+    chunk: int | None,
+    ordered: bool,
+):
+    func = scale_then_reduce(devices, rows, tile, columns=columns, dtype=kind[0], op=kind[1], **shape)
+    changed, schedule = overlapped(func, chunk=chunk, ordered=ordered)
+    assert schedule.moves[0].overlapped, schedule
+    args = arguments(func, devices)
+    check_leaves(changed, args, in_order_of_ranks(args, kind[1], "everywhere" in shape), seeds=(None, 1))
+
+
+def test_a_tile_that_is_not_counted_would_race():
+    changed, _ = overlapped(scale_then_reduce(2, 8, 4))
+    without = changed.with_body(tir.rewrite(changed.body, leave=_without_after))
+    with pytest.raises(RaceError):
+        tilescale.emulate(without, arguments(changed, 2), machine=H200, time=False)
+
+
+def _without_after(node: Any) -> Any:
+    """A copy that waits for one tile less."""
+    if not isinstance(node, ir.Call) or ir.attribute(node, "after") is None:
+        return None
+    *args, count = node.args
+    return ir.Call(node.dtype, node.op, [*args, count - 1], node.annotations)
+
+
+# -- what stays in order -----------------------------------------------------------------------------------------------
+
+
+def reduce_and(
+    *,
+    between: bool = False,
+    written: bool = False,
+    unmade: bool = False,
+    uneven: bool = False,
+    partly: bool = False,
+    function: bool = False,
+) -> Any:
+    """A reduction, and something that stands against its overlap."""
+    rows = 15 if uneven else 16
+
+    @T.prim_func
+    def f(X: T.Tensor((rows, 8), "float32"), Y: T.Tensor((8, 8), "float32")):
+        with T.Kernel(device=2, block=4, threads=32) as b:
+            made = T.alloc((rows, 8), "float32", level="l2")
+            with T.Scale("device"), T.Scale("block"):
+                x = T.alloc((4, 8), "float32", level="l1")
+                T.copy(X[b * 4, 0], x)
+                if not unmade:
+                    if partly:
+                        if b < 2:
+                            T.copy(x, made[b * 4, 0])
+                    else:
+                        T.copy(x, made[b * 4, 0])
+            with T.Scale("device"):
+                if between:
+                    T.clear(made)
+                if function:
+                    T.allreduce(made, fn=lambda a, b: a + b)
+                elif uneven:
+                    T.allreduce(made)
+                else:
+                    T.reduce_scatter(made, Y, dim=0)
+                if written:
+                    T.clear(made)
+
+    return f
+
+
+REASONS = {
+    "between": "no grid makes what it reduces",
+    "written": "what it sends is written again while it may be on its way",
+    "unmade": "no grid makes what it reduces",
+    "uneven": "15 rows do not divide among 2 units",
+    "partly": "no tile makes some of the rows",
+    "function": "it combines tiles by a function",
+}
+
+
+@pytest.mark.parametrize("what", REASONS)
+def test_what_cannot_be_proven_stays_in_order(what: str):
+    func = reduce_and(**{what: True})
+    changed, schedule = overlapped(func)
+    (move,) = schedule.moves
+    assert not move.overlapped and move.why.startswith(REASONS[what])
+    assert changed.same_as(func)
+
+
+def test_a_grid_in_a_loop_stays_in_order():
+    @T.prim_func
+    def f(X: T.Tensor((16, 8), "float32"), Y: T.Tensor((8, 8), "float32")):
+        with T.Kernel(device=2, block=4, threads=32) as b:
+            made = T.alloc((16, 8), "float32", level="l2")
+            for turn in T.serial(2):
+                with T.Scale("device"), T.Scale("block"):
+                    x = T.alloc((4, 8), "float32", level="l1")
+                    T.copy(X[b * 4, 0], x)
+                    T.fill(x, turn)
+                    T.copy(x, made[b * 4, 0])
+            with T.Scale("device"):
+                T.reduce_scatter(made, Y, dim=0)
+
+    (move,) = overlapped(f)[1].moves
+    assert move.why.startswith("the grid that makes what it reduces stands in a loop or a branch")
+
+
+def test_the_reason_names_the_line():
+    (move,) = overlapped(reduce_and(written=True))[1].moves
+    assert move.why.endswith(f"(line {line(reduce_and, 'if written') + 1})")

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: MIT
+// Collectives by messages of a slot each. In every turn a block stores one to each peer, takes the ones that peers told
+// of in the turn before, and then tells of its own, whose stores have had that time to arrive. Stands after messages.cuh
+// and sums.cuh.
+#ifndef TILESCALE_LONG_MESSAGES_CUH
+#define TILESCALE_LONG_MESSAGES_CUH
+
+namespace tilescale {
+
+enum { LAG = 1, LONG_SLOTS = 4, UNIT_BYTES = 16 };
+
+template <int RANKS, int SETS>
+struct BySlots {
+  const Exchange& x;
+  const Group<RANKS> group;
+  const Share share;
+  const i64 room;  // units of a slot
+  const unsigned before;
+
+  __device__ __forceinline__ explicit BySlots(const Exchange& exchange)
+      : x(exchange),
+        group{exchange},
+        share((exchange.bytes + UNIT_BYTES - 1) / UNIT_BYTES),
+        room(exchange.slot / UNIT_BYTES),
+        before(*const_cast<const volatile unsigned*>(exchange.counts + blockIdx.x)) {}
+
+  __device__ __forceinline__ int messages() const { return static_cast<int>((share.end - share.begin + room - 1) / room); }
+  __device__ __forceinline__ unsigned number(int message) const { return before + 1u + message; }
+  __device__ __forceinline__ i64 begin(int message) const { return share.begin + message * room; }
+  __device__ __forceinline__ int units(int message) const {
+    i64 left = share.end - begin(message);
+    return static_cast<int>(left < room ? left : room);
+  }
+  __device__ __forceinline__ Pack<UNIT_BYTES>* slot(int sender, int receiver, int message, int set) const {
+    return reinterpret_cast<Pack<UNIT_BYTES>*>(group.message(sender, receiver, number(message), LONG_SLOTS, set));
+  }
+  // All threads, at the end of a turn: what they have stored in it is there for its receivers. That is message `turn` of
+  // the first set, `turn` - LAG of the second one, and so on.
+  __device__ __forceinline__ void tell(int turn) const {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    order_stores();
+    for (int set = 0, message = turn; set < SETS; ++set, message -= LAG) {
+      if (message < 0 || message >= messages()) continue;
+      for (int i = 0; i < RANKS - 1; ++i) {
+        unsigned* flag = group.flag(x.rank, group.peer(i), number(message), LONG_SLOTS, set, SETS);
+        store_relaxed(reinterpret_cast<int*>(flag), static_cast<int>(number(message)));
+      }
+    }
+  }
+  // All threads, until the message of every peer is there. False, for all: a wait failed.
+  __device__ __forceinline__ bool told(int message, int set) const {
+    bool ready = true;
+    if (threadIdx.x < RANKS - 1) {
+      int peer = group.peer(threadIdx.x);
+      const unsigned* flag = group.flag(peer, x.rank, number(message), LONG_SLOTS, set, SETS);
+      unsigned seen;
+      auto here = [&] { return (seen = load_acquire(flag)) == number(message); };
+      Outcome outcome = await(here, 2 * x.limit, x.report);
+      if (outcome == LATE) report_absent(x.report, x.site, peer, number(message), seen);
+      ready = outcome == READY;
+    }
+    return __syncthreads_and(ready);
+  }
+  // All threads, last of all.
+  __device__ __forceinline__ void end() const {
+    __syncthreads();
+    if (threadIdx.x == 0) x.counts[blockIdx.x] = before + messages();
+  }
+  // Stores a message to each peer: its part, or the same to all.
+  template <int ELEMENT, bool ALIGNED, bool SAME>
+  __device__ __forceinline__ void send_parts(int message) const {
+    enum { AT_ONCE = 4 };
+    for (int i = 0; i < (SAME ? 1 : RANKS - 1); ++i) {
+      int first = group.peer(i);
+      i64 at = begin(message) * UNIT_BYTES, left = group.size(first) - at;
+      const char* from = x.source + (SAME ? 0 : first * x.source_step) + at;
+      for (int unit = threadIdx.x; unit < units(message); unit += AT_ONCE * blockDim.x) {
+        Pack<UNIT_BYTES> packs[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+          i64 skipped = static_cast<i64>(unit + k * blockDim.x) * UNIT_BYTES;
+          if (unit + k * blockDim.x < units(message))
+            packs[k] = read<UNIT_BYTES, ELEMENT, ALIGNED>(from + skipped, left - skipped);
+        }
+        for (int j = 0; j < (SAME ? RANKS - 1 : 1); ++j) {
+          auto* to = slot(x.rank, group.peer(i + j), message, 0);
+#pragma unroll
+          for (int k = 0; k < AT_ONCE; ++k)
+            if (unit + k * blockDim.x < units(message)) to[unit + k * blockDim.x] = packs[k];
+        }
+      }
+    }
+  }
+  // `take(unit of the part, packs)` for each unit of a message, with what every peer sent.
+  template <typename Take>
+  __device__ __forceinline__ void each_unit(int message, int set, Take take) const {
+    const Pack<UNIT_BYTES>* from[RANKS];
+#pragma unroll
+    for (int r = 0; r < RANKS; ++r)
+      if (r != x.rank) from[r] = slot(r, x.rank, message, set);
+    for (int unit = threadIdx.x; unit < units(message); unit += blockDim.x) {
+      Pack<UNIT_BYTES> packs[RANKS];
+#pragma unroll
+      for (int r = 0; r < RANKS; ++r)
+        if (r != x.rank) packs[r] = from[r][unit];
+      take(begin(message) + unit, packs);
+    }
+  }
+};
+
+// As in short_messages.cuh.
+template <typename T, int OP, int RANKS, bool ALIGNED, bool SAME>
+__device__ __forceinline__ void reduce_slots(const Exchange& x) {
+  const BySlots<RANKS, 1> by(x);
+  const char* own = x.source + x.rank * x.source_step;
+  const int messages = by.messages();
+  for (int turn = 0; turn < messages + LAG; ++turn) {
+    if (turn < messages) by.template send_parts<sizeof(T), ALIGNED, SAME>(turn);
+    if (turn >= LAG) {
+      if (!by.told(turn - LAG, 0)) return;
+      by.each_unit(turn - LAG, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+        i64 at = unit * UNIT_BYTES, left = x.bytes - at;
+        Pack<UNIT_BYTES> mine = read<UNIT_BYTES, sizeof(T), ALIGNED>(own + at, left);
+        write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + at, left, reduced<T, OP>(packs, mine, x.rank));
+      });
+    }
+    if (turn < messages) by.tell(turn);
+  }
+  by.end();
+}
+
+template <typename T, int OP, int RANKS, bool ALIGNED>
+__device__ __forceinline__ void reduce_twice_slots(const Exchange& x) {
+  const BySlots<RANKS, 2> by(x);
+  const i64 own = x.rank * x.bytes;
+  const int messages = by.messages();
+  for (int turn = 0; turn < messages + 2 * LAG; ++turn) {
+    if (turn < messages) by.template send_parts<sizeof(T), ALIGNED, false>(turn);
+    const int sums = turn - LAG, results = turn - 2 * LAG;
+    if (sums >= 0 && sums < messages) {
+      if (!by.told(sums, 0)) return;
+      by.each_unit(sums, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+        i64 at = unit * UNIT_BYTES, left = by.group.size(x.rank) - at;
+        Pack<UNIT_BYTES> mine = read<UNIT_BYTES, sizeof(T), ALIGNED>(x.source + own + at, left);
+        Pack<UNIT_BYTES> sum = reduced<T, OP>(packs, mine, x.rank);
+#pragma unroll
+        for (int i = 0; i < RANKS - 1; ++i) by.slot(x.rank, by.group.peer(i), sums, 1)[unit - by.begin(sums)] = sum;
+        write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + own + at, left, sum);
+      });
+    }
+    if (results >= 0) {
+      if (!by.told(results, 1)) return;
+      by.each_unit(results, 1, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+        i64 at = unit * UNIT_BYTES;
+#pragma unroll
+        for (int r = 0; r < RANKS; ++r)
+          if (r != x.rank)
+            write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + r * x.bytes + at, by.group.size(r) - at, packs[r]);
+      });
+    }
+    if (sums < messages) by.tell(turn);
+  }
+  by.end();
+}
+
+template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
+__device__ __forceinline__ void move_slots(const Exchange& x) {
+  const BySlots<RANKS, 1> by(x);
+  const char* own = x.source + x.rank * x.source_step;
+  char* there = x.target + x.rank * x.target_step;
+  const int messages = by.messages();
+  for (int turn = 0; turn < messages + LAG; ++turn) {
+    if (turn < messages) by.template send_parts<ELEMENT, ALIGNED, SAME>(turn);
+    if (turn >= LAG) {
+      if (!by.told(turn - LAG, 0)) return;
+      by.each_unit(turn - LAG, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+        i64 at = unit * UNIT_BYTES, left = x.bytes - at;
+        Pack<UNIT_BYTES> mine = read<UNIT_BYTES, ELEMENT, ALIGNED>(own + at, left);
+#pragma unroll
+        for (int r = 0; r < RANKS; ++r)
+          if (r != x.rank) write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + r * x.target_step + at, left, packs[r]);
+        write<UNIT_BYTES, ELEMENT, ALIGNED>(there + at, left, mine);
+      });
+    }
+    if (turn < messages) by.tell(turn);
+  }
+  by.end();
+}
+
+template <int ELEMENT, int RANKS, bool ALIGNED>
+__device__ __forceinline__ void broadcast_slots(const Exchange& x) {
+  const BySlots<RANKS, 1> by(x);
+  const int messages = by.messages();
+  for (int turn = 0; turn < messages + LAG; ++turn) {
+    if (turn < messages && x.rank == x.root) by.template send_parts<ELEMENT, ALIGNED, true>(turn);
+    if (turn >= LAG) {
+      if (!by.told(turn - LAG, 0)) return;
+      const Pack<UNIT_BYTES>* from = by.slot(x.root, x.rank, turn - LAG, 0);
+      const i64 first = by.begin(turn - LAG) * UNIT_BYTES;
+      for (int unit = threadIdx.x; unit < by.units(turn - LAG) && x.rank != x.root; unit += blockDim.x) {
+        i64 at = first + unit * UNIT_BYTES;
+        write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + at, x.bytes - at, from[unit]);
+      }
+    }
+    if (turn < messages) by.tell(turn);
+  }
+  by.end();
+}
+
+}  // namespace tilescale
+
+#endif

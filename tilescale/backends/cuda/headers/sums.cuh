@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+// What ranks bring, combined element by element in the order of ranks, so that all get the same bits. Types of 16 bits
+// are combined in float32. Stands after messages.cuh.
+#ifndef TILESCALE_SUMS_CUH
+#define TILESCALE_SUMS_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace tilescale {
+
+enum { SUM, PROD, MAX, MIN };
+
+__device__ __forceinline__ float wide(__half value) { return __half2float(value); }
+__device__ __forceinline__ float wide(__nv_bfloat16 value) { return __bfloat162float(value); }
+template <typename T>
+__device__ __forceinline__ T wide(T value) {
+  return value;
+}
+
+template <typename T>
+struct Narrow {
+  static __device__ __forceinline__ T of(T value) { return value; }
+};
+template <>
+struct Narrow<__half> {
+  static __device__ __forceinline__ __half of(float value) { return __float2half_rn(value); }
+};
+template <>
+struct Narrow<__nv_bfloat16> {
+  static __device__ __forceinline__ __nv_bfloat16 of(float value) { return __float2bfloat16_rn(value); }
+};
+
+// A NaN of either side stays.
+template <int OP, typename W>
+__device__ __forceinline__ W combined(W a, W b) {
+  if (OP == SUM) return static_cast<W>(a + b);
+  if (OP == PROD) return static_cast<W>(a * b);
+  bool first = OP == MAX ? a > b : a < b;
+  return first || a != a ? a : b;
+}
+
+// What all ranks bring, `packs`, but this one's own, which is `mine`.
+template <typename T, int OP, int RANKS, int BYTES>
+__device__ __forceinline__ Pack<BYTES> reduced(const Pack<BYTES> (&packs)[RANKS], const Pack<BYTES>& mine, int rank) {
+  Pack<BYTES> result;
+#pragma unroll
+  for (int i = 0; i < BYTES / static_cast<int>(sizeof(T)); ++i) {
+    auto of = [&](int r) {
+      Pack<BYTES> pack = r == rank ? mine : packs[r];
+      return wide(reinterpret_cast<const T*>(&pack)[i]);
+    };
+    auto total = of(0);
+#pragma unroll
+    for (int r = 1; r < RANKS; ++r) total = combined<OP>(total, of(r));
+    reinterpret_cast<T*>(&result)[i] = Narrow<T>::of(total);
+  }
+  return result;
+}
+
+}  // namespace tilescale
+
+#endif

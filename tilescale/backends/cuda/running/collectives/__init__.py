@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: MIT
+"""Collectives on whole tensors: what a device puts on its stream for each, by algorithm.
+
+setting.py                       the program around a collective, the tensors of a call, the ranks of a level
+one_shot.py two_shot.py direct.py  by a kernel of our own, which exchanges messages with those of the peers, through:
+exchanges.py workspaces.py       grids, forms and memory of messages
+kernels.py                       their CUDA text, compilation and launch
+copy_engine.py nccl.py           by the copy engine; by NCCL
+dense.py                         tensors with gaps, and cut along other dimensions than the first
+"""
+
+from __future__ import annotations
+
+from tilescale.backends.cuda.running.collectives import copy_engine, direct, nccl, one_shot, two_shot
+from tilescale.backends.cuda.running.collectives.setting import Launcher
+
+LAUNCHERS: dict[tuple[str, str], Launcher] = {
+    ("allreduce", "one_shot"): one_shot.allreduce,
+    ("allreduce", "two_shot"): two_shot.allreduce,
+    ("allreduce", "nccl"): nccl.allreduce,
+    ("reduce_scatter", "direct"): direct.reduce_scatter,
+    ("reduce_scatter", "nccl"): nccl.reduce_scatter,
+    ("all_gather", "direct"): direct.all_gather,
+    ("all_gather", "copy_engine"): copy_engine.all_gather,
+    ("all_gather", "nccl"): nccl.all_gather,
+    ("all_to_all", "direct"): direct.all_to_all,
+    ("all_to_all", "copy_engine"): copy_engine.all_to_all,
+    ("all_to_all", "nccl"): nccl.all_to_all,
+    ("broadcast", "direct"): direct.broadcast,
+    ("broadcast", "copy_engine"): copy_engine.broadcast,
+    ("broadcast", "nccl"): nccl.broadcast,
+}
+"""(operation, algorithm) -> what makes it."""

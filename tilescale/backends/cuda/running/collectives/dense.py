@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Tensors as collectives take them: contiguous, cut and joined along their first dimension.
+
+What lies otherwise is copied in and out. PyTorch allocates the copies from its pool, also in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.running.steps import Work, run
+
+if TYPE_CHECKING:
+    import torch
+
+Change = Callable[["torch.Tensor"], list[Work]]
+"""What changes a contiguous tensor in place."""
+
+Exchange = Callable[["torch.Tensor", "torch.Tensor"], list[Work]]
+"""What makes a contiguous tensor, the second, of another, each cut into its parts along the first dimension."""
+
+
+def in_place(tensor: torch.Tensor, change: Change) -> list[Work]:
+    """`change` of any tensor."""
+    if tensor.is_contiguous():
+        return change(tensor)
+
+    def launch() -> None:
+        dense = tensor.contiguous()
+        run(change(dense))
+        tensor.copy_(dense)
+
+    return [launch]
+
+
+def along(axis: int, source: torch.Tensor, target: torch.Tensor, exchange: Exchange) -> list[Work]:
+    """`exchange` of tensors that are cut along any dimension."""
+    # What is gathered side by side has one more dimension than its parts.
+    whole = source if source.ndim == target.ndim else source.unsqueeze(axis)
+    first, out = whole.movedim(axis, 0), target.movedim(axis, 0)
+    if first.is_contiguous() and out.is_contiguous():
+        return exchange(first, out)
+
+    def launch() -> None:
+        dense, given = out.contiguous(), first.contiguous()  # the same ones where they are
+        run(exchange(given, dense))
+        if dense is not out:
+            out.copy_(dense)
+
+    return [launch]

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""Collectives in which every rank sends each other one what it is to get, in one step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts
+from tilescale.backends.cuda.running.collectives.kernels import combining, moving
+from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Owner, Stand
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.steps import Work
+
+
+def reduce_scatter(own: Owner, stand: Stand) -> Bound:
+    """`T.reduce_scatter`. Collective."""
+    element = combining(stand.dtype, stand.made.reduction)
+    messages = Messages(own, stand, "reduce", element, _part(own, stand), "false")
+
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+        return messages.between(source, target, Parts(target.nbytes, source.nbytes, source_step=target.nbytes))
+
+    return _along(stand, exchange)
+
+
+def all_gather(own: Owner, stand: Stand) -> Bound:
+    """`T.all_gather`. Collective."""
+    messages = Messages(own, stand, "move", moving(stand.dtype), _part(own, stand), "true")
+
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+        return messages.between(source, target, Parts(source.nbytes, target.nbytes, target_step=source.nbytes))
+
+    return _along(stand, exchange)
+
+
+def all_to_all(own: Owner, stand: Stand) -> Bound:
+    """`T.all_to_all`. Collective."""
+    messages = Messages(own, stand, "move", moving(stand.dtype), _part(own, stand), "false")
+
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+        part = source.nbytes // messages.team.size
+        return messages.between(source, target, Parts(part, source.nbytes, source_step=part, target_step=part))
+
+    return _along(stand, exchange)
+
+
+def broadcast(own: Owner, stand: Stand) -> Bound:
+    """`T.broadcast`. Collective."""
+    messages = Messages(own, stand, "broadcast", moving(stand.dtype), stand.nbytes)
+
+    def bind(given: Operands) -> list[Work]:
+        def change(x: torch.Tensor) -> list[Work]:
+            return messages.between(x, x, Parts(x.nbytes, x.nbytes * messages.team.size), given.root)
+
+        return dense.in_place(given.target, change)
+
+    return bind
+
+
+def _part(own: Owner, stand: Stand) -> int | None:
+    """Bytes of a part of the whole tensor."""
+    return None if stand.nbytes is None else stand.nbytes // dict(own.sizes)[stand.made.level]
+
+
+def _along(stand: Stand, exchange: dense.Exchange) -> Bound:
+    return lambda given: dense.along(stand.made.axis, given.source, given.target, exchange)

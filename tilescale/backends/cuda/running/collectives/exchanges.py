@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""Exchanges of messages between the blocks of a grid and those of its peers: what one_shot, two_shot and direct share.
+
+Short messages are words with flags inside, of twice the bytes; long ones are stored plainly, told by a flag, and take
+two steps more: a fence until they have arrived, and the flag's own way. The machine's latency and bandwidth say where
+that is worth it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.implemented import STORES
+from tilescale.backends.cuda.running.collectives.kernels import THREADS, Element, Exchange, Kernel, functions, launch
+from tilescale.backends.cuda.running.collectives.setting import Owner, Stand, Team
+from tilescale.backends.cuda.running.collectives.workspaces import Shape
+from tilescale.backends.cuda.running.steps import Work
+from tilescale.cost.operations import network_of
+
+if TYPE_CHECKING:
+    import torch
+
+WORD_BYTES, WORDS_BYTES, WORD_SLOTS = 8, 16, 2
+"""Data that a thread sends at once as words, what they take, and slots of a sender (headers/short_messages.cuh)."""
+
+UNIT_BYTES, LONG_SLOTS = 16, 4
+"""Data that a thread stores at once, and slots of a sender: as in headers/long_messages.cuh."""
+
+SMALLEST_SLOT, LARGEST_SLOT = 8192, 32768
+"""Bytes of a long message: at least, so that every thread stores some; and at most, over the number of peers."""
+
+FEWEST_THREADS = 128
+
+SETS = {"reduce_twice": 2}
+"""Functions of the headers that use several sets of slots."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is exchanged.
+
+    Attributes:
+        nbytes: of a part.
+        total: of all parts; the last ones may be shorter.
+        source_step, target_step: bytes from a part to the next one.
+    """
+
+    nbytes: int
+    total: int
+    source_step: int = 0
+    target_step: int = 0
+
+
+class Grid(NamedTuple):
+    """A grid, and bytes of a slot."""
+
+    blocks: int
+    threads: int
+    slot: int
+
+
+def words_grid(nbytes: int, processors: int) -> Grid:
+    """For messages of words: a thread for each two words, a block on each processor at most."""
+    units = -(-nbytes // WORD_BYTES)
+    threads = FEWEST_THREADS
+    while threads < THREADS and units > threads * processors:
+        threads *= 2
+    blocks = min(processors, -(-units // threads))
+    return Grid(blocks, threads, _power_of_two(-(-units // blocks) * WORDS_BYTES))
+
+
+def slots_grid(nbytes: int, blocks: int, peers: int) -> Grid:
+    """For long messages: so many `blocks` at most."""
+    units = -(-nbytes // UNIT_BYTES)
+    blocks = min(blocks, -(-units // THREADS))
+    most = max(SMALLEST_SLOT, _power_of_two(LARGEST_SLOT // peers // 2 + 1))
+    slot = _power_of_two(-(-units // blocks) * UNIT_BYTES)
+    return Grid(blocks, THREADS, min(most, max(SMALLEST_SLOT, slot)))
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not smaller."""
+    return 1 << (number - 1).bit_length()
+
+
+def short_up_to(own: Owner, stand: Stand, ranks: int) -> float:
+    """Bytes of a part up to which it goes as words: what flags add takes no longer than two steps over the network."""
+    network = network_of(stand.made.call, own.target.machine, dict(own.sizes))
+    stores = network.mechanism(STORES) if network is not None else None
+    assert network is not None and stores is not None and stores.put, "the plan has asked for it"
+    return 2 * network.latency * stores.put / (ranks - 1)
+
+
+class Messages:
+    """A function of the headers as one collective of a program uses it."""
+
+    def __init__(self, own: Owner, stand: Stand, function: str, element: Element, part: int | None, *flags: str):
+        """Collective.
+
+        Args:
+            function: its name without the form of its messages.
+            element: the template's arguments that say what elements are.
+            part: bytes of a part; None if calls differ: then both forms are compiled.
+            flags: further arguments of the template.
+        """
+        machine = own.target.machine
+        self._own, self._level = own, stand.made.level
+        self.team = Team.of(own, stand.made.level)
+        self._sets = SETS.get(function, 1)
+        self._processors = machine.count(machine.program_level.name, machine.tensor_level.name)
+        self._functions: dict[str, dict[bool, Any]] = {}
+        self._blocks: dict[str, int] = {}
+        if self.team.size == 1:
+            return
+        self._short = short_up_to(own, stand, self.team.size)
+        own.sites.append(Site(stand.what, stand.where))
+        self._site = len(own.sites) - 1
+        for form in ("words", "slots") if part is None else (self._form(part),):
+            kernel = Kernel(function, form, element, self.team.size, flags)
+            self._functions[form] = functions(own.device_code(kernel.text), kernel, own.device.index)
+            self._blocks[form] = self._processors * kernel.blocks_per_processor
+
+    def _form(self, part: int) -> str:
+        return "words" if part <= self._short else "slots"
+
+    def between(self, source: torch.Tensor, target: torch.Tensor, parts: Parts, root: int = 0) -> list[Work]:
+        """What exchanges the parts of contiguous tensors. Collective if it needs a new workspace."""
+        if parts.nbytes == 0:
+            return []
+        if self.team.size == 1:
+            return [partial(target.copy_, source.view_as(target))]
+        own, form = self._own, self._form(parts.nbytes)
+        blocks = self._blocks[form]
+        if form == "words":
+            grid, slots = words_grid(parts.nbytes, blocks), WORD_SLOTS
+        else:
+            grid, slots = slots_grid(parts.nbytes, blocks, self.team.size - 1), LONG_SLOTS
+        shape = Shape(self._level, self.team.size, self._sets, slots, blocks, grid.slot, form == "slots")
+        exchange = self._exchange(shape, parts, root)
+        exchange.source, exchange.target = source.data_ptr(), target.data_ptr()
+        places = (exchange.source, exchange.target, parts.source_step, parts.target_step)
+        aligned = all(place % UNIT_BYTES == 0 for place in places)
+        return [launch(self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device)]
+
+    def _exchange(self, shape: Shape, parts: Parts, root: int) -> Exchange:
+        own, team = self._own, self.team
+        workspace = own.exchanges.get(shape, own.heap)
+        addresses = own.heap.addresses
+        return Exchange(
+            bytes=parts.nbytes,
+            total=parts.total,
+            source_step=parts.source_step,
+            target_step=parts.target_step,
+            workspace=workspace.first,
+            stride=addresses.stride,
+            slot=shape.slot,
+            counts=workspace.counts.data_ptr(),
+            report=own.guard.records.device.data_ptr(),
+            limit=own.guard.limit_ns,
+            rank=team.rank,
+            root=root,
+            first=team.first,
+            step=team.step,
+            shift=addresses.slot(0),
+            devices=own.world.size,
+            blocks=shape.blocks,
+            site=self._site,
+        )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""Kernels of collectives: their text, and the functions that the driver makes of it.
+
+They are CUDA C++ (headers/short_messages.cuh, long_messages.cuh), compiled as stock TileLang compiles what it
+generates, into the same cache, and launched through the driver. Tile programs would carry TileLang's templates, which
+take longer to compile, and have no words for threads that poll for data with flags in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilescale.backends.cuda.headers import header
+from tilescale.backends.cuda.running import driver
+
+if TYPE_CHECKING:
+    import torch
+
+HEADERS = ("sync.cuh", "words.cuh", "messages.cuh", "sums.cuh", "short_messages.cuh", "long_messages.cuh")
+
+C_TYPES = {
+    "int8": "signed char", "uint8": "unsigned char", "int32": "int", "int64": "long", "float16": "__half",
+    "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double",
+}  # fmt: skip
+"""Types whose elements are combined."""
+
+THREADS = 512
+"""Threads of a block at most."""
+
+Element = tuple[str, ...]
+"""What elements are, as the first arguments of a template."""
+
+
+def combining(dtype: str, reduction: str) -> Element:
+    """Elements of a type that are combined."""
+    return C_TYPES[dtype], f"tilescale::{reduction.upper()}"
+
+
+def moving(dtype: str) -> Element:
+    """Elements of a type that are moved: as many bytes as a thread may load at once from anywhere."""
+    return (str(min(8, ir.bits(dtype) // 8)),)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One instance of a function of the headers.
+
+    Attributes:
+        function: its name there, without the form of its messages.
+        form: "words" or "slots".
+        ranks: devices of the group.
+        flags: the template's last arguments.
+    """
+
+    function: str
+    form: str
+    element: Element
+    ranks: int
+    flags: tuple[str, ...] = ()
+
+    def name(self, aligned: bool) -> str:
+        """What the driver calls it."""
+        return f"{self.function}_{self.form}_{'aligned' if aligned else 'any'}"
+
+    @property
+    def blocks_per_processor(self) -> int:
+        """Blocks that are to be on a processor at once: two hide each other's fences, where registers allow it."""
+        return 2 if self.form == "slots" and self.ranks <= 4 else 1
+
+    @property
+    def text(self) -> str:
+        """CUDA C++: the headers, and a kernel for aligned addresses and one for any."""
+        kernels = "".join(self._entry(aligned) for aligned in (True, False))
+        return "".join(header(name) + "\n" for name in HEADERS) + kernels
+
+    def _entry(self, aligned: bool) -> str:
+        arguments = ", ".join([*self.element, str(self.ranks), str(aligned).lower(), *self.flags])
+        bounds = f"__launch_bounds__({THREADS}, {self.blocks_per_processor})"
+        return (
+            f'extern "C" __global__ void {bounds}\n'
+            f"{self.name(aligned)}(const __grid_constant__ tilescale::Exchange x) {{\n"
+            f"  tilescale::{self.function}_{self.form}<{arguments}>(x);\n}}\n"
+        )
+
+
+class Exchange(ctypes.Structure):
+    """What a kernel takes: `Exchange` of headers/messages.cuh, where its members are explained."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("source", "target")),
+        *((name, ctypes.c_int64) for name in ("bytes", "total", "source_step", "target_step")),
+        ("workspace", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("stride", "slot")),
+        *((name, ctypes.c_uint64) for name in ("counts", "report")),
+        ("limit", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("rank", "root", "first", "step", "shift", "devices", "blocks", "site")),
+    ]
+
+
+@cache
+def functions(code: bytes, kernel: Kernel, device: int) -> dict[bool, Any]:
+    """The kernels as the driver has loaded them on a device, by whether addresses are aligned.
+
+    Raises:
+        DeviceError: the driver refuses.
+    """
+    module = driver.call("cuModuleLoadData", code)
+    return {
+        aligned: driver.call("cuModuleGetFunction", module, kernel.name(aligned).encode()) for aligned in (True, False)
+    }
+
+
+def launch(function: Any, blocks: int, threads: int, exchange: Exchange, device: torch.device) -> Callable[[], None]:
+    """What puts a kernel on the current stream of its device."""
+    import torch
+
+    stream = torch._C._cuda_getCurrentRawStream
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(exchange))
+    packed = ctypes.addressof(pointers)
+    index = device.index
+
+    def run(_kept: object = (exchange, pointers)) -> None:
+        driver.call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream(index), packed, 0)
+
+    return run

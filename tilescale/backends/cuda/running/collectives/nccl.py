@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""Collectives by NCCL, through torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Owner, Stand, Team
+from tilescale.backends.cuda.running.nccl import group
+from tilescale.backends.cuda.running.steps import Work
+
+if TYPE_CHECKING:
+    import torch
+
+
+def allreduce(own: Owner, stand: Stand) -> Bound:
+    """`T.allreduce`. Collective."""
+    import torch.distributed as dist
+
+    op, team = _reduce_op(stand), group(own, stand.made.level)
+    return lambda given: dense.in_place(given.target, lambda x: [partial(dist.all_reduce, x, op, group=team)])
+
+
+def broadcast(own: Owner, stand: Stand) -> Bound:
+    """`T.broadcast`. Collective."""
+    import torch.distributed as dist
+
+    team, ranks = group(own, stand.made.level), Team.of(own, stand.made.level)
+
+    def bind(given: Operands) -> list[Work]:
+        root = ranks.device(given.root)
+        return dense.in_place(given.target, lambda x: [partial(dist.broadcast, x, root, group=team)])
+
+    return bind
+
+
+def reduce_scatter(own: Owner, stand: Stand) -> Bound:
+    """`T.reduce_scatter`. Collective."""
+    import torch.distributed as dist
+
+    return _from_parts(own, stand, partial(dist.reduce_scatter_tensor, op=_reduce_op(stand)))
+
+
+def all_gather(own: Owner, stand: Stand) -> Bound:
+    """`T.all_gather`. Collective."""
+    import torch.distributed as dist
+
+    return _from_parts(own, stand, dist.all_gather_into_tensor)
+
+
+def all_to_all(own: Owner, stand: Stand) -> Bound:
+    """`T.all_to_all`. Collective."""
+    import torch.distributed as dist
+
+    return _from_parts(own, stand, dist.all_to_all_single)
+
+
+def _from_parts(own: Owner, stand: Stand, exchange: Callable[..., Any]) -> Bound:
+    """From one tensor to another: `exchange(out, source, group=)`."""
+    team = group(own, stand.made.level)
+
+    def launch(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+        return [partial(exchange, target, source, group=team)]
+
+    return lambda given: dense.along(stand.made.axis, given.source, given.target, launch)
+
+
+def _reduce_op(stand: Stand) -> Any:
+    from torch.distributed import ReduceOp
+
+    ops = {"sum": ReduceOp.SUM, "prod": ReduceOp.PRODUCT, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
+    return ops[stand.made.reduction]

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+"""All-reduce in one step: every rank sends its tensor to all others, and adds up what comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts
+from tilescale.backends.cuda.running.collectives.kernels import combining
+from tilescale.backends.cuda.running.collectives.setting import Bound, Owner, Stand
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.steps import Work
+
+
+def allreduce(own: Owner, stand: Stand) -> Bound:
+    """`T.allreduce`. Collective."""
+    messages = Messages(own, stand, "reduce", combining(stand.dtype, stand.made.reduction), stand.nbytes, "true")
+
+    def change(x: torch.Tensor) -> list[Work]:
+        return messages.between(x, x, Parts(x.nbytes, x.nbytes * messages.team.size))
+
+    return lambda given: dense.in_place(given.target, change)

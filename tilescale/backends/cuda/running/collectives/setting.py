@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""What a collective is bound to: the program that it stands in, once, and then the tensors of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.steps import Work
+from tilescale.errors import Location
+from tilescale.program.operations import Collective
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Stand:
+    """A collective where it stands in a program.
+
+    Attributes:
+        made: the operation.
+        where: its line.
+        dtype: of its elements.
+        nbytes: of its whole tensor; None if only calls know.
+        written_by_peers: tells that peers write into the target, which then has to be symmetric.
+    """
+
+    made: Collective
+    where: Location | None
+    dtype: str
+    nbytes: int | None
+    written_by_peers: Callable[[], None]
+
+    @property
+    def what(self) -> str:
+        """The operation in words, for errors."""
+        return f"T.{self.made.name} of level {self.made.level!r}"
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of a call on this device, the same one where it works in place; and the root of a broadcast."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+    root: int = 0
+
+
+Bound = Callable[[Operands], list[Work]]
+"""What a call with these operands launches."""
+
+Launcher = Callable[[Owner, Stand], Bound]
+"""An algorithm for an operation, made where all ranks make the program. Collective."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """The devices that are siblings at a level: rank r of them is device `first` + r * `step` of all."""
+
+    rank: int
+    size: int
+    first: int
+    step: int
+
+    @classmethod
+    def of(cls, own: Owner, level: str) -> Team:
+        """This rank's; devices are numbered row-major, the coarsest level slowest."""
+        names = [name for name, _ in own.sizes]
+        step = 1
+        for _, size in own.sizes[names.index(level) + 1 :]:
+            step *= size
+        rank = own.rank(level)
+        return cls(rank, dict(own.sizes)[level], own.world.rank - rank * step, step)
+
+    def device(self, rank: int) -> int:
+        """The number, over all devices, of a rank."""
+        return self.first + rank % self.size * self.step

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""All-reduce in two steps: every rank adds up a part of the tensor and sends the sum to all others.
+
+It moves 2 / n of the bytes of one step between n ranks, in two steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, Messages, Parts
+from tilescale.backends.cuda.running.collectives.kernels import combining
+from tilescale.backends.cuda.running.collectives.setting import Bound, Owner, Stand
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.steps import Work
+
+
+def allreduce(own: Owner, stand: Stand) -> Bound:
+    """`T.allreduce`. Collective."""
+    ranks = dict(own.sizes)[stand.made.level]
+    part = None if stand.nbytes is None else _part(stand.nbytes, ranks)
+    messages = Messages(own, stand, "reduce_twice", combining(stand.dtype, stand.made.reduction), part)
+
+    def change(x: torch.Tensor) -> list[Work]:
+        part = _part(x.nbytes, ranks)
+        return messages.between(x, x, Parts(part, x.nbytes, source_step=part, target_step=part))
+
+    return lambda given: dense.in_place(given.target, change)
+
+
+def _part(nbytes: int, ranks: int) -> int:
+    """Bytes of a rank's part, which begins where a thread can store at once; the last ones are shorter, or empty."""
+    units = -(-nbytes // UNIT_BYTES)
+    return -(-units // ranks) * UNIT_BYTES

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""The memory through which messages go: slots on every device, and each block's count of what it has sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.comm.heap import SymmetricHeap
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Slots of one device.
+
+    Attributes:
+        level: whose units send each other messages, and how many `ranks` there are.
+        sets: of slots; each has `slots` for every sender and block.
+        blocks: of a grid, at most.
+        slot: bytes.
+        flagged: whether each slot has a flag behind the slots.
+    """
+
+    level: str
+    ranks: int
+    sets: int
+    slots: int
+    blocks: int
+    slot: int
+    flagged: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, flags included."""
+        messages = self.sets * self.slots * (self.ranks - 1) * self.blocks
+        return messages * (self.slot + (4 if self.flagged else 0))
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A workspace of this device and its counts.
+
+    Attributes:
+        slots: symmetric.
+        counts: of messages by block.
+        first: address of the instance in the first slot of the heap.
+    """
+
+    slots: torch.Tensor
+    counts: torch.Tensor
+    first: int
+
+
+class Workspaces:
+    """The workspaces of one program, made when they are first needed."""
+
+    def __init__(self) -> None:
+        self._made: dict[Shape, Workspace] = {}
+
+    def get(self, shape: Shape, heap: SymmetricHeap) -> Workspace:
+        """The workspace of a shape, zero when it is made. Collective if it is new."""
+        import torch
+
+        if shape not in self._made:
+            slots = heap.zeros((shape.nbytes,), torch.uint8)
+            counts = torch.zeros(shape.blocks, dtype=torch.int32, device=heap.device)
+            self._made[shape] = Workspace(slots, counts, heap.peers(slots).data_ptr())
+        return self._made[shape]
+
+    def clear(self) -> None:
+        """Begin anew: nothing runs on any rank's device."""
+        for workspace in self._made.values():
+            workspace.slots.zero_()
+            workspace.counts.zero_()

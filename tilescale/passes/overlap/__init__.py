@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: MIT
+"""Overlap of collectives with the grids around them, as a rewrite from programs to programs of the same language:
+
+    rewrite.py    one collective after the other: what is rewritten, what stays, and why
+    schedule.py   what was decided for each, as an object that can be edited and passed back
+    legality.py   what must hold before a collective may be taken apart
+    uses.py       where a grid uses a tensor, and which of its rows each program touches
+    chunks.py     rows that travel together, and their flags
+    order.py      the order of a grid's tiles
+    gather.py     all_gather -> grid
+    scatter.py    grid -> reduce_scatter, grid -> allreduce
+    sums.py       the grid that adds up what has arrived
+    epilogue.py   own rows that are added up by the tiles that make them
+    estimate.py   what it takes in order and overlapped, and how many rows travel together
+    edits.py      changes of a traced function
+"""

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""Chunks of rows: each travels with a flag of its own, and tiles wait for, or count, those that they touch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilelang_core.trace import call
+from tilescale.passes.overlap.edits import rank_of
+from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.program.ops import SIGNAL, WAIT
+
+MOST_APART = 4
+"""Chunks that a tile waits for one by one; for more it waits in a loop."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The rows of a tensor in chunks: `each` of a part, of so many `rows`, the last one of what is left."""
+
+    of: Rows
+    rows: int
+
+    @property
+    def each(self) -> int:
+        """Chunks of a part."""
+        return -(-self.of.height // self.rows)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Parts and chunks of each: the shape of flags for all of them."""
+        return self.of.parts, self.each
+
+    def place(self, row: Any) -> tuple[Any, Any]:
+        """Part, and chunk of it, that has a row."""
+        return row // self.of.height, row % self.of.height // self.rows
+
+    def number(self, row: Any) -> Any:
+        """The same as one number."""
+        part, chunk = self.place(row)
+        return part * self.each + chunk
+
+    def touched(self, use: Use, uses: Uses, level: str) -> Iterator[tuple[Any, Any, Any]]:
+        """For each round of a use on each unit of a level the first and the last chunk, and whether it happens."""
+        for begin, end, runs in uses.by_rank(use, level):
+            yield self.number(begin), self.number(end - 1), runs
+
+    def count(self, chunk: Any) -> Any:
+        """Rows of a chunk."""
+        if self.of.height % self.rows == 0:
+            return self.rows
+        return ir.Min(ir.IntImm("int32", self.rows), self.of.height - chunk * self.rows)
+
+    def to_others(self, level: str, make: Callable[[Any, Any, Any], ir.Stmt]) -> list[ir.Stmt]:
+        """Statements of a unit for each chunk, and each other unit: made of its rank, the other's, and the chunk."""
+        step, chunk = ir.Var("step", "int32"), ir.Var("chunk", "int32")
+        rank, rank_is = rank_of(level)
+        inner = ir.For(chunk, 0, self.each, ir.ForKind.SERIAL, make(rank, (rank + step) % self.of.parts, chunk))
+        return [rank_is, ir.For(step, 1, self.of.parts - 1, ir.ForKind.SERIAL, inner)]
+
+    def waits(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
+        """Waits for all chunks that a use reads."""
+        most, always = self.span(use, uses, level)
+        if most > 1 and most <= MOST_APART and always:
+            first, last = self.number(use.begin), self.number(use.end - 1)
+            numbers = [first if i == 0 else ir.Min(first + i, last) for i in range(most)]
+            return [wait(flags, number // self.each, number % self.each) for number in numbers]
+        return self._once(use, most, always, lambda part, chunk: wait(flags, part, chunk))
+
+    def counts(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
+        """Signals that a use is done with each of its chunks."""
+        return self._once(use, *self.span(use, uses, level), lambda part, chunk: signal(flags, part, chunk))
+
+    def span(self, use: Use, uses: Uses, level: str) -> tuple[int, bool]:
+        """The most chunks that are touched at once, and whether there always is one."""
+        numbers = [(last - first + 1)[runs] for first, last, runs in self.touched(use, uses, level)]
+        every = np.concatenate(numbers)
+        return int(every.max(initial=0)), bool((every > 0).all())
+
+    def _once(self, use: Use, most: int, always: bool, make: Callable[[Any, Any], ir.Stmt]) -> list[ir.Stmt]:
+        """A statement for each chunk that a use touches."""
+        if most == 1 and always:
+            return [make(*self.place(use.begin))]
+        turn, first = ir.Var("chunk", "int32"), self.number(use.begin)
+        extent = ir.Max(self.number(use.end - 1) - first + 1, ir.IntImm("int32", 0))
+        return [ir.For(turn, first, extent, ir.ForKind.SERIAL, make(turn // self.each, turn % self.each))]
+
+
+def flag(flags: ir.Buffer, *index: Any) -> ir.Call:
+    """An element of flags as the argument of an operation."""
+    places = [ir.simplify(ir.int_node(i), {}) for i in index]
+    return tir.region(flags, places, [ir.IntImm("int32", 1)] * len(places), "rw")
+
+
+def wait(flags: ir.Buffer, *index: Any, value: Any = 1) -> ir.Stmt:
+    """`T.wait(flags[index], ">=", value)`."""
+    return tir.evaluate(call(WAIT, flag(flags, *index), ir.int_node(value), compare=">="))
+
+
+def signal(flags: ir.Buffer, *index: Any) -> ir.Stmt:
+    """`T.signal(flags[index])`."""
+    return tir.evaluate(call(SIGNAL, flag(flags, *index), ir.IntImm("int32", 1), op="add"))

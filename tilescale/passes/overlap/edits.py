@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: MIT
+"""Changes of a traced function: statements replaced, phases put around or between others, memory added to a launch.
+
+What comes out is a traced function like any other: it is taken apart, checked, printed and run as the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilelang_core.trace import call
+from tilescale.hda import Machine
+from tilescale.passes.overlap.schedule import Declined
+from tilescale.program.model import (
+    Control,
+    DevicePhase,
+    GridPhase,
+    Launch,
+    Part,
+    Program,
+    Sequence,
+    location,
+)
+from tilescale.program.ops import FLAGS, RANK, SCALE
+
+
+@dataclass
+class Edits:
+    """Changes of one launch.
+
+    Attributes:
+        program, launch: what is changed; its statements are recognised by identity.
+        statements: a statement and what stands in its place, in order.
+        phases: a phase and what stands in its place; nothing in that is replaced any more.
+        buffers, flags: memory that is added, flags among it also in `flags`.
+    """
+
+    program: Program
+    launch: Launch
+    machine: Machine
+    statements: list[tuple[ir.Stmt, ir.Stmt]] = field(default_factory=list)
+    phases: list[tuple[DevicePhase | GridPhase, tuple[Part, ...]]] = field(default_factory=list)
+    buffers: list[ir.Buffer] = field(default_factory=list)
+    flags: list[ir.Var] = field(default_factory=list)
+
+    def alloc_flags(self, name: str, shape: Iterable[int]) -> ir.Buffer:
+        """Flags that are zero when a call begins, as `T.alloc_flags` makes them."""
+        flags = tir.local_buffer(name, [ir.IntImm("int32", n) for n in shape], "int32", "global")
+        self.buffers.append(flags)
+        self.flags.append(flags.data)
+        return flags
+
+    def alloc(self, name: str, shape: Iterable[int], dtype: str, scope: str = "global") -> ir.Buffer:
+        """A workspace of the device, or a tile."""
+        buffer = tir.local_buffer(name, [ir.IntImm("int32", n) for n in shape], dtype, scope)
+        self.buffers.append(buffer)
+        return buffer
+
+    def before(self, stmt: ir.Stmt, added: Iterable[ir.Stmt]) -> None:
+        """Put statements before one."""
+        self.statements.append((stmt, tir.sequence([*(tir.at(s, stmt) for s in added), stmt])))
+
+    def instead(self, phase: DevicePhase, stmt: ir.Stmt, parts: Iterable[Part]) -> None:
+        """Put phases in the place of a statement of a device phase.
+
+        Raises:
+            Declined: the statement stands inside another one.
+        """
+        stmts = [inner for inner in _spread(phase.stmt)]
+        at = next((i for i, s in enumerate(stmts) if s.same_as(stmt)), None)
+        if at is None:
+            raise Declined("it stands inside another statement", location(stmt))
+        before, after = (DevicePhase(tir.sequence(part)) for part in (stmts[:at], stmts[at + 1 :]))
+        self.phases.append((phase, (before, *parts, after)))
+
+    def apply(self) -> ir.PrimFunc:
+        """The changed function."""
+        notes = dict(self.launch.notes)
+        if self.flags:
+            notes[FLAGS] = {**dict(notes.get(FLAGS, {})), **{var: ir.IntImm("int32", 1) for var in self.flags}}
+        body = self._rebuilt(self._part(self.launch.body))
+        number = self.program.launches.index(self.launch)
+        return tir.relaunched(self.program.func, number, body, self.buffers, notes)
+
+    def statement(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement with all in it that is replaced."""
+
+        def enter(node: object) -> ir.Stmt | None:
+            if not isinstance(node, ir.Stmt):
+                return None
+            return next((new for old, new in self.statements if old.same_as(node)), None)
+
+        return tir.rewrite(stmt, enter=enter)
+
+    def _part(self, part: Part) -> Part:
+        if isinstance(part, Sequence):
+            return Sequence(tuple(self._part(p) for p in part.parts))
+        if isinstance(part, Control):
+            return Control(part.stmt, tuple(self._part(p) for p in part.parts))
+        assert isinstance(part, DevicePhase | GridPhase)
+        changed = next((new for old, new in self.phases if old is part), None)
+        return Sequence(changed) if changed is not None else replace(part, stmt=self.statement(part.stmt))
+
+    # -- phases as statements --------------------------------------------------------------------------------------
+
+    def _rebuilt(self, part: Part) -> ir.Stmt:
+        """A launch's phases as one statement, as `passes.structure` takes it apart."""
+        found: list[ir.Stmt] = []
+        before: Part | None = None
+        for inner in _flat(part):
+            if isinstance(inner, DevicePhase):
+                found += [] if tir.is_nothing(inner.stmt) else [self._scale(self.machine.tensor_level.name, inner.stmt)]
+            elif isinstance(inner, GridPhase):
+                stmt = inner.stmt
+                if isinstance(before, GridPhase):  # side by side they would be one phase
+                    scale = self._scale(self.machine.program_level.name, stmt)
+                    stmt = self._scale(self.machine.tensor_level.name, scale)
+                found.append(stmt)
+            else:
+                assert isinstance(inner, Control)
+                found.append(_around(inner.stmt, [self._rebuilt(p) for p in inner.parts]))
+            before = inner
+        return tir.sequence(found)
+
+    def _scale(self, level: str, stmt: ir.Stmt) -> ir.Stmt:
+        node = ir.StringImm(level)
+        return ir.AttrStmt(node, SCALE, node, stmt)
+
+
+def _spread(stmt: ir.Stmt) -> Iterable[ir.Stmt]:
+    """The statements of a list."""
+    return [inner for s in stmt.seq for inner in _spread(s)] if isinstance(stmt, ir.SeqStmt) else [stmt]
+
+
+def _flat(part: Part) -> list[Part]:
+    if not isinstance(part, Sequence):
+        return [part]
+    return [inner for child in part.parts for inner in _flat(child)]
+
+
+def _around(stmt: ir.Stmt, bodies: list[ir.Stmt]) -> ir.Stmt:
+    """A loop or branch with other bodies."""
+    if isinstance(stmt, ir.For):
+        return tir.at(ir.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, bodies[0], None, stmt.annotations), stmt)
+    if isinstance(stmt, ir.While):
+        return tir.at(ir.While(stmt.condition, bodies[0]), stmt)
+    assert isinstance(stmt, ir.IfThenElse)
+    return tir.at(ir.IfThenElse(stmt.condition, bodies[0], bodies[1] if len(bodies) > 1 else None), stmt)
+
+
+def bound(name: str, value: ir.PrimExpr) -> tuple[ir.Var, ir.Stmt]:
+    """A new variable, and the statement that binds it."""
+    var = ir.Var(name, "int32")
+    return var, ir.Bind(var, value)
+
+
+def rank_of(level: str) -> tuple[ir.Var, ir.Stmt]:
+    """A variable for the unit's number among its siblings."""
+    return bound(f"{level}_rank", call(RANK, level, dtype="int32"))

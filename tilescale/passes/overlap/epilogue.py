@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""Own rows that are added up where they are made: by the tile that would have stored them.
+
+Why: a grid behind that adds up reads and writes all own rows once more. Before: each tile is stored, then counted.
+After: a tile of others' rows is stored and counted; one of the own rows is kept, waits for what the others have sent of
+it, and is stored when all is added. The own rows come last on every unit, so whoever waits does so for tiles that come
+before its own place there; as devices start programs in the order of their numbers, nothing can deadlock. Declines
+tiles that are not copied as a whole, that touch several chunks, that no order puts last, or that do not fit into
+registers together with what is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir, tl
+from tilelang_core import rewrite as tir
+from tilescale.passes.overlap.edits import Edits, rank_of
+from tilescale.passes.overlap.schedule import Declined
+from tilescale.passes.overlap.sums import Arrivals, copy, whole
+from tilescale.passes.overlap.uses import Use, Uses
+from tilescale.program.model import bytes_of, location
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of a program: where it is, its place in the part of its `owner`, and the unit's own `rank`."""
+
+    buffer: ir.Buffer
+    row: Any
+    column: Any
+    owner: Any
+    rank: Any
+
+
+def add_where_made(
+    use: Use,
+    arrivals: Arrivals,
+    others: Callable[[Tile], list[ir.Stmt]],
+    edits: Edits,
+    uses: Uses,
+    after: Callable[[Tile], list[ir.Stmt]],
+) -> None:
+    """Let the tiles of own rows add up what arrives.
+
+    Args:
+        use: what writes the tiles.
+        others: what a program does with a tile of others' rows.
+        after: what it does when it has stored a tile of own rows, which then holds the sums.
+
+    Raises:
+        Declined: they cannot.
+    """
+    tile, column = _stored(use, arrivals)
+    shape = (ir.integer(tile.shape[0]), ir.integer(tile.shape[1]))
+    _check(use, arrivals, tile, uses)
+    part, total = arrivals.fragments(edits, shape)
+    (store,) = use.stmts
+    height, (rank, rank_is) = arrivals.chunks.of.height, rank_of(arrivals.level)
+    row = ir.simplify(use.begin % height, {})
+    own = [arrivals.added(rank, row, column, whole(tile, "r"), part, total)]
+    target = arrivals.to(rank, row, column, shape)
+    sums = total
+    if _is_free(tile, store, use, uses) and tile.dtype == ir.region_parts(target)[0].dtype:
+        own.append(copy(whole(total, "r"), whole(tile, "w")))
+        sums = tile
+    own += [copy(whole(sums, "r"), target), *after(Tile(sums, row, column, rank, rank))]
+    owner = ir.simplify(use.begin // height, {})
+    away = tir.sequence(others(Tile(tile, row, column, owner, rank)))
+    branch = ir.IfThenElse(ir.EQ(owner, rank), tir.sequence(own), away)
+    edits.statements.append((store, tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])))
+
+
+def _stored(use: Use, arrivals: Arrivals) -> tuple[ir.Buffer, Any]:
+    """The tile that a use stores, and the first of the columns where it goes.
+
+    Raises:
+        Declined: it is no copy of a whole matrix.
+    """
+    (store, *others), where = use.stmts, location(use.stmts[0])
+    if others or not isinstance(store, ir.Evaluate) or ir.op_name(store.value) != tl.COPY:
+        raise Declined("the tiles are not stored by one T.copy", where)
+    (tile, _, extents), (_, begins, target) = (ir.region_parts(region) for region in store.value.args[:2])
+    shapes = [ir.constants([n for n in e if ir.constant(n) != 1]) for e in (tile.shape, extents, target)]
+    if ir.scope_kind(tile) == "global" or len(tile.shape) != 2 or None in shapes or shapes[0] != shapes[1]:
+        raise Declined("the tiles are not stored as a whole", where)
+    if shapes[0] != shapes[2] or ir.constants(target[-2:]) != ir.constants(tile.shape):
+        raise Declined("the tiles are stored in another shape", where)
+    return tile, begins[-1]
+
+
+def _check(use: Use, arrivals: Arrivals, tile: ir.Buffer, uses: Uses) -> None:
+    """Raise Declined if a tile has rows of several chunks, or if there is no room."""
+    if arrivals.chunks.span(use, uses, arrivals.level) != (1, True):
+        raise Declined("a tile has rows of several chunks", location(use.stmts[0]))
+    if ir.contains(use.phase.stmt, lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tir.BLOCK_ORDER):
+        raise Declined("the program sets the order of its blocks itself", use.launch.where)
+    machine, launch = uses.machine, use.launch
+    room = machine.capacity(machine.layer_for("fragment").name, launch.thread_count)
+    kinds = [str(arrivals.own.dtype), "float32", *([str(tile.dtype)] if ir.scope_kind(tile) == "fragment" else [])]
+    if sum(bytes_of(tile.shape, kind) or 0 for kind in kinds) > room:
+        raise Declined("a tile and what is added to it do not fit into registers", location(use.stmts[0]))
+
+
+def _is_free(tile: ir.Buffer, store: ir.Stmt, use: Use, uses: Uses) -> bool:
+    """Whether a tile in shared memory is used no more once it is stored."""
+    order = list(ir.statements(use.phase.stmt))
+    at = next(i for i, stmt in enumerate(order) if stmt.same_as(store))
+    later = [a.root for stmt in order[at + 1 :] for a in uses.names.effects(stmt).accesses]
+    return ir.scope_kind(tile) == "shared" and not any(root.same_as(tile.data) for root in later)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""An all-gather and the grids that read what it gathers.
+
+Why: all devices wait for the whole of a tensor although each tile reads rows of one part. Before: a gather, then grids.
+After: the gather is started on the copy queue, a chunk of rows at a time, each with a flag; a tile waits for the flags
+of the rows that it reads; the first grid works on the own part first and then on the others in the order in which they
+arrive. Declines a gather along another dimension than the first, one whose result is used outside of grids, and what
+`legality.py` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilelang_core.trace import call
+from tilescale.passes.overlap.chunks import Chunks
+from tilescale.passes.overlap.edits import Edits
+from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, grid_seconds, in_order
+from tilescale.passes.overlap.legality import Site, check_unwritten, uses_after
+from tilescale.passes.overlap.order import Arrival, tiles_in, with_tiles
+from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.program.asynchronous import Parts
+from tilescale.program.dependence import Dependence, Step
+from tilescale.program.model import DevicePhase, GridPhase, location
+from tilescale.program.ops import ALL_GATHER
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """A gather that is taken apart."""
+
+    site: Site
+    uses: Uses
+    rows: Rows
+    readers: tuple[Use, ...]
+
+    @property
+    def level(self) -> str:
+        return self.site.made.level
+
+
+def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
+    """The program in which a gather runs beside the grids that read it; `move` gets what was chosen.
+
+    Raises:
+        Declined: it stays as it is.
+    """
+    rows = _rows(site, uses)
+    target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (site.made.target, site.made.source))
+    check_unwritten(source, mine, graph, "what it sends")
+    check_unwritten(target, mine, graph, "its result")
+    gather = _Gather(site, uses, rows, _readers(target, mine, graph, uses, rows))
+    _check_some(gather)
+    chunk = _choose(gather, move)
+    edits = Edits(uses.program, site.launch, uses.machine)
+    chunks = Chunks(rows, chunk)
+    flags = edits.alloc_flags(f"{rows.buffer.name}_here", chunks.shape)
+    edits.statements.append((site.stmt, tir.at(_started(site, flags, chunk), site.stmt)))
+    for use in gather.readers:
+        edits.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
+    move.why = "each tile waits for the rows that it reads"
+    first = gather.readers[0]
+    tiles = tiles_in(Arrival(), first, rows, uses, move, gather.level)
+    edits.phases.append((first.phase, (with_tiles(first.phase, tiles, edits),)))
+    return edits.apply()
+
+
+def _rows(site: Site, uses: Uses) -> Rows:
+    """How the rows of the result are counted."""
+    made = site.made
+    (part, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
+    if made.is_in_place or made.axis != 0:
+        raise Declined("it does not gather along the first dimension", location(site.stmt))
+    sizes = ir.constants(extents)
+    if sizes is None or ir.constants(own) is None:
+        raise Declined("the rows are known at launch only", location(site.stmt))
+    if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
+        raise Declined(f"it gathers into a part of {whole.name!r}", location(site.stmt))
+    if whole.data in uses.names.views:
+        raise Declined(f"it gathers into a view of {uses.names.views[whole.data].base.name!r}", location(site.stmt))
+    if part.dtype != whole.dtype:
+        raise Declined("a copy queue converts nothing", location(site.stmt))
+    parts = uses.sizes[made.level]
+    slots = Parts.of(own, extents).slots
+    return Rows(whole, parts, sizes[1] if slots else sizes[0] // parts, slots)
+
+
+def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Rows) -> tuple[Use, ...]:
+    """The uses of the result, one for each grid that reads it."""
+    steps = uses_after(root, mine, graph)
+    phases: list[GridPhase] = []
+    for step in steps:
+        if isinstance(step.phase, DevicePhase) or step.phase is None:
+            raise Declined("its result is used outside of a grid", location(step.stmt))
+        if step.phase not in phases:
+            phases.append(step.phase)
+    if not phases:
+        raise Declined("no grid reads its result", location(mine.stmt))
+    assert mine.launch is not None
+    return tuple(uses.find(phase, mine.launch, rows) for phase in phases)
+
+
+def _check_some(gather: _Gather) -> None:
+    """Raise Declined if every tile of the first grid needs all rows: there is nothing to begin with."""
+    use, rows = gather.readers[0], gather.rows
+    touched = gather.uses.by_rank(use, gather.level)
+    if all((((begin <= 0) & (end >= rows.total)) | ~runs).all() for begin, end, runs in touched):
+        raise Declined("every tile reads all rows", location(use.stmts[0]))
+
+
+# -- chunks ------------------------------------------------------------------------------------------------------------
+
+
+def _choose(gather: _Gather, move: Move) -> int:
+    """Rows of a chunk, and what the move is estimated to take."""
+    site, uses, rows = gather.site, gather.uses, gather.rows
+    travel = Travel.of(site, uses, rows.parts, rows.height)
+    grid = sum(grid_seconds(use.phase, use.launch, uses) for use in gather.readers)
+    chunk = min(
+        move.chunk or best_chunk(travel, uses.step(gather.readers[0], rows.height, gather.level), grid, gathered),
+        rows.height,
+    )
+    move.chunk, move.beside_s = chunk, gathered(travel, chunk, grid)
+    move.in_order_s = in_order(site, uses, grid)
+    return chunk
+
+
+def _started(site: Site, flags: ir.Buffer, chunk: int) -> ir.Stmt:
+    """The gather, started on the copy queue."""
+    made = site.made
+    whole = tir.region(flags, [ir.IntImm("int32", 0)] * 2, flags.shape, "rw")
+    return tir.evaluate(call(ALL_GATHER, made.source, made.target, whole, level=made.level, dim=0, chunk=chunk))

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""What must hold before a collective may be taken apart: it then orders only what it moves.
+
+Done in order, a collective is a meeting: behind it each unit knows that all have come. Done beside the grid it tells
+only those who wait for its flags. That is enough where nothing else of the program relies on the meeting, where the
+source stays as it is until it is sent, and where the result is used by statements that can wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tilelang_core import ir
+from tilescale.passes.overlap.schedule import Declined
+from tilescale.program.dependence import Dependence, Step
+from tilescale.program.model import DevicePhase, GridPhase, Launch, Sequence, location
+from tilescale.program.operations import Collective, operation
+
+
+@dataclass(frozen=True)
+class Site:
+    """A collective of whole tensors that is done in order."""
+
+    stmt: ir.Stmt
+    made: Collective
+    phase: DevicePhase
+    launch: Launch
+
+    @property
+    def tensors(self) -> tuple[str, str]:
+        """Names of what it reads and writes."""
+        source, target = (ir.region_parts(r)[0].name for r in (self.made.source, self.made.target))
+        return source.removesuffix("_view"), target.removesuffix("_view")
+
+
+def sites(graph: Dependence) -> list[tuple[Site, Step]]:
+    """The collectives of whole tensors, in program order."""
+    found = []
+    for step in graph.steps:
+        made = operation(step.stmt.value) if isinstance(step.stmt, ir.Evaluate) else None
+        if isinstance(made, Collective) and isinstance(step.phase, DevicePhase) and step.launch and made.flags is None:
+            found.append((Site(step.stmt, made, step.phase, step.launch), step))
+    return found
+
+
+def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> None:
+    """Check what holds for every collective.
+
+    Args:
+        own: flags that overlapped collectives before it brought in.
+
+    Raises:
+        Declined: it cannot be proven that only its flags matter.
+    """
+    where = location(site.stmt)
+    if mine.around:
+        raise Declined("it stands in a loop or a branch", where)
+    if not mine.on_device:
+        raise Declined(f"a {graph.machine.tensor_level.name} has no copy queue", where)
+    if site.made.impl is not None:
+        raise Declined(f"impl={site.made.impl!r} was asked for", where)
+    brought = set(own)
+    for step in graph.steps:
+        effects = step.effects
+        if effects.opaque:
+            raise Declined("a function from elsewhere may rely on it", location(step.stmt))
+        flags = [*(t.flag.root for t in effects.tells), *(w.flag.root for w in effects.awaits)]
+        ordered = any(flag not in brought for flag in flags)
+        reached = any(a.at is not None for a in effects.accesses) and not flags
+        collective = operation(step.stmt.value) if isinstance(step.stmt, ir.Evaluate) else None
+        if ordered or reached or effects.meets and not isinstance(collective, Collective):
+            raise Declined("the program orders its units by itself", location(step.stmt))
+        if effects.meets and isinstance(step.phase, GridPhase):
+            raise Declined("programs of the grid meet", location(step.stmt))
+
+
+def stands_alone(phase: GridPhase, launch: Launch) -> bool:
+    """Whether a phase is executed once by a launch, without a loop or a branch around."""
+    parts = [launch.body]
+    while parts:
+        part = parts.pop()
+        if part is phase:
+            return True
+        if isinstance(part, Sequence):
+            parts += part.parts
+    return False
+
+
+def uses_after(root: ir.Var, mine: Step, graph: Dependence) -> list[Step]:
+    """The statements behind a collective that touch a tensor, those without statements inside.
+
+    Raises:
+        Declined: one of them is in another launch, or before the collective.
+    """
+    found = []
+    for step in graph.steps:
+        if step is mine or not any(a.root.same_as(root) for a in step.effects.accesses):
+            continue
+        if step.number < mine.number:
+            raise Declined("what it writes is used before it too", location(step.stmt))
+        if step.launch is not mine.launch:
+            raise Declined("what it writes is used in another launch", location(step.stmt))
+        found.append(step)
+    return found
+
+
+def check_unwritten(root: ir.Var, mine: Step, graph: Dependence, what: str) -> None:
+    """Raise Declined if a tensor is written behind a collective, which may still be reading or writing it."""
+    for step in graph.steps:
+        if step.number > mine.number and any(a.root.same_as(root) for a in step.effects.writes):
+            raise Declined(f"{what} is written again while it may be on its way", location(step.stmt))

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""The order of a grid's tiles: those first whose rows are here, or whose rows have the longest way.
+
+Why: programs start in the order of their numbers, so a program that waits for rows that come late keeps a place that
+another one could use. Before: a program works on the tile of its own number. After: on the tile that a one-to-one map
+gives for its number and the device's rank. The map goes through the parts of the tensor in the order of travel, and
+through the tiles of a part as before. It declines grids whose tiles do not follow the rows along one axis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.hda import Machine
+from tilescale.passes.overlap.edits import Edits, bound, rank_of
+from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.program.model import GridPhase, Launch, location
+from tilescale.program.operations import Rank, operation
+
+Steps = Generator[tuple[str, Any], Any, None]
+"""A computation in steps: names and values, for which it gets variables."""
+
+
+class Order(Protocol):
+    """An order of the parts of a tensor, of which each rank owns one."""
+
+    def part(self, turn: Any, rank: Any, parts: int) -> Any:
+        """Whose part it is at a turn."""
+
+    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
+        """Which tile it is at a place, where parts have different numbers of tiles; `first` as in `Axis`.
+
+        Yields names and values, and is sent the variables that hold them; the last is the tile.
+        """
+
+
+class Arrival:
+    """The own part first, then that of the rank before, which sends here first, and so on."""
+
+    def part(self, turn: Any, rank: Any, parts: int) -> Any:
+        """Whose part it is at a turn."""
+        return (rank + parts - turn) % parts
+
+    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
+        """Down from the end of the own part, and in each part up."""
+        numbers = range(len(first))
+        down = yield "down", (stairs(rank + 1, numbers, first) + (first[-1] - 1) - place) % first[-1]
+        part = yield "part", stairs(down, first[:-1], numbers)
+        yield "tile", stairs(part, numbers, first) + stairs(part + 1, numbers, first) - 1 - down
+
+
+class Departure:
+    """The part of the next rank first, and so on; the own part last."""
+
+    def part(self, turn: Any, rank: Any, parts: int) -> Any:
+        """Whose part it is at a turn."""
+        return (rank + 1 + turn) % parts
+
+    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
+        """Up from the end of the own part."""
+        yield "tile", (stairs(rank + 1, range(len(first)), first) + place) % first[-1]
+
+
+def stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
+    """The value of the last step that begins at x or before; `begins` do not fall."""
+    rises: dict[int, int] = {}
+    for begin, value, before in zip(begins[1:], values[1:], values, strict=False):
+        rises[begin] = rises.get(begin, 0) + value - before
+    total: Any = ir.IntImm("int32", values[0])
+    for begin, rise in rises.items():
+        if rise:
+            total = total + ir.Select(x >= begin, ir.IntImm("int32", rise), ir.IntImm("int32", 0))
+    return total
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The axis of a grid along which the parts of a tensor follow one another.
+
+    Attributes:
+        number: of the axis.
+        first: for each part the first index along the axis whose tiles begin in it; at the end the axis' extent.
+    """
+
+    number: int
+    first: tuple[int, ...]
+
+
+def check_order(phase: GridPhase, launch: Launch, machine: Machine) -> None:
+    """Raise Declined if programs of a phase are told apart by more than the tiles that they work on."""
+    if launch.cluster_size > 1:
+        raise Declined("programs of a cluster stay together", launch.where)
+    named: set[ir.Var] = set()
+    for stmt in ir.statements(phase.stmt):
+        made = operation(stmt.value) if isinstance(stmt, ir.Bind) else None
+        if isinstance(made, Rank) and made.level == machine.program_level.name:
+            named.add(stmt.var)
+        elif named & set(ir.uses(stmt)):
+            raise Declined("a program uses its number", location(stmt))
+
+
+def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
+    """The axis along which the parts follow one another.
+
+    Raises:
+        Declined: there is none, or the order depends on the device already.
+    """
+    if use.loops:
+        raise Declined("programs take tiles in turns", location(use.loops[0]))
+    shape = [ir.integer(n) for n in use.launch.grid]
+    seen = [begin // rows.height for begin, _, _ in uses.by_rank(use, level)]
+    if any(not np.array_equal(seen[0], other) for other in seen[1:]):
+        raise Declined("the tiles are in an order of their own on each device", location(use.stmts[0]))
+    parts = seen[0].reshape(shape)
+    varying = [i for i in range(len(shape)) if (np.diff(parts, axis=i) != 0).any()]
+    if len(varying) != 1:
+        raise Declined("the tiles do not follow the rows along one axis of the grid", location(use.stmts[0]))
+    (number,) = varying
+    along = np.moveaxis(parts, number, 0).reshape(shape[number], -1)[:, 0]
+    if (np.diff(along) < 0).any():
+        raise Declined("the tiles do not follow the rows", location(use.stmts[0]))
+    return Axis(number, tuple(int(np.searchsorted(along, part)) for part in range(rows.parts + 1)))
+
+
+Tiles = tuple[list[ir.Stmt], dict[ir.Var, ir.PrimExpr]]
+"""What computes a program's tile, and what stands for the indices of programs after it."""
+
+
+def reordered(launch: Launch, axis: Axis, rank: ir.Var, order: Order) -> Tiles:
+    """Tiles in another order.
+
+    Raises:
+        Declined: parts with different numbers of tiles, where these are no neighbours in the order of programs.
+    """
+    shape = [ir.integer(n) for n in launch.grid]
+    each = np.diff(axis.first)
+    is_even, is_slowest = (each == each[0]).all(), math.prod(shape[axis.number + 1 :]) == 1
+    if not is_slowest:
+        if not is_even:
+            raise Declined("the parts have different numbers of tiles")
+        return _linear(launch, shape, axis, rank, order)
+    index = launch.programs[axis.number]
+    if is_even:
+        height, parts = int(each[0]), len(each)
+        var, bind = bound(f"{index.name}_tile", order.part(index // height, rank, parts) * height + index % height)
+        return [bind], {index: var}
+    binds, var, steps = [], None, order.uneven(index, rank, axis.first)
+    with contextlib.suppress(StopIteration):
+        while True:
+            name, value = steps.send(var)
+            var, bind = bound(f"{index.name}_{name}", value)
+            binds.append(bind)
+    return binds, {index: var}
+
+
+def _linear(launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: Order) -> Tiles:
+    """Part after part, where tiles of one part are no neighbours in the order in which programs start."""
+    number, height, parts = axis.number, axis.first[1], len(axis.first) - 1
+    place: Any = 0
+    for var, extent in reversed(list(zip(launch.programs, shape, strict=True))):
+        place = place * extent + var
+    inside = [*shape[:number], height, *shape[number + 1 :]]
+    start, bind = bound("turn", place)
+    stmts, mapping, left = [bind], {}, start % math.prod(inside)
+    for i, (var, extent) in enumerate(zip(launch.programs, inside, strict=True)):
+        value = left % extent
+        left = left // extent
+        if i == number:
+            value = order.part(start // math.prod(inside), rank, parts) * height + value
+        mapping[var], bind = bound(f"{var.name}_tile", value)
+        stmts.append(bind)
+    return stmts, mapping
+
+
+def tiles_in(order: Order, use: Use, rows: Rows, uses: Uses, move: Move, level: str) -> Tiles | None:
+    """The tiles of a grid in an order, where that can be done and `move` asks for it; `move` is told."""
+    if not move.ordered:
+        return None
+    try:
+        check_order(use.phase, use.launch, uses.machine)
+        rank, bind = rank_of(level)
+        stmts, mapping = reordered(use.launch, axis_of(use, rows, uses, level), rank, order)
+    except Declined as reason:
+        move.ordered = False
+        move.why += f"; tiles as written: {reason.reason}"
+        return None
+    return [bind, *stmts], mapping
+
+
+def with_tiles(phase: GridPhase, tiles: Tiles | None, edits: Edits) -> GridPhase:
+    """A phase with all that `edits` change in it, on these tiles; None: as written."""
+    stmt = edits.statement(phase.stmt)
+    if tiles is None:
+        return GridPhase(stmt)
+    stmts, mapping = tiles
+    return GridPhase(tir.sequence([*stmts, ir.substitute(stmt, mapping)]))

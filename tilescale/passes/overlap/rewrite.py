@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""The rewrite: from a sequential program to one whose collectives run beside its grids.
+
+Collective by collective, in program order. Each step is from a traced function to a traced function, so what comes out
+is a program of the language: it can be printed, checked, emulated, timed and lowered as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tilelang_core import ir
+from tilescale.errors import UsageError
+from tilescale.hda import Machine
+from tilescale.passes.overlap.gather import overlap_gather
+from tilescale.passes.overlap.legality import Site, check, sites
+from tilescale.passes.overlap.scatter import overlap_reduction
+from tilescale.passes.overlap.schedule import Declined, Move, Schedule
+from tilescale.passes.overlap.uses import Uses
+from tilescale.passes.retrace import for_machine
+from tilescale.passes.structure import structure
+from tilescale.program.dependence import Dependence, Step
+from tilescale.program.model import Program, location
+
+_PATTERNS: dict[str, Callable[[Site, Step, Dependence, Uses, Move], ir.PrimFunc]] = {
+    "all_gather": overlap_gather,
+    "reduce_scatter": overlap_reduction,
+    "allreduce": overlap_reduction,
+}
+
+
+def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = None) -> tuple[ir.PrimFunc, Schedule]:
+    """A program whose collectives run beside its grids where that is right, and what was decided for each.
+
+    Args:
+        func: a traced function.
+        schedule: what to do with each collective; None leaves that to the compiler.
+
+    Raises:
+        UsageError: a schedule of another program.
+        PhaseError, ...: as `passes.pipeline.analyse`.
+    """
+    func = for_machine(func, machine)
+    found = [site for site, _ in sites(Dependence(structure(func, machine), machine))]
+    moves = [Move(s.made.name, s.tensors, where=location(s.stmt)) for s in found]
+    if schedule is not None:
+        moves = _asked(schedule, moves)
+    state = _State(func, machine, by_cost=schedule is None)
+    for move in moves:
+        state.take(move)
+    return state.func, Schedule(moves)
+
+
+def _asked(schedule: Schedule, moves: list[Move]) -> list[Move]:
+    """Copies of the moves of a given schedule. Raises UsageError if it is one of another program."""
+    given, own = ([(m.collective, m.tensors) for m in each] for each in (schedule.moves, moves))
+    if given != own:
+        raise UsageError(
+            f"the schedule is for {given or 'no collectives'}, the program has {own or 'none'}",
+            hint="take the schedule of this program, kernel.moves, and change that",
+        )
+    return [
+        Move(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.ordered, mine.where)
+        for m, mine in zip(schedule.moves, moves, strict=True)
+    ]
+
+
+@dataclass
+class _State:
+    """A function on its way.
+
+    Attributes:
+        by_cost: whether what is estimated not to pay stays in order.
+        kept: how many collectives stay in order until now.
+        flags: what the others brought in.
+    """
+
+    func: ir.PrimFunc
+    machine: Machine
+    by_cost: bool
+    kept: int = 0
+    flags: set[ir.Var] = field(default_factory=set)
+
+    def take(self, move: Move) -> None:
+        """Go on with the next collective."""
+        try:
+            if not move.overlapped:
+                raise Declined("as asked for")
+            self._overlap(move)
+        except Declined as reason:
+            self.kept += 1
+            move.overlapped = False
+            move.why = reason.reason
+            if reason.where is not None and reason.where != move.where:
+                move.why += f" (line {reason.where.line})"
+
+    def _overlap(self, move: Move) -> None:
+        program = structure(self.func, self.machine)
+        graph = Dependence(program, self.machine)
+        site, mine = sites(graph)[self.kept]
+        uses = Uses(program, self.machine, _sizes(program))
+        if uses.sizes[site.made.level] == 1:
+            raise Declined("there is nobody else")
+        if site.made.name not in _PATTERNS:
+            raise Declined(f"there is no rewrite of {site.made.name}")
+        check(site, mine, graph, self.flags)
+        changed = _PATTERNS[site.made.name](site, mine, graph, uses, move)
+        if self.by_cost and (move.beside_s or 0.0) >= (move.in_order_s or 0.0):
+            raise Declined("it does not pay")
+        self.func = changed
+        self.flags |= _flags(structure(self.func, self.machine)) - _flags(program)
+
+
+def _sizes(program: Program) -> dict[str, int]:
+    """Units of each launched level. Raises Declined if they are known at launch only."""
+    known = {name: ir.constant(extent) for name, extent in program.extents}
+    if None in known.values():
+        raise Declined("how many units there are is known at launch only", program.launches[0].where)
+    return {name: size for name, size in known.items() if size is not None}
+
+
+def _flags(program: Program) -> set[ir.Var]:
+    """Flags that are zero when a call begins."""
+    return {data for launch in program.launches for data in launch.flags}

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: MIT
+"""A grid and the reduce-scatter, or all-reduce, of what it computes.
+
+Why: the network rests while the grid computes, and the processors while rows travel. Before: a grid, then a collective.
+After: a copy for each chunk of others' rows is started before the grid, each of which waits until the tiles of its
+chunk are counted; the grid makes the others' rows first; a grid after it adds up the own rows as they arrive, in the
+order of ranks. For an all-reduce the sums then go to everybody in the same way. Tiles only count, so their order cannot
+deadlock. Declines reductions that are not element by element of one operation, what other statements write or use
+in between, and what `legality.py` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilelang_core.trace import call
+from tilescale.cost.choose import TIE
+from tilescale.passes.overlap.chunks import Chunks, flag, signal, wait
+from tilescale.passes.overlap.edits import Edits
+from tilescale.passes.overlap.epilogue import Tile, add_where_made
+from tilescale.passes.overlap.estimate import Travel, best_chunk, grid_seconds, in_order, reduced
+from tilescale.passes.overlap.legality import Site, check_unwritten, stands_alone
+from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
+from tilescale.passes.overlap.schedule import QUEUE, TILES, Declined, Move
+from tilescale.passes.overlap.sums import COMBINED, Arrivals, sum_of, tile_shape, whole
+from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.program.asynchronous import Parts
+from tilescale.program.dependence import Dependence, Step
+from tilescale.program.model import DevicePhase, GridPhase, location
+from tilescale.program.ops import COPY
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """A reduction that is taken apart.
+
+    Attributes:
+        maker: where the grid writes what is reduced.
+        everywhere: whether all units get all rows.
+        used_besides: whether other statements use what is reduced, or, before it is there, where the result goes.
+    """
+
+    site: Site
+    uses: Uses
+    rows: Rows
+    maker: Use
+    everywhere: bool
+    used_besides: bool
+
+    @property
+    def level(self) -> str:
+        return self.site.made.level
+
+    def result(self, rank: Any) -> ir.Call:
+        """Where the own rows go."""
+        return self.rows.region(rank, 0, self.rows.height, "w") if self.everywhere else self.site.made.target
+
+
+def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
+    """The program in which a reduce-scatter or all-reduce runs beside the grid before; `move` gets what was chosen.
+
+    Raises:
+        Declined: it stays as it is.
+    """
+    made = site.made
+    if made.op not in COMBINED:
+        raise Declined("it combines tiles by a function", location(site.stmt))
+    everywhere = made.name == "allreduce"
+    rows = _rows(site, uses, everywhere)
+    root = uses.names.root(rows.buffer.data)
+    if not everywhere:
+        check_unwritten(root, mine, graph, "what it sends")
+        _check_apart(site, uses)
+    phase = _maker(root, mine, graph)
+    besides = not everywhere and _used_besides(root, phase, site, mine, graph)
+    scatter = _Scatter(site, uses, rows, uses.find(phase, site.launch, rows), everywhere, besides)
+    for carrier in (carriers := _carriers(scatter, move)):
+        chunk = _choose(scatter, move, carrier)
+        edits = Edits(uses.program, site.launch, uses.machine)
+        try:
+            (_by_queue if carrier == QUEUE else _by_tiles)(scatter, Chunks(rows, chunk), edits, move)
+        except Declined:
+            if carrier == carriers[-1]:
+                raise
+            continue
+        move.chunk, move.carrier = chunk, carrier
+        return edits.apply()
+    raise AssertionError("the last carrier was declined or taken")
+
+
+def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
+    """How the rows of what is reduced are counted: the part of each unit is what it adds up."""
+    made, where = site.made, location(site.stmt)
+    whole, begins, extents = ir.region_parts(made.source)
+    sizes, parts = ir.constants(extents), uses.sizes[made.level]
+    if sizes is None:
+        raise Declined("the rows are known at launch only", where)
+    if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
+        raise Declined(f"it reduces a part of {whole.name!r}", where)
+    if not everywhere and made.axis != 0:
+        raise Declined("it does not scatter along the first dimension", where)
+    slots = not everywhere and Parts.of(ir.region_parts(made.target)[2], extents).slots and len(sizes) > 2
+    if len(sizes) != 2 + slots:
+        raise Declined("it is no matrix", where)
+    if sizes[0] % parts:
+        raise Declined(f"{sizes[0]} rows do not divide among {parts} units", where)
+    return Rows(whole, parts, sizes[1] if slots else sizes[0] // parts, slots)
+
+
+def _check_apart(site: Site, uses: Uses) -> None:
+    """Raise Declined for a result inside of what is reduced, or of another type."""
+    source, target = (ir.region_parts(r)[0] for r in (site.made.source, site.made.target))
+    if uses.names.root(source.data).same_as(uses.names.root(target.data)):
+        raise Declined(f"its result is a part of {source.name!r} itself", location(site.stmt))
+    if source.dtype != target.dtype:
+        raise Declined("it converts what it sends", location(site.stmt))
+
+
+def _maker(root: ir.Var, mine: Step, graph: Dependence) -> GridPhase:
+    """The grid that makes what is reduced.
+
+    Raises:
+        Declined: there is no such grid, or somebody touches its result before the reduction does.
+    """
+    earlier = graph.steps[: mine.number]
+    before = [s for s in earlier if any(a.root.same_as(root) for a in s.effects.accesses)]
+    last = before[-1] if before else None
+    if last is None or not isinstance(last.phase, GridPhase) or last.launch is not mine.launch:
+        raise Declined("no grid makes what it reduces", location((last or mine).stmt))
+    assert mine.launch is not None
+    if not stands_alone(last.phase, mine.launch):
+        raise Declined("the grid that makes what it reduces stands in a loop or a branch", location(last.stmt))
+    if not any(a.root.same_as(root) for s in before if s.phase is last.phase for a in s.effects.writes):
+        raise Declined("the grid before only reads what it reduces", location(last.stmt))
+    return last.phase
+
+
+def _used_besides(root: ir.Var, phase: GridPhase, site: Site, mine: Step, graph: Dependence) -> bool:
+    """Whether anything but the grid and the reduction touches the parts, or from the grid on until the reduction what
+    that writes."""
+    target = graph.names.root(ir.region_parts(site.made.target)[0].data)
+    first = next(s.number for s in graph.steps if s.phase is phase)
+    for step in graph.steps:
+        roots = [access.root for access in step.effects.accesses]
+        if step is not mine and step.phase is not phase and any(r.same_as(root) for r in roots):
+            return True
+        if first <= step.number < mine.number and any(r.same_as(target) for r in roots):
+            return True
+    return False
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+
+def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
+    """Rows of a chunk for a carrier, and what the move is estimated to take."""
+    site, uses, rows, maker = scatter.site, scatter.uses, scatter.rows, scatter.maker
+    travel = Travel.of(site, uses, rows.parts, rows.height, carrier)
+    grid = grid_seconds(maker.phase, maker.launch, uses)
+
+    def seconds(travel: Travel, chunk: int, grid: float) -> float:
+        return reduced(travel, chunk, grid, everywhere=scatter.everywhere)
+
+    step = uses.step(maker, rows.height, scatter.level)
+    chunk = min(move.chunk or best_chunk(travel, step, grid, seconds), rows.height)
+    move.beside_s, move.in_order_s = seconds(travel, chunk, grid), in_order(site, uses, grid)
+    return chunk
+
+
+def _carriers(scatter: _Scatter, move: Move) -> list[str]:
+    """Who may move the rows, the one to try first in front: the copy queue, unless tiles are clearly faster."""
+    if move.carrier is not None:
+        return [move.carrier]
+    times = {}
+    for carrier in (QUEUE, TILES):
+        with contextlib.suppress(Declined):
+            _choose(scatter, move, carrier)
+            times[carrier] = move.beside_s or 0.0
+    if not times:
+        raise Declined("nothing of the network moves such rows", location(scatter.site.stmt))
+    if TILES in times and times[TILES] < times.get(QUEUE, math.inf) * (1 - TIE):
+        return [TILES, *(name for name in times if name == QUEUE)]
+    return [QUEUE]
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
+
+
+def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
+    """Tiles of others' rows go to their owners by themselves, and the sums of own ones to everybody.
+
+    Raises:
+        Declined: own tiles cannot add up where they are made.
+    """
+    name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
+    made = _counted(scatter, chunks)
+    here = edits.alloc_flags(f"{name}_here", chunks.shape)
+    columns = ir.integer(rows.buffer.shape[-1])
+    inbox = edits.alloc(f"{name}_inbox", (rows.parts, rows.height, columns), str(rows.buffer.dtype))
+    back = edits.alloc_flags(f"{name}_back", chunks.shape) if scatter.everywhere else None
+
+    def count(rank: Any, chunk: Any) -> Any:
+        return stairs(rank * chunks.each + chunk, range(len(made)), made)
+
+    def away(tile: Tile) -> list[ir.Stmt]:
+        region = tir.region(inbox, [tile.rank, tile.row, tile.column], [1, *tile.buffer.shape], "w")
+        return [
+            _put(level, whole(tile.buffer, "r"), region, tile.owner, flag(here, tile.rank, tile.row // chunks.rows))
+        ]
+
+    def after(tile: Tile) -> list[ir.Stmt]:
+        if back is None:
+            return []
+        step = ir.Var("step", "int32")
+        high, wide = map(ir.integer, tile.buffer.shape)
+        target = arrivals.to(tile.rank, tile.row, tile.column, (high, wide))
+        told = flag(back, tile.rank, tile.row // chunks.rows)
+        put = _put(level, whole(tile.buffer, "r"), target, (tile.rank + step) % rows.parts, told)
+        return [ir.For(step, 1, rows.parts - 1, ir.ForKind.SERIAL, put)]
+
+    op = str(scatter.site.made.op)
+    arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, op, chunks, level, count)
+    move.why = "tiles of others' rows go to their owners, own tiles add up what has come"
+    tiles = tiles_in(Departure(), maker, rows, scatter.uses, move, level)
+    if tiles is None or scatter.used_besides:
+        raise Declined("own tiles cannot add up")
+    add_where_made(maker, arrivals, away, edits, scatter.uses, after)
+    edits.phases.append((maker.phase, (with_tiles(maker.phase, tiles, edits),)))
+    waits = chunks.to_others(level, lambda rank, peer, i: wait(back, peer, i, value=count(peer, i))) if back else []
+    behind = [DevicePhase(tir.sequence(_located(waits, scatter.site.stmt)))] if waits else []
+    edits.instead(scatter.site.phase, scatter.site.stmt, behind)
+
+
+def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
+    """Copies before the grid, counts in it, sums behind it."""
+    name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
+    done, here = (edits.alloc_flags(f"{name}_{what}", chunks.shape) for what in ("done", "here"))
+    columns = ir.integer(rows.buffer.shape[-1])
+    inbox = edits.alloc(f"{name}_inbox", (rows.parts, rows.height, columns), str(rows.buffer.dtype))
+    made = _counted(scatter, chunks)
+    move.why = "a chunk of others' rows leaves when its tiles are counted"
+
+    def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
+        count = chunks.count(chunk)
+        source = rows.region(peer, chunk * chunks.rows, count, "r")
+        target = tir.region(inbox, [rank, chunk * chunks.rows, 0], [1, count, columns], "w")
+        after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(made)), made)
+        return _put(level, source, target, peer, flag(here, rank, chunk), after)
+
+    arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, str(scatter.site.made.op), chunks, level)
+    summed = edits.alloc_flags(f"{name}_summed", (chunks.each,)) if scatter.everywhere else None
+    tiles = tiles_in(Departure(), maker, rows, scatter.uses, move, level)
+    behind = _add_up(scatter, arrivals, done, summed, edits, move, is_last=tiles is not None)
+    sending = chunks.to_others(level, part)
+    waits: list[DevicePhase] = []
+    if summed is not None:
+        counts = _per_chunk(scatter, chunks) if behind else made
+        back, waiting = _back(scatter, chunks, edits, summed, counts)
+        sending += back
+        waits = [DevicePhase(tir.sequence(_located(waiting, scatter.site.stmt)))]
+    before = DevicePhase(tir.sequence(_located(sending, scatter.site.stmt)))
+    edits.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, edits))))
+    edits.instead(scatter.site.phase, scatter.site.stmt, [*behind, *waits])
+
+
+def _add_up(
+    scatter: _Scatter,
+    arrivals: Arrivals,
+    done: ir.Buffer,
+    summed: ir.Buffer | None,
+    edits: Edits,
+    move: Move,
+    *,
+    is_last: bool,
+) -> list[GridPhase]:
+    """Add up the own rows: in the tiles that make them, if these come last, or in a grid behind, which is returned."""
+    maker, chunks = scatter.maker, arrivals.chunks
+
+    def after(row: Any) -> list[ir.Stmt]:
+        return [] if summed is None else [signal(summed, row // chunks.rows)]
+
+    last = maker.stmts[-1]
+    counts = [tir.at(s, last) for s in chunks.counts(maker, scatter.uses, scatter.level, done)]
+    try:
+        if not is_last:
+            raise Declined("the own tiles are not the last ones")
+        if scatter.used_besides:
+            raise Declined("the parts, or where the sum goes, are used besides")
+        away = lambda tile: [last, *counts]  # noqa: E731
+        add_where_made(maker, arrivals, away, edits, scatter.uses, lambda tile: after(tile.row))
+    except Declined as reason:
+        move.why += f"; a grid behind adds up: {reason.reason}"
+        edits.statements.append((last, tir.sequence([last, *counts])))
+        return [sum_of(arrivals, edits, after)]
+    move.why += ", own tiles add up what has come"
+    return []
+
+
+# -- sums for everybody ------------------------------------------------------------------------------------------------
+
+
+def _back(
+    scatter: _Scatter, chunks: Chunks, edits: Edits, summed: ir.Buffer, counts: list[int]
+) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
+    """Copies of the own sums to all others, and waits for theirs.
+
+    Args:
+        counts: tiles of each chunk of each part, which `summed` counts.
+    """
+    rows, level = scatter.rows, scatter.level
+    back = edits.alloc_flags(f"{rows.buffer.name}_back", chunks.shape)
+
+    def total(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
+        region = rows.region(rank, chunk * chunks.rows, chunks.count(chunk), "r")
+        after = flag(summed, chunk), stairs(rank * chunks.each + chunk, range(len(counts)), counts)
+        return _put(level, region, region, peer, flag(back, rank, chunk), after)
+
+    waits = chunks.to_others(level, lambda rank, peer, chunk: wait(back, peer, chunk))
+    return chunks.to_others(level, total), waits
+
+
+def _per_chunk(scatter: _Scatter, chunks: Chunks) -> list[int]:
+    """How many tiles the grid behind has in each chunk of each part."""
+    columns = ir.integer(scatter.rows.buffer.shape[-1])
+    high, wide = tile_shape(scatter.site.launch, chunks, columns)
+    heights = [min(chunks.rows, chunks.of.height - i * chunks.rows) for i in range(chunks.each)]
+    return [-(-height // high) * -(-columns // wide) for height in heights] * chunks.of.parts
+
+
+def _counted(scatter: _Scatter, chunks: Chunks) -> list[int]:
+    """How many programs, and rounds of them, touch each chunk.
+
+    Raises:
+        Declined: it is another number on each unit.
+    """
+    uses, level, found = scatter.uses, scatter.level, []
+    for rank in range(scatter.rows.parts):
+        counts = np.zeros(chunks.shape[0] * chunks.each + 1, int)
+        for begin, end, runs in uses.values(scatter.maker, uses.ranks(level, rank)):
+            first, last = chunks.number(begin)[runs], chunks.number(end - 1)[runs]
+            np.add.at(counts, first[first <= last], 1)
+            np.add.at(counts, last[first <= last] + 1, -1)
+        found.append(np.cumsum(counts)[:-1])
+    if any((other != found[0]).any() for other in found):
+        raise Declined("each unit makes other tiles", location(scatter.maker.stmts[0]))
+    if (found[0] == 0).any():
+        raise Declined("no tile makes some of the rows", location(scatter.maker.stmts[0]))
+    return [int(n) for n in found[0]]
+
+
+def _put(
+    level: str, source: ir.Call, target: ir.Call, peer: Any, told: ir.Call, after: tuple[ir.Call, Any] | tuple[()] = ()
+) -> ir.Stmt:
+    """`T.copy(source, target, dst=peer, signal=told, after=(flag, ">=", value))`."""
+    notes: dict[str, Any] = {"level": level, "far": "dst", "op": "add", "after": ">=" if after else None}
+    return tir.evaluate(call(COPY, source, target, peer, told, ir.IntImm("int32", 1), *after, **notes))
+
+
+def _located(stmts: list[ir.Stmt], like: ir.Stmt) -> list[ir.Stmt]:
+    """Statements, and all in them, that stand where the collective stands."""
+    for stmt in stmts:
+        for inner in ir.statements(stmt):
+            tir.at(inner, like)
+    return stmts

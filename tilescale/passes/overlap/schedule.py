@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""Schedules: what happens with each collective of a program, as an object that a person can print, edit and pass back.
+
+A schedule lists the collectives of whole tensors in program order. `str` of it says line by line what was decided and
+why; `tilescale.compile(..., schedule=changed)` takes one that was changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilescale.errors import Location, UsageError
+from tilescale.hda.units import format_time
+
+
+class Declined(Exception):  # noqa: N818 - no error: the collective stays as the user wrote it
+    """Why a collective is not overlapped.
+
+    Args:
+        reason: in words for a person.
+        where: the statement that stands against it.
+    """
+
+    def __init__(self, reason: str, where: Location | None = None):
+        super().__init__(reason)
+        self.reason, self.where = reason, where
+
+
+QUEUE, TILES = "queue", "tiles"
+"""Who moves rows: the copy queue of a device, or the tiles that make them."""
+
+
+@dataclass
+class Move:
+    """What happens with one collective.
+
+    Attributes:
+        collective: its name, "all_gather".
+        tensors: what it moves, from and to.
+        overlapped: whether it runs beside the grid that produces or reads what it moves.
+        chunk: rows that travel together; None leaves the choice to the cost model.
+        carrier: who moves the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
+        ordered: whether the tiles of the grid are put into the order in which rows travel.
+        where: the user's line.
+        why: the reason, in words.
+        in_order_s, beside_s: seconds that it is estimated to take with its grids, in order and overlapped.
+    """
+
+    collective: str
+    tensors: tuple[str, str]
+    overlapped: bool = True
+    chunk: int | None = None
+    carrier: str | None = None
+    ordered: bool = True
+    where: Location | None = None
+    why: str = ""
+    in_order_s: float | None = None
+    beside_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
+            raise UsageError(f"Move(chunk={self.chunk!r}): a chunk is a positive number of rows", hint="leave it out")
+        if self.carrier not in (None, QUEUE, TILES):
+            raise UsageError(f"Move(carrier={self.carrier!r}): it is {QUEUE!r} or {TILES!r}", hint="leave it out")
+
+    def __str__(self) -> str:
+        source, target = self.tensors
+        line = f" (line {self.where.line})" if self.where else ""
+        order = ", tiles in the order of travel" if self.ordered else ", tiles as written"
+        how = f"beside the grid, {self.chunk} rows at a time{order}" if self.overlapped else "in order"
+        return f"{self.collective} {source} -> {target}{line}: {how}: {self.why}{self._estimate()}"
+
+    def _estimate(self) -> str:
+        if self.in_order_s is None or self.beside_s is None:
+            return ""
+        return f"; estimated {format_time(self.beside_s)} beside the grid, {format_time(self.in_order_s)} in order"
+
+
+@dataclass
+class Schedule:
+    """The collectives of a program in order, and what happens with each."""
+
+    moves: list[Move] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.moves)) or "no collective of whole tensors"

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""The grid that adds up what has arrived: each unit its own rows, in the order of ranks, whoever came first.
+
+Every program of the launch takes small tiles in turns. For each it goes through the units, waits for the chunk that one
+has sent, and combines it in float32 where the type is narrower: the bits are those of the collective done in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.passes.overlap.chunks import Chunks, wait
+from tilescale.passes.overlap.edits import Edits, bound, rank_of
+from tilescale.program.model import GridPhase, Launch
+
+COMBINED: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
+    "max": ir.Max,
+    "min": ir.Min,
+}
+"""What combines two elements, by the name of the reduction."""
+
+_PER_THREAD, _WIDEST = 16, 256
+"""Elements of a tile for each thread, and its most columns: so few fit into registers twice."""
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """What a unit's own rows are combined of.
+
+    Attributes:
+        own: the unit's contribution, all rows of which lie as `chunks.of` says.
+        inbox: those of the others, (units, rows of a part, columns).
+        here: flags (units, chunks), raised when a chunk of a unit has arrived.
+        result: where the own rows of a rank go: a region (rows, columns), maybe with a leading 1.
+        op: one of `COMBINED`.
+        count: signals that a chunk of a rank's own rows gets from each other unit.
+    """
+
+    own: ir.Buffer
+    inbox: ir.Buffer
+    here: ir.Buffer
+    result: Callable[[Any], ir.Call]
+    op: str
+    chunks: Chunks
+    level: str
+    count: Callable[[Any, Any], Any] = lambda rank, chunk: 1
+
+    def fragments(self, edits: Edits, shape: tuple[int, int]) -> tuple[ir.Buffer, ir.Buffer]:
+        """Where a program holds a unit's part of a tile, and the total."""
+        name, dtype = self.own.name, str(self.own.dtype)
+        part = edits.alloc(f"{name}_part", shape, dtype, "local.fragment")
+        return part, edits.alloc(f"{name}_total", shape, _wider(dtype), "local.fragment")
+
+    def to(self, rank: Any, row: Any, column: Any, shape: tuple[int, int]) -> ir.Call:
+        """Where a tile of the own rows goes."""
+        buffer, begins, _ = ir.region_parts(self.result(rank))
+        leading = len(begins) - 2
+        places = [*begins[:leading], begins[-2] + row, begins[-1] + column]
+        return tir.region(buffer, places, [*[1] * leading, *shape], "w")
+
+    def added(self, rank: Any, row: Any, column: Any, own: ir.Call, part: ir.Buffer, total: ir.Buffer) -> ir.Stmt:
+        """A tile of all units combined: the first one's part is the total, the others' go to it.
+
+        Args:
+            own: where the unit's own part of the tile is.
+        """
+        shape, unit = [ir.integer(n) for n in part.shape], ir.Var("unit", "int32")
+        sent = tir.region(self.inbox, [unit, row, column], [1, *shape], "r")
+        chunk = row // self.chunks.rows
+        awaited = wait(self.here, unit, chunk, value=self.count(rank, chunk))
+        arrived = tir.sequence([awaited, copy(sent, whole(part, "w"))])
+        loops = tir.loop_variables(shape)
+        value = ir.BufferLoad(part, loops)
+        value = value if part.dtype == total.dtype else ir.Cast(str(total.dtype), value)
+        combined = COMBINED[self.op](ir.BufferLoad(total, loops), value)
+        first, other = (tir.parallel(loops, shape, ir.BufferStore(total, v, loops)) for v in (value, combined))
+        body = tir.sequence(
+            [
+                ir.IfThenElse(ir.EQ(unit, rank), copy(own, whole(part, "w")), arrived),
+                ir.IfThenElse(ir.EQ(unit, ir.IntImm("int32", 0)), first, tir.renamed(other)),
+            ]
+        )
+        return _serial(unit, self.chunks.of.parts, body)
+
+
+def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt]] = lambda row: []) -> GridPhase:
+    """The phase.
+
+    Args:
+        after: what a program does when it has stored a tile, from the tile's first row.
+    """
+    launch, rows = edits.launch, arrivals.chunks.of
+    columns = ir.integer(arrivals.own.shape[-1])
+    high, wide = tile_shape(launch, arrivals.chunks, columns)
+    across = -(-columns // wide)
+    part, total = arrivals.fragments(edits, (high, wide))
+    rank, rank_is = rank_of(arrivals.level)
+    number = _number(launch)
+    programs = math.prod(ir.integer(n) for n in launch.grid)
+    turn = ir.Var("turn", "int32")
+    tile, tile_is = bound("tile", number + turn * programs)
+    row, row_is = bound("row", tile // across * high)
+    column = tile % across * wide
+    at = [rank, row] if rows.slots else [rank * rows.height + row]
+    own = tir.region(arrivals.own, [*at, column], [*[1] * rows.slots, high, wide], "r")
+    body = [
+        tile_is,
+        row_is,
+        arrivals.added(rank, row, column, own, part, total),
+        copy(whole(total, "r"), arrivals.to(rank, row, column, (high, wide))),
+        *after(row),
+    ]
+    turns = ir.simplify((-(-rows.height // high) * across - number + programs - 1) // programs, {})
+    return GridPhase(tir.sequence([rank_is, _serial(turn, turns, tir.sequence(body))]))
+
+
+def tile_shape(launch: Launch, chunks: Chunks, columns: int) -> tuple[int, int]:
+    """Rows and columns of a tile: whole tiles make a chunk, also the last one of a part."""
+    wide, even = min(columns, _WIDEST), math.gcd(chunks.rows, chunks.of.height)
+    most = max(1, launch.thread_count * _PER_THREAD // wide)
+    return max(n for n in range(1, min(most, even) + 1) if even % n == 0), wide
+
+
+def _number(launch: Launch) -> Any:
+    """A program's number, in the order in which they start."""
+    number: Any = ir.IntImm("int32", 0)
+    for var, extent in reversed(list(zip(launch.programs, launch.grid, strict=True))):
+        number = number * extent + var
+    return ir.simplify(number, {})
+
+
+def _wider(dtype: str) -> str:
+    """What elements of a type are combined in."""
+    return "float32" if "float" in dtype and ir.bits(dtype) < 32 else dtype
+
+
+def whole(buffer: ir.Buffer, access: str) -> ir.Call:
+    """All of a tile as the argument of an operation."""
+    return tir.region(buffer, [ir.IntImm("int32", 0)] * len(buffer.shape), buffer.shape, access)
+
+
+def copy(source: ir.Call, target: ir.Call) -> ir.Stmt:
+    """`T.copy(source, target)`."""
+    return tir.tile_call("copy", source, target)
+
+
+def _serial(var: ir.Var, extent: Any, body: ir.Stmt) -> ir.Stmt:
+    return ir.For(var, ir.IntImm("int32", 0), ir.int_node(extent), ir.ForKind.SERIAL, body)
