@@ -13,9 +13,10 @@ from tvm.tirx import stmt_functor
 from tilelang_core import tl
 
 __all__ = [
-    "BLOCK_ORDER", "address_of", "at", "call", "copy_nest", "elected", "evaluate", "extern", "function", "is_nothing",
-    "launch_nest", "local_buffer", "loop_variables", "marker", "parallel", "parameter_buffer", "recall", "region",
-    "register_limit", "relaunched", "renamed", "rewrite", "sequence", "specialized", "tile_call",
+    "BLOCK_ORDER", "address_of", "at", "call", "copy_nest", "elected", "evaluate", "extern", "extern_name",
+    "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker", "parallel",
+    "parameter_buffer", "recall", "region", "register_limit", "relaunched", "renamed", "rewrite", "sequence",
+    "specialized", "tile_call",
 ]  # fmt: skip
 
 BLOCK_ORDER = "threadblock_swizzle_pattern"
@@ -115,6 +116,11 @@ def extern(name: str, *args: Any, dtype: str = "handle") -> tirx.Call:
 def is_extern(node: Any) -> bool:
     """Whether a node calls a function of the prelude, as `extern` makes them."""
     return isinstance(node, tirx.Call) and getattr(node.op, "name", None) == tl.CALL_EXTERN
+
+
+def extern_name(node: Any) -> str | None:
+    """The name of the function of the prelude that a node calls, template arguments included; None for others."""
+    return str(node.args[0].value) if is_extern(node) else None
 
 
 def address_of(buffer: tirx.Buffer) -> tirx.PrimExpr:

@@ -18,6 +18,7 @@ from typing import Any
 from tilelang_core import ir, schedule, specialise, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.schedule import Duties
+from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.roles import is_gate
 from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_load, is_pipelined
 
@@ -96,7 +97,7 @@ def _depth(loop: ir.For) -> int:
 
 
 def _loaded(loop: ir.For) -> list[ir.Buffer]:
-    return [ir.region_parts(load.value.args[1])[0] for load in flat(loop.body) if is_load(load)]
+    return [ir.region_parts(TileCopy.of(load.value).target)[0] for load in flat(loop.body) if is_load(load)]
 
 
 def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, threads: int) -> ir.PrimFunc:

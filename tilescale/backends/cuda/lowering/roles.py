@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tilelang_core import ir, specialise, tl
+from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import TileCopy, data_of
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
 from tilescale.backends.cuda.lowering.senders import Senders
 from tilescale.backends.cuda.lowering.statements import (
@@ -96,7 +97,7 @@ def _count(stmt: ir.Stmt, what: Callable[[Any], bool]) -> int:
 
 def is_gate(node: Any) -> bool:
     """Whether a node is a wait of a lowered phase that every warp makes for itself."""
-    return ir.op_name(node) == tl.CALL_EXTERN and str(node.args[0].value).startswith(f"{BY_WARP_FUNCTION}<")
+    return (tir.extern_name(node) or "").startswith(f"{BY_WARP_FUNCTION}<")
 
 
 class _DeclinedError(Exception):
@@ -212,7 +213,7 @@ class _Placement:
     def roles(self) -> Roles:
         """The roles, or the reason why there are none."""
         loads = self._check_body()
-        loaded = self.phase.canonical({ir.region_parts(load.args[0])[0].data for load in loads})
+        loaded = self.phase.canonical({data_of(TileCopy.of(load).source) for load in loads})
         stmt = self._statement(self.phase.stmt)
         if self.around is not None:
             self._check_ahead(loaded)
@@ -249,7 +250,7 @@ class _Placement:
             raise _DeclinedError("it loads nothing into shared memory")
         if any(in_device_memory(s) for s in rest):
             raise _DeclinedError("threads that compute read or write device memory in it")
-        inside = {ir.region_parts(load.args[1])[0] for load in loads}
+        inside = {ir.region_parts(TileCopy.of(load).target)[0] for load in loads}
         if inside & tiles_named(self.phase.stmt, besides=self.loop):
             raise _DeclinedError("a tile that it loads is used outside it too")
         return loads

@@ -67,7 +67,8 @@ def is_load(stmt: ir.Stmt) -> bool:
     """Whether a statement copies a tile from device to shared memory."""
     if not (isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.COPY):
         return False
-    source, target = (ir.region_parts(region)[0] for region in stmt.value.args[:2])
+    copy = tiles.TileCopy.of(stmt.value)
+    source, target = (ir.region_parts(region)[0] for region in (copy.source, copy.target))
     return ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"
 
 

@@ -206,7 +206,7 @@ def without_ends(body: ir.Stmt) -> ir.Stmt:
 def is_barrier(stmt: ir.Stmt) -> bool:
     """Whether a statement is a barrier of the cluster."""
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    return ir.op_name(call) == tl.CALL_EXTERN and str(call.args[0].value) == BARRIER
+    return tir.extern_name(call) == BARRIER
 
 
 def _in_use(buffer: ir.Buffer) -> ir.Stmt:
