@@ -17,7 +17,7 @@ from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
-from tilescale.backends.cuda.running import control, nccl
+from tilescale.backends.cuda.running import control, nccl, queued  # noqa: F401 - queued registers its steps
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
