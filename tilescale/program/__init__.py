@@ -13,4 +13,5 @@
     waiting.py       whether programs of a grid wait for one another
     grids.py         values of expressions in all programs of a grid
     extents.py       symbolic extents
+    arguments.py     what all back ends ask of the arguments of a call
 """

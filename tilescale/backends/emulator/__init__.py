@@ -6,8 +6,8 @@
     grid.py         phases, residency, clusters, programs
     compiler.py     statements and expressions to closures; who owns which buffer; registry.py has the tables of rules
     steps.py        closures of whole statements
-    statements.py branches.py expr.py access.py     TIR
-    tiles.py threads.py barriers.py externs.py      TileLang's operations
+    statements.py branches.py expr.py access.py slices.py    TIR
+    tiles.py multicast.py threads.py barriers.py externs.py  TileLang's operations
     scales.py exchange.py meetings.py collectives.py pieces.py gathers.py     ours
     queues.py       copy queues: what a unit starts beside its phases
     frame.py units.py scheduler.py interleave.py    state, unit tree, coroutines and the orders they run in

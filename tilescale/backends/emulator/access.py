@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.expr import Closure, python_int
+from tilescale.backends.emulator.expr import python_int
 from tilescale.backends.emulator.frame import Frame, Lanes, is_vector, spread, uniform
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
 from tilescale.backends.emulator.observe import READ, WRITE, Observer
@@ -299,41 +298,6 @@ def _all_inside(index: Any, extent: int) -> bool:
     if is_vector(index):
         return index.size == 0 or bool(index.min() >= 0 and index.max() < extent)
     return 0 <= index < extent
-
-
-@dataclass(frozen=True)
-class Slices:
-    """Indices that are a parallel loop's variable plus an offset, or do not depend on the loops.
-
-    Attributes:
-        rank: how many loops the nest has.
-        parts: for each index the loop's axis (None: a scalar) and the closure of its offset.
-    """
-
-    rank: int
-    parts: tuple[tuple[int | None, Closure], ...]
-
-    def view(self, array: np.ndarray, frame: Frame, write: bool = False) -> np.ndarray | None:
-        """The elements as a view over the space, or None where a slice cannot express the access."""
-        index: list[Any] = []
-        axes: list[int] = []
-        for (axis, offset), extent in zip(self.parts, array.shape, strict=True):
-            begin = offset(frame)
-            length = 1 if axis is None else frame.space[axis]
-            if is_vector(begin) or begin < 0 or begin + length > extent:
-                return None
-            if axis is None:
-                index.append(begin)
-            else:
-                index.append(slice(begin, begin + length))
-                axes.append(axis)
-        if write and any(a not in axes and n != 1 for a, n in enumerate(frame.space)):
-            return None
-        view = array[tuple(index)] if axes else array[(*index, ...)]  # A view, also of one element.
-        order = sorted(range(len(axes)), key=axes.__getitem__)
-        if order != list(range(len(axes))):
-            view = view.transpose(order)
-        return view[tuple(slice(None) if a in axes else None for a in range(self.rank))]
 
 
 class Block:

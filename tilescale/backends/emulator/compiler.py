@@ -16,7 +16,7 @@ import numpy as np
 from tilelang_core import ir
 from tilescale.backends.emulator import expr as expressions
 from tilescale.backends.emulator import flags
-from tilescale.backends.emulator.access import Element, ElementWithoutData, Slices
+from tilescale.backends.emulator.access import Element, ElementWithoutData
 from tilescale.backends.emulator.barriers import MBarrier
 from tilescale.backends.emulator.expr import Closure
 from tilescale.backends.emulator.frame import Frame, Lanes, uniform
@@ -31,6 +31,7 @@ from tilescale.backends.emulator.registry import (
     VALUES,
     Rule,
 )
+from tilescale.backends.emulator.slices import Slices
 from tilescale.backends.emulator.steps import interruptible, is_step, located
 from tilescale.backends.emulator.units import Unit
 from tilescale.errors import Location, TileScaleError, UnsupportedError
