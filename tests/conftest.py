@@ -2,6 +2,9 @@
 """Tests do not depend on the shell that they are started from, and each process of theirs uses one processor."""
 
 import os
+from typing import Any
+
+import pytest
 
 for _name in [name for name in os.environ if name.startswith("TILESCALE_")]:
     del os.environ[_name]
@@ -11,3 +14,18 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests run side by
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable():
+    """A report as it goes to the process that prints it: TVM's strings are none that pytest-xdist can send."""
+    return plain((yield))
+
+
+def plain(data: Any) -> Any:
+    """Data of lists, tuples and dictionaries with Python's own strings."""
+    if isinstance(data, dict):
+        return {plain(key): plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(map(plain, data))
+    return str.__str__(data) if isinstance(data, str) and type(data) is not str else data
