@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Reduce-scatters and all-reduces beside the grid that makes what they add up: the same bits, whatever the order."""
 
+import re
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def in_order_of_ranks(args: Tensors, op: str, everywhere: bool) -> Tensors:
 
 
 def test_others_rows_first_and_a_chunk_leaves_when_its_tiles_are_counted():
-    changed, schedule = overlapped(scale_then_reduce(4, 16, 4), chunk=8)
+    changed, schedule = overlapped(scale_then_reduce(4, 16, 4), chunk=8, carrier="queue")
     text = changed.script()
     assert "(device_rank + 1 + " in text and "// 4) % 4 * 4" in text
     assert "T.tilescale.signal(T.region(made_done" in text
@@ -116,6 +117,7 @@ def test_others_rows_first_and_a_chunk_leaves_when_its_tiles_are_counted():
     shape=st.sampled_from(({}, {"rows_first": True}, {"turns": 3}, {"slots": True}, {"everywhere": True})),
     kind=st.sampled_from((("bfloat16", "sum"), ("float32", "max"), ("float32", "sum"), ("int32", "sum"))),
     chunk=st.none() | st.integers(1, 9),
+    carrier=st.sampled_from((None, "queue", "tiles")),
     ordered=st.booleans(),
 )
 def test_results_are_the_same(
@@ -126,17 +128,44 @@ def test_results_are_the_same(
     shape: dict[str, Any],
     kind: tuple[str, str],
     chunk: int | None,
+    carrier: str | None,
     ordered: bool,
 ):
     func = scale_then_reduce(devices, rows, tile, columns=columns, dtype=kind[0], op=kind[1], **shape)
-    changed, schedule = overlapped(func, chunk=chunk, ordered=ordered)
-    assert schedule.moves[0].overlapped, schedule
+    changed, schedule = overlapped(func, chunk=chunk, carrier=carrier, ordered=ordered)
+    assert schedule.moves[0].overlapped or carrier == "tiles", schedule  # not all tiles can go by themselves
+    if not schedule.moves[0].overlapped:
+        return
     args = arguments(func, devices)
     check_leaves(changed, args, in_order_of_ranks(args, kind[1], "everywhere" in shape), seeds=(None, 1))
 
 
+def test_tiles_go_to_their_owners_where_the_queue_begins_late():
+    changed, schedule = overlapped(scale_then_reduce(4, 16, 4), carrier="tiles")
+    text, (move,) = changed.script(), schedule.moves
+    assert move.overlapped and move.carrier == "tiles" and "made_done" not in text
+    assert re.search(r"T.tilescale.copy\(T.region\(x_1\[0, 0\].*T.region\(made_inbox", text)
+
+
+def test_blocks_in_an_order_of_their_own_do_not_wait():
+    @T.prim_func
+    def f(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
+        with T.Kernel(device=2, block=(4, 4), threads=32) as (bx, by):
+            T.use_swizzle(2)
+            made = T.alloc((16, 16), "float32", level="l2")
+            with T.Scale("device"), T.Scale("block"):
+                x = T.alloc((4, 4), "float32", level="l1")
+                T.copy(X[by * 4, bx * 4], x)
+                T.copy(x, made[by * 4, bx * 4])
+            with T.Scale("device"):
+                T.reduce_scatter(made, Y, dim=0)
+
+    (move,) = overlapped(f)[1].moves
+    assert "a grid behind adds up: the program sets the order of its blocks itself" in move.why
+
+
 def test_a_tile_that_is_not_counted_would_race():
-    changed, _ = overlapped(scale_then_reduce(2, 8, 4))
+    changed, _ = overlapped(scale_then_reduce(2, 8, 4), carrier="queue")
     without = changed.with_body(tir.rewrite(changed.body, leave=_without_after))
     with pytest.raises(RaceError):
         tilescale.emulate(without, arguments(changed, 2), machine=H200, time=False)

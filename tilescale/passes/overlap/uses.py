@@ -189,10 +189,10 @@ class _Descent:
             touching = [i for i, s in enumerate(stmt.seq) if self.uses.touches(s, self.root)]
             return tuple(stmt.seq[touching[0] : touching[-1] + 1])
         if isinstance(stmt, ir.For):
-            if stmt.kind != ir.ForKind.SERIAL or not self._depends(stmt):
-                return None
-            self.loops.append(stmt)
-            return (stmt.body,)
+            if self._depends(stmt) and stmt.kind == ir.ForKind.SERIAL:
+                self.loops.append(stmt)
+                return (stmt.body,)
+            return (stmt.body,) if ir.constant(stmt.extent) == 1 and stmt.kind == ir.ForKind.SERIAL else None
         if isinstance(stmt, ir.IfThenElse):
             return self._branch(stmt)
         passes = isinstance(stmt, ir.SBlock | ir.SBlockRealize) or isinstance(stmt, ir.AttrStmt) and self._whole(stmt)
