@@ -93,7 +93,7 @@ def test_tiles_wait_for_the_rows_that_they_read_own_part_first():
     changed, schedule = overlapped(gather_then_scale(4, 32, 16), chunk=16)
     text = changed.script()
     assert re.search(r"(\w+)_tile: T.int32 = \(device_rank \+ 4 - \1 // 2\) % 4 \* 2 \+ \1 % 2", text)
-    assert re.search(r"T.tilescale.wait\(T.region\(gathered_here_1\[(\w+_tile) // 2, \1 % 2\]", text)
+    assert re.search(r"T.tilescale.wait\(T.region\(gathered_here_1\[at // 32, at % 32 // 16\]", text)
     assert "chunk=16" in text
     (move,) = schedule.moves
     assert move.overlapped and move.ordered and move.chunk == 16
