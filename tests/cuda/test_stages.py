@@ -10,6 +10,7 @@ import pytest
 from tests.cuda import cluster_programs, overlap_programs, programs
 from tests.cuda.support import program
 from tests.language import programs as reference
+from tilescale import collectives
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda import support
 from tilescale.backends.cuda.lowering import implemented, kernel, specialisation, split, stages
@@ -87,10 +88,14 @@ def test_stages_leave_their_input_as_it_is(name: str):
         phase = once
 
 
-@pytest.mark.parametrize("kind", ["unit", "program", "lanes"])
-@pytest.mark.parametrize("name", implemented.ON_TILES)
-def test_collectives_on_tiles_are_lowered_as_they_are_chosen(name: str, kind: str):
-    assert implementations(f"tilescale.{name}", kind) == {implemented.ON_TILES[name]}
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [(collectives.TILES, "unit"), (collectives.PROGRAMS, "program"), (collectives.LANES, "lanes")],
+)
+def test_collectives_on_tiles_are_lowered_as_they_are_chosen(form: str, kind: str):
+    for name, chosen in implemented.ON_TILES[form].items():
+        with_function = {implemented.WITH_FUNCTION} if name == "allreduce" else set()
+        assert implementations(f"tilescale.{name}", kind) == {chosen} | with_function
 
 
 def test_each_mechanism_of_copies_has_one_rule():
