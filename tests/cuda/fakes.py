@@ -86,7 +86,7 @@ class Device:
         world = World(ranks=(0, 1), rank=0, launcher=None, node_of=(0, 0))
         patch.setattr(World, "device", torch.device("cpu"), raising=False)
         patch.setattr(execute, "init", lambda: world)
-        patch.setattr(execute, "default_heap", lambda: self.heap)
+        patch.setattr(execute, "heap_for", lambda team: self.heap)
         patch.setattr(execute, "agree", lambda group, facts: None)
         patch.setattr(execute, "Group", lambda world: None)
         patch.setattr(execute.DeviceProgram, "guard", self.guard)

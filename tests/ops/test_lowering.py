@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -33,6 +34,15 @@ def program(name: str, *given: Any) -> Any:
             + ["T.Pipelined: a producer loads"],
         ),
         (
+            lambda: import_module("tilescale.ops.gemm_rs").in_turns(
+                2, 512, 512, 512, "bfloat16", replace(LARGE, stages=3, group=4), True, False, 8
+            ),
+            ["T.copy(dst=, signal=) of parts, inbox by each device: on the copy queue, beside what follows"]
+            + ["T.Pipelined: a producer loads"]
+            + ["2 copies and 1 signals that end a turn are completed in the next one"]
+            + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
+        ),
+        (
             lambda: program("gemm_ar", 4, 512, 512, "bfloat16", LARGE, True, False),
             ["T.copy(dst=, signal=) of parts, inbox by each device: on the copy queue, beside what follows"]
             + ["T.copy(dst=, signal=) of C, G by each device: on the copy queue, beside what follows"]
@@ -43,7 +53,7 @@ def program(name: str, *given: Any) -> Any:
             ["T.copy(dst=, signal=) of A, inbox by each device: on the copy queue, beside what follows"],
         ),
     ],
-    ids=["ag_gemm", "gemm_rs", "gemm_ar", "all_to_all"],
+    ids=["ag_gemm", "gemm_rs", "in turns", "gemm_ar", "all_to_all"],
 )
 def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert notes(made()) == said

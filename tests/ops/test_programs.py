@@ -178,3 +178,46 @@ def test_any_schedule_of_the_blocks_gives_the_same():
         tilescale.emulate(program, per_device, schedule_seed=seed)
         results.append(torch.stack([tensors[-1] for tensors in per_device]))
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize(("size", "rows", "n", "k", "transposed"), [(2, 1, 8, 8, True), (3, 70, 136, 200, False)])
+def test_blocks_send_few_rows(size: int, rows: int, n: int, k: int, transposed: bool):
+    a, bias, (b, lying) = random(size * rows, k), random(n), operands(size, n, k, transposed, torch.bfloat16)
+    program = module("ag_gemm").few(size, n, k, "bfloat16", SMALL, transposed, True, True)
+    shards = a.view(size, 1, rows, k)
+    per_device = [
+        [shards[r].clone(), unwritten(size, rows, k), lying[r], bias, unwritten(size, rows, n)] for r in range(size)
+    ]
+    tilescale.emulate(program, per_device)
+    for right, (*_, c) in zip(b, per_device, strict=True):
+        close(c.view(-1, n), a.float() @ right.float() + bias.float())
+
+    parts = [random(size * rows, k) for _ in range(size)]
+    program = module("gemm_rs").few(size, n, k, "bfloat16", SMALL, transposed, True)
+    per_device = [
+        [parts[r].view(size, rows, k), lying[r], bias, unwritten(size, rows, n), unwritten(rows, n)]
+        for r in range(size)
+    ]
+    tilescale.emulate(program, per_device)
+    want = sum(x.float() @ y.float() for x, y in zip(parts, b, strict=True)) + bias.float()
+    for r, (*_, c) in enumerate(per_device):
+        close(c, want.chunk(size)[r])
+
+
+@pytest.mark.parametrize("blocks", [3, 100])
+def test_blocks_take_tiles_in_turns(blocks: int):
+    size, rows, n, k = 3, CHUNK, 136, 64
+    a, bias = [random(size * rows, k, dtype=torch.half) for _ in range(size)], random(n, dtype=torch.half)
+    b, lying = operands(size, n, k, True, torch.half)
+    tiles = Tiling(128, 128, 1.0, stages=3, group=2)
+    program = module("gemm_rs").in_turns(size, rows, n, k, "float16", tiles, True, True, blocks)
+    shape = (size, rows, n)
+    per_device = [
+        [a[r].view(size, rows, k), lying[r], bias]
+        + [unwritten(*s, dtype=torch.half) for s in (shape, shape, (rows, n))]
+        for r in range(size)
+    ]
+    tilescale.emulate(program, per_device)
+    want = sum(x.float() @ y.float() for x, y in zip(a, b, strict=True)) + bias.float()
+    for r, (*_, c) in enumerate(per_device):
+        close(c, want.chunk(size)[r])

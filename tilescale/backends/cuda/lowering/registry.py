@@ -35,12 +35,11 @@ def lowers(name: str, kind: str = "unit", impl: str | None = None) -> Callable[[
 def rule_for(name: str | None, kind: str, impl: str | None = None) -> Rule | None:
     """The rule of an operation, None if it has no lowering.
 
-    Where none is asked for, the rule for all implementations, or that of those there are if they share one.
+    Where none is asked for, the rule for all implementations, or that for the only one there is.
     """
     rules = {known: rule for (of, of_kind, known), rule in _RULES.items() if (of, of_kind) == (name, kind)}
     if impl is None and None not in rules:
-        known = set(rules.values())
-        return known.pop() if len(known) == 1 else None
+        return next(iter(rules.values())) if len(rules) == 1 else None
     return rules.get(impl) or rules.get(None)
 
 

@@ -18,8 +18,8 @@ from tilescale.backends.cuda.running.steps import KernelLaunch, Work, run
 if TYPE_CHECKING:
     import torch
 
-KEPT = 32
-"""Plans of one program that are kept, those used last."""
+KEPT = 512
+"""Plans of one program that are kept, those used last: an operator has one for each layer of a model."""
 
 LAUNCHED_BEFORE = 2
 """Calls after which a plan becomes a graph: capturing one takes as long as some twenty calls without."""

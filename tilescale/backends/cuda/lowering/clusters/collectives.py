@@ -55,8 +55,7 @@ def _barrier(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     return cluster.barrier()
 
 
-@lowers(ops.ALLREDUCE.name, MEMBER, "one_shot")  # with a user's function
-@lowers(ops.ALLREDUCE.name, MEMBER, "two_shot")
+@lowers(ops.ALLREDUCE.name, MEMBER)
 def _allreduce(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     made = _begun(cluster, call)
     if made.combine is not None:
