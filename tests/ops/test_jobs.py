@@ -9,20 +9,27 @@ from pathlib import Path
 from tests.comm.conftest import command, run_words
 
 SCRIPTS = Path(__file__).parent / "scripts"
+EMULATED = {"TILESCALE_TIMEOUT_S": "50", "TILESCALE_EMULATE": "1", "TILESCALE_CHECK": "none"}
+"""The programs themselves are checked elsewhere."""
 
 
-def test_operators_of_four_ranks():
+def test_operators_of_two_ranks():
     """See scripts/operators.py for what is checked."""
     script = SCRIPTS / "operators.py"
-    done = run_words([*command("tilescale run", 4), str(script)], TILESCALE_TIMEOUT_S="50", TILESCALE_EMULATE="1")
+    done = run_words([*command("tilescale run", 2), str(script)], **EMULATED)
     assert done.code == 0, done.output
     checks = re.findall(r"^def (check_\w+)", script.read_text(encoding="utf-8"), re.MULTILINE)
     assert re.findall(r"passed (\w+)", done.output) == checks
 
 
 def test_a_parallel_model_learns_as_the_plain_one():
-    """See scripts/llama.py. The programs themselves are checked elsewhere."""
-    variables = {"TILESCALE_TIMEOUT_S": "50", "TILESCALE_EMULATE": "1", "TILESCALE_CHECK": "none"}
-    done = run_words([*command("tilescale run", 2), str(SCRIPTS / "llama.py")], **variables)
+    """See scripts/llama.py."""
+    done = run_words([*command("tilescale run", 2), str(SCRIPTS / "llama.py")], **EMULATED)
     assert done.code == 0, done.output
     assert "passed" in done.output
+
+
+def test_slices_of_a_mesh():
+    """See scripts/slices.py."""
+    done = run_words([*command("tilescale run", 4), str(SCRIPTS / "slices.py")], **EMULATED)
+    assert done.code == 0 and done.output.count("passed") == 4, done.output
