@@ -221,28 +221,6 @@ def circles(folder: str) -> list[set[Path]]:
     return [group for group in networkx.strongly_connected_components(graph) if len(group) > 1]
 
 
-REGISTERS = {"runs", "lowers"}
-"""Decorators by which functions of the CUDA back end register themselves, in files that nobody has to name."""
-
-
-def test_what_registers_itself_is_imported():
-    """By what runs a program, as it loads: else its operations are unknown in a process that imports nothing else."""
-    files = {module(path): path for path in sources("tilescale/backends/cuda")}
-    graph = networkx.DiGraph()
-    for name, path in files.items():
-        found = [n for node in at_module_level(tree(path).body) for n in imported(node)]
-        graph.add_edges_from((name, n if n in files else n.rpartition(".")[0]) for n in found)
-    loaded = networkx.descendants(graph, "tilescale.backends.cuda.running.execute")
-    registering = {
-        name
-        for name, path in files.items()
-        for node in tree(path).body
-        for one in getattr(node, "decorator_list", [])
-        if isinstance(one, ast.Call) and ast.unparse(one.func) in REGISTERS
-    }
-    assert len(registering) > 10 and not registering - loaded
-
-
 def test_circles_of_imports_are_small():
     for circle in circles("tilescale/backends/cuda"):
         found = ", ".join(sorted(map(short, circle)))
