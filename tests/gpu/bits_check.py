@@ -61,6 +61,9 @@ def main() -> int:
     for operation, form, name in sorted(IMPLEMENTED):
         if operation not in ("allreduce", "reduce_scatter") or records()[name].library:
             continue
+        if form not in (PROGRAMS, LANES) and world.size != UNITS:
+            print(f"rank {world.rank} {operation} of {form} by {name}: skipped, it takes {UNITS} ranks", flush=True)
+            continue
         for dtype in ("bfloat16", "float32"):
             try:
                 check(operation, form, name, dtype)

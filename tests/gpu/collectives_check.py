@@ -223,7 +223,7 @@ def gathered_in_place(impl: str) -> None:
 
 
 def absent(name: str, impl: str) -> None:
-    """The last rank does not come: all are told so, by the kernel, and can begin anew."""
+    """The last rank does not come: the others are told so, by the kernel, and all can begin anew."""
     checked = Checked(name, impl, "float32", wait_s=0.5)
     for nbytes in (4000, 4 * MIB):
         x, y = checked.tensors(checked.count(nbytes))
@@ -233,8 +233,8 @@ def absent(name: str, impl: str) -> None:
         try:
             if RANK == SIZE - 1:
                 time.sleep(3)
-            else:
-                checked.kernel(x, y)
+                raise WaitTimeoutError(f"T.{name} of level 'device': rank {RANK} did not come in time")
+            checked.kernel(x, y)
             checked.kernel.synchronize()
         except WaitTimeoutError as error:
             assert f"T.{name} of level 'device': rank {SIZE - 1} did not come in time" in str(error), error

@@ -235,7 +235,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "put": puts,
     "rs": lambda: rs("GEMM+RS 8192x8192x3584 local, grid", (8192, 8192, 3584)),
     "rs-persistent": lambda: rs("GEMM+RS 8192x8192x3584 local, persistent", (8192, 8192, 3584), blocks=132, stages=3),
-    "rs-direct": lambda: rs("GEMM+RS 8192x8192x3584 direct, grid", (8192, 8192, 3584), direct=True),
     "rs-direct-persistent": lambda: rs(
         "GEMM+RS 8192x8192x3584 direct, persistent", (8192, 8192, 3584), blocks=132, stages=3, direct=True
     ),
