@@ -9,9 +9,8 @@ through the tiles of a part as before. It declines grids whose tiles do not foll
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,21 +25,12 @@ from tilescale.passes.overlap.uses import Rows, Use, Uses
 from tilescale.program.model import GridPhase, Launch, location
 from tilescale.program.operations import Rank, operation
 
-Steps = Generator[tuple[str, Any], Any, None]
-"""A computation in steps: names and values, for which it gets variables."""
-
 
 class Order(Protocol):
     """An order of the parts of a tensor, of which each rank owns one."""
 
     def part(self, turn: Any, rank: Any, parts: int) -> Any:
         """Whose part it is at a turn."""
-
-    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
-        """Which tile it is at a place, where parts have different numbers of tiles; `first` as in `Axis`.
-
-        Yields names and values, and is sent the variables that hold them; the last is the tile.
-        """
 
 
 class Arrival:
@@ -50,13 +40,6 @@ class Arrival:
         """Whose part it is at a turn."""
         return (rank + parts - turn) % parts
 
-    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
-        """Down from the end of the own part, and in each part up."""
-        numbers = range(len(first))
-        down = yield "down", (stairs(rank + 1, numbers, first) + (first[-1] - 1) - place) % first[-1]
-        part = yield "part", stairs(down, first[:-1], numbers)
-        yield "tile", stairs(part, numbers, first) + stairs(part + 1, numbers, first) - 1 - down
-
 
 class Departure:
     """The part of the next rank first, and so on; the own part last."""
@@ -64,10 +47,6 @@ class Departure:
     def part(self, turn: Any, rank: Any, parts: int) -> Any:
         """Whose part it is at a turn."""
         return (rank + 1 + turn) % parts
-
-    def uneven(self, place: Any, rank: Any, first: Sequence[int]) -> Steps:
-        """Up from the end of the own part."""
-        yield "tile", (stairs(rank + 1, range(len(first)), first) + place) % first[-1]
 
 
 def stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
@@ -139,27 +118,17 @@ def reordered(launch: Launch, axis: Axis, rank: ir.Var, order: Order) -> Tiles:
     """Tiles in another order.
 
     Raises:
-        Declined: parts with different numbers of tiles, where these are no neighbours in the order of programs.
+        Declined: parts with different numbers of tiles.
     """
     shape = [ir.integer(n) for n in launch.grid]
     each = np.diff(axis.first)
-    is_even, is_slowest = (each == each[0]).all(), math.prod(shape[axis.number + 1 :]) == 1
-    if not is_slowest:
-        if not is_even:
-            raise Declined("the parts have different numbers of tiles")
+    if (each != each[0]).any():
+        raise Declined("the parts have different numbers of tiles")
+    if math.prod(shape[axis.number + 1 :]) > 1:
         return _linear(launch, shape, axis, rank, order)
-    index = launch.programs[axis.number]
-    if is_even:
-        height, parts = int(each[0]), len(each)
-        var, bind = bound(f"{index.name}_tile", order.part(index // height, rank, parts) * height + index % height)
-        return [bind], {index: var}
-    binds, var, steps = [], None, order.uneven(index, rank, axis.first)
-    with contextlib.suppress(StopIteration):
-        while True:
-            name, value = steps.send(var)
-            var, bind = bound(f"{index.name}_{name}", value)
-            binds.append(bind)
-    return binds, {index: var}
+    index, height, parts = launch.programs[axis.number], int(each[0]), len(each)
+    var, bind = bound(f"{index.name}_tile", order.part(index // height, rank, parts) * height + index % height)
+    return [bind], {index: var}
 
 
 def _linear(launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: Order) -> Tiles:
