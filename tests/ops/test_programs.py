@@ -118,20 +118,6 @@ def test_sums_of_products(
         close(c, want.chunk(size)[r] if name == "gemm_rs" else want.view(shape))
 
 
-@pytest.mark.parametrize(("size", "m", "biased"), [(1, 5, False), (2, 1, True), (3, 100, False)])
-def test_small_products_that_are_summed_everywhere(size: int, m: int, biased: bool):
-    n, k, most = 72, 40, 128
-    a, bias, (b, lying) = [random(m, k) for _ in range(size)], random(n), operands(size, n, k, True, torch.bfloat16)
-    program = module("gemm_ar").small(size, most, n, k, "bfloat16", SMALL, True, biased)
-    per_device = [
-        [a[r][None], lying[r], bias if biased else bias[:1], unwritten(most, n), unwritten(m, n)] for r in range(size)
-    ]
-    tilescale.emulate(program, per_device)
-    want = sum(x.float() @ y.float() for x, y in zip(a, b, strict=True)) + (bias.float() if biased else 0)
-    for *_, c in per_device:
-        close(c, want)
-
-
 @pytest.mark.parametrize(
     ("size", "rows", "width", "dtype"), [(1, 3, 8, "float32"), (2, 19, 512, "bfloat16"), (3, 600, 8, "bfloat16")]
 )
@@ -156,12 +142,26 @@ def test_collectives(size: int, rows: int, width: int, dtype: str):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_small_sums(size: int):
-    x = [random(77, 8) for _ in range(size)]
-    per_device = [[part, unwritten(512, 8), unwritten(77, 8)] for part in x]
-    tilescale.emulate(module("all_reduce").small(size, 512, "bfloat16"), per_device)
-    for *_, got in per_device:
-        close(got, sum(part.float() for part in x))
+def test_small_tensors_whole(size: int):
+    small, n = module("small"), 24
+    x = [random(size * n) for _ in range(size)]
+    total = sum(part.float() for part in x)
+    gathers = [[part[:n].clone(), unwritten(size * n)] for part in x]
+    tilescale.emulate(small.program(size, "all_gather", n, "bfloat16"), gathers)
+    scatters = [[part, unwritten(n)] for part in x]
+    tilescale.emulate(small.program(size, "reduce_scatter", n, "bfloat16"), scatters)
+    sums = [[part.clone()] for part in x]
+    tilescale.emulate(small.sum_program(size, size * n, "bfloat16"), sums)
+    for r in range(size):
+        assert torch.equal(gathers[r][1], torch.cat([part[:n] for part in x]))
+        close(scatters[r][1], total.chunk(size)[r])
+        close(sums[r][0], total)
+
+
+def test_few_numbers_of_rows_have_programs():
+    rooms = [module("small").room(rows) for rows in range(1, 4097)]
+    assert all(rows <= room <= max(rows + 1, 1.25 * rows) for rows, room in enumerate(rooms, 1))
+    assert len(set(rooms)) < 60 and all(module("small").room(1 << n) == 1 << n for n in range(13))
 
 
 def test_any_schedule_of_the_blocks_gives_the_same():
@@ -178,30 +178,6 @@ def test_any_schedule_of_the_blocks_gives_the_same():
         tilescale.emulate(program, per_device, schedule_seed=seed)
         results.append(torch.stack([tensors[-1] for tensors in per_device]))
     assert all(torch.equal(result, results[0]) for result in results)
-
-
-@pytest.mark.parametrize(("size", "rows", "n", "k", "transposed"), [(2, 1, 8, 8, True), (3, 70, 136, 200, False)])
-def test_blocks_send_few_rows(size: int, rows: int, n: int, k: int, transposed: bool):
-    a, bias, (b, lying) = random(size * rows, k), random(n), operands(size, n, k, transposed, torch.bfloat16)
-    program = module("ag_gemm").few(size, n, k, "bfloat16", SMALL, transposed, True, True)
-    shards = a.view(size, 1, rows, k)
-    per_device = [
-        [shards[r].clone(), unwritten(size, rows, k), lying[r], bias, unwritten(size, rows, n)] for r in range(size)
-    ]
-    tilescale.emulate(program, per_device)
-    for right, (*_, c) in zip(b, per_device, strict=True):
-        close(c.view(-1, n), a.float() @ right.float() + bias.float())
-
-    parts = [random(size * rows, k) for _ in range(size)]
-    program = module("gemm_rs").few(size, n, k, "bfloat16", SMALL, transposed, True)
-    per_device = [
-        [parts[r].view(size, rows, k), lying[r], bias, unwritten(size, rows, n), unwritten(rows, n)]
-        for r in range(size)
-    ]
-    tilescale.emulate(program, per_device)
-    want = sum(x.float() @ y.float() for x, y in zip(parts, b, strict=True)) + bias.float()
-    for r, (*_, c) in enumerate(per_device):
-        close(c, want.chunk(size)[r])
 
 
 @pytest.mark.parametrize("blocks", [3, 100])

@@ -7,6 +7,7 @@
     workspace.py                        memory beside the arguments, made once
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
     products.py flat.py                 what programs share
+    small.py                            what is too small to overlap
 """
 
 from tilescale.ops.ag_gemm import all_gather_matmul

@@ -3,8 +3,7 @@
 
 The copy queue sends the own rows to everybody, chunk by chunk, while the grid multiplies them where they lie; rows of
 others come into a workspace and are multiplied as they arrive. Nobody copies own rows, and no processor moves data.
-Of few rows the product takes the time to read b, and a queue would take as long to start: there blocks send them, and
-one grid multiplies those of all ranks, so that b is read once.
+Few rows are gathered first: see small.py.
 """
 
 from collections.abc import Sequence
@@ -14,10 +13,11 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
+from tilescale.ops import small
 from tilescale.ops.arguments import check_like, check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, FEW, ROWS, Tiling, add_bias, multiply, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add_bias, multiply, tiling
 from tilescale.ops.workspace import workspace_of
 
 
@@ -69,20 +69,23 @@ def _operator(
     """The products, and behind them the gathered rows if asked to keep them; one bias for all columns."""
     team = team_of(group)
     (rows, K), dtype = a.shape, str(a.dtype).removeprefix("torch.")
+    widths = [weight.shape[1] for weight in weights]
+    biases = [None] * len(weights) if bias is None else dense(bias).split(widths)
+    if team.size > 1 and 0 < a.nbytes <= small.SMALL_BYTES:
+        whole = small.gathered(dense(a), team)
+        products = [whole @ w if b is None else torch.addmm(b, whole, w) for w, b in zip(weights, biases, strict=True)]
+        return [*products, whole] if keeps else products
     own = dense(a).view(1, rows, K)
     (gathered,) = workspace_of(team).symmetric(a.dtype, (team.size, rows, K))
     results = [a.new_empty(team.size, rows, weight.shape[1]) for weight in weights]
     # The largest product has the most time to hide the gather, so it is the one that gathers.
-    widths = [weight.shape[1] for weight in weights]
     order = sorted(range(len(weights)), key=lambda i: -widths[i]) if rows else []
-    biases = [None] * len(weights) if bias is None else dense(bias).split(widths)
-    build, shards = (few, team.size) if rows <= FEW and len(weights) == 1 and team.size > 1 else (program, 1)
     for i in order:
         right, transposed = operand(weights[i])
-        tiles = tiling(rows, shards, widths[i], transposed)
+        tiles = tiling(rows, 1, widths[i], transposed)
         given = (widths[i], K, dtype, tiles, transposed, bias is not None, i == order[0])
         added = right.view(-1)[:1] if biases[i] is None else biases[i]
-        kernel(build, team, *given)(own, gathered, right, added, results[i])
+        kernel(program, team, *given)(own, gathered, right, added, results[i])
     flat = [result.flatten(0, 1) for result in results]
     if keeps:
         gathered[team.rank].copy_(own[0])
@@ -119,57 +122,6 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
-
-
-def few(
-    size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool, gathers: bool
-) -> Any:
-    """Blocks put pieces of the own rows into everybody's workspace, then multiply what all have put here."""
-    rows, b_tile = T.dynamic("rows"), (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
-    pieces, columns = -(-K // DEPTH), -(-N // tiles.n)
-
-    @T.prim_func
-    def all_gather_matmul_of_few(
-        A: T.Tensor((1, rows, K), dtype),
-        G: T.Tensor((size, rows, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N if biased else 1,), dtype),
-        C: T.Tensor((size, rows, N), dtype),
-    ):
-        # Blocks of all shards that read the same of b are neighbours.
-        with T.Kernel(device=size, block=(size, columns, T.ceildiv(rows, tiles.m)), threads=tiles.threads) as (
-            shard,
-            column,
-            row,
-        ):
-            arrived = T.alloc_flags((1,))
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                piece = T.alloc((FEW, DEPTH), dtype, level="l1")
-                if row == 0:
-                    for turn in T.serial(T.ceildiv(pieces - (column * size + shard), columns * size)):
-                        k = (turn * columns * size + column * size + shard) * DEPTH
-                        T.copy(A[0, 0, k], piece)
-                        T.copy(piece, G[rank, 0, k])
-                        T.signal(arrived[0])
-                        for step in T.serial(1, size):
-                            T.copy(piece, G[rank, 0, k], dst=(rank + step) % size, signal=arrived[0])
-            with T.Scale("device"):  # a phase that sends, and one whose loop has a producer
-                pass
-            with T.Scale("block"):
-                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
-                b = T.alloc(b_tile, dtype, level="l1")
-                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
-                m, n = row * tiles.m, column * tiles.n
-                T.clear(c)
-                T.wait(arrived[0], ">=", size * pieces)
-                multiply(G, shard, m, B, n, a, b, c, K, tiles.stages, transposed)
-                if biased:
-                    add_bias(c, bias, n, N)
-                T.copy(c, out)
-                T.copy(out, C[shard, m, n])
-
-    return all_gather_matmul_of_few
 
 
 def program(

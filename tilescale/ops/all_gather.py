@@ -6,10 +6,12 @@ from typing import Any
 import torch
 
 import tilescale.language as T
-from tilescale.ops.arguments import MOVES, check_dim, check_tensor
+from tilescale.ops import small
+from tilescale.ops.arguments import MOVES, SUMS, check_dim, check_tensor
 from tilescale.ops.flat import (
     CHUNKS,
     THREADS,
+    WIDTHS,
     chunk_rows,
     copy_rows,
     dtype_of,
@@ -50,6 +52,9 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     if not a.numel():
         return join(a.new_empty(shape), dim, team.size)
     own = parts_of(a, 1)
+    if a.dtype in SUMS and own.nbytes <= small.SMALL_BYTES:
+        parts = small.gathered(own.view(-1, WIDTHS[-1]), team).view(team.size, -1, WIDTHS[-1])
+        return join(whole(parts, shape), dim, team.size)
     _, rows, width = own.shape
     (gathered,) = workspace_of(team).symmetric(a.dtype, (team.size, rows, width))
     result = a.new_empty(team.size, rows, width)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 import tilescale.language as T
+from tilescale.ops import small
 from tilescale.ops.arguments import SUMS, check_tensor, dense
 from tilescale.ops.flat import (
     CHUNKS,
     THREADS,
-    TILE,
     WIDTHS,
     add_rows,
     chunk_rows,
@@ -27,9 +27,6 @@ from tilescale.ops.flat import (
 from tilescale.ops.group import group_name, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.workspace import workspace_of
-
-SMALL_BYTES = 4 << 20
-"""Up to here latency decides, above it the bandwidth that copy engines have."""
 
 
 def all_reduce(a: torch.Tensor, *, group: Any = None) -> torch.Tensor:
@@ -56,17 +53,14 @@ def _operator(a: torch.Tensor, group: str) -> torch.Tensor:
     """The sum."""
     if not a.numel():
         return torch.empty_like(a, memory_format=torch.contiguous_format)
-    return (_small if a.nbytes <= SMALL_BYTES else _large)(a, group)
+    return (_small if a.nbytes <= 2 * small.SMALL_BYTES else _large)(a, group)
 
 
 def _small(a: torch.Tensor, group: str) -> torch.Tensor:
-    team = team_of(group)
     own = parts_of(a.view(1) if a.ndim == 0 else a, 1).view(-1, WIDTHS[-1])
-    rows = max(TILE // WIDTHS[-1], 1 << (own.shape[0] - 1).bit_length())  # the next power of two
-    (shared,) = workspace_of(team).symmetric(a.dtype, (rows, WIDTHS[-1]))
-    result = torch.empty_like(own)
-    kernel(small, team, rows, dtype_of(a))(own, shared, result)
-    return result.view(-1)[: a.numel()].view(a.shape)
+    result = own.new_empty(small.room(own.shape[0]), WIDTHS[-1])
+    result[: own.shape[0]] = own
+    return small.summed(result, team_of(group)).view(-1)[: a.numel()].view(a.shape)
 
 
 def _large(a: torch.Tensor, group: str) -> torch.Tensor:
@@ -97,32 +91,6 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
-
-
-def small(size: int, most: int, dtype: str) -> Any:
-    """Into the workspace, which has room for `most` rows, the sum there, and out of it."""
-    rows, width = T.dynamic("rows"), WIDTHS[-1]
-    high = TILE // width
-
-    @T.prim_func
-    def small_all_reduce(
-        A: T.Tensor((rows, width), dtype), shared: T.Tensor((most, width), dtype), C: T.Tensor((rows, width), dtype)
-    ):
-        with T.Kernel(device=size, block=most // high, threads=THREADS) as block:
-            with T.Scale("block"):
-                for i, j in T.Parallel(high, width):
-                    if block * high + i < rows:
-                        shared[block * high + i, j] = A[block * high + i, j]
-                    else:
-                        shared[block * high + i, j] = T.cast(0, dtype)
-            with T.Scale("device"):
-                T.allreduce(shared)
-            with T.Scale("block"):
-                for i, j in T.Parallel(high, width):
-                    if block * high + i < rows:
-                        C[block * high + i, j] = shared[block * high + i, j]
-
-    return small_all_reduce
 
 
 def program(size: int, width: int, dtype: str, chunk: int) -> Any:

@@ -2,7 +2,7 @@
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
 Large products are summed by the owners of rows as in gemm_rs.py, and the copy queue sends finished chunks on to
-everybody. Small ones are multiplied into a workspace and summed there by `T.allreduce`.
+everybody. Small ones are multiplied first: see small.py.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.all_reduce import SMALL_BYTES
+from tilescale.ops import small
 from tilescale.ops.arguments import check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -49,25 +49,20 @@ def matmul_all_reduce(
 @torch.library.custom_op("tilescale::matmul_all_reduce", mutates_args=())
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     """The sum of the products."""
-    if not a.shape[0]:
-        return a.new_empty(0, b.shape[1])
+    team, (M, N) = team_of(group), (a.shape[0], b.shape[1])
+    if not M:
+        return a.new_empty(0, N)
+    if team.size > 1 and M * N * a.itemsize <= 2 * small.SMALL_BYTES:
+        part = a.new_empty(small.room(M), N)
+        # The bias is added once, before parts are rounded.
+        if bias is None or team.rank:
+            torch.mm(a, b, out=part[:M])
+        else:
+            torch.addmm(bias, a, b, out=part[:M])
+        return small.summed(part, team)[:M]
     right, transposed = operand(b)
     added = right.view(-1)[:1] if bias is None else dense(bias)
-    run = _small if a.shape[0] * b.shape[1] * a.itemsize <= SMALL_BYTES else _large
-    return run(dense(a), right, transposed, added, bias is not None, b.shape[1], group)
-
-
-def _small(
-    a: torch.Tensor, right: torch.Tensor, transposed: bool, added: torch.Tensor, biased: bool, N: int, group: str
-) -> torch.Tensor:
-    team, (M, K) = team_of(group), a.shape
-    most = max(64, 1 << (M - 1).bit_length())  # the next power of two
-    (shared,) = workspace_of(team).symmetric(a.dtype, (most, N))
-    result = a.new_empty(M, N)
-    dtype, tiles = str(a.dtype).removeprefix("torch."), tiling(M, 1, N, transposed)
-    made = kernel(small, team, most, N, K, dtype, tiles, transposed, biased)
-    made(a.view(1, M, K), right, added, shared, result)
-    return result
+    return _large(dense(a), right, transposed, added, bias is not None, N, group)
 
 
 def _large(
@@ -106,44 +101,6 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
-
-
-def small(size: int, most: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
-    """The product goes into a workspace of `most` rows, is summed there, and leaves it."""
-    rows, tiles_m, tiles_n = T.dynamic("rows"), -(-most // tiles.m), -(-N // tiles.n)
-    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
-
-    @T.prim_func
-    def small_matmul_all_reduce(
-        A: T.Tensor((1, rows, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N if biased else 1,), dtype),
-        shared: T.Tensor((most, N), dtype),
-        C: T.Tensor((rows, N), dtype),
-    ):
-        with T.Kernel(device=size, block=tiles_m * tiles_n, threads=tiles.threads) as block:
-            with T.Scale("block"):
-                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
-                b = T.alloc(b_tile, dtype, level="l1")
-                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
-                m, n = block % tiles_m * tiles.m, block // tiles_m * tiles.n
-                T.clear(c)
-                multiply(A, 0, m, B, n, a, b, c, K, tiles.stages, transposed)
-                T.copy(c, out)
-                T.copy(out, shared[m, n])
-            with T.Scale("device"):
-                T.allreduce(shared)
-            with T.Scale("block"):
-                m, n = block % tiles_m * tiles.m, block // tiles_m * tiles.n
-                for i, j in T.Parallel(tiles.m, tiles.n):
-                    if m + i < rows and n + j < N:
-                        if biased:
-                            C[m + i, n + j] = T.cast(shared[m + i, n + j], "float32") + T.cast(bias[n + j], "float32")
-                        else:
-                            C[m + i, n + j] = shared[m + i, n + j]
-
-    return small_matmul_all_reduce
 
 
 def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:

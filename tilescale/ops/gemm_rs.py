@@ -3,8 +3,8 @@
 
 Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
 chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
-added up in float32 and in one order, so results have the same bits each time. Of few rows each block sends its own
-tile. A program for a number of rows that it knows keeps its blocks, which is worth its compilation for whole chunks.
+added up in float32 and in one order, so results have the same bits each time. A program for a number of rows that it
+knows keeps its blocks, which is worth its compilation for whole chunks. Few rows are multiplied first: see small.py.
 """
 
 from dataclasses import replace
@@ -14,6 +14,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
+from tilescale.ops import small
 from tilescale.ops.arguments import check_divides, check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -21,7 +22,6 @@ from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
     DEPTH,
-    FEW,
     ROWS,
     Tiling,
     add,
@@ -67,6 +67,10 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     team = team_of(group)
     (M, K), N, dtype = a.shape, b.shape[1], str(a.dtype).removeprefix("torch.")
     rows = M // team.size
+    if team.size > 1 and 0 < rows * N * a.itemsize <= small.SMALL_BYTES:
+        # The bias is added once, before parts are rounded.
+        part = a @ b if bias is None or team.rank else torch.addmm(bias, a, b)
+        return small.scattered(part, team)
     result = a.new_empty(rows, N)
     if not rows:
         return result
@@ -76,9 +80,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     tiles, blocks, biased = tiling(rows, team.size, N, transposed), at_once(), bias is not None
     added = dense(bias) if biased else right.view(-1)[:1]
     given = dense(a).view(team.size, rows, K), right, added
-    if rows <= FEW:
-        kernel(few, team, N, K, dtype, tiles, transposed, biased)(*given, inbox, result)
-    elif rows % CHUNK == 0 and team.size * rows // tiles.m * (N // tiles.n) >= 2 * blocks:
+    if rows % CHUNK == 0 and team.size * rows // tiles.m * (N // tiles.n) >= 2 * blocks:
         beside = replace(tiles, stages=tiles.stages - 1)  # the result of one tile beside the steps of the next
         made = kernel(in_turns, team, rows, N, K, dtype, beside, transposed, biased, blocks)
         made(*given, parts, inbox, result)
@@ -108,47 +110,6 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
-
-
-def few(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
-    """As `program`, but each block puts its tile of others' rows into the owner's `inbox` when it is done."""
-    rows, columns = T.dynamic("rows"), -(-N // tiles.n)
-    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
-
-    @T.prim_func
-    def matmul_reduce_scatter_of_few(
-        A: T.Tensor((size, rows, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N if biased else 1,), dtype),
-        inbox: T.Tensor((size, rows, N), dtype),  # by source
-        C: T.Tensor((rows, N), dtype),
-    ):
-        grid = (columns, T.ceildiv(rows, tiles.m), size)
-        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (column, row, turn):
-            arrived = T.alloc_flags((size, FEW // tiles.m, columns))
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
-                b = T.alloc(b_tile, dtype, level="l1")
-                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
-                owner = (rank + 1 + turn) % size  # the own rows last
-                m, n = row * tiles.m, column * tiles.n
-                T.clear(c)
-                multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
-                if owner != rank:
-                    T.copy(c, out)
-                    T.copy(out, inbox[rank, m, n], dst=owner, signal=arrived[rank, row, column])
-                else:
-                    for step in T.serial(1, size):
-                        source = (rank + size - step) % size
-                        T.wait(arrived[source, row, column], ">=", 1)
-                        add_part(c, inbox, source, m, n, rows, N, out)
-                    if biased:
-                        add_bias(c, bias, n, N)
-                    T.copy(c, out)
-                    T.copy(out, C[m, n])
-
-    return matmul_reduce_scatter_of_few
 
 
 def in_turns(

@@ -12,9 +12,6 @@ from tilescale.hda.current import current_machine
 CHUNK = 512
 """Rows that travel together: enough for a copy engine's full rate, and soon there (1024 and 2048 were slower)."""
 
-FEW = 128
-"""Rows of a rank up to which blocks send: a copy queue would take as long to start as all the rest."""
-
 GROUP = 8
 """Rows of tiles that are walked together, at most: what the blocks of a wave read then fits into the cache."""
 

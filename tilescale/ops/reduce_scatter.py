@@ -6,10 +6,12 @@ from typing import Any
 import torch
 
 import tilescale.language as T
+from tilescale.ops import small
 from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_tensor
 from tilescale.ops.flat import (
     CHUNKS,
     THREADS,
+    WIDTHS,
     add_rows,
     chunk_rows,
     dtype_of,
@@ -57,6 +59,9 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     if not a.numel():
         return a.new_empty(shape)
     parts = parts_of(split(a, dim, team.size), team.size)
+    if parts[0].nbytes <= small.SMALL_BYTES:
+        own = small.scattered(parts.view(-1, WIDTHS[-1]), team)
+        return whole(own[None], tuple(shape))
     _, rows, width = parts.shape
     (inbox,) = workspace_of(team).symmetric(a.dtype, (team.size, rows, width))
     result = a.new_empty(1, rows, width)
