@@ -209,7 +209,7 @@ class Compiler:
         return slot in self._replicated
 
     def begin_function(self, launch: Launch) -> None:
-        """What is compiled from here on is a function of its own for stock TileLang, if it is not all of the program."""
+        """What is compiled from here on is a function of its own for stock TileLang, but in a plain program."""
         if self.program.is_hierarchical:
             self._safe.clear()
         self.note_safe_values(dict(launch.notes))
