@@ -7,7 +7,7 @@ python benchmarks/chart.py asynchrony --to asynchrony.png
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,6 @@ def reason(row: Row) -> str:
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
     """Draw a results file as the picture's ending says, .svg or .png."""
-    matplotlib.rcParams["svg.hashsalt"] = "tilescale"  # the same file for the same data
     groups = heats(results["rows"])
     heights = [TITLE_INCHES + ROW_INCHES * len(rows) for rows in groups.values()]
     figure = Figure(figsize=(9, 0.6 + sum(heights)), layout="constrained")
@@ -87,19 +86,29 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     where = f"{results['machine']['gpus']} x {results['machine']['gpu']}, {results['date'][:10]}"
     what = "times through the baseline's of the same rounds (us where there is none)"
     figure.suptitle(f"{where}: {what}\nbars: medians; whiskers: the fastest and the slowest round", fontsize=9)
-    date = {"Date": None} if path.suffix == ".svg" else {}
-    figure.savefig(path, metadata=date, dpi=110)
+    save(figure, path)
 
 
-@click.command(help=__doc__.replace("\n    ", "\n\n\b\n    ", 1))
-@click.argument("name")
-@click.option("--to", type=click.Path(path_type=Path), help="The picture.  [default: docs/diagrams/NAME.svg]")
-@click.option("--file", type=click.Path(path_type=Path), help="The results.  [default: benchmarks/results/NAME.json]")
-def main(name: str, to: Path | None, file: Path | None) -> None:
-    """Read and draw."""
-    results = json.loads((file or RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    draw(results, to or ROOT / "docs" / "diagrams" / f"{name}.svg")
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure: the same file for the same data."""
+    matplotlib.rcParams["svg.hashsalt"] = "tilescale"
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {}, dpi=110)
+
+
+def command(drawing: Callable[[Mapping[str, Any], Path], None], text: str) -> click.Command:
+    """The command line of what draws results; `text` says what it is."""
+
+    @click.command(help=text.replace("\n    ", "\n\n\b\n    ", 1))
+    @click.argument("name")
+    @click.option("--to", type=click.Path(path_type=Path), help="The picture.  [default: docs/diagrams/NAME.svg]")
+    @click.option("--file", type=click.Path(path_type=Path), help="Results.  [default: benchmarks/results/NAME.json]")
+    def main(name: str, to: Path | None, file: Path | None) -> None:
+        """Read and draw."""
+        results = json.loads((file or RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        drawing(results, to or ROOT / "docs" / "diagrams" / f"{name}.svg")
+
+    return main
 
 
 if __name__ == "__main__":
-    main()
+    command(draw, __doc__)()

@@ -6,14 +6,11 @@ python benchmarks/curves.py collectives --to collectives.png
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-import matplotlib
-from chart import NOBODY, OTHERS, OURS, RESULTS, ROOT
+from chart import NOBODY, OTHERS, OURS, command, save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -76,7 +73,6 @@ def _size(nbytes: int) -> str:
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
     """Draw a results file as the picture's ending says, .svg or .png."""
-    matplotlib.rcParams["svg.hashsalt"] = "tilescale"  # the same file for the same data
     rows, peak = results["rows"], peak_of(results["rows"])
     works = list(dict.fromkeys(row["work"] for row in rows if row["work"] != PEAK))
     modes = list(dict.fromkeys(row["mode"] for row in rows if row["work"] != PEAK))
@@ -90,19 +86,8 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     panels[0, 0].legend(fontsize=7, frameon=False)
     where = f"{results['machine']['gpus']} x {results['machine']['gpu']}, {results['date'][:10]}"
     figure.suptitle(f"{where}: us of a collective over the bytes of its tensor, bfloat16", fontsize=9)
-    date = {"Date": None} if path.suffix == ".svg" else {}
-    figure.savefig(path, metadata=date, dpi=110)
-
-
-@click.command(help=__doc__.replace("\n    ", "\n\n\b\n    ", 1))
-@click.argument("name")
-@click.option("--to", type=click.Path(path_type=Path), help="The picture.  [default: docs/diagrams/NAME.svg]")
-@click.option("--file", type=click.Path(path_type=Path), help="The results.  [default: benchmarks/results/NAME.json]")
-def main(name: str, to: Path | None, file: Path | None) -> None:
-    """Read and draw."""
-    results = json.loads((file or RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    draw(results, to or ROOT / "docs" / "diagrams" / f"{name}.svg")
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main()
+    command(draw, __doc__)()
