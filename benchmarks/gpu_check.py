@@ -125,7 +125,7 @@ def run(step: Step, log: Path) -> Outcome:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
-    text = log.read_text(errors="replace")
+    text = log.read_text(errors="replace").replace(f"{ROOT}/", "")
     failures = re.findall(r"^.*\bFAIL(?:ED)?\b.*$", text, re.MULTILINE)
     passed = len(re.findall(r"\bPASS\b", text)) + _pytest_count(text, "passed")
     outcome = Outcome(step.name, code == 0 and not failures, round(time.monotonic() - begin, 1), passed)
