@@ -154,6 +154,7 @@ class Ranks:
         guard = SimpleNamespace(limit_ns=self.limit_ns, records=SimpleNamespace(device=self.reports[rank]))
         return SimpleNamespace(
             world=SimpleNamespace(rank=rank, size=self.size),
+            team=SimpleNamespace(rank=rank, size=self.size),
             device=torch.device("cpu"),
             heap=heap,
             sizes=self.sizes,

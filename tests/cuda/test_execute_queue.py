@@ -34,6 +34,7 @@ from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.queue_watch import Place
 from tilescale.backends.cuda.running.steps import Call, in_order, run
 from tilescale.backends.cuda.running.stream_memory import Condition, Word, rows
+from tilescale.backends.cuda.running.sums import Sums
 from tilescale.errors import OutOfBoundsError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Control, Launch, Part, Sequence
@@ -94,7 +95,7 @@ class Device:
         self.team, self.device, self.sizes = SimpleNamespace(rank=rank), torch.device("cpu"), (("device", DEVICES),)
         self.reached: set[int] = set()
         self.sites: list[Any] = []
-        self.sums = queued.Sums()
+        self.sums = Sums()
         self.tensors, self.done = memory, []
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
         self.heap = SimpleNamespace(peers=self._peers, addresses=SimpleNamespace(slot=lambda p: p))
