@@ -11,7 +11,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Owner, Stand, Team
+from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
+from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 
 if TYPE_CHECKING:

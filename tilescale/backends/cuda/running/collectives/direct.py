@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
-from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Owner, Stand
+from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
+from tilescale.backends.cuda.running.owner import Owner
 
 if TYPE_CHECKING:
     import torch

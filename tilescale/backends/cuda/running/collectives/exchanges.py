@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.implemented import STORES
 from tilescale.backends.cuda.running.collectives.kernels import THREADS, Element, Exchange, Kernel, functions, launch
-from tilescale.backends.cuda.running.collectives.setting import Owner, Stand, Team
+from tilescale.backends.cuda.running.collectives.setting import Stand, Team
 from tilescale.backends.cuda.running.collectives.workspaces import Shape
+from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.cost.operations import network_of
 

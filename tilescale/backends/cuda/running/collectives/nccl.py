@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.running.collectives import dense
-from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Owner, Stand, Team
+from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
 from tilescale.backends.cuda.running.nccl import group
+from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, Messages, Parts
 from tilescale.backends.cuda.running.collectives.kernels import combining
-from tilescale.backends.cuda.running.collectives.setting import Bound, Owner, Stand
+from tilescale.backends.cuda.running.collectives.setting import Bound, Stand
+from tilescale.backends.cuda.running.owner import Owner
 
 if TYPE_CHECKING:
     import torch
