@@ -21,6 +21,7 @@ from tilescale.ops.flat import (
     copy_rows,
     dtype_of,
     parts_of,
+    send_parts,
     store_rows,
     tile_rows,
 )
@@ -108,16 +109,7 @@ def program(size: int, width: int, dtype: str, chunk: int) -> Any:
             arrived, gathered = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
             summed = T.alloc_flags((CHUNKS,))
             with T.Scale("device") as (rank, _):
-                for i in T.serial(T.ceildiv(rows, chunk)):
-                    for step in T.serial(1, size):
-                        owner = (rank + step) % size
-                        first, last = i * chunk, T.min(i * chunk + chunk, rows)
-                        T.copy(
-                            A[owner, first:last, :],
-                            inbox[rank, first:last, :],
-                            dst=owner,
-                            signal=arrived[rank, i],
-                        )
+                send_parts(A, inbox, arrived, rank, size, rows, chunk)
                 for i in T.serial(T.ceildiv(rows, chunk)):
                     for step in T.serial(1, size):
                         first, last = i * chunk, T.min(i * chunk + chunk, rows)

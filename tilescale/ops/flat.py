@@ -75,6 +75,16 @@ def store_rows(total, target, t, first, rows, high, wide):
             target[t, first + i, j] = total[i, j]
 
 
+@T.macro
+def send_parts(source, inbox, arrived, rank, size, rows, chunk):
+    """The queue sends each part to its owner, first the first chunks of all."""
+    for i in T.serial(T.ceildiv(rows, chunk)):
+        for step in T.serial(1, size):
+            owner = (rank + step) % size
+            first, last = i * chunk, T.min(i * chunk + chunk, rows)
+            T.copy(source[owner, first:last, :], inbox[rank, first:last, :], dst=owner, signal=arrived[rank, i])
+
+
 def dtype_of(x: torch.Tensor) -> str:
     """The data type's name in programs."""
     return str(x.dtype).removeprefix("torch.")

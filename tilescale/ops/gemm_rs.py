@@ -25,10 +25,11 @@ from tilescale.ops.products import (
     ROWS,
     Tiling,
     add,
+    add_arrived,
     add_bias,
-    add_part,
     at_once,
     multiply,
+    send_parts,
     tiling,
 )
 from tilescale.ops.workspace import workspace_of
@@ -194,17 +195,7 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
             done, arrived = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
             if size > 1:
                 with T.Scale("device") as (rank, _):
-                    for step in T.serial(1, size):
-                        for i in T.serial(T.ceildiv(rows, CHUNK)):
-                            owner = (rank + step) % size
-                            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
-                            T.copy(
-                                parts[owner, first:last, :],
-                                inbox[rank, first:last, :],
-                                dst=owner,
-                                signal=arrived[rank, i],
-                                after=(done[owner, i], ">=", T.ceildiv(last - first, tiles.m) * tiles_n),
-                            )
+                    send_parts(parts, inbox, done, arrived, rank, size, rows, tiles.m, tiles_n)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
                 b = T.alloc(b_tile, dtype, level="l1")
@@ -219,10 +210,7 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
                     T.copy(out, parts[owner, m, n])
                     T.signal(done[owner, m // CHUNK])
                 else:
-                    for step in T.serial(1, size):
-                        source = (rank + size - step) % size  # the rank before was the first to send here
-                        T.wait(arrived[source, m // CHUNK], ">=", 1)
-                        add_part(c, inbox, source, m, n, rows, N, out)
+                    add_arrived(c, inbox, arrived, rank, size, m, n, rows, N, out)
                     if biased:
                         add_bias(c, bias, n, N)
                     T.copy(c, out)

@@ -126,3 +126,28 @@ def add_part(total, parts, source, m, n, rows, N, tile):
         else:
             tile[i, j] = T.if_then_else(n + j < N, parts[source, T.min(m + i, rows - 1), n + j], T.cast(0, tile.dtype))
     add(total, tile)
+
+
+@T.macro
+def send_parts(parts, inbox, done, arrived, rank, size, rows, tile_rows, tiles_n):
+    """The queue sends each chunk of others' rows to its owner when all of its tiles are done."""
+    for step in T.serial(1, size):
+        for i in T.serial(T.ceildiv(rows, CHUNK)):
+            owner = (rank + step) % size
+            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
+            T.copy(
+                parts[owner, first:last, :],
+                inbox[rank, first:last, :],
+                dst=owner,
+                signal=arrived[rank, i],
+                after=(done[owner, i], ">=", T.ceildiv(last - first, tile_rows) * tiles_n),
+            )
+
+
+@T.macro
+def add_arrived(total, inbox, arrived, rank, size, m, n, rows, N, part):
+    """total += what the others have sent of one tile, in the order of the ranks before this one."""
+    for step in T.serial(1, size):
+        source = (rank + size - step) % size  # the rank before was the first to send here
+        T.wait(arrived[source, m // CHUNK], ">=", 1)
+        add_part(total, inbox, source, m, n, rows, N, part)

@@ -16,6 +16,7 @@ from tilescale.ops.flat import (
     chunk_rows,
     dtype_of,
     parts_of,
+    send_parts,
     split,
     store_rows,
     tile_rows,
@@ -100,16 +101,7 @@ def program(size: int, width: int, dtype: str, chunk: int) -> Any:
         with T.Kernel(device=size, block=T.ceildiv(rows, high), threads=THREADS) as tile:
             arrived = T.alloc_flags((size, CHUNKS))
             with T.Scale("device") as (rank, _):
-                for i in T.serial(T.ceildiv(rows, chunk)):
-                    for step in T.serial(1, size):
-                        owner = (rank + step) % size
-                        first, last = i * chunk, T.min(i * chunk + chunk, rows)
-                        T.copy(
-                            A[owner, first:last, :],
-                            inbox[rank, first:last, :],
-                            dst=owner,
-                            signal=arrived[rank, i],
-                        )
+                send_parts(A, inbox, arrived, rank, size, rows, chunk)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 total = T.alloc((high, width), "float32", level="l0")
                 first = tile * high
