@@ -15,8 +15,15 @@ project = "TileScale"
 release = tilescale.__version__
 html_title = f"{project} {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "name_links", "example_pages"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+extensions += ["name_links", "example_pages", "inline_figures", "code_blocks"]
+exclude_patterns = ["figures", "extensions"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
+copybutton_selector = ":is(.highlight-python, .highlight-console, .highlight-yaml, .highlight-sh) pre"
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_only_copy_prompt_lines = True
 default_role = "literal"  # what docstrings set in backticks, as on the pages; name_links makes links of both
 highlight_language = "text"
 
