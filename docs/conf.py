@@ -2,6 +2,7 @@
 """The documentation site, built by `make docs`: these Markdown pages, and a reference made from docstrings."""
 
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -35,6 +36,10 @@ napoleon_use_ivar = False
 napoleon_attr_annotations = False
 
 html_theme = "furo"
+html_favicon = html_logo = "_static/icon.svg"
+urls = dict(line.split(", ") for line in metadata("tilescale").get_all("Project-URL", []))
+if "Repository" in urls:  # as [project.urls] of pyproject.toml says
+    html_theme_options = {"source_repository": urls["Repository"], "source_branch": "main", "source_directory": "docs/"}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
