@@ -101,13 +101,13 @@ def test_blocks_that_do_not_fit_a_core():
         load(NUMBERED[20]).main(["--devices=4", "--size=200"], standalone_mode=False)
 
 
-def test_default_is_four_devices_or_eight_for_the_demo(capsys: pytest.CaptureFixture[str]):
+def test_default_is_four_devices_or_what_the_example_says(capsys: pytest.CaptureFixture[str]):
     for path, devices in (NUMBERED[1], 4), (NUMBERED[8], 8):
         load(path).main(["--size=64"], standalone_mode=False)
         assert f"device {', '.join(map(str, range(devices)))}:" in capsys.readouterr().out
 
 
-def test_the_demo_shows_its_phases(capsys: pytest.CaptureFixture[str]):
+def test_the_tensor_parallel_product_shows_its_phases(capsys: pytest.CaptureFixture[str]):
     load(NUMBERED[8]).main(["--size=64"], standalone_mode=False)
     shown = capsys.readouterr().out
     assert "each block" in shown and "gemm" in shown and "allreduce(C) between devices" in shown

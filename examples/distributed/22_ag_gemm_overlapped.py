@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-gather + GEMM again, and this time no block moves anything.
+"""All-gather + GEMM, overlapped: the copy queue moves the data, blocks only multiply.
 
     C = A B     A: rows over the devices     B, C: columns over the devices
 
