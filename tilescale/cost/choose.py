@@ -108,9 +108,9 @@ def first_of_the_fastest(times: Sequence[tuple[str, float]]) -> str:
     return next(name for name, seconds in times if seconds <= least * (1 + TIE))
 
 
-def compared(best: str, times: Sequence[tuple[str, float]], nbytes: int | None) -> str:
-    """In words: the estimate of what was chosen beside those of the others."""
+def compared(best: str, times: Sequence[tuple[str, float]], nbytes: int | None, how: str = "estimated") -> str:
+    """In words: the time of what was chosen beside those of the others, and how they are known."""
     what = format_bytes(nbytes) if nbytes is not None else "a size known at launch, taken as large"
     others = [f"{name} {format_time(seconds)}" for name, seconds in times if name != best]
     mine = dict(times)[best]
-    return f"estimated {format_time(mine)} for {what}" + (f"; {', '.join(others)}" if others else "")
+    return f"{how} {format_time(mine)} for {what}" + (f"; {', '.join(others)}" if others else "")
