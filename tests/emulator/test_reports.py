@@ -56,9 +56,9 @@ def test_traffic_and_signals_are_counted_for_each_device():
     args = [[values(r, 8), blank(8), torch.zeros(1, dtype=torch.int32)] for r in range(3)]
     report = tilescale.emulate(program, args)
     assert [(a.sent, a.received, a.messages, a.signals) for a in report.activity] == [
-        (32, 0, 2, 2),
+        (64, 0, 2, 2),
         (0, 32, 2, 0),
-        (0, 0, 0, 0),
+        (0, 32, 0, 0),
     ]
     assert [a.programs for a in report.activity] == [2, 2, 2]
     rows = str(report).splitlines()
