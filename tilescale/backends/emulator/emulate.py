@@ -11,8 +11,8 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.checks import observers
-from tilescale.backends.emulator.clock import Clock
 from tilescale.backends.emulator.progress import progress_bar
+from tilescale.backends.emulator.record.recorder import Clock
 from tilescale.backends.emulator.report import Report
 from tilescale.backends.emulator.run import Run
 from tilescale.errors import ArgumentError, LaunchError
@@ -25,6 +25,7 @@ from tilescale.program.arguments import count_writes
 from tilescale.program.model import Program
 from tilescale.settings import settings
 from tilescale.timing.collector import no_cyclic_collection
+
 
 def emulate(
     func: ir.PrimFunc,

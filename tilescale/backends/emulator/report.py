@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import overload
 
-from tilescale.backends.emulator.clock import Clock
+from tilescale.backends.emulator.record.recorder import Clock
 from tilescale.backends.emulator.run import Activity
 from tilescale.errors import Location, UsageError
 from tilescale.hda import Machine
@@ -80,7 +80,9 @@ class Report:
     @overload
     def plot(self, path: str | PathLike[str], *, engines: bool = False, dark: bool = False) -> None: ...
 
-    def plot(self, path: str | PathLike[str] | None = None, *, engines: bool = False, dark: bool = False) -> Page | None:
+    def plot(
+        self, path: str | PathLike[str] | None = None, *, engines: bool = False, dark: bool = False
+    ) -> Page | None:
         """Draw the timeline: a row for each unit that owns tensors, time in microseconds.
 
         Args:

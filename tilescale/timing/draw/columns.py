@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The data of an interactive timeline: what is drawn, as columns, without the rows, which follow from what is unfolded."""
+"""The data of an interactive timeline as columns, without the rows, which follow from what a reader unfolds."""
 
 from __future__ import annotations
 

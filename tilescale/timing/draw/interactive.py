@@ -124,7 +124,8 @@ def _names(sources: dict[str, Any]) -> Any:
     from bokeh.plotting import figure
 
     ranges = dict(x_range=Range1d(0, 1), y_range=Range1d(1, 0))
-    names = _plain(figure(width=HEAD_WIDTH, tools="ywheel_pan", active_scroll="ywheel_pan", toolbar_location=None, min_border=0, **ranges))
+    wheel = dict(tools="ywheel_pan", active_scroll="ywheel_pan", toolbar_location=None)
+    names = _plain(figure(width=HEAD_WIDTH, min_border=0, **wheel, **ranges))
     names.xgrid.visible = False
     names.xaxis.axis_line_color = names.xaxis.major_tick_line_color = names.xaxis.major_label_text_color = None
     names.xaxis.minor_tick_line_color = None
@@ -143,8 +144,12 @@ def _drawing(timeline: Timeline, columns: Columns, sources: dict[str, Any]) -> A
     end = timeline.end_s * 1e6 or 1.0
     main = _plain(
         figure(
-            tools=[PanTool(), ResetTool()], x_range=Range1d(0, end, bounds=(-0.02 * end, 1.02 * end)),
-            x_axis_label="simulated time in us", sizing_mode="stretch_width", min_border=0, toolbar_location="above",
+            tools=[PanTool(), ResetTool()],
+            x_range=Range1d(0, end, bounds=(-0.02 * end, 1.02 * end)),
+            x_axis_label="simulated time in us",
+            sizing_mode="stretch_width",
+            min_border=0,
+            toolbar_location="above",
         )  # fmt: skip
     )
     zoom = WheelZoomTool(dimensions="width")
