@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """How an error of ours that nobody catches is printed: its message first, then the user's own lines that led to it.
 
-The first such error that is made sets `sys.excepthook`, where Python's own stands; notebooks ask the error itself.
+The first such error that is made sets `sys.excepthook`, if nobody else cares about it; notebooks ask the error itself.
 `TILESCALE_TRACEBACK=full` prints Python's traceback instead, with every frame.
 """
 
@@ -24,10 +24,13 @@ __all__ = ["install", "lines", "show"]
 
 _OURS = ("tilescale", "tilelang_core")
 
+_PLAIN = ("sys", "tvm")
+"""Modules whose hooks print a traceback and no more: Python's own, and one that TVM sets around it."""
+
 
 def install() -> None:
     """Print errors of ours by `show`, unless somebody else prints errors already."""
-    if sys.excepthook is sys.__excepthook__:
+    if getattr(sys.excepthook, "__module__", None) in _PLAIN:
         sys.excepthook = show
 
 

@@ -33,6 +33,7 @@ def test_defaults_and_values() -> None:
         ("TILESCALE_PROGRESS", "loud", "auto, on or off"),
         ("TILESCALE_CHECK", "races,", "all, none, or names of checks"),
         ("TILESCALE_SCHEDULE_SEED", "-1", "a whole number from 0 on"),
+        ("TILESCALE_TRACEBACK", "long", "short or full"),
     ],
 )
 def test_bad_text_lists_what_is_valid(variable: str, text: str, valid: str) -> None:
