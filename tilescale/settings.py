@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tilescale.errors import UsageError
@@ -41,6 +42,7 @@ class Settings:
             turns (TILESCALE_SCHEDULE_SEED).
         traceback: what an error prints that nobody catches, "short" for its message and the user's lines, "full" for
             Python's traceback (TILESCALE_TRACEBACK).
+        cache: folder of what this user has measured and tuned (TILESCALE_CACHE_DIR).
     """
 
     timeout_s: float = 600.0
@@ -54,6 +56,7 @@ class Settings:
     check: tuple[str, ...] = ("all",)
     schedule_seed: int | None = None
     traceback: str = "short"
+    cache: Path = Path("~/.cache/tilescale").expanduser()
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -111,6 +114,13 @@ def _number(text: str) -> int:
     return int(text)
 
 
+def _folder(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.is_absolute():
+        raise ValueError(text)
+    return path
+
+
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
@@ -133,6 +143,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "check": ("TILESCALE_CHECK", _names, "all, none, or names of checks with commas between them, e.g. races"),
     "schedule_seed": ("TILESCALE_SCHEDULE_SEED", _number, "a whole number from 0 on"),
     "traceback": ("TILESCALE_TRACEBACK", _traceback, "short or full"),
+    "cache": ("TILESCALE_CACHE_DIR", _folder, "the absolute path of a folder, e.g. ~/.cache/tilescale"),
 }
 
 
