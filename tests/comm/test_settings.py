@@ -36,11 +36,8 @@ def test_defaults_and_values() -> None:
         ("TILESCALE_PROGRESS", "loud", "auto, on or off"),
         ("TILESCALE_CHECK", "races,", "all, none, or names of checks"),
         ("TILESCALE_SCHEDULE_SEED", "-1", "a whole number from 0 on"),
-<<<<<<< HEAD
         ("TILESCALE_TRACEBACK", "long", "short or full"),
-=======
         ("TILESCALE_CACHE_DIR", "kept", "the absolute path of a folder"),
->>>>>>> main
     ],
 )
 def test_bad_text_lists_what_is_valid(variable: str, text: str, valid: str) -> None:
