@@ -17,6 +17,7 @@ import torch
 
 import tilescale
 import tilescale.language as T
+from tilescale.timing.draw import compare
 
 ROWS, COLS, DEPTH = 128, 256, 64
 
@@ -84,6 +85,8 @@ def main(devices: int, size: int, machine: str, to: Path) -> None:
             report = tilescale.emulate(program, data=False)
             timelines[name] = report.timeline
             click.echo(f"  {name:<11}{report.time_us:6.0f} us, at least {report.timeline.bound.seconds * 1e6:.0f} us")
+        compare(timelines, to)
+        click.echo(f"its picture: {to}")
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ _BASE = {"errors", "settings"}
 _MODEL = _BASE | {"hda", "program"}
 _LIBRARY = _MODEL | {"cost", "collectives", "passes", "comm", "timing"}
 MAY_IMPORT = {
-    "errors": set(),
+    "errors": {"tracebacks"},
+    "tracebacks": {"errors", "settings"},
     "settings": {"errors"},
     "hda": _BASE,
-    "comm": _BASE | {"hda"},
+    "comm": _BASE | {"hda", "tracebacks"},
     "program": _BASE | {"hda"},
     "cost": _MODEL,
     "collectives": _MODEL | {"cost"},

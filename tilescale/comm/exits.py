@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
+from tilescale import tracebacks
 from tilescale.comm.session import Session
 from tilescale.errors import RankFailedError
 
@@ -29,6 +30,7 @@ _PAUSE_S = 0.02
 def install(session: Session, abort: Callable[[int], None] | None) -> None:
     """Tell the job of this process's end. `abort` ends the whole job if the other ranks do not stop by themselves."""
     owner = os.getpid()
+    tracebacks.install()
     previous = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -83,6 +83,12 @@ class Machine:
     def __repr__(self) -> str:
         return f"Machine({self.name!r})"
 
+    def _repr_html_(self) -> str:
+        """A notebook's view of it."""
+        from tilescale.hda.draw.svg import picture
+
+        return picture(self)
+
     # -- levels and layers -----------------------------------------------------------------------------------------
 
     @cached_property

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The emulator: runs any program for any described machine on the CPU.
 
-    emulate.py      the entry: machine, extents, report; arguments.py binds tensors, progress.py shows a bar
+    emulate.py      the entry: machine and extents; arguments.py binds tensors, progress.py shows a bar
+    report.py       what it returns: activity, time, pictures
     run.py          one emulation: units, accounts, deadlock reports
     interpret/      statements and expressions of TIR as closures
     operations/     what operations do, a family a file

@@ -16,7 +16,7 @@ def level_facts(machine: Machine, level: Level) -> str:
     if level.kind == "lanes" and level.threads != 1:
         facts.append(f"{level.threads} threads")
     if level.kind == "cluster":
-        facts.append(f"at launch, up to {level.max_size} {machine.program_level.name}s")
+        facts.append(f"made at launch, up to {level.max_size} {machine.program_level.name}s each")
     if level.kind == "program":
         facts.append(f"up to {_many(level.max_programs, 'program')} at once" if level.virtual else "one program each")
         if level.max_threads:
