@@ -28,7 +28,9 @@ def gather_then_multiply(devices: int, size: int):
 
     @T.prim_func
     def ag_gemm(
-        A: T.Tensor((size, size), "bfloat16"), B: T.Tensor((size, size), "bfloat16"), C: T.Tensor((size, size), "bfloat16")
+        A: T.Tensor((size, size), "bfloat16"),
+        B: T.Tensor((size, size), "bfloat16"),
+        C: T.Tensor((size, size), "bfloat16"),
     ):
         with T.Kernel(device=devices, block=(cols // COLS, size // ROWS), threads=256) as (column, row):
             whole = T.alloc((size, size), "bfloat16", level="l2")

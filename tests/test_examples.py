@@ -120,6 +120,15 @@ def test_a_timeline_is_drawn_for_each_program(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "run.json").read_text(encoding="utf-8").startswith('{"traceEvents":')
 
 
+def test_the_demo_draws_both_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    picture = tmp_path / "demo.svg"
+    load(FOLDER.parent / "demo.py").main(["--devices=2", "--size=1024", f"--to={picture}"], standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert "in order: right on 2 devices" in shown and "overlapped: right on 2 devices" in shown
+    assert len(re.findall(r"^  (?:in order|overlapped) +[1-9]\d* us, at least", shown, re.MULTILINE)) == 2
+    assert picture.read_text(encoding="utf-8").count('id="axes_') == 2
+
+
 @pytest.mark.parametrize("wrong", [1.001, torch.nan])
 def test_a_wrong_result_is_found(wrong: float):
     common = load(FOLDER / "common.py")
@@ -141,7 +150,7 @@ def test_a_wrong_result_is_found(wrong: float):
         ("--size=2", "2 elements do not make 4 shares: give --size 4 or more"),
         ("--timeline=nowhere/run.svg", "'nowhere/run.svg' cannot be written: No such file or directory"),
         ("--timeline=nowhere/run.json", "'nowhere/run.json' cannot be written: No such file or directory"),
-        ("--timeline=run.txt", "end it in .png, .svg, .pdf"),
+        ("--timeline=run.txt", "end it in .html, .png, .svg, .pdf"),
     ],
 )
 def test_odd_options_get_an_answer(words: str, says: str, capsys: pytest.CaptureFixture[str]):

@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 
 
 def chart(title: str, works: Sequence[str]) -> Figure:
-    """A bar for each contender of each work: the median, in microseconds; a line from the fastest round to the slowest."""
+    """A bar for each contender: the median time; a line from the fastest round to the slowest."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows = [row for row in results["rows"] if row["work"] in works]
     groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["work"], row["shape"]))]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.timing.draw.timelines import US, grid, ring
 from tilescale.errors import DependencyError, UsageError
-from tilescale.timing.draw import plot
+from tilescale.timing.draw import compare, plot
 from tilescale.timing.draw.picture import DARK, LIGHT, STYLE
 from tilescale.timing.draw.shares import family, peaks, shares, together
 from tilescale.timing.timeline import KINDS, Span, Timeline
@@ -138,3 +138,13 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(DependencyError, match="pip install matplotlib"):
         plot(ring(), tmp_path / "t.png")
+
+
+def test_timelines_beside_each_other_have_one_axis_of_time(tmp_path: Path):
+    short, long = ring(2), grid(2, 132)
+    compare({"short": short, "long": long}, tmp_path / "both.svg")
+    text = (tmp_path / "both.svg").read_text(encoding="utf-8")
+    assert text.count('id="axes_') == 2
+    assert "<!-- short: " in text and "<!-- long: " in text
+    with pytest.raises(UsageError, match="several timelines cannot be drawn into 'both.html'"):
+        compare({"short": short, "long": long}, tmp_path / "both.html")
