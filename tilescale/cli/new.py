@@ -41,7 +41,8 @@ def new(name: str, folder: Path | None) -> None:
             path.write_text(_filled(template, name), encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"{target} cannot be written: {error.strerror}") from None
-    click.echo(f"made {' and '.join(map(str, written))}; begin with\n  cd {target} && python {name}.py && python -m pytest")
+    click.echo(f"made {' and '.join(map(str, written))}; begin with")
+    click.echo(f"  cd {target} && python {name}.py && python -m pytest")
 
 
 def _filled(template: str, name: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tilescale.errors import UnknownLayerError, UnknownLevelError
 from tilescale.hda import query
 from tilescale.hda.model import Identify, Level, MemoryLayer, Network
+from tilescale.hda.names import BuiltIn
 from tilescale.hda.schema import spec
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Machine:
     # -- loading --------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def load(name_or_path: str | PathLike[str]) -> Machine:
+    def load(name_or_path: BuiltIn | str | PathLike[str]) -> Machine:
         """The machine of that name, or of a description file.
 
         Raises:

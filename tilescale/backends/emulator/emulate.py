@@ -18,6 +18,7 @@ from tilescale.backends.emulator.run import Run
 from tilescale.errors import ArgumentError, LaunchError
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
+from tilescale.hda.names import BuiltIn
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.rules import check_rules
 from tilescale.passes.written import written_parameters
@@ -31,7 +32,7 @@ def emulate(
     func: ir.PrimFunc,
     args: Sequence[Any] | None = None,
     *,
-    machine: Machine | str | None = None,
+    machine: Machine | BuiltIn | str | None = None,
     data: bool = True,
     time: bool = True,
     progress: bool | None = None,
