@@ -13,6 +13,7 @@
     tiles.py     typed views of TileLang's operations on tiles
     rules.py     what TileLang checks before it lowers
     stock.py     TileLang's language under one name
+    logs.py      what TileLang logs while it compiles for us
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
 
@@ -23,9 +24,10 @@ from tilelang_core.version import TESTED, TileLangVersionError, require_tilelang
 
 require_tilelang()
 
-from tilelang_core import dialect, modules  # noqa: E402
+from tilelang_core import dialect, logs, modules  # noqa: E402
 
 dialect.install()
+logs.install()
 modules.install()
 
 __all__ = ["TESTED", "TileLangVersionError", "require_tilelang"]

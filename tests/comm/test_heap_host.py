@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tilescale.comm import SymmetricHeap, Team, heap_of
-from tilescale.comm.heap import open_heaps
+from tilescale.comm.heap import open_heaps, provider
 from tilescale.errors import (
     HeapExhaustedError,
     NotSymmetricError,
@@ -53,6 +54,27 @@ def good(outcomes: list[Any]) -> list[Any]:
         if isinstance(outcome, BaseException):
             raise outcome
     return outcomes
+
+
+def test_systems_without_memory_files_have_temporary_ones(run_ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+
+    def work(heap: SymmetricHeap) -> list[float]:
+        mine = heap.from_tensor(torch.full((4,), heap.team.rank + 1.0))
+        heap.team.barrier()
+        found = heap.peers(mine)[:, 0].tolist()
+        heap.team.barrier()
+        return found
+
+    assert good(on_ranks(run_ranks, 2, work)) == [[1.0, 2.0]] * 2
+
+
+def test_systems_without_a_boot_number_tell_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", missing)
+    assert socket.gethostname() in provider._host()
 
 
 def test_every_rank_reaches_all_others(run_ranks) -> None:

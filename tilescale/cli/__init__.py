@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""The command line: `tilescale run`, `tilescale machine`."""
+"""The command line: `tilescale run`, `tilescale machine`, `tilescale new`, `tilescale completion`."""
 
 from __future__ import annotations
 
 import click
 
 from tilescale import __version__
+from tilescale.cli.completion import completion
 from tilescale.cli.machine import machine
+from tilescale.cli.new import new
 from tilescale.cli.run import run
 
 
@@ -19,8 +21,12 @@ def main() -> None:
     tilescale run -n 4 script.py          start a script on 4 ranks
     tilescale machine list                machines that are described
     tilescale machine show h200-sxm-8     levels, memory and networks of one
+    tilescale new halo                    a program to start from, with its test
+    tilescale completion bash             what a shell reads to complete commands and machines
     """
 
 
+main.add_command(completion)
 main.add_command(machine)
+main.add_command(new)
 main.add_command(run)

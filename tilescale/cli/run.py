@@ -11,6 +11,7 @@ from types import FrameType
 
 import click
 
+from tilescale.cli.names import MachineName
 from tilescale.comm.local_job import LocalJob
 
 __all__ = ["run"]
@@ -23,7 +24,9 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright
     short_help="Run a script on several local ranks.",
 )
 @click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="Number of processes to start.")
-@click.option("--machine", help="Default machine of the ranks: a built-in name or the file of a description.")
+@click.option(
+    "--machine", type=MachineName(), help="Default machine of the ranks: a built-in name or the file of a description."
+)
 @click.option("--emulate", is_flag=True, help="Run programs on the emulator even where GPUs are present.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.argument("script")

@@ -13,6 +13,7 @@ from tilescale.comm import Team
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine, use_machine
+from tilescale.hda.names import BuiltIn
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.runtime.kernel import Kernel
 
@@ -23,7 +24,7 @@ SCHEDULES = ("sequential", "overlap")
 def compile(  # noqa: A001 - TileLang's name
     func: ir.PrimFunc,
     *,
-    machine: Machine | str | None = None,
+    machine: Machine | BuiltIn | str | None = None,
     schedule: str | Schedule = "sequential",
     wait_s: float | None = None,
     team: Team | None = None,
@@ -82,7 +83,7 @@ def compile(  # noqa: A001 - TileLang's name
 def jit(
     function: Callable | None = None,
     *,
-    machine: Machine | str | None = None,
+    machine: Machine | BuiltIn | str | None = None,
     schedule: str | Schedule = "sequential",
     wait_s: float | None = None,
     **options: Any,

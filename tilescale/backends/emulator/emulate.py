@@ -12,12 +12,13 @@ from tilelang_core import ir
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.checks import observers
 from tilescale.backends.emulator.progress import progress_bar
-from tilescale.backends.emulator.record.recorder import Clock
+from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.report import Report
 from tilescale.backends.emulator.run import Run
 from tilescale.errors import ArgumentError, LaunchError
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
+from tilescale.hda.names import BuiltIn
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.rules import check_rules
 from tilescale.passes.written import written_parameters
@@ -31,7 +32,7 @@ def emulate(
     func: ir.PrimFunc,
     args: Sequence[Any] | None = None,
     *,
-    machine: Machine | str | None = None,
+    machine: Machine | BuiltIn | str | None = None,
     data: bool = True,
     time: bool = True,
     progress: bool | None = None,
@@ -83,10 +84,10 @@ def emulate(
     begin = perf_counter()
     with progress_bar(program.name, progress) as advance:
         mesh = _mesh(program, target)
-        clock = Clock(target, extents, mesh) if time or not data else None
+        recorder = Recorder(target, extents, mesh) if time or not data else None
         watching = observers(settings().check if check is None else check) if data else ()
         seed = settings().schedule_seed if schedule_seed is None else schedule_seed
-        run = Run(program, target, advance, watching, seed, clock, data)
+        run = Run(program, target, advance, watching, seed, recorder, data)
         written = written_parameters(program) if data else frozenset()
         values = bind_arguments(run.compiler, program, extents, per_unit, written)
         with no_cyclic_collection(not data):
@@ -94,7 +95,7 @@ def emulate(
                 run.launch(extents, values, mesh)
             finally:
                 count_writes(unit[i] for unit in per_unit for i in written)
-    return Report(program.name, target, tuple(run.activity), perf_counter() - begin, clock, run.missed)
+    return Report(program.name, target, tuple(run.activity), perf_counter() - begin, recorder, run.missed)
 
 
 def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:

@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import overload
 
-from tilescale.backends.emulator.record.recorder import Clock
+from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.run import Activity
 from tilescale.errors import Location, UsageError
 from tilescale.hda import Machine
@@ -33,7 +33,7 @@ class Report:
         machine: what was emulated.
         activity: for each unit that owns tensors, in the order of the arguments, what it did.
         wall_s: seconds that the emulation took on this computer; says nothing of the machine.
-        clock: the record of which `timeline` is the simulation; None if the run was not timed.
+        recorder: the record of which `timeline` is the simulation; None if the run was not timed.
         missed: tile operations of which no element lay inside of its tensor, so that loads gave zero and stores
             nothing: the tensor's name and the line -> how many.
     """
@@ -42,7 +42,7 @@ class Report:
     machine: Machine
     activity: tuple[Activity, ...]
     wall_s: float
-    clock: Clock | None = field(default=None, compare=False)
+    recorder: Recorder | None = field(default=None, compare=False)
     missed: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
 
     @cached_property
@@ -52,9 +52,9 @@ class Report:
         Raises:
             UsageError: the run was not timed.
         """
-        if self.clock is None:
+        if self.recorder is None:
             raise UsageError("this run was not timed", hint="leave out time=False")
-        return replace(self.clock.timeline(), title=f"{self.program} on {self.machine.name}")
+        return replace(self.recorder.timeline(), title=f"{self.program} on {self.machine.name}")
 
     @property
     def time_us(self) -> float:
@@ -105,7 +105,7 @@ class Report:
         return f"<tilescale.Report of {self.program} on {self.machine.name}, {units}>"
 
     def __str__(self) -> str:
-        parts = [self._activity()] + ([summary(self.timeline)] if self.clock is not None else [])
+        parts = [self._activity()] + ([summary(self.timeline)] if self.recorder is not None else [])
         return "\n".join(parts + [_missed(*key, count) for key, count in self.missed.items()])
 
     def _repr_html_(self) -> str:
@@ -113,7 +113,7 @@ class Report:
         head, *rows = self._rows()
         line = lambda cells, tag: f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"  # noqa: E731
         table = line(head, "th") + "".join(line(row, "td") for row in rows)
-        words = [summary(self.timeline)] if self.clock is not None else []
+        words = [summary(self.timeline)] if self.recorder is not None else []
         words += [_missed(*key, count) for key, count in self.missed.items()]
         title = f"<b>{escape(self.program)}</b> on {escape(self.machine.name)}"
         return f"<div>{title}<table>{table}</table><pre>{escape(chr(10).join(words))}</pre></div>"

@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
+import tempfile
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ __all__ = ["Host"]
 
 _LARGEST = 64 << 30
 _MAP_FIXED = 0x10  # Python's mmap module can neither map at an address nor map nothing
-_MAP_NORESERVE = 0x4000
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _PROT_NONE = 0
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -61,10 +63,10 @@ class _HostPages:
 
     def create(self, nbytes: int) -> int:
         try:
-            descriptor = os.memfd_create("tilescale-heap", os.MFD_CLOEXEC)
+            descriptor = _memory_file()
             os.ftruncate(descriptor, nbytes)
         except OSError as error:
-            raise DeviceError(f"memfd_create: {error}") from error
+            raise DeviceError(f"no file for shared memory can be made: {error}") from error
         return descriptor
 
     def export(self, handle: int) -> int:
@@ -90,6 +92,15 @@ class _HostPages:
 
     def is_idle_within(self, seconds: float) -> bool:
         return True
+
+
+def _memory_file() -> int:
+    """A file without a name: in memory on Linux, among temporary files elsewhere."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("tilescale-heap", os.MFD_CLOEXEC)
+    descriptor, path = tempfile.mkstemp(prefix="tilescale-heap-")
+    os.unlink(path)
+    return descriptor
 
 
 def _map(address: int | None, nbytes: int, protection: int, flags: int, descriptor: int) -> int:

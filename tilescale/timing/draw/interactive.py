@@ -156,7 +156,7 @@ def _drawing(timeline: Timeline, columns: Columns, sources: dict[str, Any]) -> A
     main.add_tools(zoom, "xbox_zoom", "save")
     main.toolbar.active_scroll = zoom
     boxes = dict(left="left", right="right", top="top", bottom="bottom", fill_color="colour")
-    edges = dict(line_color="colour", line_width=0.5)
+    edges = dict(line_color="#ffffff", line_alpha=0.5, line_width=0.5)
     share = main.quad(**boxes, line_color=None, source=sources["shares"])
     span = main.quad(**boxes, **edges, source=sources["spans"])
     main.line("x", "y", source=sources["path"], line_width=2, line_color="#808080", name="path")
