@@ -24,6 +24,7 @@ from tilescale.errors import (
     NotSymmetricError,
     RankMismatchError,
     ShapeError,
+    UnsupportedError,
     UsageError,
 )
 
@@ -67,6 +68,14 @@ def test_systems_without_memory_files_have_temporary_ones(run_ranks, monkeypatch
         return found
 
     assert good(on_ranks(run_ranks, 2, work)) == [[1.0, 2.0]] * 2
+
+
+def test_systems_whose_processes_share_no_memory_say_so(run_ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    outcomes = on_ranks(run_ranks, 2, lambda heap: None)
+    assert all(isinstance(outcome, UnsupportedError) and "need Linux" in str(outcome) for outcome in outcomes)
+    with SymmetricHeap(ALONE, "cpu") as heap:
+        assert heap.zeros(4).tolist() == [0.0] * 4
 
 
 def test_systems_without_a_boot_number_tell_their_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import socket
 import sys
 import tempfile
 from functools import cache
@@ -43,7 +44,16 @@ class Host(MappedHeap):
 
     @classmethod
     def open(cls, group: Group, device: torch.device, hosts: int, capacity: int, call: Call) -> Host:
-        """An empty heap."""
+        """An empty heap.
+
+        Raises:
+            UnsupportedError: several ranks on a system where they cannot hand each other memory.
+        """
+        if group.size > 1 and not hasattr(socket, "SO_PEERCRED"):
+            raise UnsupportedError(
+                "symmetric tensors of several ranks need Linux, whose processes hand each other memory",
+                hint="pass plain tensors to kernels, or run all devices in one process with tilescale.emulate",
+            )
         return cls(group, _HostPages(), capacity)
 
 
