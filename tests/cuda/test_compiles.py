@@ -14,6 +14,7 @@ from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnknownLevelError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
+from tilescale.ops import grouped_gemm, row_exchange
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
@@ -77,6 +78,19 @@ def test_clusters_compile(machine: str):
         ]
         texts = [source(func, machine) for func in made]
     _compile("\n".join(_apart(text, number) for number, text in enumerate(texts)), target_for(described))
+
+
+def test_operators_compile():
+    """Those whose blocks move data, or multiply, by tables."""
+    made = [
+        row_exchange.scatter_program(4, 3584, 2),
+        row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
+        grouped_gemm.program(512, 512, "bfloat16", True),
+        grouped_gemm.outer_program(4, 256, 264, "bfloat16"),
+        grouped_gemm.scaled_program(512, 512, 528, "float8_e4m3fn"),
+    ]
+    texts = [_apart(source(func), number) for number, func in enumerate(made)]
+    _compile("\n".join(texts), target_for(Machine.load("h200-sxm-8")))
 
 
 def _apart(text: str, number: int) -> str:
