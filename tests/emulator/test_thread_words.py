@@ -220,6 +220,7 @@ def test_a_reduction_without_combination_says_what_to_write():
 # -- reducers of the first kind ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:alloc_reducer.*deprecated")
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 @pytest.mark.parametrize("replication", ["all", "none"])
 def test_a_fragment_as_a_reducer_takes_what_all_iterations_add(op, replication):

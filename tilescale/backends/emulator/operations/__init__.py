@@ -7,7 +7,7 @@
     allreduce.py random.py  reductions over threads; random numbers
     words.py        loads and stores of several elements, cp.async, ldmatrix
     barriers.py     mbarriers, barriers of programs and clusters, `T.barrier`
-    externs.py      functions that are called by name
+    externs.py stand_ins.py functions that are called by name, and Python functions for those of the user
     pointers.py     arguments that point to elements
     remote.py       copies to and from a peer, signals, waits
     collectives.py pieces.py gathers.py     collectives: on tiles, by pieces; gathers that copy queues make

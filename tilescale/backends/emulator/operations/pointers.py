@@ -16,6 +16,8 @@ from tilescale.backends.emulator.numerics import lanes_of
 from tilescale.errors import UnsupportedError
 
 _OF_ELEMENTS = ("tl.access_ptr", "tirx.address_of")
+POINTERS = (*_OF_ELEMENTS, "tirx.tvm_access_ptr")
+"""Operations whose value is a pointer."""
 
 
 def pointed(compiler: Compiler, pointer: Any) -> Element:
