@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Vector expressions and stores of them. The closure of a vector returns a tuple: what the closure of a scalar
-expression would return, for each lane."""
+"""Vectors: expressions of several lanes, stores of them, and what reads their bits as another type.
+
+The closure of a vector returns a tuple: what the closure of a scalar expression would return, for each lane.
+"""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ _STAND_INS: dict[str, Callable[..., Any]] = {}
 def stand_in(name: str) -> Callable[[Function], Function]:
     """Register a Python function that does in the emulator what the external function `name` does on hardware.
 
-    It is called once for each thread that calls the external one, with numbers for numbers, and for a pointer with a
-    one-dimensional array that begins at the element pointed to and may be written. What it returns is the value. The
-    checks see accesses through `T.access_ptr`, which says how many elements there are and which way they go; what the
-    function does to a thread's own variables is not checked.
+    It is called once for each thread that calls the external one, with Python numbers for numbers, and for a pointer
+    with a one-dimensional array that begins at the element pointed to and may be written. What it returns is the value.
+    The checks see accesses through `T.access_ptr`, which says how many elements there are and which way they go; what
+    the function does to a thread's own variables is not checked.
 
         @tilescale.stand_in("saturating_add")
         def saturating_add(a, b):
@@ -105,8 +105,9 @@ class _Number:
             self._value = spread(self._value, frame)
 
     def of(self, index: tuple[int, ...]) -> Any:
-        """What the element of the space at `index` brings."""
-        return self._value[index] if self.differs else self._value
+        """What the element of the space at `index` brings, as a Python number."""
+        value = self._value[index] if self.differs else self._value
+        return value.item() if isinstance(value, np.generic) else value
 
 
 class _Pointer:
