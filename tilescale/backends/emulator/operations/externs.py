@@ -31,12 +31,12 @@ def _extern(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _dp4a(compiler: Compiler, args: list[Any]) -> Closure:
-    a, b, c = (pointed(compiler, pointer) for pointer in args)
+    sides, c = [neighbours(compiler, pointer, 4) for pointer in args[:2]], pointed(compiler, args[2])
     dot = numerics.INTRINSICS["tirx.dp4a"]
 
     def run(frame: Frame) -> None:
         left, right = (
-            np.ascontiguousarray(np.stack(neighbours(e, 4, frame), axis=-1)).view(np.int32)[..., 0] for e in (a, b)
+            np.ascontiguousarray(np.stack(side(frame), axis=-1)).view(np.int32)[..., 0] for side in sides
         )
         c.store(frame, dot(left, right, c.load(frame), dtype=c.home.dtype))
 
