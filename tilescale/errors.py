@@ -20,6 +20,7 @@ __all__ = [
     "DependencyError",
     "DeviceError",
     "DivergedReplicaError",
+    "ForgedMessageError",
     "HeapExhaustedError",
     "JobError",
     "LayoutError",
@@ -206,6 +207,10 @@ class RankMismatchError(TileScaleError):
 
 class RankFailedError(TileScaleError):
     """Another rank of the job failed; carries that rank's error text."""
+
+
+class ForgedMessageError(TileScaleError):
+    """Something in the job's store that no rank of this job has signed. It was not looked into."""
 
 
 class WaitTimeoutError(TileScaleError):

@@ -39,6 +39,7 @@ class Settings:
             between them (TILESCALE_CHECK).
         schedule_seed: the interleaving in which the emulator runs units where the caller does not say, None to take
             turns (TILESCALE_SCHEDULE_SEED).
+        traceback: show the traceback of every rank of a failed job, not of the first alone (TILESCALE_TRACEBACK).
     """
 
     timeout_s: float = 600.0
@@ -51,6 +52,7 @@ class Settings:
     progress: str = "auto"
     check: tuple[str, ...] = ("all",)
     schedule_seed: int | None = None
+    traceback: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -122,6 +124,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "wait_s": ("TILESCALE_WAIT_S", _seconds, "a number of seconds above 0, e.g. 30"),
     "progress": ("TILESCALE_PROGRESS", _progress, "auto, on or off"),
     "check": ("TILESCALE_CHECK", _names, "all, none, or names of checks with commas between them, e.g. races"),
+    "traceback": ("TILESCALE_TRACEBACK", _switch, f"one of {', '.join(_TRUE + _FALSE)}"),
     "schedule_seed": ("TILESCALE_SCHEDULE_SEED", _number, "a whole number from 0 on"),
 }
 

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from tilescale.comm import Team
+from tilescale.comm.key import JobKey
 from tilescale.comm.session import Session
+from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +106,8 @@ def run_ranks() -> Callable[..., list[Any]]:
         outcomes: list[Any] = [None] * size
 
         def be(rank: int) -> None:
-            session = Session(Transport(store), rank, size, timeout_s)
+            transport = Transport(StoreClient(store, timeout_s), JobKey(b"for tests"), rank)
+            session = Session(transport, rank, size, timeout_s)
             try:
                 outcomes[rank] = fn(Team(ranks=tuple(range(size)), rank=rank, _session=session))
             except BaseException as error:  # the test looks at it

@@ -286,4 +286,3 @@ def test_a_killed_rank_ends_the_others(run_job, tmp_path) -> None:
     assert done.code != 0 and done.seconds < 25
     assert "RankFailedError" in done.output and "rank 1" in done.output
     assert not list(tmp_path.glob("tilescale-*")), "the ranks that live clean up"
-

@@ -12,7 +12,7 @@ from tilescale.comm.session import Session
 from tilescale.comm.wire import encode
 from tilescale.errors import UsageError, picklable
 
-__all__ = ["Team"]
+__all__ = ["Team", "raised_at"]
 
 RootFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -97,6 +97,7 @@ class Team:
         if failed:
             note = f"raised at rank {self.ranks[root]}, which ran this call for ranks {list(self.ranks)}"
             value.__notes__ = [*getattr(value, "__notes__", ()), note]  # what add_note does, from Python 3.11 on
+            value.__tilescale_raised_at__ = self.ranks[root]
             raise value
         return value
 
@@ -165,3 +166,8 @@ class Team:
     def _open(self) -> Session:
         assert self._session is not None, "a team of one exchanges nothing"
         return self._session
+
+
+def raised_at(error: BaseException) -> int | None:
+    """The rank at which the function of `run_at_root` raised this error, None for any other error."""
+    return getattr(error, "__tilescale_raised_at__", None)
