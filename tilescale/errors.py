@@ -44,6 +44,7 @@ __all__ = [
     "UnknownLevelError",
     "UnknownMachineError",
     "UnsupportedError",
+    "UntrustedCacheError",
     "UsageError",
     "WaitTimeoutError",
 ]
@@ -231,6 +232,10 @@ class DependencyError(TileScaleError):
 
 class DeviceError(TileScaleError):
     """A device, or the operating system, that refuses a call: which call, and what it said."""
+
+
+class UntrustedCacheError(TileScaleError):
+    """A cache of compiled kernels that other users can write to: which folder of its path, and why."""
 
 
 class HeapExhaustedError(TileScaleError):

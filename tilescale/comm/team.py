@@ -25,8 +25,9 @@ class Team:
     as it is, not copied. `root` and the positions in lists count within the team.
 
     Every collective raises RankFailedError if a rank of the job fails or does not come within the job's timeout,
-    RankMismatchError if ranks call different collectives, UsageError for a root outside the team, and in another thread
-    than that of this rank's first one.
+    RankMismatchError if ranks call different collectives, ForgedMessageError if somebody else has written to the job's
+    store, UsageError for a root outside the team, in another thread than that of this rank's first one, and in a
+    process that a rank has forked.
 
     Attributes:
         ranks: world ranks of the members, in team order.

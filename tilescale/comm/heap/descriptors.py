@@ -117,7 +117,7 @@ def send(name: str, sender: int, descriptor: int) -> None:
 def exchange(
     group: Group, call: Call, mailbox: Mailbox, names: list[str], descriptor: int, senders: Iterable[int]
 ) -> dict[int, int]:
-    """Send `descriptor` to `senders` in the mailboxes with their `names`, and wait for theirs, which the caller then owns.
+    """Send `descriptor` to `senders` in the mailboxes called `names`, and wait for theirs, which the caller then owns.
 
     Raises RankFailedError if a rank fails meanwhile or the time is up, LaunchError if one cannot be reached.
     """

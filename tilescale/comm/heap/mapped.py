@@ -80,7 +80,7 @@ class Pages(Protocol):
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank brings to the others: its memory (the name of a mailbox for descriptors, or a handle), or why it has none."""
+    """What a rank brings to the others: its memory (a mailbox for descriptors, or a handle), or why it has none."""
 
     shared: str | bytes = b""
     trouble: str | None = None
