@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +30,10 @@ RUN = [sys.executable, "-c", "from tilescale.cli.run import run; run()"]
 
 @dataclass(frozen=True)
 class Done:
-    """A job that has ended: its exit code, all of its output, and the seconds it took."""
+    """A job that has ended: its exit code, and all of its output."""
 
     code: int
     output: str
-    seconds: float
 
 
 def command(launcher: str, ranks: int) -> list[str]:
@@ -66,7 +64,6 @@ def run_words(words: Sequence[str], **variables: str) -> Done:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
-    start = time.monotonic()
     process = subprocess.Popen(
         words,
         env=env | variables,
@@ -82,7 +79,7 @@ def run_words(words: Sequence[str], **variables: str) -> Done:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         pytest.fail(f"{words} hung; its output:\n{output}")
-    return Done(process.returncode, output, time.monotonic() - start)
+    return Done(process.returncode, output)
 
 
 @pytest.fixture
