@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from tilescale.comm import Team
-from tilescale.comm.key import JobKey
 from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
+from tilescale.comm.trust.key import JobKey
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tilescale.comm import same_user
 from tilescale.comm.call import Call
 from tilescale.comm.heap import descriptors
 from tilescale.comm.heap.descriptors import Mailbox, exchange, send
 from tilescale.comm.heap.group import Group
+from tilescale.comm.trust import same_user
 from tilescale.errors import LaunchError, RankFailedError
 
 ROOT = Path(__file__).parents[2]

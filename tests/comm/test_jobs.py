@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Real jobs under every launcher: what works, and that no failure hangs.
 
-A wait that does not notice a failure lasts for the job's timeout, 600 s, and the script of a rank that goes on sleeps for
-300 s; `run_words` ends both long before, and fails. How soon failures are noticed is in docs/faults.md.
+A wait that does not notice a failure lasts for the job's timeout, 600 s, and a rank that goes on sleeps for 300 s;
+`run_words` ends both long before, and fails. How soon failures are noticed is in docs/faults.md.
 """
 
 from __future__ import annotations

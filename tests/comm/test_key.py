@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tilescale.comm.key import KEY, KEY_FILE, NO_KEY, JobKey, new_key
-from tilescale.comm.records import seal, unseal, unseal_one
+from tilescale.comm.trust.key import KEY, KEY_FILE, NO_KEY, JobKey, new_key
+from tilescale.comm.trust.records import seal, unseal, unseal_one
 from tilescale.errors import ForgedMessageError, LaunchError
 
 OURS, OTHER = JobKey(b"ours" * 8), JobKey(b"other" * 8)

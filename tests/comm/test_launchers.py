@@ -13,10 +13,10 @@ from torch.distributed import HashStore
 
 from tests.comm.conftest import ROOT
 from tilescale.comm import rank_process, store_server
-from tilescale.comm.key import KEY, NO_KEY
 from tilescale.comm.launchers import join
 from tilescale.comm.launchers.mpi import Mpi
 from tilescale.comm.launchers.torchrun import Torchrun
+from tilescale.comm.trust.key import KEY, NO_KEY
 from tilescale.comm.world import World
 from tilescale.errors import DependencyError, LaunchError
 

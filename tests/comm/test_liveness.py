@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilescale.comm import liveness_server
-from tilescale.comm.handshake import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Answer, Hello, new_nonce
-from tilescale.comm.key import JobKey
 from tilescale.comm.liveness import LivenessConnection
 from tilescale.comm.liveness_server import LivenessServer
+from tilescale.comm.trust.handshake import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Answer, Hello, new_nonce
+from tilescale.comm.trust.key import JobKey
 from tilescale.errors import ForgedMessageError, LaunchError
 
 KEY, OTHER, JOB, SIZE = JobKey(b"ours"), JobKey(b"other"), new_nonce(), 8

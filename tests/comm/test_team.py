@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tilescale.comm import Team, World
-from tilescale.comm.key import JobKey
 from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
+from tilescale.comm.trust.key import JobKey
 from tilescale.errors import RankFailedError, RankMismatchError, UsageError
 from tilescale.settings import Settings
 

@@ -11,8 +11,8 @@ import os
 import select
 import socket
 
-from tilescale.comm.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
-from tilescale.comm.key import JobKey
+from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
+from tilescale.comm.trust.key import JobKey
 from tilescale.errors import ForgedMessageError, LaunchError
 
 __all__ = ["SILENCE_S", "LivenessConnection", "keep_alive"]

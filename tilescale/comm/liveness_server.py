@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from tilescale.comm.handshake import HELLO_BYTES, JOINED_BEFORE, PROOF_BYTES, WELCOME, Answer
-from tilescale.comm.key import JobKey
 from tilescale.comm.liveness import keep_alive
+from tilescale.comm.trust.handshake import HELLO_BYTES, JOINED_BEFORE, PROOF_BYTES, WELCOME, Answer
+from tilescale.comm.trust.key import JobKey
 
 __all__ = ["LivenessServer"]
 

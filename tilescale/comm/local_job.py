@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from tilescale.comm import rank_process
-from tilescale.comm.key import new_key
+from tilescale.comm.trust.key import new_key
 from tilescale.errors import JobError
 
 __all__ = ["LocalJob"]

@@ -10,8 +10,8 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from tilescale.comm.key import KEY
 from tilescale.comm.launchers.torchrun import STORE_FD
+from tilescale.comm.trust.key import KEY
 
 __all__ = ["reserve_port", "start"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import struct
 
-from tilescale.comm import key_exchange
-from tilescale.comm.handshake import new_nonce
-from tilescale.comm.key_exchange import KeyServer
 from tilescale.comm.launchers import Joined
 from tilescale.comm.liveness import LivenessConnection
 from tilescale.comm.liveness_server import LivenessServer
-from tilescale.comm.records import seal, unseal_one
 from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
+from tilescale.comm.trust import key_exchange
+from tilescale.comm.trust.handshake import new_nonce
+from tilescale.comm.trust.key_exchange import KeyServer
+from tilescale.comm.trust.records import seal, unseal_one
 from tilescale.errors import ForgedMessageError, LaunchError, RankFailedError
 
 __all__ = ["open_session"]

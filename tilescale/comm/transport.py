@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tilescale.comm.key import JobKey
-from tilescale.comm.records import Record, seal, unseal, unseal_one
 from tilescale.comm.store_client import StoreClient
+from tilescale.comm.trust.key import JobKey
+from tilescale.comm.trust.records import Record, seal, unseal, unseal_one
 from tilescale.comm.wire import decode
 
 __all__ = ["Transport"]

@@ -15,9 +15,9 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from tilescale.comm import same_user
 from tilescale.comm.call import Call
 from tilescale.comm.heap.group import Group
+from tilescale.comm.trust import same_user
 from tilescale.errors import LaunchError
 
 __all__ = ["Mailbox", "exchange", "send"]

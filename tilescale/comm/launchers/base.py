@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from tilescale.comm.key import JobKey
+from tilescale.comm.trust.key import JobKey
 
 if TYPE_CHECKING:
     from torch.distributed import PrefixStore

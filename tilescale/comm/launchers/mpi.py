@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilescale.comm import store_server
-from tilescale.comm.key import JobKey, new_key
 from tilescale.comm.launchers.base import Joined
+from tilescale.comm.trust.key import JobKey, new_key
 from tilescale.errors import DependencyError, LaunchError
 
 if TYPE_CHECKING:

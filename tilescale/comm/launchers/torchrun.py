@@ -8,8 +8,8 @@ import socket
 from collections.abc import Mapping
 
 from tilescale.comm import store_server
-from tilescale.comm.key import KEY, KEY_FILE, NO_KEY, JobKey
 from tilescale.comm.launchers.base import Joined
+from tilescale.comm.trust.key import KEY, KEY_FILE, NO_KEY, JobKey
 from tilescale.errors import LaunchError
 
 __all__ = ["STORE_FD", "Torchrun"]

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from tilelang_core.cache import cache_folder
+from tilelang_core.compile import cache_folder
 from tilescale.errors import UntrustedCacheError
 
 __all__ = ["check_cache", "objection"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from tilescale.comm.key import TAG_BYTES, JobKey
+from tilescale.comm.trust.key import TAG_BYTES, JobKey
 from tilescale.errors import ForgedMessageError
 
 __all__ = ["Record", "seal", "unseal", "unseal_one"]

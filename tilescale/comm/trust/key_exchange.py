@@ -13,8 +13,8 @@ import socket
 import threading
 import time
 
-from tilescale.comm import same_user
-from tilescale.comm.key import KEY_BYTES, JobKey, new_key
+from tilescale.comm.trust import same_user
+from tilescale.comm.trust.key import KEY_BYTES, JobKey, new_key
 
 __all__ = ["KeyServer", "fetch"]
 

@@ -16,7 +16,7 @@ import secrets
 import struct
 from dataclasses import dataclass
 
-from tilescale.comm.key import TAG_BYTES, JobKey
+from tilescale.comm.trust.key import TAG_BYTES, JobKey
 from tilescale.errors import ForgedMessageError
 
 __all__ = ["CHALLENGE_BYTES", "HELLO_BYTES", "JOINED_BEFORE", "PROOF_BYTES", "WELCOME", "Answer", "Hello", "new_nonce"]
