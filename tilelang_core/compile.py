@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ __all__ = [
     "entry",
     "generate",
     "jit",
+    "nvcc",
 ]
 
 
@@ -94,6 +96,11 @@ def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = N
 def cache_folder() -> Path:
     """Where stock TileLang keeps what it has compiled, and loads it from in later processes; it need not exist yet."""
     return Path(tilelang.env.TILELANG_CACHE_DIR)
+
+
+def nvcc() -> str | None:
+    """The compiler that stock TileLang runs; None if it finds none."""
+    return shutil.which(str(Path(tilelang.env.CUDA_HOME) / "bin" / "nvcc")) if tilelang.env.CUDA_HOME else None
 
 
 def entry(kernel: Any) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -278,6 +279,7 @@ def test_processes_share_memory_and_leave_nothing_behind(run_job, tmp_path) -> N
     done = run_job("tilescale run", 3, "heap.py", "share", TMPDIR=str(tmp_path))
     assert done.code == 0, done.output
     assert done.output.count("heap works") == 3
+    assert sorted(re.findall(r"read at exit (\d)", done.output)) == ["0", "1", "2"]
     assert not list(tmp_path.iterdir())
 
 

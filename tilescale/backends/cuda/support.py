@@ -72,7 +72,7 @@ class PlainLowered:
 
     def build(self, options: dict[str, Any]) -> Executable:
         """TileLang's own kernel, which checks arguments and allocates outputs. Raises UntrustedCacheError."""
-        from tilescale.backends.cuda.running.kernel_cache import check_cache
+        from tilescale.backends.cuda.running.toolchain import check_cache
 
         check_cache()
         given = {k: v for k, v in options.items() if v is not None and k != "wait_s"}
@@ -119,7 +119,7 @@ class DeviceLowered:
         Raises UntrustedCacheError, and what `DeviceProgram` raises.
         """
         from tilescale.backends.cuda.running.execute import DeviceProgram
-        from tilescale.backends.cuda.running.kernel_cache import check_cache
+        from tilescale.backends.cuda.running.toolchain import check_cache
 
         check_cache()
         own = DeviceProgram(self.lowered, options)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tilescale.backends.cuda.running import kernel_cache
-from tilescale.backends.cuda.running.kernel_cache import check_cache, objection
+from tilescale.backends.cuda.running import toolchain
+from tilescale.backends.cuda.running.toolchain import check_cache, objection
 from tilescale.errors import UntrustedCacheError
 
 
@@ -32,7 +32,7 @@ def test_a_folder_of_ones_own_also_below_tmp(folder: Path) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("mode", "who"), [(0o777, "everybody"), (0o757, "everybody"), (0o775, "group 12345")])
 def test_every_part_of_the_path_counts(folder: Path, monkeypatch, depth: int, mode: int, who: str) -> None:
-    monkeypatch.setattr(kernel_cache, "_is_own_group", lambda _number: mode != 0o775)
+    monkeypatch.setattr(toolchain, "_is_own_group", lambda _number: mode != 0o775)
     part = [folder, folder.parent][depth]
     part.chmod(mode)
     said = objection(folder)
@@ -67,10 +67,10 @@ def test_a_folder_of_another_user(folder: Path, monkeypatch) -> None:
 def test_a_group_of_the_user_alone(monkeypatch) -> None:
     own, shared = ("ann", "x", 1000, []), ("ann", "x", 1000, ["ann", "bob"])
     monkeypatch.setattr(pwd, "getpwuid", lambda _uid: pwd.struct_passwd(("ann", "x", 1000, 1000, "", "", "")))
-    assert kernel_cache._is_own_group(0)
+    assert toolchain._is_own_group(0)
     for group, number, expected in ((own, 1000, True), (shared, 1000, False), (own, 1001, False)):
         monkeypatch.setattr(grp, "getgrgid", lambda _number, group=group: grp.struct_group(group))
-        assert kernel_cache._is_own_group(number) == expected
+        assert toolchain._is_own_group(number) == expected
 
 
 def test_nothing_is_compiled_or_loaded_then(folder: Path, monkeypatch) -> None:

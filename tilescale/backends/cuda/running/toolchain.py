@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whose compiled kernels a process runs: those of its user, in a cache that nobody else can put anything into."""
+"""The compiler, and whose compiled kernels a process runs: those of its user, from a cache that is nobody else's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from tilelang_core.compile import cache_folder
+from tilelang_core.compile import cache_folder, nvcc
 from tilescale.errors import UntrustedCacheError
 
-__all__ = ["check_cache", "objection"]
+__all__ = ["check_cache", "nvcc", "objection"]
 
 
 def check_cache() -> None:
