@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tilescale.errors import UsageError
@@ -40,6 +41,7 @@ class Settings:
         schedule_seed: the interleaving in which the emulator runs units where the caller does not say, None to take
             turns (TILESCALE_SCHEDULE_SEED).
         traceback: show the traceback of every rank of a failed job, not of the first alone (TILESCALE_TRACEBACK).
+        cache: folder of what this user has measured and tuned (TILESCALE_CACHE_DIR).
     """
 
     timeout_s: float = 600.0
@@ -53,6 +55,7 @@ class Settings:
     check: tuple[str, ...] = ("all",)
     schedule_seed: int | None = None
     traceback: bool = False
+    cache: Path = Path("~/.cache/tilescale").expanduser()
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -104,6 +107,13 @@ def _number(text: str) -> int:
     return int(text)
 
 
+def _folder(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.is_absolute():
+        raise ValueError(text)
+    return path
+
+
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
@@ -126,6 +136,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "check": ("TILESCALE_CHECK", _names, "all, none, or names of checks with commas between them, e.g. races"),
     "traceback": ("TILESCALE_TRACEBACK", _switch, f"one of {', '.join(_TRUE + _FALSE)}"),
     "schedule_seed": ("TILESCALE_SCHEDULE_SEED", _number, "a whole number from 0 on"),
+    "cache": ("TILESCALE_CACHE_DIR", _folder, "the absolute path of a folder, e.g. ~/.cache/tilescale"),
 }
 
 

@@ -26,7 +26,7 @@ _WHERE_KEY, _WHERE_ROOT, _ROOTS = "key socket", "liveness port", "processes that
 def open_session(joined: Joined, timeout_s: float) -> Session:
     """This rank's session in the job that it was started in. Raises LaunchError."""
     assert joined.store is not None
-    client = StoreClient(joined.store, timeout_s)
+    client = StoreClient(joined.store, timeout_s, serves=joined.rank == 0 and joined.store_at_root)
     if joined.rank == 0:
         return _open_at_root(joined, client, timeout_s)
     try:

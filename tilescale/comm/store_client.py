@@ -3,6 +3,7 @@
 
 torch's calls block in C until the store answers. A process that is stopped, or a network that drops packets, answers
 nothing; so calls are made in a thread of their own, while the caller watches the connection to rank 0 and the clock.
+Rank 0 asks a store that it serves directly: both are stopped together.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class StoreClient:
         root_cut: whether the connection to rank 0, which the store would die with, is cut.
     """
 
-    def __init__(self, store: Store, limit_s: float):
+    def __init__(self, store: Store, limit_s: float, *, serves: bool = False):
+        """`serves`: this process serves the store."""
         self.store, self.limit_s = store, limit_s
         self.root_name = "rank 0"
         self.root_cut: Callable[[], bool] = _never
-        self._worker = Worker("tilescale-store")
+        self._worker = None if serves else Worker("tilescale-store")
         self._process = os.getpid()
         self._lost = ""
 
@@ -55,6 +57,10 @@ class StoreClient:
     def get(self, name: str) -> bytes:
         """The value of a name that has one."""
         return self._call(self.store.get, name)
+
+    def find(self, name: str) -> bytes | None:
+        """The value of a name, None if it has none."""
+        return self._call(self._find, name)
 
     def has(self, name: str) -> bool:
         """Whether the name has a value."""
@@ -77,6 +83,9 @@ class StoreClient:
         """Add one to a counter; what it is now."""
         return self._call(self.store.add, name, 1)
 
+    def _find(self, name: str) -> bytes | None:
+        return self.store.get(name) if self.store.check([name]) else None
+
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         from torch.distributed import DistError
 
@@ -89,6 +98,8 @@ class StoreClient:
         if self._lost or self.root_cut():
             raise RankFailedError(self._lost or self._gone())
         try:
+            if self._worker is None:
+                return function(*args)
             return self._worker.call(function, *args, limit_s=self.limit_s, hopeless=self.root_cut)
         except TimeoutError:
             self._lost = self._gone() if self.root_cut() else self._silent()

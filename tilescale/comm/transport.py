@@ -49,7 +49,7 @@ class Transport:
 
     def log(self, name: str) -> list[Record]:
         """The records of a log so far."""
-        return unseal(self._key, name, self.client.get(name)) if self.has(name) else []
+        return unseal(self._key, name, self.client.find(name) or b"")
 
     def value(self, name: str, writer: int) -> memoryview:
         """What the rank `writer` gave a name that exists."""
