@@ -252,16 +252,17 @@ if rank == 1:
 
 def outcome(fault: Fault) -> Row:
     """Run the job of a fault. Raises SystemExit if it hangs, leaves something, or says nothing."""
-    before = leftovers()
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "job.py"
+        os.environ["TMPDIR"] = folder
         body = textwrap.indent(fault.before + JOIN + fault.does + WAIT, "    ")
         script.write_text(PRELUDE.format(timeout=fault.timeout_s) + "try:" + body + SAY)
         output = fault.run(script)
+        left = {path.name for path in Path(folder).iterdir()} - {script.name}
+        left |= {str(path) for path in Path("/dev/shm").glob("*tilescale*")}
     begins = [float(t) for t in re.findall(r"FAULT ([\d.]+)", output)]
     errors = re.findall(r"ERROR (.*) \| ([\d.]+)", output) or [(last_error(output), str(max(begins, default=0.0)))]
     wait_for_end(output, fault.name)
-    left = leftovers() - before
     if not begins or left:
         raise SystemExit(f"{fault.name}: left {left}, output:\n{output}")
     said, _ = errors[0]
@@ -287,11 +288,6 @@ def wait_for_end(output: str, name: str) -> None:
         if time.monotonic() > end:
             raise SystemExit(f"{name}: processes {alive(output)} are left")
         time.sleep(0.01)
-
-
-def leftovers() -> set[str]:
-    """Files that a job could leave."""
-    return {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).glob("*tilescale*")}
 
 
 def readable(text: str) -> str:

@@ -89,7 +89,7 @@ def _heap(provider: str, hosts: int) -> Finding:
 
     entry = PROVIDERS[provider]
     name = f"heap {provider}" if hosts == 1 else "fabric handles"
-    if entry.device_type == "cuda" and not torch.cuda.is_available():
+    if entry.device_type != "cpu" and not torch.cuda.is_available():
         return Finding(name, None, "no GPU")
     objection = entry.load().objection(torch.device(entry.device_type, 0), hosts)
     if objection is None:
