@@ -30,27 +30,25 @@ PROGRAMS = {
 }
 
 
-LACKS = {
-    "a100-sxm-8": {
-        "08_tp_gemm",
-        "09_cp_flash_mla",
-        "10_cluster_gemm",
-        "11_roles",
-        "12_sender_role",
-        "13_ring_attention",
-        "tma",
-    }
+EXAMPLES = {
+    "h200-sxm-8": set(example_programs()),
+    "b200-sxm-8": {"06_ag_gemm", "09_cp_flash_mla", "10_cluster_gemm", "12_sender_role"},
+    "a100-sxm-8": {"06_ag_gemm", "08_tp_gemm", "10_cluster_gemm", "15_gemm_all_reduce"},
 }
+"""All of them where they were measured; elsewhere some of each kind, as compiling takes half a minute a dozen."""
+
+LACKS = {"a100-sxm-8": {"08_tp_gemm", "10_cluster_gemm", "tma"}}
 """Programs of levels (warpgroups, clusters) or mechanisms (bulk copies) that a machine does not have."""
 
 
-@pytest.mark.parametrize("machine", ["h200-sxm-8", "b200-sxm-8", "a100-sxm-8"])
+@pytest.mark.parametrize("machine", EXAMPLES)
 def test_text_compiles(machine: str):
     described = Machine.load(machine)
+    examples = {name: make for name, make in example_programs().items() if name in EXAMPLES[machine]}
     texts: list[str] = []
     lacking: set[str] = set()
     with use_machine(described):
-        for name, make in {**example_programs(), **PROGRAMS}.items():
+        for name, make in {**examples, **PROGRAMS}.items():
             try:
                 texts += [source(func, machine) for func in make()]
             except (UnknownLevelError, UsageError):

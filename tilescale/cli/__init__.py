@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The command line: `tilescale run`, `tilescale machine`."""
+"""The command line: `tilescale run`, `tilescale machine`, `tilescale doctor`."""
 
 from __future__ import annotations
 
 import click
 
 from tilescale import __version__
+from tilescale.cli.doctor.command import doctor
 from tilescale.cli.machine import machine
 from tilescale.cli.run import run
 
@@ -19,8 +20,10 @@ def main() -> None:
     tilescale run -n 4 script.py          start a script on 4 ranks
     tilescale machine list                machines that are described
     tilescale machine show h200-sxm-8     levels, memory and networks of one
+    tilescale doctor                      what this machine can do, and why not
     """
 
 
+main.add_command(doctor)
 main.add_command(machine)
 main.add_command(run)
