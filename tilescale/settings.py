@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Settings:
     progress: str = "auto"
     check: tuple[str, ...] = ("all",)
     schedule_seed: int | None = None
-    cache: Path = Path("~/.cache/tilescale").expanduser()
+    cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "tilescale")
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Measuring on the machine at hand, and what follows: calibrations, tuned configurations, races against libraries.
 
-race.py timers.py      contenders in turns, and how a call is timed
-chart.py curves.py     pictures of their rows
+autotune.py search.py              the decorator; configurations traced, estimated, measured
+database.py digest.py files.py     what was found, by what it holds for; files written in one step
+inputs.py checks.py                what kernels are timed on, and whether they are right
+places.py versions.py progress.py  where times come from, what ran, and a bar
+race.py timers.py                  contenders in turns, and how a call is timed
+chart.py curves.py                 pictures of their rows
 """
