@@ -62,12 +62,12 @@ class Settings:
         Raises UsageError for a value that is not one of the valid ones.
         """
         values: dict[str, Any] = {}
-        for field, (variable, parse, valid) in _VARIABLES.items():
+        for name, (variable, parse, valid) in _VARIABLES.items():
             text = env.get(variable, "").strip()
             if not text:
                 continue
             try:
-                values[field] = parse(text)
+                values[name] = parse(text)
             except ValueError:
                 raise UsageError(f"{variable}={text!r} is not understood", hint=f"set it to {valid}") from None
         return cls(**values)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The command line: `tilescale run`, `tilescale machine`, `tilescale tune`."""
+"""The command line: `tilescale run`, `machine`, `tune`, `calibrate`."""
 
 from __future__ import annotations
 
 import click
 
 from tilescale import __version__
+from tilescale.cli.calibrate import calibrate
 from tilescale.cli.machine import machine
 from tilescale.cli.run import run
 from tilescale.cli.tune import tune
@@ -20,10 +21,12 @@ def main() -> None:
     tilescale run -n 4 script.py          start a script on 4 ranks
     tilescale machine list                machines that are described
     tilescale machine show h200-sxm-8     levels, memory and networks of one
+    tilescale calibrate                   measure the GPUs of this computer
     tilescale tune gemm.py 4096 4096 4096 the fastest configuration of a program
     """
 
 
+main.add_command(calibrate)
 main.add_command(machine)
 main.add_command(run)
 main.add_command(tune)

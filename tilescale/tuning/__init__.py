@@ -5,6 +5,8 @@ autotune.py search.py              the decorator; configurations traced, estimat
 database.py digest.py files.py     what was found, by what it holds for; files written in one step
 inputs.py checks.py                what kernels are timed on, and whether they are right
 places.py versions.py progress.py  where times come from, what ran, and a bar
+calibrate.py probes.py programs.py what is measured of a machine, and the programs by which it is
+libraries.py                       the same work by cuBLAS, NCCL and PyTorch
 race.py timers.py                  contenders in turns, and how a call is timed
 chart.py curves.py                 pictures of their rows
 """

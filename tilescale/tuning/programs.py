@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: MIT
+"""Programs that are measured to know a machine: transfers, flags, launches, products, collectives."""
+
+# No postponed annotations here: TileLang evaluates those of a traced function where its closure is not known.
+
+from typing import Any
+
+import tilescale.language as T
+from tilescale.hda import Machine
+
+TILE = 32 << 10
+"""Bytes of a tile that a program sends."""
+
+THREADS = 512
+"""Of a program that moves data."""
+
+
+def launch(machine: Machine, units: int) -> Any:
+    """One program on each unit, which does next to nothing."""
+    level, program = machine.tensor_level.name, machine.program_level.name
+
+    @T.prim_func
+    def nothing(X: T.Tensor((32,), "float32")):
+        with T.Kernel(**{level: units, program: 1}, threads=32):
+            with T.Scale(program):
+                for i in T.Parallel(32):
+                    X[i] = 0.0
+
+    return nothing
+
+
+def whole_copy(machine: Machine, units: int, nbytes: int, impl: str) -> Any:
+    """Every unit copies a tensor to the next one."""
+    level = machine.tensor_level.name
+
+    @T.prim_func
+    def copy(X: T.Tensor((nbytes,), "uint8"), Y: T.Tensor((nbytes,), "uint8")):
+        with T.Kernel(**{level: units}):
+            with T.Scale(level) as (rank, size):
+                T.copy(X, Y, dst=(rank + 1) % size, impl=impl)
+
+    return copy
+
+
+def tile_put(machine: Machine, units: int, programs: int, steps: int, impl: str) -> Any:
+    """Programs of every unit put tiles into the next one's memory."""
+    level, program, n = machine.tensor_level.name, machine.program_level.name, TILE // 2
+
+    @T.prim_func
+    def put(X: T.Tensor((programs, steps, n), "bfloat16"), Y: T.Tensor((programs, steps, n), "bfloat16")):
+        with T.Kernel(**{level: units, program: programs}, threads=THREADS) as b:
+            with T.Scale(program):
+                tile = T.alloc_shared((n,), "bfloat16")
+                for i in T.Pipelined(steps, num_stages=3):
+                    T.copy(X[b, i, 0], tile)
+                    with T.Scale(level) as (rank, size):
+                        T.copy(tile, Y[b, i, 0], dst=(rank + 1) % size, impl=impl)
+
+    return put
+
+
+def tile_get(machine: Machine, units: int, programs: int, steps: int, impl: str) -> Any:
+    """Programs of every unit get tiles from the next one's memory."""
+    level, program, n = machine.tensor_level.name, machine.program_level.name, TILE // 2
+
+    @T.prim_func
+    def get(X: T.Tensor((programs, steps, n), "bfloat16"), Y: T.Tensor((programs, steps, n), "bfloat16")):
+        with T.Kernel(**{level: units, program: programs}, threads=THREADS) as b:
+            with T.Scale(program):
+                tile = T.alloc_shared((n,), "bfloat16")
+                for i in T.Pipelined(steps, num_stages=3):
+                    with T.Scale(level) as (rank, size):
+                        T.copy(X[b, i, 0], tile, src=(rank + 1) % size, impl=impl)
+                    T.copy(tile, Y[b, i, 0])
+
+    return get
+
+
+TILE_COPIES = {"put": tile_put, "get": tile_get}
+"""Operation -> the program by which programs make it."""
+
+
+def flags(machine: Machine, units: int, rounds: int) -> Any:
+    """One program of every unit signals the next unit's and waits for its own signal, round after round."""
+    level, program = machine.tensor_level.name, machine.program_level.name
+
+    @T.prim_func
+    def signals(X: T.Tensor((32,), "float32")):
+        with T.Kernel(**{level: units, program: 1}, threads=32):
+            flag = T.alloc_flags((1,))
+            with T.Scale(program), T.Scale(level) as (rank, size):
+                for i in T.serial(rounds):
+                    T.signal(flag[0], dst=(rank + 1) % size)
+                    T.wait(flag[0], ">=", i + 1)
+
+    return signals
+
+
+def collective(machine: Machine, units: int, operation: str, n: int, impl: str) -> Any:
+    """A collective of whole tensors; `n` elements in all: the result of a gather, a unit's own elsewhere."""
+    level, part = machine.tensor_level.name, n // units
+    if operation in ("allreduce", "broadcast"):
+        return _in_place(level, units, operation, n, impl)
+    mine, result = (part if operation == "all_gather" else n), (part if operation == "reduce_scatter" else n)
+
+    @T.prim_func
+    def between(X: T.Tensor((mine,), "bfloat16"), Y: T.Tensor((result,), "bfloat16")):
+        with T.Kernel(**{level: units}):
+            with T.Scale(level):
+                if operation == "all_gather":
+                    T.all_gather(X, Y, impl=impl)
+                elif operation == "reduce_scatter":
+                    T.reduce_scatter(X, Y, impl=impl)
+                else:
+                    T.all_to_all(X, Y, impl=impl)
+
+    return between
+
+
+def _in_place(level: str, units: int, operation: str, n: int, impl: str) -> Any:
+    @T.prim_func
+    def in_place(X: T.Tensor((n,), "bfloat16")):
+        with T.Kernel(**{level: units}):
+            with T.Scale(level):
+                if operation == "allreduce":
+                    T.allreduce(X, impl=impl)
+                else:
+                    T.broadcast(X, impl=impl)
+
+    return in_place
+
+
+def product(machine: Machine, units: int, shape: tuple[int, int, int], copied: int = 0, impl: str | None = None) -> Any:
+    """A matrix product on every unit; while `copied` bytes go to the next unit, if any do."""
+    level, program = machine.tensor_level.name, machine.program_level.name
+    (M, N, K), m, n, k = shape, 128, 256, 64
+
+    @T.prim_func
+    def gemm(
+        A: T.Tensor((M, K), "bfloat16"),
+        B: T.Tensor((K, N), "bfloat16"),
+        C: T.Tensor((M, N), "bfloat16"),
+        X: T.Tensor((max(copied, 16),), "uint8"),
+        Y: T.Tensor((max(copied, 16),), "uint8"),
+    ):
+        with T.Kernel(**{level: units, program: (-(-N // n), -(-M // m))}, threads=256) as (bx, by):
+            done = T.alloc_flags((1,))
+            with T.Scale(level) as (rank, size):
+                if copied:
+                    T.copy(X, Y, dst=(rank + 1) % size, signal=done[0], impl=impl)
+            with T.Scale(program):
+                a = T.alloc_shared((m, k), "bfloat16")
+                b = T.alloc_shared((k, n), "bfloat16")
+                c = T.alloc_fragment((m, n), "float32")
+                T.clear(c)
+                for i in T.Pipelined(T.ceildiv(K, k), num_stages=4):
+                    T.copy(A[by * m, i * k], a)
+                    T.copy(B[i * k, bx * n], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C[by * m, bx * n])
+
+    return gemm
