@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The command line: `tilescale run`, `machine`, `tune`, `calibrate`."""
+"""The command line: `tilescale run`, `machine`, `calibrate`, `tune`, `bench`."""
 
 from __future__ import annotations
 
 import click
 
 from tilescale import __version__
+from tilescale.cli.bench import bench
 from tilescale.cli.calibrate import calibrate
 from tilescale.cli.machine import machine
 from tilescale.cli.run import run
@@ -23,9 +24,11 @@ def main() -> None:
     tilescale machine show h200-sxm-8     levels, memory and networks of one
     tilescale calibrate                   measure the GPUs of this computer
     tilescale tune gemm.py 4096 4096 4096 the fastest configuration of a program
+    tilescale bench collectives           beside NCCL and PyTorch, as a table and a chart
     """
 
 
+main.add_command(bench)
 main.add_command(calibrate)
 main.add_command(machine)
 main.add_command(run)

@@ -6,6 +6,7 @@ database.py digest.py files.py     what was found, by what it holds for; files w
 inputs.py checks.py                what kernels are timed on, and whether they are right
 places.py versions.py progress.py  where times come from, what ran, and a bar
 calibrate.py probes.py programs.py what is measured of a machine, and the programs by which it is
+bench.py table.py                  collectives and operators beside libraries, as a table
 libraries.py                       the same work by cuBLAS, NCCL and PyTorch
 race.py timers.py                  contenders in turns, and how a call is timed
 chart.py curves.py                 pictures of their rows

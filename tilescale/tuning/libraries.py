@@ -50,3 +50,76 @@ def symmetric_all_reduce(n: int, shots: str) -> Runner:
     group = dist.group.WORLD.group_name
     kernels = {"one": torch.ops.symm_mem.one_shot_all_reduce, "two": torch.ops.symm_mem.two_shot_all_reduce_}
     return Runner(lambda: kernels[shots](x, "sum", group))
+
+
+# -- products with a collective ----------------------------------------------------------------------------------------
+
+
+def _operands(name: str, shape: tuple[int, int, int], units: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's operands: a shard of the rows for a gather, its own columns elsewhere; the second one transposed."""
+    m, n, k = shape
+    rows = m // units if name == "ag_gemm" else m
+    a, weight = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((rows, k), (n, k)))
+    return a, weight.t()
+
+
+def library_operator(name: str, shape: tuple[int, int, int], units: int) -> Runner:
+    """NCCL and cuBLAS, one after the other."""
+    (m, n, k), (a, b) = shape, _operands(name, shape, units)
+    gathered, part = a.new_empty(m, k), a.new_empty(m // units, n)
+
+    def gather() -> torch.Tensor:
+        dist.all_gather_into_tensor(gathered, a)
+        return gathered @ b
+
+    def scatter() -> torch.Tensor:
+        dist.reduce_scatter_tensor(part, a @ b)
+        return part
+
+    def add() -> torch.Tensor:
+        whole = a @ b
+        dist.all_reduce(whole)
+        return whole
+
+    return Runner({"ag_gemm": gather, "gemm_rs": scatter, "gemm_ar": add}[name])
+
+
+def own_operator(name: str, shape: tuple[int, int, int], units: int) -> Runner:
+    """The operator of `tilescale.ops`."""
+    from tilescale import ops
+
+    a, b = _operands(name, shape, units)
+    functions = {
+        "ag_gemm": ops.all_gather_matmul,
+        "gemm_rs": ops.matmul_reduce_scatter,
+        "gemm_ar": ops.matmul_all_reduce,
+    }
+    return Runner(lambda: functions[name](a, b))
+
+
+FUSED = ("ag_gemm", "gemm_rs")
+"""What PyTorch has a fused operator for."""
+
+
+def fused_group() -> str:
+    """The name of the group that PyTorch's fused operators take."""
+    import torch.distributed._symmetric_memory  # noqa: F401 - it registers the operators
+
+    return str(dist.group.WORLD.group_name)
+
+
+def load_kernels(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Make CUDA load what handles a part: loading waits for the device, on which a fused operator waits for peers."""
+    parts = torch.stack([torch.mm(a, b)] * 2)
+    parts.sum(0)
+    torch.cuda.synchronize()
+
+
+def fused_operator(name: str, shape: tuple[int, int, int], units: int) -> Runner:
+    """PyTorch's own, on symmetric memory."""
+    a, b = _operands(name, shape, units)
+    group = fused_group()
+    load_kernels(a[: shape[0] // units], b)
+    if name == "ag_gemm":
+        return Runner(lambda: torch.ops.symm_mem.fused_all_gather_matmul(a, [b], 0, group))
+    return Runner(lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, "sum", 0, group))

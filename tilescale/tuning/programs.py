@@ -14,6 +14,9 @@ TILE = 32 << 10
 THREADS = 512
 """Of a program that moves data."""
 
+BLOCK = (128, 256, 64)
+"""Tile of a product, (m, n), and the depth of a step."""
+
 
 def launch(machine: Machine, units: int) -> Any:
     """One program on each unit, which does next to nothing."""
@@ -96,7 +99,7 @@ def flags(machine: Machine, units: int, rounds: int) -> Any:
     return signals
 
 
-def collective(machine: Machine, units: int, operation: str, n: int, impl: str) -> Any:
+def collective(machine: Machine, units: int, operation: str, n: int, impl: str | None) -> Any:
     """A collective of whole tensors; `n` elements in all: the result of a gather, a unit's own elsewhere."""
     level, part = machine.tensor_level.name, n // units
     if operation in ("allreduce", "broadcast"):
@@ -117,7 +120,7 @@ def collective(machine: Machine, units: int, operation: str, n: int, impl: str) 
     return between
 
 
-def _in_place(level: str, units: int, operation: str, n: int, impl: str) -> Any:
+def _in_place(level: str, units: int, operation: str, n: int, impl: str | None) -> Any:
     @T.prim_func
     def in_place(X: T.Tensor((n,), "bfloat16")):
         with T.Kernel(**{level: units}):
@@ -130,10 +133,24 @@ def _in_place(level: str, units: int, operation: str, n: int, impl: str) -> Any:
     return in_place
 
 
+@T.macro
+def tile_of_product(A, B, C, bx, by, depth):
+    """One tile of C = A B, by the program at (bx, by)."""
+    m, n, k = BLOCK
+    a = T.alloc_shared((m, k), "bfloat16")
+    b = T.alloc_shared((k, n), "bfloat16")
+    c = T.alloc_fragment((m, n), "float32")
+    T.clear(c)
+    for i in T.Pipelined(T.ceildiv(depth, k), num_stages=4):
+        T.copy(A[by * m, i * k], a)
+        T.copy(B[i * k, bx * n], b)
+        T.gemm(a, b, c)
+    T.copy(c, C[by * m, bx * n])
+
+
 def product(machine: Machine, units: int, shape: tuple[int, int, int], copied: int = 0, impl: str | None = None) -> Any:
     """A matrix product on every unit; while `copied` bytes go to the next unit, if any do."""
-    level, program = machine.tensor_level.name, machine.program_level.name
-    (M, N, K), m, n, k = shape, 128, 256, 64
+    level, program, (M, N, K) = machine.tensor_level.name, machine.program_level.name, shape
 
     @T.prim_func
     def gemm(
@@ -143,20 +160,73 @@ def product(machine: Machine, units: int, shape: tuple[int, int, int], copied: i
         X: T.Tensor((max(copied, 16),), "uint8"),
         Y: T.Tensor((max(copied, 16),), "uint8"),
     ):
-        with T.Kernel(**{level: units, program: (-(-N // n), -(-M // m))}, threads=256) as (bx, by):
+        with T.Kernel(**{level: units, program: tiles(M, N)}, threads=256) as (bx, by):
             done = T.alloc_flags((1,))
             with T.Scale(level) as (rank, size):
                 if copied:
                     T.copy(X, Y, dst=(rank + 1) % size, signal=done[0], impl=impl)
             with T.Scale(program):
-                a = T.alloc_shared((m, k), "bfloat16")
-                b = T.alloc_shared((k, n), "bfloat16")
-                c = T.alloc_fragment((m, n), "float32")
-                T.clear(c)
-                for i in T.Pipelined(T.ceildiv(K, k), num_stages=4):
-                    T.copy(A[by * m, i * k], a)
-                    T.copy(B[i * k, bx * n], b)
-                    T.gemm(a, b, c)
-                T.copy(c, C[by * m, bx * n])
+                tile_of_product(A, B, C, bx, by, K)
 
     return gemm
+
+
+def gather_and_product(machine: Machine, units: int, shape: tuple[int, int, int]) -> Any:
+    """Rows of A lie over the units; every unit gathers them and multiplies."""
+    level, program, (M, N, K) = machine.tensor_level.name, machine.program_level.name, shape
+
+    @T.prim_func
+    def ag_gemm(
+        A: T.Tensor((M // units, K), "bfloat16"),
+        B: T.Tensor((K, N), "bfloat16"),
+        G: T.Tensor((M, K), "bfloat16"),
+        C: T.Tensor((M, N), "bfloat16"),
+    ):
+        with T.Kernel(**{level: units, program: tiles(M, N)}, threads=256) as (bx, by):
+            with T.Scale(level):
+                T.all_gather(A, G)
+            with T.Scale(program):
+                tile_of_product(G, B, C, bx, by, K)
+
+    return ag_gemm
+
+
+def product_and_scatter(machine: Machine, units: int, shape: tuple[int, int, int]) -> Any:
+    """Every unit multiplies its columns of A; the sum's rows end over the units."""
+    level, program, (M, N, K) = machine.tensor_level.name, machine.program_level.name, shape
+
+    @T.prim_func
+    def gemm_rs(
+        A: T.Tensor((M, K), "bfloat16"),
+        B: T.Tensor((K, N), "bfloat16"),
+        P: T.Tensor((M, N), "bfloat16"),
+        C: T.Tensor((M // units, N), "bfloat16"),
+    ):
+        with T.Kernel(**{level: units, program: tiles(M, N)}, threads=256) as (bx, by):
+            with T.Scale(program):
+                tile_of_product(A, B, P, bx, by, K)
+            with T.Scale(level):
+                T.reduce_scatter(P, C)
+
+    return gemm_rs
+
+
+def product_and_sum(machine: Machine, units: int, shape: tuple[int, int, int]) -> Any:
+    """Every unit multiplies its columns of A; the sum ends on every unit."""
+    level, program, (M, N, K) = machine.tensor_level.name, machine.program_level.name, shape
+
+    @T.prim_func
+    def gemm_ar(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "bfloat16")):
+        with T.Kernel(**{level: units, program: tiles(M, N)}, threads=256) as (bx, by):
+            with T.Scale(program):
+                tile_of_product(A, B, C, bx, by, K)
+            with T.Scale(level):
+                T.allreduce(C)
+
+    return gemm_ar
+
+
+def tiles(M: int, N: int) -> tuple[int, int]:
+    """Programs along the columns and rows of a product."""
+    m, n, _ = BLOCK
+    return -(-N // n), -(-M // m)
