@@ -52,13 +52,15 @@ def test_a_table_has_a_line_for_each_size_and_a_column_for_each_system():
         "2 MiB     20              -",
         "ag_gemm, graph, us",
         "                   nccl",
-        "256 x 512 x 1024      30",
+        "256 x 512 x 1024     30",
         "tilescale has no time: OutOfMemoryError: no",
     ]
 
 
 def test_rows_of_both_works_have_the_form(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bench, "ROWS", (0, 0, 256))
+    small = {name: (operation, 512, 1024, program) for name, (operation, _, _, program) in bench.OPERATORS.items()}
+    monkeypatch.setattr(bench, "OPERATORS", small)
     monkeypatch.setattr(bench, "SIZES", (4096,))
     results = bench.bench(here(H200, 2), Steps(), ["collectives", "operators"], quick=True)
     assert faults(results) == [] and not [r for r in results["rows"] if "failed" in r]

@@ -82,7 +82,7 @@ def _show(found: Measured) -> None:
     for row in _rows(found):
         table.add_row(*row)
     how = "simulated" if found.simulated else found.gpu
-    console().print(f"{found.machine}, {found.units} units, {how}, {found.date[:10]}\n")
+    console().print(f"{found.machine}, {found.units} units, {how}\n")
     console().print(table)
 
 

@@ -151,7 +151,7 @@ def _show(found: Tuned, as_json: bool) -> None:
     console().print(table)
     for trial in (t for t in found.trials if t.failed is not None):
         click.echo(f"{_words(trial.config)} does not work: {(trial.failed or '').splitlines()[0]}")
-    click.echo(f"\nfastest: {_words(found.config)}, {_us(found.us)} us, {how} {found.date[:10]}")
+    click.echo(f"\nfastest: {_words(found.config)}, {_us(found.us)} us, {how}")
 
 
 def _words(config: Mapping[str, Any]) -> str:

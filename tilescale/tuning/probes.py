@@ -84,7 +84,7 @@ def groups(place: Place, quick: bool) -> Iterator[Group]:
     if linked:
         yield Group("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), _flag),))
         for operation in OPERATIONS[:1] if quick else OPERATIONS:
-            for nbytes in WHOLE[:5:2] if quick else WHOLE:
+            for nbytes in WHOLE[:5:4] if quick else WHOLE:
                 calls = 8 if nbytes <= 4 * MIB else 2
                 probes = tuple(_collectives(place, operation, nbytes))
                 yield Group("collectives", f"{operation}, {nbytes >> 10} KiB", "graph", calls, probes)
