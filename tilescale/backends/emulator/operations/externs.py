@@ -10,12 +10,12 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator import numerics
-from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
+from tilescale.backends.emulator.execute.frame import Frame, check, is_vector, spread
+from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
 from tilescale.backends.emulator.interpret.registry import operation
-from tilescale.backends.emulator.operations.threads import neighbours, pointed
-from tilescale.errors import UnsupportedError, UsageError
+from tilescale.backends.emulator.operations.pointers import neighbours, pointed
+from tilescale.errors import UnsupportedError
 
 
 @operation("tirx.call_extern", collective=False)
@@ -87,10 +87,3 @@ def _assume(compiler: Compiler, call: ir.Call) -> Closure:
         return lambda frame: None
     condition, said = compiler.expr(call.args[0]), f"T.assume({call.args[0]})"
     return lambda frame: check(condition(frame), said, frame)
-
-
-def check(holds: Any, message: str, frame: Frame) -> None:
-    """Raise UsageError unless a condition holds on all active threads."""
-    active = spread(True if frame.mask is None else frame.mask, frame)
-    if not np.all(spread(holds, frame)[active]):
-        raise UsageError(f"{frame.unit}: the program's assertion failed: {message}")
