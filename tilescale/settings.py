@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ class Settings:
             between them (TILESCALE_CHECK).
         schedule_seed: the interleaving in which the emulator runs units where the caller does not say, None to take
             turns (TILESCALE_SCHEDULE_SEED).
-        traceback: what an error prints that nobody catches, "short" for its message and the user's lines, "full" for
-            Python's traceback (TILESCALE_TRACEBACK).
+        traceback: what an error prints that nobody catches, "short" for its message and the user's lines, on the rank
+            of a job that fails first, "full" for Python's traceback, on every rank (TILESCALE_TRACEBACK).
         cache: folder of what this user has measured and tuned (TILESCALE_CACHE_DIR).
     """
 
@@ -56,7 +56,7 @@ class Settings:
     check: tuple[str, ...] = ("all",)
     schedule_seed: int | None = None
     traceback: str = "short"
-    cache: Path = Path("~/.cache/tilescale").expanduser()
+    cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "tilescale")
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -65,12 +65,12 @@ class Settings:
         Raises UsageError for a value that is not one of the valid ones.
         """
         values: dict[str, Any] = {}
-        for field, (variable, parse, valid) in _VARIABLES.items():
+        for name, (variable, parse, valid) in _VARIABLES.items():
             text = env.get(variable, "").strip()
             if not text:
                 continue
             try:
-                values[field] = parse(text)
+                values[name] = parse(text)
             except ValueError:
                 raise UsageError(f"{variable}={text!r} is not understood", hint=f"set it to {valid}") from None
         return cls(**values)

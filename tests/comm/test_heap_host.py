@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from tilescale.errors import (
     NotSymmetricError,
     RankMismatchError,
     ShapeError,
+    UnsupportedError,
     UsageError,
 )
 
@@ -67,6 +69,14 @@ def test_systems_without_memory_files_have_temporary_ones(run_ranks, monkeypatch
         return found
 
     assert good(on_ranks(run_ranks, 2, work)) == [[1.0, 2.0]] * 2
+
+
+def test_systems_whose_processes_share_no_memory_say_so(run_ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    outcomes = on_ranks(run_ranks, 2, lambda heap: None)
+    assert all(isinstance(outcome, UnsupportedError) and "need Linux" in str(outcome) for outcome in outcomes)
+    with SymmetricHeap(ALONE, "cpu") as heap:
+        assert heap.zeros(4).tolist() == [0.0] * 4
 
 
 def test_systems_without_a_boot_number_tell_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,12 +310,12 @@ def test_processes_share_memory_and_leave_nothing_behind(run_job, tmp_path) -> N
     done = run_job("tilescale run", 3, "heap.py", "share", TMPDIR=str(tmp_path))
     assert done.code == 0, done.output
     assert done.output.count("heap works") == 3
-    assert not list(tmp_path.glob("tilescale-*"))
+    assert sorted(re.findall(r"read at exit (\d)", done.output)) == ["0", "1", "2"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_killed_rank_ends_the_others(run_job, tmp_path) -> None:
-    done = run_job("tilescale run", 3, "heap.py", "kill", TILESCALE_TIMEOUT_S="30", TMPDIR=str(tmp_path))
-    assert done.code != 0 and done.seconds < 25
+    done = run_job("tilescale run", 3, "heap.py", "kill", TMPDIR=str(tmp_path))
+    assert done.code != 0
     assert "RankFailedError" in done.output and "rank 1" in done.output
-    assert not list(tmp_path.glob("tilescale-*")), "the ranks that live clean up"
-
+    assert not list(tmp_path.iterdir())

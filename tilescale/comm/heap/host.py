@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import socket
 import sys
 import tempfile
 from functools import cache
@@ -31,6 +32,8 @@ _FAILED = ctypes.c_void_p(-1).value
 class Host(MappedHeap):
     """Shared memory of the processes on one host."""
 
+    freed_at_exit = True
+
     @classmethod
     def objection(cls, device: torch.device, hosts: int) -> TileScaleError | None:
         """Ranks on several hosts."""
@@ -43,7 +46,16 @@ class Host(MappedHeap):
 
     @classmethod
     def open(cls, group: Group, device: torch.device, hosts: int, capacity: int, call: Call) -> Host:
-        """An empty heap."""
+        """An empty heap.
+
+        Raises:
+            UnsupportedError: several ranks on a system where they cannot hand each other memory.
+        """
+        if group.size > 1 and not hasattr(socket, "SO_PEERCRED"):
+            raise UnsupportedError(
+                "symmetric tensors of several ranks need Linux, whose processes hand each other memory",
+                hint="pass plain tensors to kernels, or run all devices in one process with tilescale.emulate",
+            )
         return cls(group, _HostPages(), capacity)
 
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from tilescale.hda import query
+from tilescale.hda.description import Description
 from tilescale.hda.draw import mesh, words
 from tilescale.hda.draw.glyphs import GLYPH, glyph
 from tilescale.hda.draw.palette import paint, style_sheet
-from tilescale.hda.machine import Machine
 from tilescale.hda.model import Level, MemoryLayer, Network
 from tilescale.hda.units import format_bytes
 
@@ -47,7 +48,7 @@ class _Block:
         return f'<g transform="translate({x:g},{y:g})">{self.parts}</g>'
 
 
-def picture(machine: Machine) -> str:
+def picture(machine: Description) -> str:
     """The drawing as the text of an SVG file."""
     outermost = _level(machine, len(machine.levels) - 1, depth=0)
     networks = [net for net in machine.networks if net.within is None]
@@ -66,7 +67,7 @@ def picture(machine: Machine) -> str:
     )
 
 
-def _arithmetic(machine: Machine) -> list[tuple[str, str]]:
+def _arithmetic(machine: Description) -> list[tuple[str, str]]:
     owner = machine.tensor_level.name
     return [(f"{unit}, one {owner}", text) for unit, text in words.arithmetic(machine, owner)]
 
@@ -74,7 +75,7 @@ def _arithmetic(machine: Machine) -> list[tuple[str, str]]:
 # -- boxes ---------------------------------------------------------------------------------------------------------
 
 
-def _level(machine: Machine, index: int, depth: int) -> _Block:
+def _level(machine: Description, index: int, depth: int) -> _Block:
     """One unit of a level: its memory, the finer level inside, and the networks that link the units inside."""
     level = machine.levels[index]
     if level.kind == "lanes":
@@ -102,18 +103,18 @@ def _box(level: Level, facts: str, inside: _Block, depth: int) -> _Block:
     return _Block(width, height, frame + title.at(PAD, PAD - 6) + right + inside.at(PAD, PAD + TITLE))
 
 
-def _units(machine: Machine, level: Level, first: _Block, within: str | None) -> _Block:
+def _units(machine: Description, level: Level, first: _Block, within: str | None) -> _Block:
     """All units of a level in one unit of the next coarser level, or in the machine, one of them in full."""
     nets = [net for net in machine.networks if (net.level, net.within) == (level.name, within)]
     flat = next((net for net in nets if len(net.dims) == 2), None)
     if flat is not None:
         return _plane(level, first, flat)
-    number = machine.count(level.name, within)
+    number = query.count(machine, level.name, within)
     if level.kind != "cluster":
         return _siblings(level, first, number, f"\u00d7 {number}")
     # Clusters are made of programs that are there without them, some of which may be left over.
     program = machine.program_level.name
-    return _siblings(level, first, number, f"{machine.count(program, within)} {program}s")
+    return _siblings(level, first, number, f"{query.count(machine, program, within)} {program}s")
 
 
 def _siblings(level: Level, first: _Block, number: int, badge: str) -> _Block:
@@ -159,13 +160,13 @@ def _plane(level: Level, first: _Block, net: Network) -> _Block:
     return _Block(x + field.width, max(first.height, field.height), parts, (first.width / 2, x + width / 2))
 
 
-def _lanes(machine: Machine, index: int) -> _Block:
+def _lanes(machine: Description, index: int) -> _Block:
     """All lanes levels as nested pills, coarsest outside."""
     lanes = machine.levels[: index + 1]
     pills = _Block(0, 0, "")
     for position, level in enumerate(lanes):
         coarser = machine.levels[position + 1]
-        number = machine.count(level.name, coarser.name)
+        number = query.count(machine, level.name, coarser.name)
         facts = words.level_facts(machine, level)
         most = "up to " if coarser.kind == "program" and number > 1 else ""
         text = _text(f"{most}{number} \u00d7 {level.name}" + (f", {facts}" if facts else ""), 12, "ink")
@@ -219,7 +220,7 @@ def _network(net: Network, width: float, taps: Sequence[float]) -> _Block:
     return _Block(width, height, wires + frame + drawing + words_block.at(GLYPH + 2 * PAD, 8))
 
 
-def _legend(machine: Machine) -> _Block:
+def _legend(machine: Description) -> _Block:
     parts, x = "", 0.0
     for scopes in dict.fromkeys(layer.scopes for layer in machine.memory):
         label = _text(f"{', '.join(scopes) or 'other'} memory", 11, "soft")
