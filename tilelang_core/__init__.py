@@ -12,6 +12,7 @@
     tl.py        names of TileLang's and TVM's operations
     tiles.py     typed views of TileLang's operations on tiles
     rules.py     what TileLang checks before it lowers
+    launches.py  the ways to launch, in one form
     stock.py     TileLang's language under one name
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements

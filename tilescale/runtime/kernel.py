@@ -16,6 +16,7 @@ from tilescale.hda import Machine
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.pipeline import analyse
+from tilescale.passes.present import check_present
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import check_writable, count_writes, readable, scalar
@@ -214,6 +215,7 @@ class Kernel:
     def _given(self, args: Sequence[Any]) -> list[Any]:
         """This rank's part of the arguments, None for outputs, after all that can be said of them on the host."""
         values = place_arguments(self.program, self._outputs.positions, args)
+        check_present(self.program, values, self._outputs.positions)
         for i, parameter in enumerate(self.program.parameters):
             if i in self._outputs.positions:
                 continue
