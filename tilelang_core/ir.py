@@ -69,7 +69,7 @@ from tvm.tirx.stmt import ForKind
 from tvm_ffi import Array
 
 __all__ = [
-    "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt",
+    "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "VARIABLE", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt",
     "AttrStmt", "Bind", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast", "DeclBuffer", "Div",
     "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm", "Let", "Max", "Min",
     "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
@@ -148,6 +148,9 @@ def torch_dtype(dtype: str) -> Any:
 
 SHARED = ("shared", "shared.dyn")
 """Scopes of tiles in shared memory; barriers and others have their own."""
+
+VARIABLE = "local.var"
+"""Scope of a variable, as `T.alloc_var` makes it."""
 
 
 def scope_kind(buffer: Buffer) -> str:

@@ -143,7 +143,7 @@ def check_device_phases(program: Program, machine: Machine) -> None:
 def _check_device_phases(launch: Launch, machine: Machine) -> None:
     program, device = machine.program_level.name, machine.tensor_level.name
     indices = {*launch.programs, *(var for var, _ in launch.thread_vars)}
-    tiles = {data: b for data, b in _tiles(launch, machine).items() if b.scope() != "local.var"}
+    tiles = {data: b for data, b in _tiles(launch, machine).items() if b.scope() != ir.VARIABLE}
     for stmt in _device_statements(launch.body):
         used = next((var for var in ir.uses(stmt) if var in indices or var in tiles), None)
         if used is not None and used in indices:
