@@ -201,7 +201,7 @@ def test_a_loop_that_polls_with_an_atomic():
 
 def test_loops_that_spin_and_write_are_given_up(monkeypatch):
     """Each look writes: no memory stands still, yet nobody gets on."""
-    monkeypatch.setattr("tilescale.backends.emulator.scheduler.PATIENCE", 500)
+    monkeypatch.setattr("tilescale.backends.emulator.execute.scheduler.PATIENCE", 500)
 
     @T.prim_func
     def program(F: T.Tensor((3,), "int32")):

@@ -6,7 +6,8 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tests.emulator.timing import H200, derived
-from tilescale.backends.emulator import grid, takeover
+from tilescale.backends.emulator.execute import grid
+from tilescale.backends.emulator.record import memoization
 from tilescale.timing import replay
 from tilescale.timing.timeline import Copies
 
@@ -171,8 +172,8 @@ def test_a_device_that_finds_another_cache_does_not_take_over(monkeypatch):
         return twice
 
     written = []
-    run = takeover._Programs.run
-    monkeypatch.setattr(takeover._Programs, "run", lambda self: written.append(1) or run(self))
+    run = memoization._Programs.run
+    monkeypatch.setattr(memoization._Programs, "run", lambda self: written.append(1) or run(self))
     # The first grid asks for its rank, so both devices write down their own.
     for first, grids in (0, 3), (1, 4):
         written.clear()

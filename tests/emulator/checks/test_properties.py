@@ -18,7 +18,7 @@ from tilescale.backends.emulator.checks.clocks import Clock, Place
 from tilescale.backends.emulator.checks.flags import Flag, Update
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.states import Access, Conflict, Table
-from tilescale.backends.emulator.observe import ATOMIC, READ, WRITE
+from tilescale.backends.emulator.execute.observe import ATOMIC, READ, WRITE
 from tilescale.errors import RaceError
 
 quick = settings(deadline=None, max_examples=150)

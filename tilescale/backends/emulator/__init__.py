@@ -3,18 +3,10 @@
 
     emulate.py      the entry: machine, extents, report; arguments.py binds tensors, progress.py shows a bar
     run.py          one emulation: units, accounts, deadlock reports
-    grid.py         phases, residency, clusters, programs
-    compiler.py     statements and expressions to closures; who owns which buffer; registry.py has the tables of rules
-    steps.py        closures of whole statements
-    statements.py branches.py expr.py access.py slices.py    TIR
-    tiles.py multicast.py threads.py barriers.py externs.py  TileLang's operations
-    scales.py exchange.py meetings.py collectives.py pieces.py gathers.py     ours
-    queues.py       copy queues: what a unit starts beside its phases
-    frame.py units.py scheduler.py interleave.py    state, unit tree, coroutines and the orders they run in
-    clock.py costs.py loops.py tally.py             what the simulation of the time is told
-    flags.py nodata.py                              what is a flag; runs in which tiles have no values
-    alike.py takeover.py                            programs that do the same in such runs: one stands for all
-    observe.py      what an emulation tells those who watch it
+    interpret/      statements and expressions of TIR as closures
+    operations/     what operations do, a family a file
+    execute/        units that execute: coroutines, waits, what the machine holds at once
+    record/         what the simulation of the time is told
     checks/         observers that find mistakes
     numerics/       what operations compute, on numpy arrays
 """

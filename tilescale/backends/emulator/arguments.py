@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.compiler import Compiler, phantom
+from tilescale.backends.emulator.interpret.compiler import Compiler, phantom
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.errors import ArgumentError, RankMismatchError
 from tilescale.passes.present import check_present

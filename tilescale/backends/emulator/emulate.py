@@ -16,8 +16,8 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.checks import observers
-from tilescale.backends.emulator.clock import Clock
 from tilescale.backends.emulator.progress import progress_bar
+from tilescale.backends.emulator.record.recorder import Clock
 from tilescale.backends.emulator.run import Activity, Run
 from tilescale.errors import ArgumentError, LaunchError, Location, UsageError
 from tilescale.hda import Machine

@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.backends.emulator import branches, costs, statements, threads, tiles  # noqa: F401
-from tilescale.backends.emulator import collectives as _collectives  # noqa: F401
-from tilescale.backends.emulator.clock import Clock
-from tilescale.backends.emulator.compiler import Compiler
-from tilescale.backends.emulator.frame import Frame
-from tilescale.backends.emulator.grid import compile_part
-from tilescale.backends.emulator.interleave import Interleaved
-from tilescale.backends.emulator.observe import Observer
-from tilescale.backends.emulator.queues import CopyQueue
-from tilescale.backends.emulator.scheduler import Deadlock, Scheduler, Task
-from tilescale.backends.emulator.units import Unit
+from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.grid import compile_part
+from tilescale.backends.emulator.execute.interleave import Interleaved
+from tilescale.backends.emulator.execute.observe import Observer
+from tilescale.backends.emulator.execute.queues import CopyQueue
+from tilescale.backends.emulator.execute.scheduler import Deadlock, Scheduler, Task
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret import branches, statements  # noqa: F401
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.operations import collectives as _collectives  # noqa: F401
+from tilescale.backends.emulator.operations import threads, tiles  # noqa: F401
+from tilescale.backends.emulator.record import costs  # noqa: F401
+from tilescale.backends.emulator.record.recorder import Clock
 from tilescale.errors import DeadlockError, Location
 from tilescale.hda import Machine
 from tilescale.program.model import Program

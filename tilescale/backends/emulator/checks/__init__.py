@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from tilescale.backends.emulator.checks.initialization import Initialization
 from tilescale.backends.emulator.checks.races import Races
 from tilescale.backends.emulator.checks.replicas import Replicas
-from tilescale.backends.emulator.observe import Observer
+from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.errors import UsageError
 
 _CHECKS: dict[str, type[Observer]] = {

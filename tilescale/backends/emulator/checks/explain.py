@@ -10,12 +10,12 @@ import numpy as np
 
 from tilescale.backends.emulator.checks.states import Access
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text, same_memory
-from tilescale.backends.emulator.observe import READ, WRITE
-from tilescale.backends.emulator.units import Unit
+from tilescale.backends.emulator.execute.observe import READ, WRITE
+from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import RaceError
 
 if TYPE_CHECKING:
-    from tilescale.backends.emulator.access import Home
+    from tilescale.backends.emulator.interpret.access import Home
     from tilescale.backends.emulator.run import Run
 
 _VERBS = {READ: "reads", WRITE: "writes"}

@@ -14,14 +14,14 @@ import numpy as np
 
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text
-from tilescale.backends.emulator.frame import Lanes, spread
-from tilescale.backends.emulator.observe import ATOMIC_STORE, WRITE, Observer
+from tilescale.backends.emulator.execute.frame import Lanes, spread
+from tilescale.backends.emulator.execute.observe import ATOMIC_STORE, WRITE, Observer
 from tilescale.errors import Location, UninitializedReadError
 from tilescale.program.model import declaration
 
 if TYPE_CHECKING:
-    from tilescale.backends.emulator.access import Home
-    from tilescale.backends.emulator.frame import Frame
+    from tilescale.backends.emulator.execute.frame import Frame
+    from tilescale.backends.emulator.interpret.access import Home
     from tilescale.backends.emulator.run import Run
 
 _WRITES = (WRITE, ATOMIC_STORE)

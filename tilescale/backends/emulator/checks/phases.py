@@ -13,7 +13,7 @@ from typing import Any
 
 from tilescale.backends.emulator.checks.clocks import Clock, Place
 from tilescale.backends.emulator.checks.text import acting
-from tilescale.backends.emulator.units import Unit
+from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import Location, RaceError
 
 

@@ -19,15 +19,15 @@ from tilescale.backends.emulator.checks.flags import Flag, Update
 from tilescale.backends.emulator.checks.phases import Phases
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.states import Access, Conflict, Table
-from tilescale.backends.emulator.observe import Observer
+from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.passes.written import written_parameters
 
 if TYPE_CHECKING:
-    from tilescale.backends.emulator.access import Home
-    from tilescale.backends.emulator.barriers import MBarrier
-    from tilescale.backends.emulator.frame import Frame
+    from tilescale.backends.emulator.execute.barriers import MBarrier
+    from tilescale.backends.emulator.execute.frame import Frame
+    from tilescale.backends.emulator.execute.scheduler import Task
+    from tilescale.backends.emulator.interpret.access import Home
     from tilescale.backends.emulator.run import Run
-    from tilescale.backends.emulator.scheduler import Task
     from tilescale.errors import Location
 
 _PROGRAM = 1

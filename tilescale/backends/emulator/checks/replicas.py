@@ -15,16 +15,16 @@ import ml_dtypes
 import numpy as np
 
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owners, region_text
+from tilescale.backends.emulator.execute.observe import READ, Observer
+from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.numerics import is_float
-from tilescale.backends.emulator.observe import READ, Observer
-from tilescale.backends.emulator.units import Unit
 from tilescale.errors import DivergedReplicaError, Location
 from tilescale.passes.written import written_parameters
 from tilescale.program.model import View
 
 if TYPE_CHECKING:
-    from tilescale.backends.emulator.access import Home
-    from tilescale.backends.emulator.frame import Frame
+    from tilescale.backends.emulator.execute.frame import Frame
+    from tilescale.backends.emulator.interpret.access import Home
     from tilescale.backends.emulator.run import Run
 
 

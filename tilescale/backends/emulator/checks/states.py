@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.backends.emulator.checks.clocks import Clock
-from tilescale.backends.emulator.observe import READ, WRITE
+from tilescale.backends.emulator.execute.observe import READ, WRITE
 
 if TYPE_CHECKING:
-    from tilescale.backends.emulator.access import Home
-    from tilescale.backends.emulator.units import Unit
+    from tilescale.backends.emulator.execute.units import Unit
+    from tilescale.backends.emulator.interpret.access import Home
 
 
 @dataclass(frozen=True, eq=False)

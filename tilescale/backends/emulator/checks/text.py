@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilescale.backends.emulator.units import Unit
+from tilescale.backends.emulator.execute.units import Unit
 
 if TYPE_CHECKING:
-    from tilescale.backends.emulator.access import Home
+    from tilescale.backends.emulator.interpret.access import Home
     from tilescale.backends.emulator.run import Run
 
 Box = list[tuple[int, int]]

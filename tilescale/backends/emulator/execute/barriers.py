@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""Barriers inside a program and a cluster: mbarriers with phases, named barriers, cluster barriers (PTX ISA, section
+"Parallel Synchronization and Communication Instructions").
+
+Asynchronous copies complete at once, so the transaction counts of an mbarrier are always met and only arrivals count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.execute.scheduler import Wait
+from tilescale.errors import Location, OutOfBoundsError
+from tilescale.program.model import declaration
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.execute.grid import ProgramInstance
+    from tilescale.backends.emulator.interpret.compiler import Compiler
+
+
+@dataclass(eq=False)
+class MBarrier:
+    """An arrival barrier whose phase flips when `count` threads have arrived."""
+
+    name: str
+    count: int
+    pending: int
+    phase: int = 0
+
+    def arrive(self, threads: int, frame: Frame, where: Location | None) -> None:
+        """`threads` threads arrive."""
+        frame.run.scheduler.progress += 1
+        while threads:
+            frame.run.publishes((self, self.phase))
+            taken = min(threads, self.pending)
+            self.pending -= taken
+            threads -= taken
+            if self.pending == 0:
+                for observer in frame.run.listeners:
+                    observer.completes(self, self.phase, where)
+                self.phase += 1
+                self.pending = self.count
+
+    def wait(self, parity: int, frame: Frame, where: Location | None) -> None:
+        """Block until the phase of that parity has completed."""
+        frame.run.scheduler.block(
+            Wait(
+                lambda: self.phase & 1 != parity,
+                f"barrier {self.name}, phase parity {parity}",
+                lambda: f"{self.count - self.pending} of {self.count} arrivals in phase {self.phase}",
+                where,
+            )
+        )
+        # The phase that is over; in the first one a wait for the phase before it passes at once.
+        for observer in frame.run.listeners:
+            observer.passes(frame, self, self.phase - 1, where)
+
+
+@dataclass(eq=False)
+class CountingBarrier:
+    """A barrier that opens each time `expected` threads have arrived."""
+
+    arrived: int = 0
+    generation: int = 0
+    tickets: dict[Any, int] = field(default_factory=dict)
+
+    def arrive(self, threads: int, expected: int, frame: Frame) -> int:
+        """Arrive without waiting; returns the generation to wait for."""
+        frame.run.scheduler.progress += 1
+        ticket = self.generation
+        frame.run.publishes((self, ticket))
+        self.arrived += threads
+        if self.arrived >= expected:
+            self.arrived -= expected
+            self.generation += 1
+        return ticket
+
+    def wait(self, ticket: int, what: str, expected: int, frame: Frame, where: Any) -> None:
+        """Block until the generation of `ticket` is over."""
+        frame.run.scheduler.block(
+            Wait(lambda: self.generation > ticket, what, lambda: f"{self.arrived} of {expected} threads", where)
+        )
+        frame.run.acquires((self, ticket))
+
+
+@dataclass
+class Crew:
+    """Threads that a plain barrier joins: a program's, or those of one side of a branch."""
+
+    threads: int
+    barrier: CountingBarrier = field(default_factory=CountingBarrier)
+
+    def sync(self, frame: Frame, where: Any) -> None:
+        """All threads of the crew arrive; those of one coroutine run in step anyway."""
+        mine = frame.threads if frame.own is None else int(np.count_nonzero(frame.own))
+        if mine < self.threads:
+            ticket = self.barrier.arrive(mine, self.threads, frame)
+            self.barrier.wait(ticket, "all threads to synchronise", self.threads, frame, where)
+
+
+class BarrierReference:
+    """An mbarrier named in an operation's argument: `bar[i]` or a pointer to it."""
+
+    def __init__(self, compiler: Compiler, node: Any):
+        while isinstance(node, ir.Call):
+            node = node.args[0]
+        self.buffer = node.buffer
+        self.slot = compiler.slot(node.buffer.data)
+        self.index = compiler.expr(node.indices[0])
+        self.where = compiler.where
+
+    def of(self, frame: Frame, program: ProgramInstance | None = None) -> MBarrier:
+        """The barrier of the frame's program, or of another one of its cluster."""
+        index = uniform(self.index(frame), frame, "which barrier")
+        barriers = frame.slots[self.slot]
+        if not 0 <= index < len(barriers):
+            raise OutOfBoundsError(
+                f"{self.buffer.name}[{index}] is outside the barriers, of which there are {len(barriers)}",
+                where=declaration(self.buffer),
+            )
+        if program is not None:
+            barriers = program.unit.owner(self.slot).storage[self.slot]
+        return barriers[index]

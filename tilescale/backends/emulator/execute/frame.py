@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""The state in which statements run: one frame per coroutine.
+
+Values are Python numbers, numpy scalars, or arrays over the frame's *space*: its threads, or inside `T.Parallel` the
+loop's iterations. The mask says which elements of the space are active.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilescale.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.execute.barriers import Crew
+    from tilescale.backends.emulator.execute.units import Unit
+    from tilescale.backends.emulator.run import Run
+
+
+BREAK, CONTINUE = "break", "continue"
+"""What a statement's closure returns when all active elements leave the body of the innermost loop."""
+
+
+class Frame:
+    """What a closure that the compiler made runs on.
+
+    Attributes:
+        run: the whole emulation.
+        unit: the unit that executes.
+        program: the program (thread block, core) around it, or None at device level.
+        slots: values of variables and instances of buffers, by slot number.
+        threads: threads of the program.
+        span: which of them the unit has.
+        own: which threads this frame is, None for all.
+        space: shape over which array values extend: (threads,), or that of a parallel loop.
+        mask: active elements of the space, None for all.
+        crew: the threads that a plain barrier of the program is for here.
+        dead: elements that left the innermost loop's body by break or continue; broken: those that left the loop.
+    """
+
+    __slots__ = ("broken", "crew", "dead", "mask", "own", "program", "run", "slots", "space", "span", "threads", "unit")
+
+    def __init__(self, run: Run, unit: Unit, slots: list, threads: int, program: Any = None, own: Any = None):
+        self.run = run
+        self.unit = unit
+        self.program = program
+        self.slots = slots
+        self.threads = threads
+        self.span = range(threads)
+        self.own = own
+        self.crew: Crew | None = program.crew if program is not None else None
+        self.space: tuple[int, ...] = (threads,)
+        self.mask = own
+        self.dead: np.ndarray | None = None
+        self.broken: np.ndarray | None = None
+
+    def fork(self, unit: Unit, own: np.ndarray | None) -> Frame:
+        """A frame of the same program for some of its threads."""
+        side = Frame(self.run, unit, self.slots.copy(), self.threads, self.program, own)
+        side.crew, side.span = self.crew, self.span
+        return side
+
+    def leave(self, left: Any, mask: np.ndarray) -> None:
+        """Note that the elements of `mask` left the innermost loop's body, if `left`, BREAK or CONTINUE, says so."""
+        if left is not None:
+            self.dead = _union(self.dead, mask)
+            if left is BREAK:
+                self.broken = _union(self.broken, mask)
+
+    def join(self, side: Frame) -> None:
+        """Take over which threads left a loop while they ran in a frame of their own."""
+        self.dead, self.broken = _union(self.dead, side.dead), _union(self.broken, side.broken)
+
+    def active(self) -> int:
+        """How many elements of the space are active."""
+        if self.mask is None:
+            return int(np.prod(self.space, dtype=np.int64))
+        return int(np.count_nonzero(np.broadcast_to(self.mask, self.space)))
+
+
+def _union(some: np.ndarray | None, more: np.ndarray | None) -> np.ndarray | None:
+    if some is None or more is None:
+        return more if some is None else some
+    return some | more
+
+
+def without(mask: np.ndarray | None, gone: np.ndarray) -> np.ndarray:
+    """A mask less some elements."""
+    return ~gone if mask is None else mask & ~gone
+
+
+def is_vector(value: Any) -> bool:
+    """Whether a value differs, or may differ, between the elements of the space."""
+    return isinstance(value, np.ndarray) and value.ndim > 0
+
+
+def spread(value: Any, frame: Frame) -> np.ndarray:
+    """A value as an array over the whole space."""
+    return np.broadcast_to(np.asarray(value), frame.space)
+
+
+def uniform(value: Any, frame: Frame, what: str) -> Any:
+    """The one value that all active elements agree on.
+
+    Raises:
+        UsageError: they differ; `what` names the value.
+    """
+    if type(value) is int:
+        return value
+    if not is_vector(value):
+        return value.item() if isinstance(value, np.generic | np.ndarray) else value
+    values = spread(value, frame)
+    picked = values[np.broadcast_to(frame.mask, frame.space)] if frame.mask is not None else values
+    flat = picked.reshape(-1)
+    if flat.size == 0:
+        return 0
+    if (flat != flat[0]).any():
+        raise UsageError(
+            f"{what} differs between threads that execute this together: {flat[0]} and {flat[flat != flat[0]][0]}",
+            hint="a tile operation takes the same arguments on all threads that run it",
+        )
+    return flat[0].item()
+
+
+class Lanes:
+    """A thread-private buffer: one instance for all while they agree, else one for each element of the space."""
+
+    __slots__ = ("__weakref__", "data", "known", "lead", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, poison: Any):
+        self.shape = shape
+        # False in runs without data, where it was given a value that depends on data.
+        self.known = True
+        self.lead: tuple[int, ...] = ()
+        self.data = np.full(shape, poison, dtype)
+
+    def load(self, index: tuple, frame: Frame) -> Any:
+        """The element at `index` for every element of the space."""
+        if not self.lead:
+            if not any(is_vector(i) for i in index):
+                return self.data[index]
+            return self.data[tuple(np.asarray(i) for i in index)]
+        if self.lead != frame.space:
+            return self._agreed(index)
+        return self.data[(*np.ogrid[tuple(slice(n) for n in self.lead)], *index)]
+
+    def store(self, index: tuple, value: Any, frame: Frame) -> None:
+        """Assign on the active elements."""
+        vector = is_vector(value) or any(is_vector(i) for i in index)
+        if not self.lead and not vector and frame.mask is None:
+            self.data[index] = value
+            return
+        if self.lead and self.lead != frame.space:
+            self._settle()
+        if not self.lead:
+            self.data = np.broadcast_to(self.data, (*frame.space, *self.shape)).copy()
+            self.lead = frame.space
+        grid = np.ogrid[tuple(slice(n) for n in self.lead)]
+        if frame.mask is None:
+            self.data[(*grid, *index)] = value
+            return
+        mask = np.broadcast_to(frame.mask, self.lead)
+        where = tuple(np.broadcast_to(np.asarray(i), self.lead)[mask] for i in (*grid, *index))
+        self.data[where] = spread(value, frame)[mask]
+
+    def _agreed(self, index: tuple) -> Any:
+        """What all elements of the space where it was written hold.
+
+        Raises:
+            UnsupportedError: they differ, and which of them a reader elsewhere sees is up to the compiler.
+        """
+        picked = self.data[(..., *(np.asarray(i) for i in index))]
+        values = np.ascontiguousarray(picked.reshape(math.prod(self.lead), -1))
+        if (values.view(np.uint8) != values[:1].view(np.uint8)).any():
+            raise UnsupportedError(
+                f"a thread-private value was written for {' x '.join(map(str, self.lead))} threads or iterations, "
+                "differs between them, and is read where others run",
+                hint="keep it in shared memory or a fragment, or read it in the loop that wrote it",
+            )
+        self._settle()
+        return self.data[tuple(np.asarray(i) for i in index)]
+
+    def _settle(self) -> None:
+        """Written anew in another space: the rest stays as its last element has it."""
+        self.data = self.data[tuple(-1 for _ in self.lead)].copy()
+        self.lead = ()

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: MIT
+"""Other interleavings of the same program, one for each seed.
+
+Random priorities with points where they change, as in Burckhardt et al., "A Randomized Scheduler with Probabilistic
+Guarantees of Finding Bugs" (PCT), ASPLOS 2010: the ready task of highest priority runs, and now and then, between two
+statements, the running one falls behind all others, more often when it has just signalled. Seed 0 is adversarial: who
+became ready last runs first, the last programs of a grid are the first on the machine, and who signals falls behind
+those who wait for it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+from tilescale.backends.emulator.execute.observe import Observer
+from tilescale.backends.emulator.execute.scheduler import Scheduler, Task
+
+Item = TypeVar("Item")
+
+_RATES = (0.05, 0.2, 0.5)
+"""Chances that a running task falls behind after a statement; a seed takes one."""
+
+_RATE_OF_SIGNALS = 0.5
+"""The same after a signal and at a wait: what is wrong with a program often shows just then."""
+
+_LOOKS = 0.25
+"""Chance that waits are looked at again although others can run."""
+
+
+class Interleaved(Scheduler):
+    """Runs tasks in an order that a seed determines."""
+
+    def __init__(self, observers: Sequence[Observer], seed: int):
+        super().__init__(observers)
+        self._random = random.Random(seed)
+        self._last_first = seed == 0
+        self._rate = 0.0 if self._last_first else self._random.choice(_RATES)
+        self._priorities: dict[Task, float] = {}
+        self._lowest = 0.0
+
+    def order(self, items: list[Item], room: int) -> list[Item]:
+        """Units of a launch in the order in which they start, `room` of them at once."""
+        if self._last_first:
+            return [item for end in range(len(items), 0, -room) for item in items[max(end - room, 0) : end]]
+        self._random.shuffle(items)
+        return items
+
+    def is_patient(self) -> bool:
+        """Whether a patient wait that may go on lets others go first this time."""
+        return not self._last_first and self._random.random() < _RATE_OF_SIGNALS
+
+    def preempt(self, signals: bool) -> None:
+        """A statement has ended: others may run first, those first of all whom it `signals`."""
+        if signals and self._last_first:
+            self.give_way()
+        elif self._random.random() < (max(self._rate, _RATE_OF_SIGNALS) if signals else self._rate):
+            self.pause()
+
+    def pause(self) -> None:
+        """Let the others run first."""
+        self._lowest -= 1
+        self._priorities[self.current] = self._lowest
+        super().pause()
+
+    def _next(self) -> Task:
+        if self.waiting and self._random.random() < _LOOKS:
+            self._look()
+        place = max(range(len(self.ready)), key=lambda i: (self._priority(self.ready[i]), i))
+        chosen = self.ready[place]
+        del self.ready[place]
+        return chosen
+
+    def _priority(self, task: Task) -> float:
+        if task not in self._priorities:
+            self._priorities[task] = 0.0 if self._last_first else self._random.random()
+        return self._priorities[task]

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: MIT
+"""Coroutines of the emulated units: who runs, who waits for what, and what it means when nobody can run.
+
+Every unit that executes is a greenlet. One runs at a time, until it waits or ends: memory is sequentially consistent.
+When nobody is ready the waits are looked at again; when none of them has come true, the program is deadlocked.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from tilescale.backends.emulator.execute.observe import Observer
+from tilescale.errors import Location
+
+Item = TypeVar("Item")
+
+PATIENCE = 1_000_000
+"""Turns in which units only spin, each writing something, before they are taken for deadlocked."""
+
+
+@dataclass
+class Wait:
+    """What a task waits for.
+
+    Attributes:
+        ready: whether it may go on.
+        what: "flags[3] >= 1", "the barrier of level 'device'", ...
+        seen: what is there instead, evaluated for a report.
+        where: the line that waits.
+        missing: who would have to act, evaluated for a report.
+        quiet: waits of the emulator itself (a launch waiting for its programs), left out of reports.
+        spins: whether it is a loop that looks again after every write of others.
+        patient: whether others go first, as far as they can, even if it may go on: so it sees all that may have come.
+    """
+
+    ready: Callable[[], bool]
+    what: str
+    seen: Callable[[], str] = str
+    where: Location | None = None
+    missing: Callable[[], str] = str
+    quiet: bool = False
+    spins: bool = False
+    patient: bool = False
+
+
+@dataclass(eq=False)
+class Task:
+    """One coroutine.
+
+    Attributes:
+        name: which unit it is, e.g. "device 2, block (0, 1)".
+        parent: who waits for its end.
+        beside: the task of the unit that it works for, which does not wait for it.
+        wait: what it waits for now.
+        waited: whether it, or a task that it made, has come to a wait, be it for what was there already.
+        paused: whether it has let others run first.
+        ended: whether it has ended.
+    """
+
+    name: str
+    body: Callable[[], None]
+    done: Callable[[], None] | None = None
+    parent: Task | None = None
+    beside: Task | None = None
+    wait: Wait | None = None
+    waited: bool = False
+    paused: bool = False
+    ended: bool = False
+    greenlet: greenlet = field(init=False)
+
+
+class Deadlock(Exception):
+    """Nobody can run; carries the tasks that wait. The run turns it into a DeadlockError."""
+
+    def __init__(self, tasks: list[Task]):
+        super().__init__("deadlock")
+        self.tasks = tasks
+
+
+class Scheduler:
+    """Runs tasks round robin. `progress` counts events that a spinning reader could see (writes, signals)."""
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self.observers = observers
+        self.tasks: set[Task] = set()
+        self.ready: deque[Task] = deque()
+        self.waiting: dict[Task, None] = {}
+        self.progress = 0
+        self.current: Task | None = None
+        self._spins = 0
+        self._hub = getcurrent()
+
+    def spawn(
+        self,
+        name: str,
+        body: Callable[[], None],
+        done: Callable[[], None] | None = None,
+        parent: Task | None = None,
+        beside: Task | None = None,
+    ) -> Task:
+        """Add a task; `done` is called when it has ended."""
+        task = Task(name, body, done, parent, beside)
+        task.greenlet = greenlet(lambda: self._run(task), parent=self._hub)
+        # numpy keeps its error state in a context variable, and a greenlet starts with an empty context.
+        task.greenlet.gr_context = contextvars.copy_context()
+        self.tasks.add(task)
+        self.ready.append(task)
+        for observer in self.observers:
+            observer.begins(task)
+        return task
+
+    def _run(self, task: Task) -> None:
+        task.body()
+        task.ended = True
+        if task.parent is not None:
+            task.parent.waited |= task.waited
+        self.tasks.discard(task)
+        self._spins = 0
+        if task.done is not None:
+            task.done()
+
+    def block(self, wait: Wait) -> None:
+        """The current task waits. Returns when `wait.ready()` holds."""
+        self.current.waited |= not wait.quiet
+        if wait.ready() and not (wait.patient and self.is_patient()):
+            return
+        task = self.current
+        task.wait = wait
+        self.waiting[task] = None
+        self._hub.switch()
+        task.wait = None
+        if not wait.spins:
+            self._spins = 0
+
+    def spin(self, before: int, what: str, seen: Callable[[], str], where: Location | None) -> None:
+        """The current task looks at memory in a loop: let the others run before it looks again.
+
+        Args:
+            before: `progress` when it looked. If nothing was written since, it waits for a write.
+            what, seen, where: as for `Wait`.
+        """
+        wait = Wait(lambda: self.progress != before, what, seen, where, spins=True)
+        self._spins += 1
+        if self._spins > PATIENCE:
+            self.current.wait = wait
+            raise Deadlock([self.current, *self.waiting])
+        if self.progress == before:
+            self.block(wait)
+        else:
+            self.give_way()
+
+    def pause(self) -> None:
+        """Let the others run first."""
+        self.current.paused = True
+        self.ready.append(self.current)
+        self._hub.switch()
+
+    def give_way(self) -> None:
+        """Let the others run first, also those whose waits have come true; one that spins is always ready itself."""
+        self._look()
+        self.pause()
+
+    def is_patient(self) -> bool:
+        """Whether a patient wait that may go on lets others go first this time."""
+        return True
+
+    def order(self, items: list[Item], room: int) -> list[Item]:
+        """Units of a launch in the order in which they start, `room` of them at once."""
+        return items
+
+    def run(self) -> None:
+        """Run all tasks to their end.
+
+        Raises:
+            Deadlock: some wait and nobody can run.
+            Whatever a task raises; all others are then dropped.
+        """
+        try:
+            while self.tasks:
+                if not self.ready:
+                    self._wake()
+                self.current = self._next()
+                self.current.greenlet.switch()
+        except BaseException:
+            self._drop()
+            raise
+
+    def _next(self) -> Task:
+        return self.ready.popleft()
+
+    def _wake(self) -> None:
+        self._look()
+        if not self.ready:
+            raise Deadlock(list(self.waiting))
+
+    def _look(self) -> None:
+        """Make those ready whose waits have come true."""
+        woken = [task for task in self.waiting if task.wait.ready()]
+        for task in woken:
+            del self.waiting[task]
+        self.ready.extend(woken)
+
+    def _drop(self) -> None:
+        for task in self.tasks:
+            task.greenlet.throw(GreenletExit)
+        self.tasks.clear()
+
+
+class Family:
+    """Tasks that the current task makes and waits for."""
+
+    def __init__(self, scheduler: Scheduler, what: str, where: Location | None):
+        self._scheduler, self._what, self._where = scheduler, what, where
+        self._parent = scheduler.current
+        self._members: list[Task] = []
+        self._running = 0
+
+    def spawn(self, name: str, body: Callable[[], None], done: Callable[[], None] = lambda: None) -> Task:
+        """Add a member, also while the parent waits; `done` is called when it has ended."""
+
+        def ended() -> None:
+            done()
+            self._running -= 1
+
+        self._running += 1
+        member = self._scheduler.spawn(name, body, ended, self._parent)
+        self._members.append(member)
+        return member
+
+    def join(self) -> None:
+        """The parent waits until no member runs."""
+        self._scheduler.block(Wait(lambda: self._running == 0, self._what, where=self._where, quiet=True))
+        for observer in self._scheduler.observers:
+            observer.joins(self._members)

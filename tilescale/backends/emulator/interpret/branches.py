@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: MIT
+"""Sequences and branches: threads that part ways under a mask, or as coroutines of their own where they may wait.
+
+Warps run independently on hardware, so threads that took one side of a branch may wait for those that took the other,
+or for those that skip it and take the next one. Where something below a branch is executed by threads together, its
+sides therefore run side by side. So do branches that follow one another, up to one that shares memory with an earlier
+one: there TileLang puts a barrier of all threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.barriers import Crew
+from tilescale.backends.emulator.execute.frame import CONTINUE, Frame, is_vector, spread, without
+from tilescale.backends.emulator.execute.scheduler import Family, Wait
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.interpret.registry import statement
+from tilescale.program.model import location
+
+
+@statement(ir.SeqStmt)
+def _sequence(compiler: Compiler, stmt: ir.SeqStmt) -> Closure:
+    return _in_order([_side_by_side(compiler, run) for run in _runs(compiler, stmt.seq)])
+
+
+def _in_order(parts: Sequence[Closure]) -> Closure:
+    """Parts one after another, without the threads that leave the loop around them on the way."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def run(frame: Frame) -> Any:
+        for part in parts:
+            left = part(frame)
+            if left is not None:
+                return left
+            if frame.dead is not None:
+                frame.mask = without(frame.mask, frame.dead)
+                if not frame.mask.any():
+                    return CONTINUE
+        return None
+
+    return run
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A compiled branch: `then` runs where `condition` holds, `otherwise` elsewhere."""
+
+    condition: Closure
+    then: Closure
+    otherwise: Closure | None
+    together: bool
+    where: Any
+
+    def run(self, frame: Frame) -> Any:
+        taken = self.condition(frame)
+        if not is_vector(taken):
+            side = self.then if taken else self.otherwise
+            return side(frame) if side is not None else None
+        yes = _active(frame, taken)
+        no = _active(frame, ~taken)
+        if self.together and self.otherwise is not None and yes.any() and no.any():
+            return _roles(frame, [_Side(yes, self.then), _Side(no, self.otherwise)], self.where)
+        for mask, side in ((yes, self.then), (no, self.otherwise)):
+            if side is not None and mask.any():
+                _masked(frame, side, mask)
+        return None
+
+
+@statement(ir.IfThenElse)
+def _if(compiler: Compiler, stmt: ir.IfThenElse) -> Closure:
+    return _branch(compiler, stmt).run
+
+
+def _branch(compiler: Compiler, stmt: ir.IfThenElse) -> _Branch:
+    with compiler.under(stmt.condition):
+        then = compiler.stmt(stmt.then_case)
+        otherwise = compiler.stmt(stmt.else_case) if stmt.else_case is not None else None
+    together = compiler.is_collective(stmt) and not compiler.axes
+    return _Branch(compiler.expr(stmt.condition), then, otherwise, together, location(stmt))
+
+
+def _active(frame: Frame, taken: np.ndarray) -> np.ndarray:
+    taken = spread(taken, frame)
+    return taken if frame.mask is None else taken & frame.mask
+
+
+def _masked(frame: Frame, branch: Closure, mask: np.ndarray) -> None:
+    saved = frame.mask
+    frame.mask = mask
+    left = branch(frame)
+    frame.mask = saved
+    frame.leave(left, mask)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What some threads run; `barrier`: what all threads wait for before it, if they do."""
+
+    mask: np.ndarray
+    run: Closure
+    barrier: Wait | None = None
+
+
+def _roles(frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False) -> None:
+    """Threads part ways: each side becomes a coroutine of its own; they meet again after the branch.
+
+    Branches that follow one another begin `in_turn`: one that ends without waiting has ended before the next begins, as
+    TileLang synchronises threads between them; one that waits may wait for the next, and orders nothing before it, not
+    even if what it waits for is there already. Before a side with a barrier all earlier ones have ended.
+    """
+    run, members, begun = frame.run, [], set()
+    family = Family(run.scheduler, "its threads", where)
+    barriers = [number for number, side in enumerate(sides) if side.barrier is not None]
+
+    def meet(number: int) -> None:
+        last = max((b for b in barriers if b <= number), default=0)
+        if last:
+            come = lambda: all(m.ended for m in members[:last])  # noqa: E731
+            run.scheduler.block(replace(sides[last].barrier, ready=come))
+            run.scheduler.current.waited = False  # of what the program waits for itself
+            run.acquires((family, last))
+
+    def turn(number: int) -> None:
+        before = members[:number]
+        come = lambda: all(m.ended or m.paused or (m in begun and m.wait) for m in before)  # noqa: E731
+        run.scheduler.block(Wait(come, "its turn", quiet=True))
+        begun.add(members[number])
+        run.acquires(family)
+
+    def play(number: int, frame_of: Frame) -> None:
+        side = sides[number]
+        if in_turn:
+            meet(number)
+            turn(number)
+        frame_of.leave(side.run(frame_of), side.mask)
+        frame.join(frame_of)
+        if in_turn and not run.scheduler.current.waited:
+            run.publishes(family)
+        for later in (b for b in barriers if b > number):
+            run.publishes((family, later))
+
+    unit = run.scheduler.current.name
+    for number, side in enumerate(sides):
+        own = frame.fork(frame.unit, side.mask)
+        own.crew = Crew(int(side.mask.sum()))
+        members.append(family.spawn(f"{unit}, {_threads(side.mask)}", lambda n=number, o=own: play(n, o)))
+    family.join()
+
+
+def _threads(mask: np.ndarray) -> str:
+    """The threads of a mask in words."""
+    first, count = int(np.argmax(mask)), int(mask.sum())
+    return f"threads {first}..{first + count - 1}"
+
+
+# -- branches that follow one another ----------------------------------------------------------------------------------
+
+
+def _runs(compiler: Compiler, statements: Sequence[ir.Stmt]) -> Iterator[list[ir.Stmt]]:
+    """The statements, with neighbours that could be roles of different threads in one list."""
+    run: list[ir.Stmt] = []
+    for stmt in statements:
+        if run and (compiler.axes or not (_is_role(stmt) and _is_role(run[-1]))):
+            yield run
+            run = []
+        run.append(stmt)
+    yield run
+
+
+def _is_role(stmt: ir.Stmt) -> bool:
+    """Whether a statement is a branch of one side under a condition that nothing in between can change."""
+    if not isinstance(stmt, ir.IfThenElse) or stmt.else_case is not None:
+        return False
+    return not ir.contains(stmt.condition, lambda n: isinstance(n, ir.BufferLoad))
+
+
+def _side_by_side(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
+    """Branches one after another, each thread its own: threads that take different ones do not wait for each other."""
+    if len(statements) == 1:
+        return compiler.stmt(statements[0])
+    branches = [_branch(compiler, s) for s in statements]
+    one_by_one = _in_order([b.run for b in branches])
+    if not any(b.together for b in branches):
+        return one_by_one
+    barriers = _barriers(compiler, statements)
+
+    def run(frame: Frame) -> Any:
+        conditions = [b.condition(frame) for b in branches]
+        if not all(is_vector(c) for c in conditions):
+            return one_by_one(frame)
+        masks = [_active(frame, c) for c in conditions]
+        for group in _groups(masks):
+            left = {n: masks[n] if frame.dead is None else without(masks[n], frame.dead) for n in group}
+            taken = [n for n, mask in left.items() if mask.any()]
+            before = {n: [barriers[m, n] for m in taken if (m, n) in barriers] for n in taken}
+            sides = [_Side(left[n], branches[n].then, *before[n][:1]) for n in taken]
+            if len(sides) > 1:
+                _roles(frame, sides, branches[0].where, in_turn=True)
+            elif sides:
+                _masked(frame, sides[0].run, sides[0].mask)
+        return None
+
+    return run
+
+
+def _barriers(compiler: Compiler, statements: list[ir.Stmt]) -> dict[tuple[int, int], Wait]:
+    """For an earlier and a later branch that share memory, one of them writing it, the barrier before the later one."""
+    tiles = {compiler.slot(b.data): b.name for b in compiler.launch.buffers if b.scope() in ir.SHARED}
+    roots = lambda found: {compiler.root(compiler.slot(data)) for data in found} & tiles.keys()  # noqa: E731
+    effects = [compiler.surroundings.all_effects(s) for s in statements]
+    written = [roots(access.root for access in e.writes) for e in effects]
+    used = [roots(access.root for access in e.accesses) for e in effects]
+    found = {}
+    for later, earlier in itertools.combinations(range(len(statements) - 1, -1, -1), 2):
+        both = written[earlier] & used[later] | used[earlier] & written[later]
+        if both:
+            found[earlier, later] = _barrier(tiles[min(both)], statements[earlier], statements[later])
+    return found
+
+
+def _barrier(tile: str, earlier: ir.Stmt, later: ir.Stmt) -> Wait:
+    line = location(earlier)
+    which = f"the branch at line {line.line}" if line else "the branch before it"
+    return Wait(
+        lambda: True,
+        f"the barrier of all threads that TileLang puts before this branch, which shares {tile!r} with {which}",
+        missing=lambda: 'sides of one if/else, and roles of T.Scale("warpgroup"), run side by side: use one of these',
+        where=location(later),
+    )
+
+
+def _groups(masks: list[np.ndarray]) -> Iterator[list[int]]:
+    """Numbers of neighbouring branches that have no thread in common, group by group.
+
+    Between groups all threads meet: where a later branch reads what an earlier one wrote, TileLang synchronises them.
+    """
+    group: list[int] = []
+    for number, mask in enumerate(masks):
+        if any((masks[other] & mask).any() for other in group):
+            yield group
+            group = []
+        group.append(number)
+    yield group

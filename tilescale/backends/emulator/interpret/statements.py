@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: MIT
+"""Statements of TIR as closures: loops, bindings, stores; sequences and branches are in branches.py.
+
+A closure returns None, or BREAK or CONTINUE when all active threads leave the innermost loop's body. When only some
+do, they are noted in `frame.dead` and the rest of the body runs without them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.frame import BREAK, CONTINUE, Frame, is_vector, spread, uniform, without
+from tilescale.backends.emulator.execute.units import Bound
+from tilescale.backends.emulator.interpret import abstract
+from tilescale.backends.emulator.interpret.compiler import PRIVATE, Compiler
+from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.interpret.registry import statement
+from tilescale.backends.emulator.interpret.scales import compile_scale
+from tilescale.backends.emulator.operations.externs import check
+from tilescale.backends.emulator.record.costs import loop_cost
+from tilescale.backends.emulator.record.loops import timed
+from tilescale.backends.emulator.record.tally import tally
+from tilescale.errors import UnsupportedError
+from tilescale.passes.structure import location
+from tilescale.program.ops import SCALE
+
+_BREAKS = ("tirx.break_loop", "tl.loop_break")
+
+
+@statement(ir.SBlockRealize)
+def _realize(compiler: Compiler, stmt: ir.SBlockRealize) -> Closure:
+    return compiler.stmt(stmt.block)
+
+
+@statement(ir.SBlock)
+def _block(compiler: Compiler, stmt: ir.SBlock) -> Closure:
+    if stmt.alloc_buffers:
+        raise UnsupportedError("the emulator does not run allocations in nested blocks")
+    compiler.note_safe_values(stmt.annotations)
+    return compiler.stmt(stmt.body)
+
+
+@statement(ir.AttrStmt)
+def _attribute(compiler: Compiler, stmt: ir.AttrStmt) -> Closure:
+    return compile_scale(compiler, stmt) if str(stmt.attr_key) == SCALE else compiler.stmt(stmt.body)
+
+
+@statement(ir.DeclBuffer, ir.AllocBuffer)
+def _declare(compiler: Compiler, stmt: Any) -> Closure:
+    raise UnsupportedError(f"the emulator does not run buffer declarations inside a kernel: {stmt.buffer.name}")
+
+
+@statement(ir.Bind)
+def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
+    if any(v in compiler.loop_variables and v not in compiler.open_loops for v in ir.variables(stmt.value)):
+        compiler.deferred[stmt.var] = stmt.value
+        return lambda frame: None
+    slot, value = compiler.slot(stmt.var), compiler.expr(stmt.value)
+    if not compiler.data:
+        value = abstract.known_or_not(value)
+    compiler.bindings[stmt.var] = value
+
+    def run(frame: Frame) -> None:
+        bound = value(frame)
+        if isinstance(bound, Bound):
+            frame.slots[slot] = bound.array
+            return
+        # A load may be a view of the buffer; the variable keeps the value of now.
+        frame.slots[slot] = bound.copy() if is_vector(bound) and bound.base is not None else bound
+
+    return run
+
+
+@statement(ir.BufferStore)
+def _store(compiler: Compiler, stmt: ir.BufferStore) -> Closure:
+    target, value = compiler.element(stmt.buffer, stmt.indices), compiler.expr(stmt.value)
+    store = (lambda frame: target.store(frame, value(frame))) if compiler.data else abstract.store(target, value)
+    if compiler.clock is None or compiler.axes:
+        return store
+    clock, record = compiler.clock, loop_cost(compiler, tally(stmt, {}), "store")
+
+    def run(frame: Frame) -> None:
+        if not clock.log.muted:
+            record(frame, (frame.active(),))
+        store(frame)
+
+    return run
+
+
+@statement(ir.Evaluate)
+def _evaluate(compiler: Compiler, stmt: ir.Evaluate) -> Closure:
+    call = stmt.value
+    name = ir.op_name(call)
+    if name in _BREAKS:
+        return lambda frame: BREAK
+    if name == "tirx.continue_loop":
+        return lambda frame: CONTINUE
+    closure = compiler.evaluate(call) if isinstance(call, ir.Call) else None
+    if closure is None:
+        return lambda frame: None
+
+    def run(frame: Frame) -> None:
+        closure(frame)
+
+    return run
+
+
+@statement(ir.AssertStmt)
+def _assert(compiler: Compiler, stmt: ir.AssertStmt) -> Closure:
+    condition = compiler.expr(stmt.condition)
+    message = " ".join(str(part) for part in (stmt.message_parts if hasattr(stmt, "message_parts") else [stmt.message]))
+
+    return lambda frame: check(condition(frame), message, frame)
+
+
+# -- loops -------------------------------------------------------------------------------------------------------------
+
+
+@statement(ir.For)
+def _for(compiler: Compiler, stmt: ir.For) -> Closure:
+    compiler.open_loops.append(stmt.loop_var)
+    try:
+        if stmt.kind == ir.ForKind.THREAD_BINDING:
+            return _thread_loop(compiler, stmt)
+        if stmt.kind == ir.ForKind.PARALLEL and not compiler.axes:
+            return _parallel(compiler, stmt)
+        return _serial(compiler, stmt)
+    finally:
+        compiler.open_loops.pop()
+
+
+def _serial(compiler: Compiler, stmt: ir.For) -> Closure:
+    slot, begin, extent = compiler.slot(stmt.loop_var), compiler.expr(stmt.min), compiler.expr(stmt.extent)
+    body = compiler.stmt(stmt.body)
+    # A loop that may break after a look at memory gives the others a turn to write it.
+    polls = ir.contains(stmt.body, _is_break) and ir.contains(stmt.body, _reads_shared_memory)
+
+    def over(body: Closure) -> Closure:
+        def run(frame: Frame) -> None:
+            first, count = begin(frame), extent(frame)
+            loop = _Loop(frame)
+            for i in range(_longest(count, frame)):
+                if is_vector(count):
+                    loop.leave(spread(i >= count, frame))
+                if not loop.enter():
+                    break
+                frame.slots[slot] = first + i
+                if loop.left(body(frame)):
+                    break
+                if polls:
+                    frame.run.scheduler.give_way()
+            loop.close()
+
+        return run
+
+    if compiler.clock is None or compiler.axes:
+        return over(body)
+    return timed(compiler, stmt, body, over)
+
+
+def _longest(count: Any, frame: Frame) -> int:
+    if not is_vector(count):
+        return int(count)
+    values = spread(count, frame)
+    active = values if frame.mask is None else values[spread(frame.mask, frame)]
+    return int(active.max()) if active.size else 0
+
+
+class _Loop:
+    """The masks of one running loop: which elements have left it, which only this iteration."""
+
+    def __init__(self, frame: Frame):
+        self.frame = frame
+        self.saved = frame.mask, frame.dead, frame.broken
+        frame.dead = frame.broken = None
+
+    def leave(self, gone: np.ndarray) -> None:
+        """These elements run no further iterations."""
+        frame = self.frame
+        frame.broken = gone if frame.broken is None else frame.broken | gone
+
+    def enter(self) -> bool:
+        """Start an iteration; False if nobody is left."""
+        frame, (mask, _, _) = self.frame, self.saved
+        frame.dead = None
+        frame.mask = mask if frame.broken is None else without(mask, frame.broken)
+        return frame.broken is None or bool(frame.mask.any())
+
+    def left(self, result: Any) -> bool:
+        """After an iteration that returned `result`: whether the loop is over for all."""
+        if result is not BREAK:
+            return False
+        if self.frame.dead is None:
+            return True
+        self.leave(spread(self.frame.mask, self.frame))
+        return False
+
+    def close(self) -> None:
+        """Give the frame back its masks."""
+        self.frame.mask, self.frame.dead, self.frame.broken = self.saved
+
+
+@statement(ir.While)
+def _while(compiler: Compiler, stmt: ir.While) -> Closure:
+    condition, body = compiler.expr(stmt.condition), compiler.stmt(stmt.body)
+    polls = _Polls(compiler, stmt)
+
+    def run(frame: Frame) -> None:
+        loop, looked = _Loop(frame), None
+        while loop.enter():
+            now, holds = frame.run.scheduler.progress, condition(frame)
+            if is_vector(holds):
+                loop.leave(~spread(holds, frame))
+                if not loop.enter():
+                    break
+            elif not holds:
+                break
+            if looked is not None and polls.looks:
+                polls.wait(frame, looked)
+                looked = None
+                continue
+            looked = now
+            if loop.left(body(frame)):
+                break
+        loop.close()
+
+    return run
+
+
+def _reads_shared_memory(node: Any) -> bool:
+    return isinstance(node, ir.BufferLoad) and not node.buffer.scope().startswith("local")
+
+
+def _is_break(node: Any) -> bool:
+    return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in _BREAKS
+
+
+class _Polls:
+    """A loop that may wait for others: it looks at memory that they write, and between two looks the others run."""
+
+    def __init__(self, compiler: Compiler, stmt: ir.While):
+        loads: list[Any] = []
+        ir.walk(stmt, lambda n: loads.append(n) if _reads_shared_memory(n) else None)
+        self.looks = [(str(load), compiler.expr(load)) for load in loads]
+        self.what = f"the end of its loop, while {stmt.condition}"
+        self.where = location(stmt)
+
+    def wait(self, frame: Frame, looked: int) -> None:
+        """Let the others run; if nothing was written since it `looked`, until one of them writes."""
+        frame.run.scheduler.spin(looked, self.what, lambda: self._seen(frame), self.where)
+
+    def _seen(self, frame: Frame) -> str:
+        return ", ".join(f"{text} = {load(frame)}" for text, load in self.looks[:4])
+
+
+def _thread_loop(compiler: Compiler, stmt: ir.For) -> Closure:
+    slot, extent, body = compiler.slot(stmt.loop_var), compiler.expr(stmt.extent), compiler.stmt(stmt.body)
+
+    def run(frame: Frame) -> Any:
+        frame.slots[slot] = _axis(extent(frame), 0, 1)
+        return body(frame)
+
+    return run
+
+
+def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
+    """A nest of parallel loops as one evaluation over the space of all its iterations."""
+    nest = [stmt]
+    while isinstance(nest[-1].body, ir.For) and nest[-1].body.kind == ir.ForKind.PARALLEL:
+        nest.append(nest[-1].body)
+    slots = [compiler.slot(loop.loop_var) for loop in nest]
+    begins = [compiler.expr(loop.min) for loop in nest]
+    extents = [compiler.expr(loop.extent) for loop in nest]
+    compiler.axes = {loop.loop_var: axis for axis, loop in enumerate(nest)}
+    compiler.open_loops += compiler.axes
+    # Slices count from zero; a nest that begins elsewhere is evaluated by index arrays.
+    compiler.sliceable = all(ir.constant(loop.min) == 0 for loop in nest)
+    body = compiler.stmt(nest[-1].body)
+    del compiler.open_loops[-len(nest) :]
+    told = _Told(compiler, nest[-1].body) if compiler.clock is not None else None
+    compiler.axes = {}
+
+    def run(frame: Frame) -> None:
+        space = tuple(uniform(e(frame), frame, "a loop's extent") for e in extents)
+        first = [uniform(b(frame), frame, "where a loop begins") for b in begins]
+        if 0 in space or (told is not None and not told.runs(frame, space)):
+            return
+        saved = frame.space, frame.mask, frame.dead, frame.broken
+        frame.space, frame.mask, frame.dead, frame.broken = space, None, None, None
+        for axis, (slot, n) in enumerate(zip(slots, space, strict=True)):
+            indices = _axis(n, axis, len(space))
+            frame.slots[slot] = indices + np.int32(first[axis]) if first[axis] else indices
+        body(frame)
+        frame.space, frame.mask, frame.dead, frame.broken = saved
+
+    return run
+
+
+class _Told:
+    """What the clock is told of a nest of parallel loops, and whether the nest then runs."""
+
+    def __init__(self, compiler: Compiler, body: ir.Stmt):
+        self.clock = compiler.clock
+        found = tally(body, compiler.axes)
+        self.record = loop_cost(compiler, found, "elementwise")
+        self.private = [compiler.slot(b.data) for b in found.stores if b.scope() in PRIVATE]
+        written = {compiler.root(compiler.slot(b.data)) for b in found.stores}
+        self.computes = compiler.data or bool(written & compiler.flags)
+
+    def runs(self, frame: Frame, space: tuple[int, ...]) -> bool:
+        """Tell it; without data only flags are computed."""
+        if not self.clock.log.muted:
+            self.record(frame, space)
+        if not self.computes:
+            for slot in self.private:
+                frame.slots[slot].known = False
+        return self.computes
+
+
+@cache
+def _axis(extent: int, axis: int, rank: int) -> np.ndarray:
+    """0..extent-1 along one axis of a space; read-only because it is shared."""
+    values = np.arange(extent, dtype=np.int32).reshape([-1 if a == axis else 1 for a in range(rank)])
+    values.flags.writeable = False
+    return values

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: MIT
+"""Closures of whole statements: where they stand, and where a unit may be interrupted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.errors import Location, TileScaleError
+
+
+def is_step(stmt: ir.Stmt) -> bool:
+    """Whether a statement is one step of its unit."""
+    return isinstance(stmt, ir.Evaluate | ir.BufferStore) or (
+        isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL
+    )
+
+
+def interruptible(closure: Closure, signals: bool) -> Closure:
+    """`closure`, after which the scheduler may let others run first."""
+
+    def run(frame: Any) -> Any:
+        left = closure(frame)
+        frame.run.scheduler.preempt(signals)
+        return left
+
+    return run
+
+
+def located(closure: Closure, where: Location | None) -> Closure:
+    """`closure` with the line of its statement added to errors that name none yet."""
+
+    def run(frame: Any) -> Any:
+        try:
+            return closure(frame)
+        except TileScaleError as error:
+            if not getattr(error, "located", False):
+                error.located = True
+                error.where = (*([where] if where else []), *(w for w in error.where if w != where))
+            raise
+
+    return run

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""Collectives on tiles: all units meet, and the last to arrive runs the rounds of the chosen algorithm for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends import base
+from tilescale.backends.emulator import numerics
+from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.rendezvous import Moves, meet
+from tilescale.backends.emulator.interpret.access import Region
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.interpret.registry import operation
+from tilescale.backends.emulator.operations import pieces
+from tilescale.backends.emulator.operations.gathers import queued_gather
+from tilescale.backends.emulator.operations.remote import Peer
+from tilescale.collectives import TENSORS, TILES, Algorithm, Schedule, records, select
+from tilescale.collectives.estimate import shape_of
+from tilescale.collectives.request import wanted_of
+from tilescale.collectives.select import moved
+from tilescale.errors import RankMismatchError, UnsupportedError
+from tilescale.program import ops
+from tilescale.program.operations import Collective, Combine
+
+Values = list[list[np.ndarray]]
+"""For each rank the tiles that it brings."""
+
+Results = Sequence[dict[int, np.ndarray]]
+"""For each rank the tiles that it gets, by the position of the tile argument."""
+
+
+class Chosen:
+    """The algorithm of a collective, chosen when it is first executed: then the sizes of the launch are known."""
+
+    def __init__(self, compiler: Compiler, made: Collective):
+        self.made, self.machine, self.where = made, compiler.machine, compiler.where
+        self._record: Algorithm | None = None
+        self._plan: Schedule | None = None
+
+    def choose(self, frame: Frame) -> Algorithm:
+        """Its record.
+
+        Raises:
+            UnsupportedError: what was asked for cannot be done by so many units, or for such elements.
+        """
+        if self._record is None:
+            extents, made = frame.run.extents, self.made
+            self._wanted = wanted_of(made, self.machine, extents, frame.program is not None, frame.run.mesh)
+            name = made.impl or self._select(base.Target(self.machine, tuple(extents.items())))
+            self._record = records()[name]
+            reason = self._record.against(frame.unit.around(made.level).siblings, made.dtype)
+            if reason is not None:
+                raise UnsupportedError(f"T.{made.name} by {name}: {reason}", where=self.where)
+        return self._record
+
+    def _select(self, target: base.Target) -> str:
+        return select(self.machine, self._wanted, base.available(self.made, self._wanted, target)).name
+
+    def moves(self, frame: Frame, nbytes: int) -> Moves:
+        """What it sends for whole tensors of so many bytes."""
+        name, units = self.choose(frame).name, frame.unit.around(self.made.level).siblings
+        sent, size = moved(self.made.name, name, units, nbytes, self.made.combine is not None)
+        return Moves(sent, name, int(size))
+
+    def schedule(self, frame: Frame, units: int) -> Schedule:
+        """Its rounds between so many units."""
+        record, wanted = self.choose(frame), self._wanted
+        if self._plan is None:
+            shape: tuple[int, ...] = (units,)
+            if wanted.form in (TENSORS, TILES):
+                shape = shape_of(self.machine, self.machine.tensor_level.name, wanted.units, dict(wanted.sizes))
+            if wanted.function and not record.takes_functions:
+                record = records()["one_shot"]  # what everybody computes of what it has gathered
+            self._plan = record.schedule(self.made.name, shape)
+        return self._plan
+
+
+class _Tiles:
+    """The tile arguments of a collective, and how units hand them in and take results."""
+
+    def __init__(self, compiler: Compiler, regions: Sequence[Any], brings: Callable[[Frame], int]):
+        self.regions, self._brings = [Region(compiler, r) for r in regions], brings
+
+    def payload(self, frame: Frame) -> tuple[list[np.ndarray], list[Callable[[np.ndarray], None]]]:
+        """Values, and functions that store a result on this unit."""
+        brings = self._brings(frame)
+        values = [r.read(frame) if i < brings else r.blank(frame) for i, r in enumerate(self.regions)]
+        return values, [lambda tile, r=region: r.write(frame, tile) for region in self.regions]
+
+
+def _bytes_of(compiler: Compiler, tiles: Sequence[Any]) -> Closure:
+    """Bytes of some tiles."""
+    regions = [Region(compiler, tile) for tile in tiles]
+    return lambda frame: sum(region.block(frame).nbytes for region in regions)
+
+
+def _collective(
+    compiler: Compiler,
+    made: Collective,
+    compute: Callable[[Frame, Schedule, Values], Results],
+    brings: Callable[[Frame], int] | None = None,
+) -> Closure:
+    """A collective on tiles, of which a unit `brings` the first, or all; `compute` plays its rounds."""
+    name, level, where, chosen = made.name, made.level, compiler.where, Chosen(compiler, made)
+    arguments = _Tiles(compiler, made.tiles, brings or (lambda frame: len(made.tiles)))
+    brought, whole = _bytes_of(compiler, made.tiles), _bytes_of(compiler, made.whole)
+
+    def run(frame: Frame) -> None:
+        def finish(payloads: list) -> None:
+            _check_shapes(payloads, name, where)
+            results = compute(frame, chosen.schedule(frame, len(payloads)), [values for values, _ in payloads])
+            for (_, store), mine in zip(payloads, results, strict=True):
+                for index, tile in mine.items():
+                    store[index](tile)
+
+        frame.run.collected(frame.unit, name, level, brought(frame))
+        moves = chosen.moves(frame, whole(frame))
+        if compiler.data:
+            meet(frame, level, name, where, arguments.payload(frame), finish, moves)
+        else:
+            meet(frame, level, name, where, None, lambda _: None, moves)
+
+    return run
+
+
+def _check_shapes(payloads: list, name: str, where: Any) -> None:
+    first = [v.shape for v in payloads[0][0]]
+    for rank, (values, _) in enumerate(payloads):
+        if [v.shape for v in values] != first:
+            raise RankMismatchError(
+                f"T.{name}: rank 0 brings tiles {first}, rank {rank} brings {[v.shape for v in values]}", where=where
+            )
+
+
+def _reduction(op: str, dtype: np.dtype) -> pieces.Combine:
+    """Combines flat arrays in the order given, narrow floats in float32, and rounds once."""
+    return lambda values: (numerics.reduce_many([array for (array,) in values], op, dtype),)
+
+
+@operation(ops.ALLREDUCE.name)
+def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
+    made = Collective.of(call)
+    if made.combine is not None:
+        return _allreduce_function(compiler, made, made.combine)
+    op = made.reduction
+
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        flat = [(tile.reshape(-1),) for (tile,) in values]
+        sums = pieces.allreduce(plan, flat, _reduction(op, values[0][0].dtype))
+        return [{0: total.reshape(tile.shape)} for (total,), (tile,) in zip(sums, values, strict=True)]
+
+    return _collective(compiler, made, compute)
+
+
+def _allreduce_function(compiler: Compiler, made: Collective, combine: Combine) -> Closure:
+    """An all-reduce with the user's combination, which takes elements of the tiles at the same place."""
+    left, right = ([compiler.slot(v) for v in side] for side in (combine.left, combine.right))
+    results = [compiler.expr(e) for e in combine.results]
+
+    def fold(frame: Frame, values: Sequence[pieces.Value]) -> pieces.Value:
+        rank = values[0][0].ndim
+        work = frame.fork(frame.unit, None)
+        work.space, work.mask = values[0][0].shape, None
+        total = [_expanded(v, rank) for v in values[0]]
+        for other in values[1:]:
+            for slot, tile in zip(left, total, strict=True):
+                work.slots[slot] = tile
+            for slot, tile in zip(right, other, strict=True):
+                work.slots[slot] = _expanded(tile, rank)
+            total = [r(work) for r in results]
+        pairs = zip(total, values[0], strict=True)
+        return tuple(numerics.convert(_collapsed(t, like), like.dtype) for t, like in pairs)
+
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        shapes = [tile.shape for tile in values[0]]
+        common = min(len(shape) for shape in shapes)
+        rows = [tuple(tile.reshape(-1, *tile.shape[common:]) for tile in mine) for mine in values]
+        totals = pieces.allreduce(plan, rows, lambda brought: fold(frame, brought))
+        return [{i: t.reshape(shapes[i]) for i, t in enumerate(mine)} for mine in totals]
+
+    return _collective(compiler, made, compute)
+
+
+def _expanded(tile: np.ndarray, rank: int) -> np.ndarray:
+    return tile.reshape(tile.shape + (1,) * (rank - tile.ndim))
+
+
+def _collapsed(tile: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """A result in the shape of its tile: the trailing dimensions that it does not have hold one value."""
+    tile = np.asarray(tile)
+    full = np.broadcast_to(tile, np.broadcast_shapes(tile.shape, _expanded(like, tile.ndim).shape))
+    return full[(Ellipsis, *(0 for _ in range(full.ndim - like.ndim)))]
+
+
+@operation(ops.REDUCE_SCATTER.name)
+def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
+    made = Collective.of(call)
+    op, axis = made.reduction, made.axis
+
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        combine = _reduction(op, values[0][0].dtype)
+        return [{1: part} for part in pieces.reduce_scatter(plan, [v[0] for v in values], axis, combine)]
+
+    return _collective(compiler, made, compute, lambda frame: 1)
+
+
+@operation(ops.ALL_GATHER.name)
+def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
+    made = Collective.of(call)
+    if made.flags is not None:
+        return queued_gather(compiler, made)
+    if made.is_in_place:  # The parts are views of one tile: once all are written, it is whole.
+        level, where, part, chosen = made.level, compiler.where, _bytes_of(compiler, made.tiles), Chosen(compiler, made)
+
+        def join(frame: Frame) -> None:
+            whole = part(frame) * frame.unit.around(level).siblings
+            meet(frame, level, "all_gather", where, None, lambda _: None, chosen.moves(frame, whole))
+
+        return join
+    axis = made.axis
+
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        return [{1: whole} for whole in pieces.all_gather(plan, [v[0] for v in values], axis)]
+
+    return _collective(compiler, made, compute, lambda frame: 1)
+
+
+@operation(ops.ALL_TO_ALL.name)
+def _all_to_all(compiler: Compiler, call: ir.Call) -> Closure:
+    made = Collective.of(call)
+    axis = made.axis
+
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        return [{1: whole} for whole in pieces.all_to_all(plan, [v[0] for v in values], axis)]
+
+    return _collective(compiler, made, compute, lambda frame: 1)
+
+
+@operation(ops.BROADCAST.name)
+def _broadcast(compiler: Compiler, call: ir.Call) -> Closure:
+    made = Collective.of(call)
+    root = Peer(compiler, made.root, made.level)
+
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        chosen = root.unit(frame).around(root.level).rank
+        return [{0: tile.copy()} for tile in pieces.broadcast(plan, [v[0] for v in values], chosen)]
+
+    return _collective(compiler, made, compute, lambda frame: int(root.unit(frame) is frame.unit))

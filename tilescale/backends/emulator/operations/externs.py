@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""Functions that TileLang calls by name: `T.dp4a`, `T.print`; and `T.device_assert`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator import numerics
+from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.interpret.registry import operation
+from tilescale.backends.emulator.operations.threads import neighbours, pointed
+from tilescale.errors import UnsupportedError, UsageError
+
+
+@operation("tirx.call_extern", collective=False)
+def _extern(compiler: Compiler, call: ir.Call) -> Closure:
+    """Other functions of the user's are text that only nvcc understands."""
+    name = str(call.args[0].value)
+    rule = _EXTERNS.get(name)
+    if rule is None:
+        raise UnsupportedError(
+            f"the emulator does not run the external function {name!r}", hint="express it with TileLang operations"
+        )
+    return rule(compiler, list(call.args[1:]))
+
+
+def _dp4a(compiler: Compiler, args: list[Any]) -> Closure:
+    a, b, c = (pointed(compiler, pointer) for pointer in args)
+    dot = numerics.INTRINSICS["tirx.dp4a"]
+
+    def run(frame: Frame) -> None:
+        left, right = (
+            np.ascontiguousarray(np.stack(neighbours(e, 4, frame), axis=-1)).view(np.int32)[..., 0] for e in (a, b)
+        )
+        c.store(frame, dot(left, right, c.load(frame), dtype=c.home.dtype))
+
+    return run
+
+
+def _print(text: Callable[..., str]) -> Callable[[Compiler, list[Any]], Closure]:
+    """One line for each unit, with the values of all its active threads where they differ."""
+
+    def rule(compiler: Compiler, args: list[Any]) -> Closure:
+        values = [compiler.expr(a) for a in args]
+
+        def run(frame: Frame) -> None:
+            if frame.mask is None or np.any(frame.mask):
+                print(f"{frame.unit}: {text(*[_shown(v(frame), frame) for v in values])}")
+
+        return run
+
+    return rule
+
+
+def _shown(value: Any, frame: Frame) -> Any:
+    if not is_vector(value):
+        return value
+    picked = spread(value, frame)
+    return picked.tolist() if frame.mask is None else picked[spread(frame.mask, frame)].tolist()
+
+
+_EXTERNS: dict[str, Callable[[Compiler, list[Any]], Closure]] = {
+    "DP4A": _dp4a,
+    "debug_print_msg": _print(lambda message: message),
+    "debug_print_var": _print(lambda message, value: f"{message + ' ' if message else ''}{value}"),
+    "debug_print_buffer_value": _print(lambda message, name, i, value: f"{message} {name}[{i}] = {value}"),
+}
+
+
+@operation("tl.device_assert", "tl.device_assert_with_msg", collective=False)
+def _assert(compiler: Compiler, call: ir.Call) -> Closure:
+    condition = compiler.expr(call.args[0])
+    message = str(call.args[1].value).strip() if len(call.args) > 1 else str(call.args[0])
+    return lambda frame: check(condition(frame), message, frame)
+
+
+@operation("tirx.assume", collective=False)
+def _assume(compiler: Compiler, call: ir.Call) -> Closure:
+    """What TileLang may rely on must hold; a run without data cannot tell."""
+    if not compiler.data:
+        return lambda frame: None
+    condition, said = compiler.expr(call.args[0]), f"T.assume({call.args[0]})"
+    return lambda frame: check(condition(frame), said, frame)
+
+
+def check(holds: Any, message: str, frame: Frame) -> None:
+    """Raise UsageError unless a condition holds on all active threads."""
+    active = spread(True if frame.mask is None else frame.mask, frame)
+    if not np.all(spread(holds, frame)[active]):
+        raise UsageError(f"{frame.unit}: the program's assertion failed: {message}")

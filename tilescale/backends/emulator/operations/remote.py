@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""Our operations between two units: remote copies, signals, waits."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator import numerics
+from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.execute.observe import ATOMIC, ATOMIC_STORE
+from tilescale.backends.emulator.execute.queues import queued
+from tilescale.backends.emulator.execute.scheduler import Wait
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.access import Block, Region
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.interpret.registry import COSTS, operation
+from tilescale.backends.emulator.interpret.scales import instance
+from tilescale.backends.emulator.operations.tiles import fitted
+from tilescale.errors import PeerOutOfRangeError
+from tilescale.program import operations, ops
+
+_COMPARE = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+    "<=": operator.le,
+    "<": operator.lt,
+}
+
+_NOTHING_INSIDE = "a copy is cut off at the end of a tensor, but nothing of this one lies inside: look where it begins"
+
+
+# -- to and from a peer ------------------------------------------------------------------------------------------------
+
+
+class Peer:
+    """The unit that an operation names by its rank at a level."""
+
+    def __init__(self, compiler: Compiler, rank: Any, level: str):
+        self.rank, self.level = compiler.expr(rank), level
+
+    def unit(self, frame: Frame) -> Unit:
+        """The peer.
+
+        Raises:
+            PeerOutOfRangeError: the launch has no such unit.
+        """
+        rank = uniform(self.rank(frame), frame, "a peer's rank")
+        siblings = frame.unit.around(self.level).siblings
+        if not 0 <= rank < siblings:
+            raise PeerOutOfRangeError(
+                f"{frame.unit} names peer {rank} of level {self.level!r}: the launch has units 0 to {siblings - 1}",
+                hint="wrap it round: (rank + 1) % size",
+            )
+        return frame.unit.counterpart(self.level, rank)
+
+
+@operation(ops.COPY.name)
+def _copy(compiler: Compiler, call: ir.Call) -> Closure:
+    copy = operations.Copy.of(call)
+    source, target = Region(compiler, copy.source), Region(compiler, copy.target)
+    peer, to_peer = Peer(compiler, copy.peer, copy.level), copy.to_peer
+    compiler.reached.add((target if to_peer else source).home.root)
+    tell = None
+    if copy.signal is not None:
+        tell = Flag(compiler, copy.signal, copy.value, copy.op, peer.level)
+
+    def run(frame: Frame) -> None:
+        unit = peer.unit(frame)
+        region = target if to_peer else source
+        far = instance(compiler, region.home.slot, frame, unit)
+        there = region.block(frame, far)
+        if there.outside:
+            raise region.home.out_of_bounds(frame, there.begins, there.array.shape, _NOTHING_INSIDE)
+        if compiler.data:
+            tile = source.read(frame, None if to_peer else far)
+            into, holder = (far, unit) if to_peer else (None, None)
+            target.write(frame, fitted(tile, target.block(frame, into).extents), into, holder)
+        frame.run.moved(frame.unit, unit, source.block(frame, None if to_peer else far).nbytes, to_peer)
+        if tell is not None:
+            tell.update(frame, unit)
+
+    if not compiler.is_queued(call):
+        return run
+    gate = [waits(compiler, copy.after)] if copy.after is not None else []
+    record = [COSTS[ops.COPY.name](compiler, call)] if compiler.clock is not None else []
+    return queued(compiler, [*gate, *record, run])
+
+
+class Flag:
+    """A flag and how a signal updates it."""
+
+    def __init__(self, compiler: Compiler, region: ir.Call, value: Any, op: str, level: str | None):
+        self.compiler, self.op, self.level = compiler, op, level
+        self.region, self.value = Region(compiler, region), compiler.expr(value)
+        compiler.signals.setdefault(compiler.root(self.region.home.slot), []).append(compiler.where)
+
+    def update(self, frame: Frame, unit: Unit | None) -> None:
+        """Update the flag of a unit, or the frame's unit's own."""
+        array = None if unit is None else instance(self.compiler, self.region.home.slot, frame, unit)
+        self.update_at(frame, self.region.block(frame, array))
+
+    def update_at(self, frame: Frame, block: Block) -> None:
+        """Update the element that a block is."""
+        if not block.within:
+            raise self.region.home.out_of_bounds(frame, block.begins, block.array.shape)
+        flag, value = block.view(), uniform(self.value(frame), frame, "the value of a signal")
+        self.region.home.touched(frame, ATOMIC if self.op == "add" else ATOMIC_STORE, flag)
+        before = flag.item()
+        if self.op == "set":
+            flag[...] = value
+        else:
+            flag += numerics.convert(value, flag.dtype)
+        frame.run.scheduler.progress += 1
+        frame.run.signalled(frame.unit, self.level, address(flag))
+        for observer in frame.run.observers:
+            observer.signals(frame, self.region.home, flag, self.op, before)
+
+
+def address(flag: np.ndarray) -> int:
+    """Where a flag lies: what tells it from all others."""
+    return flag.__array_interface__["data"][0]
+
+
+@operation(ops.SIGNAL.name, collective=False)
+def _signal(compiler: Compiler, call: ir.Call) -> Closure:
+    signal = operations.Signal.of(call)
+    flag = Flag(compiler, signal.flag, signal.value, signal.op, signal.level)
+    peer = Peer(compiler, signal.peer, signal.level) if signal.peer is not None else None
+    return lambda frame: flag.update(frame, peer.unit(frame) if peer is not None else None)
+
+
+@operation(ops.WAIT.name)
+def _wait(compiler: Compiler, call: ir.Call) -> Closure:
+    return waits(compiler, operations.Wait.of(call))
+
+
+def waits(compiler: Compiler, wait: operations.Wait) -> Closure:
+    """The current task waits until a flag of the unit has a value."""
+    flag, value = Region(compiler, wait.flag), compiler.expr(wait.value)
+    symbol, where = wait.compare, compiler.where
+    holds, root = _COMPARE[symbol], compiler.root(flag.home.slot)
+
+    def run(frame: Frame) -> None:
+        block, wanted = flag.block(frame), uniform(value(frame), frame, "the value a wait compares with")
+        if not block.within:
+            raise flag.home.out_of_bounds(frame, block.begins, block.array.shape)
+        element = block.view().reshape(-1)
+        index = ", ".join(map(str, block.begins))
+        frame.run.scheduler.block(
+            Wait(
+                lambda: bool(holds(element[0], wanted)),
+                f"{flag.home.name}[{index}] {symbol} {wanted}",
+                lambda: f"{flag.home.name}[{index}] = {element[0]}",
+                where,
+                lambda: frame.run.signallers(address(element), compiler.signals.get(root, [])),
+                patient=True,
+            )
+        )
+        flag.home.touched(frame, ATOMIC, element)
+        for observer in frame.run.listeners:
+            observer.waited(frame, flag.home, element, lambda seen: bool(holds(seen, wanted)))
+
+    return run

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: MIT
+"""TileLang's tile operations: copies, products, reductions, scans, im2col, tile atomics, reducers.
+
+Asynchronous forms complete at once: what they promise is only that their effect is there after the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator import numerics
+from tilescale.backends.emulator.execute.barriers import BarrierReference
+from tilescale.backends.emulator.execute.frame import Frame, Lanes, spread, uniform
+from tilescale.backends.emulator.execute.observe import ATOMIC, READ, WRITE
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.access import Region
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.interpret.registry import ignore, operation
+from tilescale.backends.emulator.operations.multicast import multicast
+from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
+
+ignore("tl.GemmWarpPolicy")
+
+
+def fitted(tile: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """`tile` with dimensions of extent 1 added or dropped to have `shape`.
+
+    Raises:
+        ShapeError: the extents differ in more than that.
+    """
+    if tile.shape == shape:
+        return tile
+    if [n for n in tile.shape if n != 1] != [n for n in shape if n != 1]:
+        raise ShapeError(
+            f"a copy between tiles of different extents: {tile.shape} and {shape}",
+            hint="slice both to the same extents",
+        )
+    return tile.reshape(shape)
+
+
+def copy_tile(
+    source: Region, target: Region, frame: Frame, into: np.ndarray | None = None, unit: Unit | None = None
+) -> None:
+    """Copy between regions; `into` is the instance of the target that another unit has."""
+    tile = source.read(frame)
+    extents = target.block(frame, into).extents
+    target.write(frame, fitted(tile, extents), into, unit)
+
+
+@operation("tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy")
+def _copy(compiler: Compiler, call: ir.Call) -> Closure:
+    notes = call.annotations or {}
+    source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+    if "gather4_rows" in notes or "scatter4_rows" in notes:
+        raise UnsupportedError("the emulator does not run TMA gather and scatter copies")
+    if source.home.lanes or target.home.lanes:
+        return _private_copy(compiler, call) if compiler.data else _forgotten(target)
+    if "dst_block" in notes:
+        return _cluster_copy(compiler, source, target, notes)
+    if not compiler.data:
+        return lambda frame: None
+    if "cluster_mask" in notes:
+        mask = ir.constant(notes["cluster_mask"])
+        return multicast(compiler, call.args[0], mask, lambda from_, frame: copy_tile(from_, target, frame))
+    return lambda frame: copy_tile(source, target, frame)
+
+
+def _forgotten(target: Region) -> Closure:
+    """In a run without data: what a thread-private buffer holds after a copy is unknown."""
+
+    def run(frame: Frame) -> None:
+        array = target.home.array(frame)
+        if isinstance(array, Lanes):
+            array.known = False
+
+    return run
+
+
+def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Any) -> Closure:
+    """Distributed shared memory: the target is another program's of the cluster; its barrier is told."""
+    compiler.reached.add(target.home.root)
+    peer = compiler.expr(notes["dst_block"])
+    barrier = BarrierReference(compiler, notes["barrier"]) if "barrier" in notes else None
+
+    def run(frame: Frame) -> None:
+        rank = uniform(peer(frame), frame, "dst_block")
+        program = frame.program.in_cluster(rank)
+        if compiler.data:
+            into = program.unit.owner(target.home.slot).storage[target.home.slot]
+            copy_tile(source, target, frame, into, program.unit)
+        if barrier is not None:
+            barrier.of(frame, program).arrive(1, frame, barrier.where)
+
+    return run
+
+
+def _private_copy(compiler: Compiler, call: ir.Call) -> Closure:
+    """A copy from or to a thread-private buffer: element by element, for all threads at once."""
+    steps, elements, extents = [], [], []
+    for region in call.args[:2]:
+        buffer, begins, sizes = ir.region_parts(region)
+        step = [ir.Var(f"step{i}", "int32") for i in range(len(begins))]
+        steps.append([compiler.slot(v) for v in step])
+        elements.append(compiler.element(buffer, [b + v for b, v in zip(begins, step, strict=True)]))
+        extents.append([compiler.expr(n) for n in sizes])
+
+    def run(frame: Frame) -> None:
+        source, target = ([uniform(n(frame), frame, "an extent") for n in sizes] for sizes in extents)
+        if [n for n in source if n != 1] != [n for n in target if n != 1]:
+            raise ShapeError(f"a copy between tiles of different extents: {tuple(source)} and {tuple(target)}")
+        indices = zip(product(*map(range, source)), product(*map(range, target)), strict=True)
+        for from_, to in indices:
+            for slots, index in zip(steps, (from_, to), strict=True):
+                for slot, i in zip(slots, index, strict=True):
+                    frame.slots[slot] = i
+            elements[1].store(frame, elements[0].load(frame))
+
+    return run
+
+
+@operation("tl.tileop.transpose")
+def _transpose(compiler: Compiler, call: ir.Call) -> Closure:
+    source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+    return lambda frame: target.write(frame, source.read(frame).T.copy())
+
+
+@operation("tl.tileop.fill")
+def _fill(compiler: Compiler, call: ir.Call) -> Closure:
+    target, value = Region(compiler, call.args[0]), compiler.expr(call.args[1])
+
+    def run(frame: Frame) -> None:
+        array = target.home.array(frame)
+        if isinstance(array, Lanes):
+            _fill_lanes(array, target, value(frame), frame)
+            return
+        if not array.flags.writeable:
+            return
+        view = target.block(frame).view()
+        target.home.written(frame)
+        target.home.touched(frame, WRITE, view)
+        view[...] = numerics.convert(uniform(value(frame), frame, "the value of a fill"), view.dtype)
+
+    return run
+
+
+def _fill_lanes(lanes: Lanes, target: Region, value: Any, frame: Frame) -> None:
+    begins = [uniform(b(frame), frame, "where a fill begins") for b in target.begins]
+    extents = [uniform(e(frame), frame, "an extent") for e in target.extents]
+    value = numerics.convert(value, target.home.dtype)
+    for index in product(*(range(b, b + e) for b, e in zip(begins, extents, strict=True))):
+        target.home.touched_lanes(frame, WRITE, lanes, index)
+        lanes.store(index, value, frame)
+
+
+# -- matrix products ---------------------------------------------------------------------------------------------------
+
+
+def matrix(tile: np.ndarray) -> np.ndarray:
+    """A tile of extent 1 in all but its last two dimensions as a matrix, still a view."""
+    return tile[(0,) * (tile.ndim - 2)]
+
+
+def has_tf32(compiler: Compiler) -> bool:
+    """Whether the machine multiplies float32 operands with the precision of tfloat32."""
+    try:
+        rates = compiler.machine.rates(compiler.machine.program_level.name)
+    except TileScaleError:
+        return False
+    return any("tfloat32" in of and "float32" not in of for of in rates.values())
+
+
+@operation("tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm")
+def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
+    if ir.attribute(call, "use_2cta", 0):
+        raise UnsupportedError(
+            "the emulator does not run products of two thread blocks written with use_2cta",
+            hint='write T.gemm inside T.Scale("cta_cluster")',
+        )
+    a, b, c = (Region(compiler, r) for r in call.args[:3])
+    transpose_a, transpose_b = (bool(ir.constant(flag)) for flag in call.args[3:5])
+    clear = compiler.expr(call.args[9])
+    barrier = None if ir.constant(call.args[10]) is not None else BarrierReference(compiler, call.args[10])
+    tf32 = has_tf32(compiler)
+
+    def multiply(frame: Frame) -> None:
+        clears = bool(uniform(clear(frame), frame, "clear_accum"))
+        numerics.gemm(
+            matrix(a.read(frame)),
+            matrix(b.read(frame)),
+            matrix(c.target(frame, reads=not clears)),
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+            clear=clears,
+            tf32=tf32,
+        )
+
+    def run(frame: Frame) -> None:
+        if compiler.data:
+            multiply(frame)
+        if barrier is not None:
+            barrier.of(frame).arrive(1, frame, barrier.where)
+
+    return run
+
+
+@operation("tl.tileop.gemm_sp", "tl.tileop.wgmma_gemm_sp", "tl.tileop.tcgen05_gemm_sp")
+def _gemm_sparse(compiler: Compiler, call: ir.Call) -> Closure:
+    a, e, b, c = (Region(compiler, r) for r in call.args[:4])
+    transpose_a, transpose_e, transpose_b = (bool(ir.constant(flag)) for flag in call.args[4:7])
+    clear, tf32 = compiler.expr(call.args[11]), has_tf32(compiler)
+
+    def run(frame: Frame) -> None:
+        clears = bool(uniform(clear(frame), frame, "clear_accum"))
+        numerics.gemm_sparse(
+            matrix(a.read(frame)),
+            matrix(e.read(frame)),
+            matrix(b.read(frame)),
+            matrix(c.target(frame, reads=not clears)),
+            transpose_a=transpose_a,
+            transpose_metadata=transpose_e,
+            transpose_b=transpose_b,
+            clear=clears,
+            tf32=tf32,
+        )
+
+    return run
+
+
+# -- reductions, scans, im2col -----------------------------------------------------------------------------------------
+
+
+@operation("tl.tileop.reduce")
+def _reduce(compiler: Compiler, call: ir.Call) -> Closure:
+    source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+    kind, dim, clear = str(call.args[2].value), ir.constant(call.args[3]), bool(ir.constant(call.args[4]))
+    propagate = bool(ir.attribute(call, "nan_propagate", False))
+    if source.home.lanes or target.home.lanes:
+        return lambda frame: _reduce_lanes(source, target, kind, dim, clear, frame)
+    return lambda frame: numerics.reduce(
+        source.read(frame), target.target(frame, reads=not clear), kind, dim, clear, nan_propagate=propagate
+    )
+
+
+def _reduce_lanes(source: Region, target: Region, kind: str, dim: int, clear: bool, frame: Frame) -> None:
+    """A reduction of thread-private buffers: each thread its own."""
+    values, result = source.home.array(frame), target.home.array(frame)
+    for kind, home, lanes in ((READ, source.home, values), (WRITE, target.home, result)):
+        for index in np.ndindex(lanes.shape):
+            home.touched_lanes(frame, kind, lanes, index)
+    if values.lead and values.lead != result.lead:
+        result.data = np.broadcast_to(result.data, (*values.lead, *result.shape)).copy()
+        result.lead = values.lead
+    out = np.array(result.data)
+    numerics.reduce(values.data, out, kind, dim % len(values.shape) + len(values.lead), clear)
+    if frame.mask is not None and result.lead:
+        keep = ~np.broadcast_to(frame.mask, result.lead)
+        out[keep] = result.data[keep]
+    result.data = out
+
+
+def _scan(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
+    def rule(compiler: Compiler, call: ir.Call) -> Closure:
+        source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+        dim, reverse = ir.constant(call.args[2]), bool(ir.constant(call.args[3]))
+        return lambda frame: numerics.scan(source.read(frame).copy(), target.target(frame), kind, dim, reverse)
+
+    return rule
+
+
+operation("tl.tileop.cumsum")(_scan("cumsum"))
+operation("tl.tileop.cummax")(_scan("cummax"))
+
+
+@operation("tl.tileop.im2col", "tl.tileop.c2d_im2col")
+def _im2col(compiler: Compiler, call: ir.Call) -> Closure:
+    image, columns = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+    settings = [compiler.expr(a) for a in call.args[2:8]]
+
+    def run(frame: Frame) -> None:
+        values = [uniform(s(frame), frame, "an argument of im2col") for s in settings]
+        numerics.im2col(image.read(frame), matrix(columns.target(frame)), *values)
+
+    return run
+
+
+# -- atomics on tiles, reducers ----------------------------------------------------------------------------------------
+
+
+def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
+    def rule(compiler: Compiler, call: ir.Call) -> Closure:
+        target = Region(compiler, call.args[1])
+        is_tile = ir.op_name(call.args[0]) == "tl.region" or isinstance(call.args[0], ir.BufferLoad)
+        source = Region(compiler, call.args[0]) if is_tile else None
+        value = None if is_tile else compiler.expr(call.args[0])
+
+        def run(frame: Frame) -> None:
+            block = target.block(frame)
+            tile = source.read(frame) if is_tile else uniform(value(frame), frame, "the value of an atomic")
+            tile = fitted(tile, block.extents) if is_tile else np.full(block.extents, tile)
+            target.home.written(frame)
+            view = block.view()
+            target.home.touched(frame, ATOMIC, view)
+            numerics.atomic_update(view, (), tile if block.within else tile[block.clip()], op)
+
+        return run
+
+    return rule
+
+
+operation("tl.tileop.atomicadd")(_tile_atomic("add"))
+operation("tl.tileop.atomicmax")(_tile_atomic("max"))
+operation("tl.tileop.atomicmin")(_tile_atomic("min"))
+
+_REDUCER_OPS = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or", "bitxor": "xor"}
+
+
+@operation("tl.tileop.reducer_init")
+def _reducer_init(compiler: Compiler, call: ir.Call) -> Closure:
+    reducer = Region(compiler, call.args[0])
+    op = compiler.reducer_op(reducer.home.buffer)
+    initial = compiler.expr(call.args[1]) if len(call.args) > 1 else None
+
+    def run(frame: Frame) -> None:
+        array = reducer.target(frame)
+        array[...] = numerics.identity(op, array.dtype)
+        if initial is not None:
+            value = np.full(array.shape, uniform(initial(frame), frame, "the initial value of a reducer"))
+            numerics.atomic_update(array, (), value, _REDUCER_OPS[op])
+
+    return run
+
+
+@operation("tl.reducer_update")
+def _reducer_update(compiler: Compiler, call: ir.Call) -> Closure:
+    load = call.args[0]
+    target, value = compiler.element(load.buffer, load.indices), compiler.expr(call.args[1])
+    op = _REDUCER_OPS[compiler.reducer_op(load.buffer)]
+
+    def run(frame: Frame) -> None:
+        array, index = target.home.array(frame), tuple(spread(i(frame), frame) for i in target.indices)
+        target.inside(index, array.shape, frame)
+        target.touched(frame, ATOMIC, array, index)
+        numerics.atomic_update(array, index, value(frame), op, mask=frame.mask)
+
+    return run
+
+
+@operation("tl.tileop.finalize_reducer_v2")
+def _finalize(compiler: Compiler, call: ir.Call) -> Closure:
+    reducer, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+    return lambda frame: target.write(frame, reducer.read(frame))

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: MIT
+"""In what the programs of a grid may differ, without data.
+
+Then a program only says what it demands of the machine. Where programs neither order nor address each other, two of
+them demand the same, unless their numbers decide more than where their tiles lie: a branch, the extent of a loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.backends.emulator.interpret import flags
+from tilescale.backends.emulator.interpret.compiler import PRIVATE, Compiler
+from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.interpret.registry import orders
+from tilescale.program.model import Launch
+from tilescale.program.operations import Barrier, Collective, Copy, Rank, Signal, TileView, operation, signalled
+from tilescale.program.ops import SCALE
+
+OF_ONE_PROGRAM = frozenset(
+    (
+        "tirx.ptx_wait_group", "tl.tma_store_wait", "tirx.tvm_storage_sync", "tl.mbarrier_wait_parity",
+        "tirx.ptx_arrive_barrier", "tirx.ptx_arrive_barrier_expect_tx", "tirx.ptx_wait_barrier",
+        "tl.ptx_cp_async_barrier_noinc", "tl.named_barrier_arrive", "tl.tcgen05_mma_arrive",
+    )
+)  # fmt: skip
+"""Operations that order the threads of a program, and nobody else."""
+
+
+@dataclass(frozen=True)
+class Alike:
+    """What tells the programs of a grid phase apart, and one grid of it from another.
+
+    Attributes:
+        deciding: axes of the grid; the number along each of them decides which steps a program takes.
+        bindings: slots of variables that are computed from the programs' numbers, and how, in order.
+        around: slots of what the phase finds when it begins.
+        by_rank: whether its programs ask on which of several tensor-owning units they run.
+    """
+
+    deciding: tuple[int, ...]
+    bindings: tuple[tuple[int, Closure], ...]
+    around: tuple[int, ...]
+    by_rank: bool
+
+
+def alike(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Alike | None:
+    """In what the programs of a phase differ; None where they order each other or others, or where there is data.
+
+    Args:
+        stmt: the phase, which has been compiled.
+    """
+    machine = compiler.machine
+    if compiler.data or compiler.preempts or launch.cluster_size > 1 or machine.program_level == machine.tensor_level:
+        return None
+    if ir.contains(stmt, lambda node: _reaches_out(compiler, node)):
+        return None
+    survey = _Survey(compiler, launch)
+    survey.statement(stmt)
+    return Alike(
+        tuple(axis for axis, var in enumerate(launch.programs) if var in survey.deciding),
+        tuple((compiler.slot(var), compiler.bindings[var]) for var in survey.bound if var in compiler.bindings),
+        tuple(sorted(map(compiler.slot, _around(compiler, launch, stmt)))),
+        ir.contains(stmt, lambda node: _rank_of(compiler, node) == "unit"),
+    )
+
+
+def _rank_of(compiler: Compiler, node: Any) -> str | None:
+    """The kind of level whose ranks a node asks for."""
+    rank = operation(node)
+    return compiler.machine.level(rank.level).kind if isinstance(rank, Rank) else None
+
+
+def _reaches_out(compiler: Compiler, node: Any) -> bool:
+    """Whether a node may order what others do, or address them."""
+    if isinstance(node, ir.While) or flags.reaches(compiler, node):
+        return True
+    if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
+        return compiler.machine.level(str(node.value.value)).kind == "cluster"
+    name, ours = ir.op_name(node), operation(node)
+    if isinstance(ours, Copy | Barrier | Collective):
+        return bool(signalled(ours)) or compiler.machine.level(ours.level).kind != "lanes"
+    return isinstance(ours, Signal) or (orders(name) and name not in OF_ONE_PROGRAM)
+
+
+class _Survey:
+    """Follows the programs' numbers through the statements of a phase.
+
+    Attributes:
+        deciding: those that decide more than where tiles lie.
+        bound: variables that are computed from some of them, in order, which can be computed again.
+    """
+
+    def __init__(self, compiler: Compiler, launch: Launch):
+        self._compiler, self._launch = compiler, launch
+        self._from: dict[ir.Var, set[ir.Var]] = {var: {var} for var in launch.programs}
+        self.deciding: set[ir.Var] = set()
+        self.bound: list[ir.Var] = []
+        self._ranks: dict[ir.Var, set[ir.Var]] = {}
+
+    def statement(self, stmt: ir.Stmt) -> None:
+        """Look at a statement and all inside it."""
+        if isinstance(stmt, ir.Bind):
+            self._bind(stmt)
+        elif isinstance(stmt, ir.BufferStore):
+            if stmt.buffer.scope() in PRIVATE:
+                self._decides(stmt.value, *stmt.indices)
+        elif isinstance(stmt, ir.Evaluate):
+            self._operation(stmt.value)
+        elif isinstance(stmt, ir.For):
+            self._decides(stmt.min, stmt.extent)
+            if stmt.kind == ir.ForKind.PARALLEL and not ir.contains(stmt, _stores_privately):
+                return  # Counted as it stands, whatever its conditions say.
+        elif isinstance(stmt, ir.IfThenElse):
+            self._decides(stmt.condition)
+        for part in ir.children(stmt):
+            self.statement(part)
+
+    def _bind(self, stmt: ir.Bind) -> None:
+        found = self._sources(stmt.value)
+        if ir.contains(stmt.value, lambda node: _rank_of(self._compiler, node) in ("program", "cluster")):
+            self._from[stmt.var] = self._ranks[stmt.var] = set(self._launch.programs)
+        elif found and ir.contains(stmt.value, lambda node: isinstance(operation(node), TileView | Rank)):
+            self.deciding |= found
+        elif found:
+            self._from[stmt.var] = found
+            self.bound.append(stmt.var)
+            self._follow_ranks(stmt.value)
+
+    def _follow_ranks(self, *expressions: Any) -> None:
+        """Ranks are not computed again for another program: where anything depends on one, it decides."""
+        for expression in expressions:
+            for var in ir.variables(expression):
+                self.deciding |= self._ranks.get(var, set())
+
+    def _operation(self, call: Any) -> None:
+        for arg in call.args if isinstance(call, ir.Call) else [call]:
+            is_tile = ir.op_name(arg) == "tl.region" or isinstance(arg, ir.BufferLoad)
+            if is_tile and ir.region_parts(arg)[0].scope() == "global":
+                _, begins, extents = ir.region_parts(arg)
+                self._follow_ranks(*begins)
+                self._decides(*extents)
+            else:
+                self._decides(arg)
+
+    def _decides(self, *expressions: Any) -> None:
+        for expression in expressions:
+            self.deciding |= self._sources(expression)
+
+    def _sources(self, expression: Any) -> set[ir.Var]:
+        found: set[ir.Var] = set()
+        for var in ir.variables(expression):
+            found |= self._from.get(var, set())
+        return found
+
+
+def _stores_privately(node: Any) -> bool:
+    return isinstance(node, ir.BufferStore) and node.buffer.scope() in PRIVATE
+
+
+def _around(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> set[ir.Var]:
+    """Variables, and data of buffers, that a phase uses and does not bind."""
+    used: set[ir.Var] = set()
+    bound = {*launch.programs, *(var for var, _ in launch.thread_vars)}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.Var):
+            used.add(node)
+            used.update(ir.variables(compiler.deferred.get(node)))
+        elif isinstance(node, ir.For):
+            bound.add(node.loop_var)
+        elif isinstance(node, ir.Bind):
+            bound.add(node.var)
+        if hasattr(node, "buffer"):
+            used.add(node.buffer.data)
+            for extent in node.buffer.shape:
+                used.update(ir.variables(extent))
+
+    ir.walk(stmt, visit)
+    return used - bound

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: MIT
+"""How a serial loop is written down for the clock: as a whole where nothing in it orders tasks.
+
+A loop that does the same in every iteration is recorded once and counted; without data it is also run once only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.frame import Frame, is_vector
+from tilescale.backends.emulator.interpret.compiler import PRIVATE, Compiler
+from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.interpret.flags import reaches
+from tilescale.backends.emulator.interpret.registry import has_cost, orders
+from tilescale.program.operations import Copy, operation
+from tilescale.program.ops import SCALE
+
+STAGES = "num_stages"
+"""Annotation of a loop that is software-pipelined: how many buffers each of its tiles has."""
+
+
+def stages(stmt: ir.For) -> int:
+    """Buffers of a software-pipelined loop; 1 for other loops."""
+    value = stmt.annotations.get(STAGES) if stmt.annotations else None
+    return max(int(value), 1) if value is not None else 1
+
+
+def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure]) -> Closure:
+    """The closure of a serial loop that tells the clock what it does.
+
+    Args:
+        body: the closure of its body.
+        loop: makes the closure that runs a body as often as the loop says.
+    """
+    depth, free = stages(stmt), not ir.contains(stmt.body, lambda node: _orders(compiler, node))
+    if free and _is_uniform(stmt):
+        return _counted(compiler, stmt, body, loop, depth)
+    if depth == 1:
+        return loop(body)
+    return _collected(compiler, stmt, loop(body), depth) if free else _ahead(compiler, loop(body), depth)
+
+
+def _counted(
+    compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure], depth: int
+) -> Closure:
+    clock, slot = compiler.clock, compiler.slot(stmt.loop_var)
+    begin, extent = compiler.expr(stmt.min), compiler.expr(stmt.extent)
+
+    def first_only(frame: Frame) -> Any:
+        left = body(frame)
+        clock.log.muted = True
+        return left
+
+    plain, whole = loop(body), loop(first_only)
+
+    def run(frame: Frame) -> Any:
+        count = extent(frame)
+        if is_vector(count) or count < 1:
+            return plain(frame)
+        log = clock.log
+        muted = log.muted
+        log.begin_loop(count)
+        if compiler.data:
+            whole(frame)
+        else:
+            frame.slots[slot] = begin(frame)
+            body(frame)
+        log.muted = muted
+        log.end_loop(count, depth)
+        return None
+
+    return run
+
+
+def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int) -> Closure:
+    """A pipelined loop whose iterations differ: their sum, as so many equal ones."""
+    clock, extent = compiler.clock, compiler.expr(stmt.extent)
+
+    def run(frame: Frame) -> Any:
+        count = extent(frame)
+        if is_vector(count) or count < 1:
+            return plain(frame)
+        clock.log.begin_loop(1)
+        plain(frame)
+        clock.log.end_loop(count, depth, summed=True)
+        return None
+
+    return run
+
+
+def _ahead(compiler: Compiler, plain: Closure, depth: int) -> Closure:
+    """A pipelined loop that synchronises: each load runs while the iterations before it do."""
+    clock = compiler.clock
+
+    def run(frame: Frame) -> Any:
+        log = clock.log
+        before, log.ahead = log.ahead, depth - 1
+        plain(frame)
+        log.ahead = before
+        if not log.muted:
+            clock.settle(0)
+        return None
+
+    return run
+
+
+def _orders(compiler: Compiler, node: Any) -> bool:
+    """Whether a node orders tasks, or may leave the loop around it."""
+    if isinstance(node, ir.While) or reaches(compiler, node):
+        return True
+    if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
+        return compiler.machine.level(str(node.value.value)).kind in ("program", "cluster")
+    name, ours = ir.op_name(node), operation(node)
+    if isinstance(ours, Copy):
+        return ours.signal is not None
+    return orders(name) or (has_cost(name) and _arrives(node))
+
+
+def _arrives(call: ir.Call) -> bool:
+    """Whether an operation on tiles tells a barrier when it is done."""
+    notes = call.annotations or {}
+    return "barrier" in notes or "gemm" in call.op.name and ir.constant(call.args[10]) is None
+
+
+def _is_uniform(stmt: ir.For) -> bool:
+    """Whether all iterations take the same steps."""
+    inner = [stmt.loop_var]
+    ir.walk(stmt.body, lambda n: inner.append(n.var if isinstance(n, ir.Bind) else n.loop_var) if _binds(n) else None)
+    return _same(stmt.body, set(inner))
+
+
+def _binds(node: Any) -> bool:
+    return isinstance(node, ir.Bind | ir.For)
+
+
+def _same(stmt: ir.Stmt, inner: set[ir.Var]) -> bool:
+    if isinstance(stmt, ir.IfThenElse):
+        return False
+    if isinstance(stmt, ir.BufferStore):
+        return stmt.buffer.scope() not in PRIVATE
+    if isinstance(stmt, ir.For):
+        if ir.constant(stmt.extent) is None:
+            return False
+        if stmt.kind == ir.ForKind.PARALLEL:
+            return not ir.contains(stmt, lambda n: isinstance(n, ir.BufferStore) and n.buffer.scope() in PRIVATE)
+    if isinstance(stmt, ir.Evaluate) and isinstance(stmt.value, ir.Call):
+        return _same_call(stmt.value, inner)
+    return all(_same(part, inner) for part in ir.children(stmt))
+
+
+def _same_call(call: ir.Call, inner: set[ir.Var]) -> bool:
+    copy = operation(call)
+    if isinstance(copy, Copy) and any(var in inner for var in ir.variables(copy.peer)):
+        return False
+    if not isinstance(copy, Copy) and not has_cost(ir.op_name(call)):
+        return True
+    regions = [arg for arg in call.args if ir.op_name(arg) == "tl.region"]
+    return all(ir.constant(n) is not None for region in regions for n in ir.region_parts(region)[2])

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""One program of a grid is run and written down; those that do the same take over its steps.
+
+What depends on where a tile lies is asked for each program: how much of it is inside its tensor, and whether the cache
+has it. A tensor-owning unit that finds the same around a grid as another one takes over the whole grid.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilescale.backends.emulator.execute.scheduler import Task, Wait
+from tilescale.backends.emulator.record.equivalence import Alike
+from tilescale.timing.record import Look
+from tilescale.timing.steps import Task as Recorded
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.execute.grid import Grid
+
+Index = tuple[int, ...]
+
+
+@dataclass
+class _Whole:
+    """A grid as it was written down: its programs, what the cache holds after it, collectives inside programs."""
+
+    tasks: list[Recorded] = field(default_factory=list)
+    cache: Any = None
+    collectives: Counter[str] = field(default_factory=Counter)
+    over: bool = False
+
+
+class Takeover:
+    """All grids of one phase."""
+
+    def __init__(self, alike: Alike):
+        self.alike = alike
+        self._known: dict[Hashable, _Whole] = {}
+
+    def run(self, grid: Grid) -> None:
+        """Write down a grid."""
+        run = grid.device.run
+        key = self._key(grid)
+        known = self._known.get(key)
+        if known is not None:
+            run.scheduler.block(Wait(lambda: known.over, "a unit that does the same", quiet=True))
+            run.clock.takes_over(known.tasks, known.cache)
+            run.programs_ended(grid.device.unit, grid.count, known.collectives)
+            return
+        mine = _Whole()
+        if key is not None:
+            self._known[key] = mine
+        mine.collectives = _Programs(self.alike, grid).run()
+        mine.tasks, mine.cache, mine.over = run.clock.launched.tasks, run.clock.cache_of_now(), True
+
+    def _key(self, grid: Grid) -> Hashable:
+        """What tells this grid from others of the phase; None where that cannot be said."""
+        device = grid.device
+        found = [device.slots[slot] for slot in self.alike.around]
+        values = tuple((v.shape, str(v.dtype)) if isinstance(v, np.ndarray) else v for v in found)
+        if not all(v is None or isinstance(v, tuple | int | float | np.generic) for v in values):
+            return None
+        rank = device.run.number(device.unit) if self.alike.by_rank else None
+        cache = device.run.clock.cache_of_now()
+        return grid.shape, values, rank, cache.history if cache is not None else None
+
+
+@dataclass
+class _Steps:
+    """What programs do, of which one was run: it, the collectives inside it, and how many more take it over."""
+
+    task: Recorded
+    collectives: Counter[str]
+    times: int = 0
+
+
+class _Programs:
+    """The programs of one grid."""
+
+    def __init__(self, alike: Alike, grid: Grid):
+        self.alike, self.grid = alike, grid
+        self.run_, self.unit = grid.device.run, grid.device.unit
+        # What decides -> where the tiles are looked for; that and what was found -> steps.
+        self._looks: dict[Index, list[Look]] = {}
+        self._steps: dict[Hashable, _Steps] = {}
+
+    def run(self) -> Counter[str]:
+        """Write down all of them, in the order and at the places in the cache's history in which they would run."""
+        grid, clock = self.grid, self.run_.clock
+        before = Counter(self._collectives)
+        clock.starts(min(grid.plan.resident, grid.count))
+        for number, (index,) in enumerate(grid.clusters):
+            self._one(number, index)
+            if number + grid.plan.resident < grid.count:
+                clock.starts(1)
+        for steps in self._steps.values():
+            each = Counter({name: count * steps.times for name, count in steps.collectives.items()})
+            self.run_.programs_ended(self.unit, steps.times, each)
+        return Counter(self._collectives) - before
+
+    @property
+    def _collectives(self) -> dict[str, int]:
+        return self.run_.activity[self.run_.number(self.unit)].collectives
+
+    def _one(self, number: int, index: Index) -> None:
+        kind = tuple(index[axis] for axis in self.alike.deciding)
+        looks = self._looks.get(kind)
+        found = None if looks is None else tuple([self._look(look, index) for look in looks])
+        known = self._steps.get((kind, found))
+        if known is not None:
+            known.times += 1
+            self.run_.clock.repeats(self.grid.label(index), known.task)
+            return
+        before = Counter(self._collectives)
+        log = self._really(number, index, found)
+        self._looks.setdefault(kind, log.looks)
+        found = tuple(look.found for look in log.looks)
+        self._steps[kind, found] = _Steps(log.task, Counter(self._collectives) - before)
+
+    def _look(self, look: Look, index: Index) -> tuple[bool, int]:
+        """What a program of another number finds where one has looked."""
+        frame = look.frame
+        for slot, value in zip(self.grid.plan.slots, index, strict=True):
+            frame.slots[slot] = value
+        for slot, value in self.alike.bindings:
+            if frame.slots[slot] is not None:
+                frame.slots[slot] = value(frame)
+        tile, nbytes = look.tile(frame)
+        return self.run_.clock.in_cache(tile, nbytes * look.times), nbytes
+
+    def _really(self, number: int, index: Index, found: tuple[tuple[bool, int], ...] | None) -> Any:
+        """Run a program to its end; `found` is what the cache has said already. Returns its log."""
+        ended: list[Task] = []
+        task = self.grid.start(number, [index], lambda: ended.append(task))[0]
+        log = self.run_.clock.log_of(task)
+        log.looks, log.answers = [], iter([held for held, _ in found]) if found is not None else None
+        self.run_.scheduler.block(Wait(lambda: bool(ended), "its program", quiet=True))
+        return log

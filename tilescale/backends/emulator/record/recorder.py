@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: MIT
+"""Writes down what the tasks of a run do, for a simulation of when they do it.
+
+The steps come from the costs of operations (costs.py) and, for what orders tasks, from what observers are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.observe import Observer
+from tilescale.backends.emulator.execute.queues import Start
+from tilescale.backends.emulator.execute.rendezvous import Meeting, Moves
+from tilescale.backends.emulator.execute.scheduler import Task
+from tilescale.backends.emulator.operations.remote import address
+from tilescale.collectives.routes import Sizes
+from tilescale.collectives.select import numbering
+from tilescale.errors import Location
+from tilescale.hda import Machine
+from tilescale.timing.plans import Plans
+from tilescale.timing.rates import Cache, Rates, bandwidth, cache_name
+from tilescale.timing.record import Log, Look
+from tilescale.timing.replay import Replay
+from tilescale.timing.steps import Acquire, Launch, Meet, Owned, Part, Publish, Settle, Work
+from tilescale.timing.steps import Task as Recorded
+from tilescale.timing.timeline import Timeline
+
+COPY_QUEUE = "copy queue"
+"""What the queue of a tensor-owning unit is called among its engines."""
+
+Tile = Callable[[Frame], tuple[Hashable, int]]
+"""What tells the tile that an operation touches from others, and its bytes."""
+
+
+class Clock(Observer):
+    """The record of one run.
+
+    Args:
+        extents: units of each launched level down to the one that owns tensors, coarsest first.
+        grid: extents of the grid, the slowest axis first, where programs own tensors.
+    """
+
+    def __init__(self, machine: Machine, extents: Sequence[tuple[str, int]], grid: tuple[int, ...] = ()):
+        self.machine, self.rates = machine, Rates(machine)
+        self.extents = dict(extents)
+        self.sizes: Sizes = numbering(machine, self.extents, grid)
+        self.plans = Plans(machine, self.sizes)
+        self._roots: list[Log] = []
+        self._queues: list[Log] = []
+        # What a queue still waits for before it moves the first bytes of an operation.
+        self._starting: dict[Log, Acquire] = {}
+        self._logs: dict[Task, Log] = {}
+        self._places: dict[Hashable, int] = {}
+        self._counts: dict[Hashable, int] = {}
+        self._values: dict[Hashable, Any] = {}
+        # Flags by place, and what they hold as far as was told.
+        self._flags: dict[Hashable, np.ndarray] = {}
+        self._seen: dict[Hashable, Any] = {}
+        self._meetings = 0
+        self._caches: dict[int, Cache] = {}
+        self._memory = self.rates.layers["global"]
+        self._startup = _startup(machine)
+
+    def watches(self, current: Callable[[], Task], row_of: Callable[[Any], int]) -> None:
+        """What to ask a run: the task that acts, and the number of the tensor-owning unit around a unit."""
+        self.current, self.row_of = current, row_of
+
+    @property
+    def log(self) -> Log:
+        """What the current task does."""
+        return self._logs[self.current()]
+
+    def timeline(self) -> Timeline:
+        """The simulation of all that was recorded."""
+        level = self.machine.tensor_level.name
+        program = self.machine.program_level.name
+        replay = Replay(level, program, self.rates.places, self.rates.kinds, self._values)
+        return replay.run([log.task for log in self._roots], [log.task for log in self._queues])
+
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    def begins(self, task: Task) -> None:
+        if task.beside is not None:
+            log = Log(Recorded(task.name, self._logs[task.beside].task.row, engine=COPY_QUEUE))
+            self._queues.append(log)
+        elif task.parent is None:
+            log = Log(Recorded(task.name, len(self._roots)))
+            self._roots.append(log)
+        else:
+            parent = self._logs[task.parent]
+            log = parent.begins(task.name.removeprefix(task.parent.name).removeprefix(", "))
+            if isinstance(parent.family, Launch) and not parent.family.alike:
+                self._starts(log.task.row, 1)
+        self._logs[task] = log
+
+    def joins(self, ended: Sequence[Task]) -> None:
+        self.log.joins()
+        for task in ended:
+            del self._logs[task]
+
+    def launches(self, count: int, resident: int, group: int, where: Location | None, alike: bool) -> None:
+        """The current task starts a grid of programs, of which the machine holds so many at once. Where they are
+        `alike`, those that are not run are told by `repeats` or `takes_over`, and all starts by `starts`."""
+        places, log = self.rates.places, self.log
+        if self._memory.cache_capacity:
+            self._caches[log.task.row] = self._caches.get(log.task.row) or Cache(self._memory.cache_capacity, resident)
+            self._caches[log.task.row].together = resident
+        seconds = self.machine.tensor_level.launch
+        log.launch(Launch(places, max(resident // places, 1), group, seconds, f"launch of {count}", where, alike))
+
+    # -- programs that do the same -------------------------------------------------------------------------------------
+
+    @property
+    def launched(self) -> Launch:
+        """The grid that the current task has started."""
+        return self.log.family
+
+    def log_of(self, task: Task) -> Log:
+        """What a task does that has not been joined."""
+        return self._logs[task]
+
+    def repeats(self, name: str, task: Recorded) -> None:
+        """A program of the current task's grid does what another one does."""
+        self.launched.tasks.append(Recorded(name, task.row, task.steps))
+
+    def takes_over(self, tasks: list[Recorded], cache: Cache | None) -> None:
+        """The current task's grid does what another one does, after which the cache there was as given."""
+        self.launched.tasks = tasks
+        if cache is not None:
+            self._caches[self.log.task.row] = cache.copy()
+
+    def cache_of_now(self) -> Cache | None:
+        """What the cache of the current task's tensor-owning unit holds."""
+        return self._caches.get(self.log.task.row)
+
+    def starts(self, count: int) -> None:
+        """So many programs of the current task's grid start."""
+        self._starts(self.log.task.row, count)
+
+    def _starts(self, row: int, count: int) -> None:
+        if row in self._caches:
+            self._caches[row].starts(count)
+
+    def in_cache(self, tile: Hashable, nbytes: int) -> bool:
+        """Whether the cache has a tile that the current task, or a program of it, touches now."""
+        cache = self.cache_of_now()
+        return cache is not None and cache.holds(tile, nbytes)
+
+    # -- order ---------------------------------------------------------------------------------------------------------
+
+    def publishes(self, place: Hashable) -> None:
+        if isinstance(place, Meeting):
+            return
+        number = self._places.setdefault(place, len(self._places))
+        self._counts[number] = self._counts.get(number, 0) + 1
+        self.log.step(Publish(number, name="arrival"))
+
+    def acquires(self, place: Hashable) -> None:
+        number = self._places.get(place)
+        if number is None:
+            return
+        if isinstance(place, Start):
+            self.log.step(Acquire(number, 1, "start", place.where, idle=True))
+            self._starting[self.log] = Acquire(number, 1, "start-up", place.where, lag_s=self._startup)
+        else:
+            delay = self.machine.program_level.barrier
+            self.log.step(Acquire(number, self._counts[number], "barrier", None, delay_s=delay))
+
+    def flag(self, element: np.ndarray) -> Hashable:
+        """The place that a flag is, of which the value is known from now on."""
+        place = "flag", address(element)
+        if place not in self._values:
+            self._flags[place] = flat = element.reshape(-1)
+            self._values[place] = self._seen[place] = flat[0].item()
+        return place
+
+    def signal(
+        self, element: np.ndarray, op: str, value: Any, delay_s: float, where: Location | None, name: str
+    ) -> None:
+        """The current task is about to update a flag."""
+        place = self.flag(element)
+        self._seen[place] = value if op == "set" else self._seen[place] + value
+        self._changes(place, op, value, Publish(place, delay_s=delay_s, name=name, where=where))
+
+    def _changes(self, place: Hashable, op: str, value: Any, step: Publish) -> None:
+        self._counts[place] = self._counts.get(place, 0) + 1
+        step.change = (lambda _: value) if op == "set" else (lambda old: old + value)
+        self.log.step(step)
+
+    def written(self, op: str) -> None:
+        """The current task may have changed flags by other means than signals: a store ("set"), an atomic ("add")."""
+        for place, element in self._flags.items():
+            now, before = element[0].item(), self._seen[place]
+            if now != before:
+                self._seen[place] = now
+                self._changes(place, op, now if op == "set" else now - before, Publish(place, name="store"))
+
+    def waited(self, frame: Frame, home: Any, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
+        place = self.flag(flag)
+        count = self._counts.get(place, 0)
+        if count:
+            self.log.step(Acquire(place, count, f"wait for {home.name}", home.where, holds))
+
+    def looked(self, element: np.ndarray, where: Location | None) -> None:
+        """A loop of the current task has ended with what it saw in a flag."""
+        place = self.flag(element)
+        count, seen = self._counts.get(place, 0), self._seen[place]
+        if count:
+            self.log.step(Acquire(place, count, "wait in a loop", where, lambda value: value == seen))
+
+    def settle(self, left: int) -> None:
+        """The current task waits until at most so many of its asynchronous copies are under way."""
+        self.log.step(Settle(left))
+
+    def meets(
+        self, frame: Frame, meeting: Meeting, rank: int, name: str, level: str, moves: Moves
+    ) -> None:
+        """The current task takes part in a collective of a level."""
+        on_tiles = frame.program is not None
+        if not meeting.number:
+            self._meetings += 1
+            meeting.number = self._meetings
+        where = meeting.where
+
+        def work(rows: tuple[int, ...]) -> Work:
+            plan = self.plans.plan(moves.operation, level, rows, moves.nbytes, moves.algorithm, on_tiles)
+            kind = "sync" if name == "barrier" else "collective"
+            return Work([Part(f"{name} ({plan.algorithm})", kind, where, plan.links, plan.nbytes)], plan.seconds)
+
+        self.log.step(Meet(("meeting", meeting.number), meeting.size, rank, f"wait for {name}", where, work))
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def touches(self, frame: Frame, tile: Tile, writes: bool) -> tuple[dict[Hashable, float], int]:
+        """Demands for moving a tile between the memory that holds tensors and the current task, and its bytes.
+
+        Args:
+            tile: says of a frame what tells the tile from others, and how many bytes of it there are. Reads of the same
+                one come from the cache while it is there.
+        """
+        log, layer = self.log, self._memory
+        name, nbytes = tile(frame)
+        if layer.level == self.machine.program_level.name:
+            return self.rates.on_chip("global", nbytes), nbytes
+        demands: dict[Hashable, float] = {}
+        if self.cache_of_now() is not None and layer.cache_bandwidth:
+            demands[Owned(None, cache_name(layer))] = nbytes / layer.cache_bandwidth
+        if log.answers is not None:
+            held = next(log.answers)
+        else:
+            held = not log.muted and self.in_cache(name, nbytes * log.repeats)
+        if log.looks is not None:
+            log.looks.append(Look(frame.fork(frame.unit, frame.own), tile, log.repeats, (held, nbytes)))
+        rate = bandwidth(layer)
+        if rate and (writes or not held):
+            demands[Owned(None, layer.name)] = nbytes / rate
+        return demands, nbytes
+
+    def far_memory(self, row: int, nbytes: int) -> dict[Hashable, float]:
+        """Demand on the memory of another unit."""
+        rate = bandwidth(self._memory)
+        return {Owned(row, self._memory.name): nbytes / rate} if rate else {}
+
+    def spread(self, demands: Mapping[Hashable, float], frame: Frame) -> Mapping[Hashable, float]:
+        """Demands on what each program unit has: in a phase of tensor-owning units all of their program units help."""
+        if frame.program is not None:
+            return demands
+        places = self.rates.places
+        return {
+            Owned(None, key) if isinstance(key, str) else key: seconds / places if isinstance(key, str) else seconds
+            for key, seconds in demands.items()
+        }
+
+    def work(
+        self,
+        frame: Frame,
+        part: Part,
+        floor_s: float = 0.0,
+        tail_s: float = 0.0,
+        asynchronous: bool = False,
+    ) -> None:
+        """The current task does something that takes time."""
+        part.demands = self.spread(part.demands, frame)
+        if self.log in self._starting:
+            self.log.step(self._starting.pop(self.log))
+        if frame.program is None and not self.log.task.engine:
+            floor_s += self.machine.tensor_level.launch
+        self.log.work(part, floor_s, tail_s, asynchronous)
+
+
+def _startup(machine: Machine) -> float:
+    """Seconds until what a tensor-owning unit starts on its copy queue is under way, if nothing is before it."""
+    networks = [network for network in machine.networks if network.level == machine.tensor_level.name]
+    mechanisms = [m for network in networks for m in network.mechanisms if m.started_by == "host"]
+    return min((m.startup for m in mechanisms), default=0.0)
