@@ -9,7 +9,7 @@ number: those, and accesses outside a tile in shared memory or registers, are er
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -356,8 +356,6 @@ class Region:
             OutOfBoundsError: outside a tile in shared memory or registers.
         """
         array = self.home.array(frame) if array is None else array
-        if isinstance(array, Lanes):
-            array = self._private(array)
         begins = tuple([uniform(b(frame), frame, "where a tile begins") for b in self.begins])
         extents = self._fixed or tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
         block = Block(array, begins, extents)
@@ -367,14 +365,29 @@ class Region:
             )
         return block
 
-    def _private(self, lanes: Lanes) -> np.ndarray:
-        if lanes.lead:
-            raise UnsupportedError(f"a tile operation on {self.home.name!r}, which differs between threads")
-        return lanes.data
-
     def read(self, frame: Frame, array: np.ndarray | None = None) -> np.ndarray:
         """The region's elements, of the frame's instance or of `array`, as `load`."""
-        return self.load(frame, self.block(frame, array))
+        return self._agreed(frame) if self.home.lanes else self.load(frame, self.block(frame, array))
+
+    def _agreed(self, frame: Frame) -> np.ndarray:
+        """The elements of a thread-private buffer, if all threads that run hold the same.
+
+        Raises:
+            UsageError: they do not.
+        """
+        lanes, block = self.home.array(frame), self.block(frame)
+        tile = np.empty(block.extents, self.home.dtype)
+        for element, index in self._touched_lanes(frame, block, READ):
+            tile[element] = uniform(lanes.load(index, frame), frame, f"{self.home.name!r} as a whole tile")
+        return tile
+
+    def _touched_lanes(self, frame: Frame, block: Block, kind: str) -> Iterator[tuple[tuple, tuple]]:
+        """The elements of a block of a thread-private buffer: in the block, and in the buffer. Observers are told."""
+        lanes = self.home.array(frame)
+        for element in np.ndindex(block.extents):
+            index = tuple(b + i for b, i in zip(block.begins, element, strict=True))
+            self.home.touched_lanes(frame, kind, lanes, index)
+            yield element, index
 
     def load(self, frame: Frame, block: Block) -> np.ndarray:
         """A block's elements; a view where all of it lies inside, else a copy with the safe value outside."""
@@ -393,7 +406,16 @@ class Region:
 
     def write(self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None) -> None:
         """Assign `value`, of the region's extents, to the frame's instance or to `array` of `unit`; clipped."""
-        self.store(frame, self.block(frame, array), value, unit)
+        if self.home.lanes:
+            self._store_lanes(frame, value)
+        else:
+            self.store(frame, self.block(frame, array), value, unit)
+
+    def _store_lanes(self, frame: Frame, value: np.ndarray) -> None:
+        """The same in each active thread's instance of a thread-private buffer."""
+        lanes, block = self.home.array(frame), self.block(frame)
+        for element, index in self._touched_lanes(frame, block, WRITE):
+            lanes.store(index, convert(value[element], self.home.dtype), frame)
 
     def store(self, frame: Frame, block: Block, value: np.ndarray, unit: Unit | None = None) -> None:
         """The same for a block, of `unit` (default: the frame's)."""
@@ -414,7 +436,10 @@ class Region:
 
         Raises:
             OutOfBoundsError: it is not all inside.
+            UnsupportedError: it is of a thread-private buffer that differs between threads.
         """
+        if self.home.lanes:
+            return self._target_lanes(frame, reads)
         block = self.block(frame)
         if not block.within:
             raise self.home.out_of_bounds(frame, block.begins, block.array.shape)
@@ -424,3 +449,16 @@ class Region:
             self.home.touched(frame, READ, view)
         self.home.touched(frame, WRITE, view)
         return view
+
+    def _target_lanes(self, frame: Frame, reads: bool) -> np.ndarray:
+        """The same of a thread-private buffer, while all threads hold the same."""
+        lanes, block = self.home.array(frame), self.block(frame)
+        if lanes.lead:
+            raise UnsupportedError(
+                f"a tile operation that computes in {self.home.name!r}, which differs between threads",
+                hint="compute in a fragment: T.alloc_fragment",
+            )
+        for kind in (READ, WRITE) if reads else (WRITE,):
+            for _ in self._touched_lanes(frame, block, kind):
+                pass
+        return Block(lanes.data, block.begins, block.extents).view()

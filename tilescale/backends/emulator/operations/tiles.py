@@ -150,10 +150,11 @@ def _fill(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _fill_lanes(lanes: Lanes, target: Region, value: Any, frame: Frame) -> None:
-    begins = [uniform(b(frame), frame, "where a fill begins") for b in target.begins]
+    begins = [b(frame) for b in target.begins]
     extents = [uniform(e(frame), frame, "an extent") for e in target.extents]
     value = numerics.convert(value, target.home.dtype)
-    for index in product(*(range(b, b + e) for b, e in zip(begins, extents, strict=True))):
+    for element in np.ndindex(*extents):
+        index = tuple(b + i for b, i in zip(begins, element, strict=True))
         target.home.touched_lanes(frame, WRITE, lanes, index)
         lanes.store(index, value, frame)
 
