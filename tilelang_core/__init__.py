@@ -9,6 +9,7 @@
     specialise.py  which statements stock TileLang gives to a producer
     compile.py   lowering and compiling with the stock compiler
     accesses.py  what TileLang's own statements read and write
+    tuning.py    its kernels, profiler and tuner, to extend
     tl.py        names of TileLang's and TVM's operations
     tiles.py     typed views of TileLang's operations on tiles
     rules.py     what TileLang checks before it lowers

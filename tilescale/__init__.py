@@ -7,6 +7,7 @@
     tilescale.init              join the job          tilescale.Machine       machines as data
     tilescale.empty, zeros, from_tensor               tensors that peers can reach
     tilescale.use_machine       trace for a machine   tilescale.errors        one class per mistake
+    tilescale.autotune          the fastest configuration
     tilescale.ops               finished operators and layers for PyTorch
 
 Importing this package reads nothing, writes nothing and probes nothing; names load what they need when first used.
@@ -26,6 +27,7 @@ _HOMES = {
     "Report": "tilescale.backends.emulator.emulate",
     "Schedule": "tilescale.passes.overlap.schedule",
     "World": "tilescale.comm",
+    "autotune": "tilescale.runtime.tune",
     "compile": "tilescale.runtime.compile",
     "current_machine": "tilescale.hda.current",
     "emulate": "tilescale.backends.emulator.emulate",
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from tilescale.passes.overlap.schedule import Move, Schedule
     from tilescale.runtime.compile import compile, jit
     from tilescale.runtime.kernel import Kernel
+    from tilescale.runtime.tune import autotune
 
 
 def __getattr__(name: str) -> Any:

@@ -22,11 +22,6 @@ SCHEDULES = ("sequential", "overlap")
 
 def compile(  # noqa: A001 - TileLang's name
     func: ir.PrimFunc,
-    *,
-    machine: Machine | str | None = None,
-    schedule: str | Schedule = "sequential",
-    wait_s: float | None = None,
-    team: Team | None = None,
     out_idx: list[int] | int | None = None,
     execution_backend: str | None = None,
     target: Any = None,
@@ -34,6 +29,11 @@ def compile(  # noqa: A001 - TileLang's name
     verbose: bool | None = None,
     pass_configs: dict[str, Any] | None = None,
     compile_flags: list[str] | str | None = None,
+    *,
+    machine: Machine | str | None = None,
+    schedule: str | Schedule = "sequential",
+    wait_s: float | None = None,
+    team: Team | None = None,
 ) -> Kernel:
     """Bind a traced function to a machine.
 

@@ -21,12 +21,13 @@ from tilescale.passes.retrace import for_machine
 from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import check_writable, count_writes, readable, scalar
 from tilescale.program.model import Parameter, Program
+from tilescale.runtime.drop_in import DropIn
 from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule import describe
 
 
-class Kernel:
+class Kernel(DropIn):
     """A compiled program.
 
     Call it with this rank's tensors: every rank of the job calls it with its own (SPMD), a view's shards where the
@@ -77,10 +78,6 @@ class Kernel:
             UnsupportedError: the program uses levels that have no CUDA lowering, or the machine has no CUDA target.
         """
         return self._lowered(backends.generator()).source(self.options)
-
-    def get_kernel_source(self) -> str:
-        """`source`, under TileLang's name."""
-        return self.source
 
     @property
     def schedule(self) -> str:

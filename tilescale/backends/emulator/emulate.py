@@ -202,10 +202,6 @@ def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
     Raises:
         ArgumentError: an extent or a scalar that the program leaves open.
     """
-    units, coarser = 1, None
-    for name, extent in _launched(program, machine):
-        units *= machine.count(name, coarser) if extent is None else extent
-        coarser = name
     mine = []
     for parameter in program.parameters:
         shape = [ir.constant(n) for n in parameter.shape]
@@ -214,7 +210,16 @@ def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
                 f"{parameter.name!r} of {program.name} is known at launch only", hint="pass arguments for each unit"
             )
         mine.append(Shape(tuple(shape)))
-    return [mine] * units
+    return [mine] * units_of(program, machine)
+
+
+def units_of(program: Program, machine: Machine) -> int:
+    """How many units that own tensors a launch has; as many as the machine where it takes all."""
+    units, coarser = 1, None
+    for name, extent in _launched(program, machine):
+        units *= machine.count(name, coarser) if extent is None else extent
+        coarser = name
+    return units
 
 
 def _per_unit(program: Program, args: Sequence[Any]) -> list[list[Any]]:

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: MIT
+"""What TileLang offers around a compiled kernel, to extend: the kernel itself, its profiler, its tuner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tilelang.autotuner.capture import get_autotune_inputs
+from tilelang.autotuner.tuner import AutoTuneImpl
+from tilelang.backend.target import determine_target
+from tilelang.engine.param import KernelParam
+from tilelang.jit import JITImpl
+from tilelang.jit.kernel import JITKernel
+from tilelang.profiler import Profiler
+from tilelang.utils.tensor import TensorSupplyType, torch_assert_close
+
+__all__ = [
+    "AutoTuneImpl", "JITImpl", "JITKernel", "KernelParam", "Profiler", "TensorSupplyType", "assert_close",
+    "captured_inputs", "parameter", "target",
+]  # fmt: skip
+
+assert_close = torch_assert_close
+captured_inputs = get_autotune_inputs
+
+
+def parameter(dtype: Any, shape: Iterable[Any]) -> KernelParam:
+    """A parameter as TileLang's tools know it; a scalar has no shape."""
+    return KernelParam(dtype, [int(n) if hasattr(n, "value") else n for n in shape])
+
+
+def target(given: Any) -> Any:
+    """A compilation target as an object."""
+    return determine_target(given, return_object=True)
