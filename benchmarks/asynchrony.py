@@ -6,9 +6,9 @@
     python benchmarks/asynchrony.py                                           the works of one GPU
 
 Works: ag_gemm, gemm_rs, put, small_put, allreduce, mla_decode on all GPUs; gemm, cluster_gemm, mla_decode, plain_call
-on one. `race.py` says how they are measured. Kernels are first compiled by jobs beside one another, whose results the
-races find in TileLang's cache. Rows of each work are written when it is done. A step that takes too long ends the
-run; with --resume the next one goes on without the contender whose step it was.
+on one. `tilescale.tuning.race` says how they are measured. Kernels are first compiled by jobs beside one another, whose
+results the races find in TileLang's cache. Rows of each work are written when it is done. A step that takes too long
+ends the run; with --resume the next one goes on without the contender whose step it was.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / 
 import calls  # noqa: E402 - found through the path above
 import one_gpu  # noqa: E402
 import overlap  # noqa: E402
-from race import Heat  # noqa: E402
 from suite import Suite, command  # noqa: E402
+
+from tilescale.tuning.race import Heat  # noqa: E402
 
 
 def heats(quick: bool, gpus: int) -> Iterable[Heat]:

@@ -6,88 +6,9 @@ python benchmarks/curves.py collectives --to collectives.png
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from chart import command
 
-from chart import NOBODY, OTHERS, OURS, command, save
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-COLOURS = {"tilescale": OURS, "nccl": OTHERS, "symm_mem": "#009E73"}
-"""System -> the colour of its line (Okabe and Ito, 2008). Its contenders' names begin with its own."""
-PEAK = "put"
-"""The work whose fastest contender says what the wire carries."""
-
-Row = Mapping[str, Any]
-Point = tuple[float, float]
-
-
-def bytes_of(row: Row) -> int:
-    """Bytes of the tensor, of bfloat16."""
-    return 2 * row["shape"][0]
-
-
-def best(rows: Sequence[Row], system: str) -> list[Point]:
-    """Bytes and microseconds of a system: of several contenders, the fastest at each size."""
-    times: dict[int, float] = {}
-    for row in rows:
-        if row["contender"].split()[0] == system and row["us"] is not None:
-            times[bytes_of(row)] = min(row["us"], times.get(bytes_of(row), row["us"]))
-    return sorted(times.items())
-
-
-def limit(rows: Sequence[Row], peak: float) -> list[Point]:
-    """What sending alone takes: bytes that each GPU has to send, at the wire's `peak` in GB/s."""
-    times = {bytes_of(row): row["gb_s"] * row["us"] / peak for row in rows if "gb_s" in row}
-    return sorted(times.items())
-
-
-def peak_of(rows: Sequence[Row]) -> float:
-    """The fastest rate at which a GPU sends, GB/s."""
-    return max(row["gb_s"] for row in rows if row["work"] == PEAK and "gb_s" in row)
-
-
-def panel(axes: Axes, title: str, rows: Sequence[Row], peak: float) -> None:
-    """One collective in one mode."""
-    for system, colour in COLOURS.items():
-        points = best(rows, system)
-        if points:
-            axes.plot(*zip(*points, strict=True), color=colour, marker=".", markersize=4, linewidth=1.2, label=system)
-    points = limit(rows, peak)
-    axes.plot(*zip(*points, strict=True), color=NOBODY, linewidth=0.9, linestyle="--", label=f"wire, {peak:.0f} GB/s")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=1)
-    exponents = range(12, 30, 4)
-    axes.set_xticks([1 << n for n in exponents], [_size(1 << n) for n in exponents], fontsize=7)
-    axes.tick_params(axis="y", labelsize=7)
-    axes.set_title(title, fontsize=9, loc="left")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
-
-
-def draw(results: Mapping[str, Any], path: Path) -> None:
-    """Draw a results file as the picture's ending says, .svg or .png."""
-    rows, peak = results["rows"], peak_of(results["rows"])
-    works = list(dict.fromkeys(row["work"] for row in rows if row["work"] != PEAK))
-    modes = list(dict.fromkeys(row["mode"] for row in rows if row["work"] != PEAK))
-    figure = Figure(figsize=(4.2 * len(modes), 0.7 + 2.4 * len(works)), layout="constrained")
-    panels = figure.subplots(len(works), len(modes), squeeze=False)
-    for work, line in zip(works, panels, strict=True):
-        for mode, axes in zip(modes, line, strict=True):
-            own = [row for row in rows if (row["work"], row["mode"]) == (work, mode)]
-            if own:
-                panel(axes, f"{work}, {mode}", own, peak)
-    panels[0, 0].legend(fontsize=7, frameon=False)
-    where = f"{results['machine']['gpus']} x {results['machine']['gpu']}, {results['date'][:10]}"
-    figure.suptitle(f"{where}: us of a collective over the bytes of its tensor, bfloat16", fontsize=9)
-    save(figure, path)
-
+from tilescale.tuning.curves import draw
 
 if __name__ == "__main__":
     command(draw, __doc__)()

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 import trials
-from gpu_timers import TIMERS, machine, versions
-from race import Heat, line, race, record
 from steps import Steps
 
 import tilescale
+from tilescale.tuning.race import Heat, line, race, record
+from tilescale.tuning.timers import TIMERS, machine, versions
 
 
 def say(text: str, error: bool = False) -> None:

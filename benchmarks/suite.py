@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A suite of races, from the command line: kernels are compiled beforehand, works are raced, rows are written.
 
-`race.py` says how works are measured. Kernels are first compiled by jobs beside one another, whose results the races
-find in TileLang's cache. Rows of each work are written when it is done. A step that takes too long ends the run; with
---resume the next one goes on without the contender whose step it was.
+`tilescale.tuning.race` says how works are measured. Kernels are first compiled by jobs beside one another, whose
+results the races find in TileLang's cache. Rows of each work are written when it is done. A step that takes too long
+ends the run; with --resume the next one goes on without the contender whose step it was.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 import click
 import jobs
 import torch
-from gpu_timers import TIMERS
-from race import Heat
 from runs import Run, say
 
 import tilescale
+from tilescale.tuning.race import Heat
+from tilescale.tuning.timers import TIMERS
 
 COMPILE_S, ONE_GPU_S = 75.0, 120.0
 """Longest time for compiling beforehand, and for the works of one GPU."""

@@ -9,6 +9,8 @@ import pytest
 for _name in [name for name in os.environ if name.startswith("TILESCALE_")]:
     del os.environ[_name]
 
+os.environ["TILESCALE_CACHE_DIR"] = "/nonexistent/tilescale"  # whoever keeps something names a folder of its own
+
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests run side by side, and idle threads of OpenMP spin
 
 

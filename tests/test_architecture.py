@@ -42,11 +42,12 @@ MAY_IMPORT = {
     "backends": _LIBRARY,
     "runtime": _LIBRARY | {"backends", "language"},
     "ops": _LIBRARY | {"backends", "language", "runtime"},
-    "cli": _LIBRARY | {"backends", "language", "runtime", "ops"},
+    "tuning": _LIBRARY | {"backends", "language", "runtime", "ops"},
+    "cli": _LIBRARY | {"backends", "language", "runtime", "ops", "tuning"},
 }
 """Part of tilescale -> the other parts that it may import. The package's own `__init__` loads all lazily."""
 
-USES_CORE = {"program", "language", "cost", "passes", "backends", "runtime"}
+USES_CORE = {"program", "language", "cost", "passes", "backends", "runtime", "tuning"}
 """Parts that see TIR, through tilelang_core."""
 
 READS_ENVIRONMENT = {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import tilescale
+from tilescale.tuning import chart
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -38,8 +40,8 @@ def scripts() -> Iterator[Callable[[str], ModuleType]]:
 
 
 @pytest.fixture(scope="module")
-def race(scripts: Callable[[str], ModuleType]) -> ModuleType:
-    return scripts("race")
+def race() -> ModuleType:
+    return importlib.import_module("tilescale.tuning.race")
 
 
 class Alone:
@@ -232,9 +234,9 @@ def test_a_chart_shows_every_contender(race: ModuleType, scripts: Callable, tmp_
     rows += race.race(heat(race, "base"), Script({"base": [4]}), Alone(), 1)
     whole = {"machine": {"gpu": "G", "gpus": 2}, "versions": {}, "date": "2026-11-22T03:00:00+00:00", "rows": rows}
     for name in ("x.svg", "x.png"):
-        scripts("chart").draw(whole, tmp_path / name)
+        chart.draw(whole, tmp_path / name)
         assert (tmp_path / name).stat().st_size > 1000
-    assert scripts("chart").measure(rows[2], 2) == 0.5
+    assert chart.measure(rows[2], 2) == 0.5
 
 
 # -- what is measured --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tilescale.errors import UsageError
@@ -39,6 +40,7 @@ class Settings:
             between them (TILESCALE_CHECK).
         schedule_seed: the interleaving in which the emulator runs units where the caller does not say, None to take
             turns (TILESCALE_SCHEDULE_SEED).
+        cache: folder of what this user has measured and tuned (TILESCALE_CACHE_DIR).
     """
 
     timeout_s: float = 600.0
@@ -51,6 +53,7 @@ class Settings:
     progress: str = "auto"
     check: tuple[str, ...] = ("all",)
     schedule_seed: int | None = None
+    cache: Path = Path("~/.cache/tilescale").expanduser()
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -102,6 +105,13 @@ def _number(text: str) -> int:
     return int(text)
 
 
+def _folder(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.is_absolute():
+        raise ValueError(text)
+    return path
+
+
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
@@ -123,6 +133,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "progress": ("TILESCALE_PROGRESS", _progress, "auto, on or off"),
     "check": ("TILESCALE_CHECK", _names, "all, none, or names of checks with commas between them, e.g. races"),
     "schedule_seed": ("TILESCALE_SCHEDULE_SEED", _number, "a whole number from 0 on"),
+    "cache": ("TILESCALE_CACHE_DIR", _folder, "the absolute path of a folder, e.g. ~/.cache/tilescale"),
 }
 
 

@@ -10,10 +10,10 @@ import programs
 import torch
 import torch.distributed as dist
 import trials
-from race import Contender, Heat, Runner
 from trials import Case, checked, ours
 
 import tilescale
+from tilescale.tuning.race import Contender, Heat, Runner
 
 PUT_BLOCKS = 132
 SMALL = (1, 16, 64)

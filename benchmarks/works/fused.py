@@ -10,10 +10,10 @@ import overlap
 import torch
 import torch.distributed as dist
 import trials
-from race import Contender, Heat, Runner
 from trials import Case, checked
 
 import tilescale
+from tilescale.tuning.race import Contender, Heat, Runner
 
 LARGE, SMALL = (8192, 4096, 2048), (1024, 256, 128, 16)
 """Rows of all GPUs together. A small product takes less time than the host to ask for it, so it is raced in a graph."""

@@ -12,10 +12,10 @@ import programs
 import torch
 import trials
 from programs import Tiling
-from race import Contender, Heat, Runner
 from trials import Case, checked, ours
 
 import tilescale
+from tilescale.tuning.race import Contender, Heat, Runner
 
 SCRIPT = Path(__file__).resolve().parents[1] / "asynchrony.py"
 BATCH, HEADS, DIM, PE_DIM = 32, 128, 512, 64

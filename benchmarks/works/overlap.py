@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 import trials
 from programs import Tiling
-from race import Contender, Heat, Runner
 from trials import Case, checked, ours
 
 import tilescale
+from tilescale.tuning.race import Contender, Heat, Runner
 
 CHUNK_ROWS = 512
 """Rows that travel together, at most."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from race import Contender, Runner
 
 import tilescale
+from tilescale.tuning.race import Contender, Runner
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
 WAIT_S = 3.0

@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm
 import trials
 from calls import Put
-from race import Contender, Heat, Runner
 from trials import Case, checked, ours
 
 import tilescale
+from tilescale.tuning.race import Contender, Heat, Runner
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = tuple(4 * KIB << n for n in range(17))

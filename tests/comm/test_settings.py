@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tilescale.errors import UsageError
@@ -18,9 +20,10 @@ def test_defaults_and_values() -> None:
         "TILESCALE_PROGRESS": "0",
         "TILESCALE_CHECK": "races, uninitialized",
         "TILESCALE_SCHEDULE_SEED": "7",
+        "TILESCALE_CACHE_DIR": "/tmp/kept",
     }
     wanted = {"check": ("races", "uninitialized"), "schedule_seed": 7, "progress": "off", "emulate": True}
-    assert Settings.from_env(env) == Settings(timeout_s=2.5, machine="h200-sxm-8", **wanted)
+    assert Settings.from_env(env) == Settings(timeout_s=2.5, machine="h200-sxm-8", cache=Path("/tmp/kept"), **wanted)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,7 @@ def test_defaults_and_values() -> None:
         ("TILESCALE_PROGRESS", "loud", "auto, on or off"),
         ("TILESCALE_CHECK", "races,", "all, none, or names of checks"),
         ("TILESCALE_SCHEDULE_SEED", "-1", "a whole number from 0 on"),
+        ("TILESCALE_CACHE_DIR", "kept", "the absolute path of a folder"),
     ],
 )
 def test_bad_text_lists_what_is_valid(variable: str, text: str, valid: str) -> None:

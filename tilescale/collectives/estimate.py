@@ -176,11 +176,15 @@ def _carried(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray, wanted:
             continue
         mine = np.flatnonzero(bundle.carrier == number)
         # What the host starts it starts one after the other; programs start all at once.
-        waits = [m.startup * (by_source[mine] if m.started_by == "host" else np.ones(len(mine))) for m in offers]
-        rates = [min(m.put or 0.0, carriers.bandwidth) for m in offers]
-        fastest = np.argmin([w + size[mine] / rate for w, rate in zip(waits, rates, strict=True)], axis=0)
-        startup[mine] = np.choose(fastest, waits) * (size[mine] > 0)
-        share[mine] = np.choose(fastest, rates) / carriers.bandwidth
+        starts = [by_source[mine] if m.started_by == "host" else np.ones(len(mine)) for m in offers]
+        times = [
+            m.seconds(size[mine], bandwidth=carriers.bandwidth, starts=s) for m, s in zip(offers, starts, strict=True)
+        ]
+        fastest = np.argmin(times, axis=0)
+        waits = np.choose(fastest, [m.startup * s for m, s in zip(offers, starts, strict=True)])
+        rates = np.choose(fastest, [min(m.put or 0.0, carriers.bandwidth) for m in offers])
+        startup[mine] = waits * (size[mine] > 0)
+        share[mine] = rates / carriers.bandwidth
     return startup, share
 
 

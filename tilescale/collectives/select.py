@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The choice of an algorithm: one function for the emulator, the simulation and back ends that generate code.
 
-What is asked for is taken, or refused; else the fastest of what the caller has, by the estimate of its rounds over the
-machine's links. Estimates that differ by less than `TIE` say nothing: then the caller's first is taken.
+What is asked for is taken, or refused; else the fastest of what the caller has: as measured, where all of them were at
+such sizes, else by the estimate of their rounds over the machine's links. Estimates that differ by less than `TIE` say
+nothing: then the caller's first is taken.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tilescale.collectives.estimate import estimate
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
 from tilescale.collectives.routes import Sizes
 from tilescale.collectives.table import names, records
+from tilescale.cost.calibrated import in_force, measured
 from tilescale.cost.choose import UNKNOWN_BYTES, Choice, compared, first_of_the_fastest
 from tilescale.errors import NoPathError, UnsupportedError
 from tilescale.hda import Machine
@@ -97,6 +99,9 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
     able = [name for name in available.names if name not in available.on_request] or [*available.names]
     if len(able) < 2 or len(wanted.units) == 1 or wanted.form not in (TENSORS, TILES):
         return Choice(able[0], "the only one" if len(able) == 1 else "nothing to compare")
+    if known := measured_times(machine, wanted, able):
+        best = min(known, key=lambda time: time[1])[0]
+        return Choice(best, compared(best, known, wanted.nbytes, "measured"))
     try:
         times = [(name, seconds(machine, wanted, name)) for name in able]
     except NoPathError:
@@ -105,12 +110,27 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
     return Choice(best, compared(best, times, wanted.nbytes))
 
 
+def measured_times(machine: Machine, wanted: Wanted, able: Sequence[str]) -> list[tuple[str, float]]:
+    """Seconds of algorithms as they were measured on a machine; [] unless that is known of all of them.
+
+    Who was measured beside who is estimated would compare the estimate's errors.
+    """
+    data = measured(machine)
+    is_like_those = wanted.form == TENSORS and wanted.level == machine.tensor_level.name and not wanted.function
+    if data is None or not is_like_those or wanted.nbytes is None:
+        return []
+    count, nbytes = len(wanted.units), wanted.nbytes
+    times = [(name, data.collective_s(wanted.operation, name, count, nbytes)) for name in able]
+    known = [(name, seconds) for name, seconds in times if seconds is not None]
+    return known if len(known) == len(able) else []
+
+
 def seconds(machine: Machine, wanted: Wanted, name: str) -> float:
     """What an algorithm takes between units that own tensors, or whose programs bring tiles of such."""
     nbytes: float = UNKNOWN_BYTES if wanted.nbytes is None else wanted.nbytes
     operation, nbytes = moved(wanted.operation, name, len(wanted.units), nbytes, wanted.function)
-    level = machine.tensor_level.name
-    return estimate(machine, level, operation, name, nbytes, units=wanted.units, sizes=dict(wanted.sizes)).seconds
+    known, level = in_force(machine), machine.tensor_level.name
+    return estimate(known, level, operation, name, nbytes, units=wanted.units, sizes=dict(wanted.sizes)).seconds
 
 
 def moved(operation: str, name: str, units: int, nbytes: float, function: bool) -> tuple[str, float]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What things cost on a machine, and the choices that follow.
 
+measured.py     points that were measured, as files
+calibrated.py   which measurements are in force, and the machine with their numbers
 choose.py       which mechanism moves a tile or tensor, and which implementation a collective takes
 operations.py   the same for operations of a program: sizes and memory read off the IR
 """

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which mechanism moves a tile: pure functions of the machine's numbers.
-
-Times follow the postal model (latency and start-up for each message, bytes over bandwidth; Bar-Noy and Kipnis, 1994).
-"""
+"""Which mechanism moves a tile: pure functions of the machine's numbers, by `Mechanism.seconds`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,10 +92,10 @@ def reason_against(mechanism: Mechanism, wanted: Transfer) -> str | None:
 
 def transfer_time(network: Network, mechanism: Mechanism, wanted: Transfer) -> float:
     """Seconds until a transfer has arrived, each unit's programs sharing its links."""
-    rate = mechanism.rate(wanted.operation) or 0.0
+    each = math.inf
     if not wanted.whole:
-        rate = min(rate / wanted.programs, mechanism.per_program or rate)
-    return network.latency + mechanism.startup + _size(wanted.nbytes) / rate
+        each = min((mechanism.rate(wanted.operation) or 0.0) / wanted.programs, mechanism.per_program or math.inf)
+    return network.latency + mechanism.seconds(_size(wanted.nbytes), wanted.operation, bandwidth=each)
 
 
 def _size(nbytes: int | None) -> int:
@@ -110,9 +108,9 @@ def first_of_the_fastest(times: Sequence[tuple[str, float]]) -> str:
     return next(name for name, seconds in times if seconds <= least * (1 + TIE))
 
 
-def compared(best: str, times: Sequence[tuple[str, float]], nbytes: int | None) -> str:
-    """In words: the estimate of what was chosen beside those of the others."""
+def compared(best: str, times: Sequence[tuple[str, float]], nbytes: int | None, how: str = "estimated") -> str:
+    """In words: the time of what was chosen beside those of the others, and how they are known."""
     what = format_bytes(nbytes) if nbytes is not None else "a size known at launch, taken as large"
     others = [f"{name} {format_time(seconds)}" for name, seconds in times if name != best]
     mine = dict(times)[best]
-    return f"estimated {format_time(mine)} for {what}" + (f"; {', '.join(others)}" if others else "")
+    return f"{how} {format_time(mine)} for {what}" + (f"; {', '.join(others)}" if others else "")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilelang_core import ir
+from tilescale.cost.calibrated import in_force
 from tilescale.cost.choose import Choice, Transfer, mechanism
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine, Network
@@ -32,7 +33,7 @@ def copy_choice(
     Raises:
         UnsupportedError: what `impl=` asks for, or every mechanism, cannot do it.
     """
-    network = network_of(call, machine, sizes)
+    network = network_of(call, in_force(machine), sizes)
     copy = Copy.of(call)
     if network is None:
         raise UnsupportedError(f"no network of {machine.name} connects units of level {copy.level!r}")

@@ -7,8 +7,10 @@ bytes/s, latencies in seconds, clocks in Hz, rates in operations/s (a fused mult
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilescale.hda.schema import spec
 
@@ -32,6 +34,9 @@ KINDS = ("lanes", "program", "cluster", "unit")
 SCOPES = ("fragment", "shared", "global", "host")
 OPERATIONS = ("put", "get", "reduce")
 STARTERS = ("program", "host")
+Size = Any
+"""A number, or an array of numbers."""
+
 TOPOLOGIES = ("switch", "ring", "mesh", "torus", "point-to-point", "graph")
 
 
@@ -146,6 +151,21 @@ class Mechanism:
         """Bandwidth of "put", "get" or "reduce" in bytes/s; None where it is not offered."""
         rate: float | None = getattr(self, operation)
         return rate
+
+    def seconds(
+        self, nbytes: Size, operation: str = "put", *, bandwidth: float = math.inf, starts: float | Size = 1
+    ) -> Size:
+        """Seconds from the start of a transfer until its last byte has left: the one formula for all of them.
+
+        Start-up and bytes over the rate, as in the postal model (Bar-Noy and Kipnis, 1994); the latency of the way is
+        the network's. The mechanism must offer the operation.
+
+        Args:
+            nbytes: a number, or an array of them.
+            bandwidth: what there is for this transfer, bytes/s, if that is less than the mechanism's rate.
+            starts: how many start-ups count: none where others are under way meanwhile, several where they queue.
+        """
+        return starts * self.startup + nbytes / min(self.rate(operation) or 0.0, bandwidth)
 
 
 @dataclass(frozen=True, kw_only=True)

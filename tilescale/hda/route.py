@@ -100,8 +100,7 @@ class Path:
             raise UnsupportedError(
                 f"no {wanted} from {self.level} {self.a} to {self.level} {self.b}", hint=f"its mechanisms are {known}"
             )
-        rates = ((m.startup, min(m.rate(operation) or 0.0, self.bandwidth)) for m in offers)
-        return self.latency + min(startup + nbytes / rate for startup, rate in rates)
+        return self.latency + min(m.seconds(nbytes, operation, bandwidth=self.bandwidth) for m in offers)
 
 
 def path(machine: Machine, level: str, a: int, b: int, sizes: Mapping[str, int | Sequence[int]]) -> Path:

@@ -2,9 +2,9 @@
 """What a collective and the grid beside it take, in order and overlapped: a few numbers of the machine, no simulation.
 
 The grid takes as long as its arithmetic, or as reading and writing each of its tensors once (the roofline model,
-Williams, Waterman and Patterson, 2009). A chunk takes a latency and its bytes over the rate of what moves it (the
-postal model); its start-up is over while others go before it, so only that of the first counts. Overlapped, the grid
-goes on through the chunks in the order in which they come, or go.
+Williams, Waterman and Patterson, 2009). A chunk takes a latency and the time of what moves it (`Mechanism.seconds`);
+its start-up is over while others go before it, so only that of the first counts. Overlapped, the grid goes on through
+the chunks in the order in which they come, or go.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Travel:
 
     def sending(self, rows: int) -> float:
         """Seconds for some rows to another unit; the queue has begun before."""
-        return self.network.latency + rows * self.row_bytes / (self.queue.put or self.network.bandwidth)
+        return self.network.latency + self.queue.seconds(rows * self.row_bytes, starts=0)
 
     def keeping(self, rows: int) -> float:
         """Seconds for some rows to another place of the unit's own memory."""

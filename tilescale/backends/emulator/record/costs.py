@@ -354,7 +354,7 @@ def _way(
     offers = choose([m for m in path.mechanisms if m.rate(operation)])
     if not offers:
         return Way(clock.rates.over(path, nbytes, 1.0), 0.0, 0.0, path.latency)
-    best = min(offers, key=lambda m: m.startup + nbytes / m.rate(operation))
+    best = min(offers, key=lambda m: m.seconds(nbytes, operation, bandwidth=path.bandwidth))
     rate = min(best.rate(operation), path.bandwidth)
     demands: dict[Hashable, float] = dict(clock.rates.over(path, nbytes, rate / path.bandwidth))
     if by_program and best.per_program:

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""Measurements are read as they were written, say what is wrong with them, and are what machines and choices follow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cost.support import CALIBRATION, keep
+from tilescale.collectives import TENSORS, Available, Wanted, select
+from tilescale.cost.calibrated import calibrated, fit, in_force, measured
+from tilescale.cost.measured import DATA, Collective, Measured, Wire
+from tilescale.errors import UsageError
+from tilescale.hda import Machine
+
+KIB, MIB = 1 << 10, 1 << 20
+H200 = Machine.load("h200-sxm-8")
+SHIPPED = sorted(DATA.glob("*.json"))
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_files_are_of_machines_and_say_where_their_points_come_from(path: Path):
+    data = Measured.load(path)
+    assert data.machine == path.stem and data.machine in Machine.names() and not data.simulated
+    assert data.gpu and data.versions and data.date[:4].isdigit()
+    points = (*data.wires, *data.flags, *data.launches, *data.products, *data.collectives, *data.contention)
+    assert points and all(point.source for point in points)
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    (tmp_path / "data.json").write_text(CALIBRATION.text)
+    assert Measured.load(tmp_path / "data.json") == CALIBRATION
+    assert CALIBRATION.text.count("\n  {") == 9, "a line for each point"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"format": 7}, "it is not of format 1"),
+        ({"speed": 3}, "the file has speed, which nobody knows"),
+        ({"date": None}, "the file has no date"),
+        ({"flags": [{"nbytes": 0}]}, r"flags\[0\] has no us"),
+        ({"flags": [{"nbytes": 0, "us": 1.0}, {"nbytes": 0, "us": -1.0}]}, r"flags\[1\] has no value above 0"),
+        ({"wires": ["fast"]}, r"wires\[0\] is no object"),
+    ],
+)
+def test_a_file_of_another_form_says_what_is_wrong(tmp_path: Path, change: dict, fault: str):
+    text = {key: value for key, value in {**json.loads(CALIBRATION.text), **change}.items() if value is not None}
+    (tmp_path / "data.json").write_text(json.dumps(text))
+    with pytest.raises(UsageError, match=fault) as caught:
+        Measured.load(tmp_path / "data.json")
+    assert str(tmp_path / "data.json") in str(caught.value) and "tilescale calibrate" in str(caught.value)
+
+
+def test_half_a_file_is_no_measurement(tmp_path: Path):
+    (tmp_path / "data.json").write_text(CALIBRATION.text[:-20])
+    with pytest.raises(UsageError, match="holds no measurements"):
+        Measured.load(tmp_path / "data.json")
+
+
+# -- machines ----------------------------------------------------------------------------------------------------------
+
+
+@given(startup=st.floats(1e-7, 1e-4), rate=st.floats(1e9, 1e12))
+def test_a_fit_finds_what_the_wires_follow(startup: float, rate: float):
+    sizes = [1 << n for n in range(10, 31, 2)]
+    points = [(n, n / (startup + n / rate)) for n in sizes]
+    wires = [Wire(mechanism="dma", operation="put", nbytes=n, gb_s=each / 1e9) for n, each in points]
+    assert fit(wires) == (pytest.approx(startup, rel=1e-3), pytest.approx(rate, rel=1e-3))
+
+
+def test_one_size_says_nothing_of_the_start_up():
+    assert fit([Wire(mechanism="dma", operation="put", nbytes=MIB, gb_s=100)] * 3) == (None, 100e9)
+    assert fit([Wire(mechanism="dma", operation="put", gb_s=100)]) == (None, 100e9)
+
+
+def test_the_built_in_description_has_the_shipped_numbers():
+    """Within what rounding and the choice of points leave."""
+    machine = calibrated(H200)
+    ours, theirs = (m.network("device") for m in (H200, machine))
+    assert theirs.latency == pytest.approx(ours.latency, rel=0.05)
+    for mechanism in ours.mechanisms:
+        found = theirs.mechanism(mechanism.name)
+        assert found.put == pytest.approx(mechanism.put, rel=0.03)
+        assert found.startup == pytest.approx(mechanism.startup, rel=0.05, abs=1e-9)
+    assert machine.tensor_level.launch == H200.tensor_level.launch
+    rates = (m.rate("device", "tensor", "bfloat16", sustained=True) for m in (H200, machine))
+    assert next(rates) == pytest.approx(next(rates), rel=0.05)
+    assert machine.network("device", "node").name == "nvlink" and machine.networks[-1] == H200.networks[-1]
+
+
+def test_what_nobody_measured_stays_as_described():
+    nothing = replace(CALIBRATION, wires=(), flags=(), launches=(), products=())
+    assert calibrated(H200, nothing) == H200
+
+
+def test_measurements_are_of_one_machine(environment):
+    with pytest.raises(UsageError, match="measurements of h200-sxm-8, not of wafer-mesh"):
+        calibrated("wafer-mesh", CALIBRATION)
+    with pytest.raises(UsageError, match="nobody has measured wafer-mesh here"):
+        calibrated("wafer-mesh")
+
+
+def test_the_newest_calibration_is_in_force(environment, tmp_path: Path):
+    environment(TILESCALE_CACHE_DIR=str(tmp_path))
+    assert measured(H200).source != CALIBRATION.source and in_force(H200) == H200
+    keep(tmp_path, replace(CALIBRATION, date="2027-01-01T00:00:00+00:00"))
+    keep(tmp_path, replace(CALIBRATION, date="2026-01-01T00:00:00+00:00"))
+    keep(tmp_path, replace(CALIBRATION, date="2028-01-01T00:00:00+00:00", simulated=True))
+    environment(TILESCALE_CACHE_DIR=str(tmp_path))
+    assert measured(H200).date.startswith("2027")
+    assert in_force(H200).network("device").mechanism("copy_engine").put == pytest.approx(200e9)
+    assert in_force(H200).digest != H200.digest
+
+
+# -- choices -----------------------------------------------------------------------------------------------------------
+
+
+def curve(algorithm: str, *points: tuple[int, float]) -> list[Collective]:
+    return [Collective(operation="allreduce", algorithm=algorithm, units=2, nbytes=n, us=us) for n, us in points]
+
+
+def test_between_two_sizes_times_lie_on_a_line_of_the_chart():
+    data = replace(CALIBRATION, collectives=tuple(curve("ring", (KIB, 2.0), (16 * KIB, 8.0), (64 * KIB, 10.0))))
+    found = [data.collective_s("allreduce", "ring", 2, n) for n in (KIB, 4 * KIB, 16 * KIB, 64 * KIB)]
+    assert found == pytest.approx([2e-6, 4e-6, 8e-6, 10e-6])
+    for other in (("ring", 2, KIB - 1), ("ring", 2, 65 * KIB), ("ring", 4, KIB), ("direct", 2, KIB)):
+        assert data.collective_s("allreduce", *other) is None
+
+
+def test_the_choice_follows_what_was_measured(environment, tmp_path: Path):
+    able = Available(("one_shot", "two_shot"))
+    wanted = Wanted("allreduce", TENSORS, "device", (0, 1), (), 8 * KIB)
+    environment(TILESCALE_CACHE_DIR=str(tmp_path))
+    assert select(H200, wanted, able).name == "one_shot"
+    both = curve("one_shot", (KIB, 9.0), (MIB, 90.0)) + curve("two_shot", (KIB, 4.0), (MIB, 200.0))
+    keep(tmp_path, replace(CALIBRATION, collectives=tuple(both)))
+    environment(TILESCALE_CACHE_DIR=str(tmp_path))
+    small, large = select(H200, wanted, able), select(H200, replace(wanted, nbytes=MIB), able)
+    assert small.name == "two_shot" and small.reason.startswith("measured") and "one_shot" in small.reason
+    assert large.name == "one_shot"
+    # Without a measurement of one of them, and for other numbers of units, all are estimated.
+    for other in (replace(wanted, nbytes=2 * MIB), replace(wanted, units=(0, 1, 2)), replace(wanted, nbytes=None)):
+        assert select(H200, other, able).reason.startswith("estimated")
+    assert "measured" not in select(H200, wanted, Available(("one_shot", "two_shot", "nccl"))).reason

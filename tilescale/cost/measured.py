@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: MIT
+"""What was measured on a machine: typed points, read from and written to dated JSON files.
+
+A file has one kind of point a list. Times are microseconds, rates 1e9 bytes/s; each is the median of what was measured,
+on the slowest rank, with the smallest and the largest beside it where that is known. `source` says where a point comes
+from, where not all of a file's points have the origin that the file names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tilescale.errors import UsageError
+
+FORMAT = 1
+"""Number of the files' form."""
+
+DATA = Path(__file__).with_name("data")
+"""Folder of the measurements that are shipped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """A transfer between two units that own tensors.
+
+    Attributes:
+        mechanism: as the machine's description names it.
+        operation: "put" or "get".
+        nbytes: of a transfer; None for a large one whose size was not noted.
+        programs: that moved it together; None for what the host starts, and for as many as a unit runs at once.
+    """
+
+    mechanism: str
+    operation: str
+    gb_s: float
+    nbytes: int | None = None
+    programs: int | None = None
+    spread: tuple[float, float] | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """From one unit's store of `nbytes` and a flag until another one has seen them."""
+
+    nbytes: int
+    us: float
+    spread: tuple[float, float] | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a grid that does nothing takes. `mode`: "graph" for launches within a graph, "eager" for one by one."""
+
+    mode: str
+    us: float
+    spread: tuple[float, float] | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A matrix product of `shape` (M, N, K) on one unit that owns tensors; `by`: who made it, e.g. "cublas"."""
+
+    shape: tuple[int, int, int]
+    dtype: str
+    by: str
+    us: float
+    spread: tuple[float, float] | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective of whole tensors.
+
+    Attributes:
+        operation: as in the language.
+        algorithm: as `impl=` takes it; another system's kernel has the system before it.
+        units: that took part.
+        nbytes: of the whole tensor: the result of an all-gather, the tensor of one unit elsewhere.
+        mode: "graph" or "eager".
+    """
+
+    operation: str
+    algorithm: str
+    units: int
+    nbytes: int
+    us: float
+    mode: str = "graph"
+    dtype: str = "bfloat16"
+    spread: tuple[float, float] | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contention:
+    """A matrix product while copies of `mechanism` go on beside it: its time through that without them."""
+
+    mechanism: str
+    shape: tuple[int, int, int]
+    dtype: str
+    ratio: float
+    spread: tuple[float, float] | None = None
+    source: str = ""
+
+
+Point = TypeVar("Point", Wire, Flag, Launch, Product, Collective, Contention)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """All that was measured on a machine at one time.
+
+    Attributes:
+        machine: name of the description.
+        gpu: what it was in fact; "" for simulated time.
+        units: that took part.
+        date: ISO, UTC.
+        versions: of what ran.
+        source: where the points come from.
+        simulated: whether the times are the emulator's, so that they say nothing of the hardware.
+    """
+
+    machine: str
+    date: str
+    units: int
+    gpu: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    simulated: bool = False
+    wires: tuple[Wire, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    launches: tuple[Launch, ...] = ()
+    products: tuple[Product, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    contention: tuple[Contention, ...] = ()
+
+    @classmethod
+    def load(cls, path: Path) -> Measured:
+        """The contents of a file.
+
+        Raises:
+            UsageError: it cannot be read, or is not of this form; which file, and where.
+        """
+        try:
+            text = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(text, dict) or text.pop("format", None) != FORMAT:
+                raise ValueError(f"it is not of format {FORMAT}")
+            return _measured(text)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"{path} holds no measurements: {error}", hint="remove the file, or measure again: tilescale calibrate"
+            ) from None
+
+    @property
+    def text(self) -> str:
+        """The file's contents: JSON with a line for each point."""
+        about = {"format": FORMAT, **{f.name: getattr(self, f.name) for f in fields(self) if f.name not in KINDS}}
+        parts = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in about.items()]
+        for name in KINDS:
+            lines = ",\n".join(f"  {json.dumps(_plain(point))}" for point in getattr(self, name))
+            parts.append(f' "{name}": [\n{lines}\n ]' if lines else f' "{name}": []')
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+
+    def collective_s(self, operation: str, algorithm: str, units: int, nbytes: float) -> float | None:
+        """Seconds of a collective, between the sizes that were measured; None if it was not, or not at such sizes.
+
+        Between two sizes the time is taken to be a power of the bytes: a line in a doubly logarithmic chart.
+        """
+        curve = sorted(
+            (p.nbytes, p.us)
+            for p in self.collectives
+            if (p.operation, p.algorithm, p.units, p.mode) == (operation, algorithm, units, "graph")
+        )
+        if not curve or not curve[0][0] <= nbytes <= curve[-1][0]:
+            return None
+        place = next(i for i, (size, _) in enumerate(curve) if size >= nbytes)
+        (size, us), (before, least) = curve[place], curve[max(place - 1, 0)]
+        share = 0.0 if size == before else (math.log(nbytes) - math.log(before)) / (math.log(size) - math.log(before))
+        return least ** (1 - share) * us**share * 1e-6 if share else us * 1e-6
+
+
+KINDS: dict[str, type] = {
+    "wires": Wire,
+    "flags": Flag,
+    "launches": Launch,
+    "products": Product,
+    "collectives": Collective,
+    "contention": Contention,
+}
+"""Field of `Measured` -> the points in it."""
+
+
+def _measured(text: dict[str, Any]) -> Measured:
+    for name, kind in KINDS.items():
+        text[name] = tuple(_point(kind, f"{name}[{i}]", entry) for i, entry in enumerate(text.get(name, ())))
+    return _made(Measured, "the file", text)
+
+
+def _point(kind: type[Point], where: str, entry: Any) -> Point:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} is no object")
+    point = _made(kind, where, {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
+    values = [getattr(point, name) for name in ("us", "gb_s", "ratio") if hasattr(point, name)]
+    if not all(isinstance(value, int | float) and math.isfinite(value) and value > 0 for value in values):
+        raise ValueError(f"{where} has no value above 0: {values}")
+    return point
+
+
+Made = TypeVar("Made")
+
+
+def _made(kind: type[Made], where: str, entry: dict[str, Any]) -> Made:
+    """A record of a dictionary's items. Raises ValueError for unknown and missing ones."""
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    needed = {name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING}
+    if wrong := sorted(entry.keys() - known.keys()):
+        raise ValueError(f"{where} has {', '.join(wrong)}, which nobody knows")
+    if missing := sorted(needed - entry.keys()):
+        raise ValueError(f"{where} has no {', '.join(missing)}")
+    return kind(**entry)
+
+
+def _plain(point: Any) -> dict[str, Any]:
+    """A point's fields, without those that say nothing."""
+    return {key: value for key, value in asdict(point).items() if value not in (None, "")}
