@@ -13,8 +13,8 @@ from tvm.tirx import stmt_functor
 from tilelang_core import tl
 
 __all__ = [
-    "BLOCK_ORDER", "LAUNCH", "address_of", "at", "call", "copy_nest", "elected", "evaluate", "extern", "extern_name",
-    "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker", "parallel",
+    "BLOCK_ORDER", "LAUNCH", "address_of", "at", "beginning", "call", "copy_nest", "elected", "evaluate", "extern",
+    "extern_name", "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker", "parallel",
     "parameter_buffer", "recall", "region", "register_limit", "relaunched", "renamed", "rewrite", "sequence",
     "specialized", "tile_call",
 ]  # fmt: skip
@@ -132,6 +132,11 @@ def region(buffer: tirx.Buffer, begins: Sequence[Any], extents: Sequence[Any], a
     """A region argument of a tile operation; access is "r", "w" or "rw"."""
     mode = {"r": 1, "w": 2, "rw": 3}[access]
     return call(tl.REGION, tirx.BufferLoad(buffer, list(begins)), mode, *extents)
+
+
+def beginning(area: tirx.Call, begins: Sequence[Any]) -> tirx.Call:
+    """The same region argument, beginning elsewhere."""
+    return recall(area, [tirx.BufferLoad(area.args[0].buffer, list(begins)), *area.args[1:]])
 
 
 def tile_call(name: str, *args: Any, **annotations: Any) -> tirx.Stmt:

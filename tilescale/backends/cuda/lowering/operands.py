@@ -46,8 +46,7 @@ def _tiles(call: ir.Call) -> Sequence[ir.Call]:
 def _operand(arg: Any, settled: Any) -> Any:
     """An operand; of a flag its index."""
     if ir.op_name(arg) == tl.REGION:
-        load = arg.args[0]
-        return tir.recall(arg, [ir.BufferLoad(load.buffer, [settled(i) for i in load.indices]), *arg.args[1:]])
+        return tir.beginning(arg, [settled(begin) for begin in ir.region_parts(arg)[1]])
     return settled(arg)
 
 
