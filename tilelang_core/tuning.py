@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import tvm
 from tilelang.autotuner.capture import get_autotune_inputs
 from tilelang.autotuner.tuner import AutoTuneImpl
 from tilelang.backend.target import determine_target
@@ -17,7 +18,7 @@ from tilelang.utils.tensor import TensorSupplyType, torch_assert_close
 
 __all__ = [
     "AutoTuneImpl", "JITImpl", "JITKernel", "KernelParam", "Profiler", "TensorSupplyType", "assert_close",
-    "captured_inputs", "parameter", "target",
+    "captured_inputs", "parameter", "target", "wrong_target",
 ]  # fmt: skip
 
 assert_close = torch_assert_close
@@ -27,6 +28,17 @@ captured_inputs = get_autotune_inputs
 def parameter(dtype: Any, shape: Iterable[Any]) -> KernelParam:
     """A parameter as TileLang's tools know it; a scalar has no shape."""
     return KernelParam(dtype, [int(n) if hasattr(n, "value") else n for n in shape])
+
+
+def wrong_target(given: Any) -> str | None:
+    """What is wrong with a compilation target; None for one that TileLang knows, on this computer or another."""
+    if given is None or given in ("auto", "cutedsl") or given in tvm.target.Target.list_kinds():
+        return None
+    try:
+        determine_target(given, return_object=True)
+    except Exception as error:  # noqa: BLE001 - TileLang and TVM raise what they come upon
+        return str(error).splitlines()[0] if isinstance(error, AssertionError | ValueError) else type(error).__name__
+    return None
 
 
 def target(given: Any) -> Any:

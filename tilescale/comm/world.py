@@ -18,7 +18,7 @@ from tilescale.comm.lifeline import Lifeline, LifelineServer
 from tilescale.comm.session import Session
 from tilescale.comm.team import Team
 from tilescale.comm.transport import Transport
-from tilescale.errors import LaunchError, UsageError
+from tilescale.errors import LaunchError, UsageError, check_type
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def init(*, timeout_s: float | None = None) -> World:
     global _world
     if _world is None:
         limit = settings().timeout_s if timeout_s is None else timeout_s
+        check_type("timeout_s", limit, "a number of seconds", int, float)
         if limit <= 0:
             raise UsageError(f"timeout_s={limit}", hint="give a number of seconds above 0")
         _world = _enter(join(os.environ, limit), limit)

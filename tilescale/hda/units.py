@@ -13,12 +13,14 @@ from collections.abc import Callable
 from fractions import Fraction
 
 __all__ = [
+    "DTYPES",
     "EXAMPLES",
     "format_bandwidth",
     "format_bytes",
     "format_clock",
     "format_rate",
     "format_time",
+    "is_dtype",
     "parse",
 ]
 
@@ -30,6 +32,13 @@ EXAMPLES = {
     "rate": '"989 TFLOP/s"',
 }
 """The kinds of quantity, each with an example that `parse` accepts."""
+
+_DTYPE = re.compile(
+    r"bfloat16|tfloat32|float(16|32|64)|float8_(e4m3|e5m2|e3m4|e8m0)(fn|fnuz|fnu)?|float6_(e2m3|e3m2)(fn)?"
+    r"|float4_e2m1(fn)?|u?int(1|2|4|8|16|32|64)|bool"
+)
+DTYPES = "float16, bfloat16, tfloat32, float8_e4m3, float4_e2m1, int8, ..."
+"""Data types that a description may name, for messages."""
 
 _DECIMAL = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
@@ -76,6 +85,11 @@ def parse(text: object, kind: str, clock: float | None = None) -> float | int:
             raise ValueError(f"expected {expected} that is a whole number of bytes")
         return int(value)
     return float(value)
+
+
+def is_dtype(name: str) -> bool:
+    """Whether a machine may have a rate for a data type of this name."""
+    return _DTYPE.fullmatch(name) is not None
 
 
 def _scale(unit: re.Match[str]) -> Fraction:

@@ -11,6 +11,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
+from types import NoneType
 from typing import Any
 
 from tilelang_core import ir
@@ -19,7 +20,7 @@ from tilescale.backends.emulator.checks import observers
 from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.record.recorder import Clock
 from tilescale.backends.emulator.run import Activity, Run
-from tilescale.errors import ArgumentError, LaunchError, Location, UsageError
+from tilescale.errors import ArgumentError, LaunchError, Location, UsageError, check_type
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.passes.pipeline import analyse
@@ -131,7 +132,7 @@ def emulate(
     args: Sequence[Any] | None = None,
     *,
     machine: Machine | str | None = None,
-    data: bool = True,
+    data: bool | None = None,
     time: bool = True,
     progress: bool | None = None,
     check: str | Iterable[str] | None = None,
@@ -145,6 +146,7 @@ def emulate(
             itself may be given. Under a device-level `T.view` each device passes its shard.
         data: False computes nothing but the time: tiles and tensors have shapes and no values, and arguments may be
             tensors of any device ("meta" too), which stay as they are, or left out where the program says all extents.
+            None is False where an argument is a tensor on the device "meta", which has no values.
         time: whether to write down what the simulation of the time needs.
         machine: a machine, a built-in name or a path; the program is traced again if it was traced for another.
         progress: show a progress bar on a long run; None follows the settings.
@@ -159,8 +161,8 @@ def emulate(
     Raises:
         ArgumentError, RankMismatchError: arguments that do not fit the program, or each other.
         LaunchError: arguments for another number of units than the launch has, or more units than the machine has.
-        UsageError: the program was traced for another machine and cannot be traced again; an unknown check; loops that
-            TileLang refuses.
+        UsageError: the program was traced for another machine and cannot be traced again; an unknown check, options of
+            other types; loops that TileLang refuses.
         DeadlockError: a wait that nobody can satisfy.
         RaceError: two accesses to one place, one of them a write, that nothing orders; a wait for a phase of an
             mbarrier that the next phase may overtake.
@@ -171,8 +173,10 @@ def emulate(
         UnsupportedError: an operation that the emulator does not run, with its line.
         NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor.
     """
+    check_type("schedule_seed", schedule_seed, "a whole number", int, NoneType)
     target = as_machine(machine)
     program = analyse(func, target)
+    data = not _without_values(args) if data is None else data
     if not program.is_hierarchical:
         check_rules(program)  # others have been checked
     if args is None and data:
@@ -194,6 +198,13 @@ def emulate(
             finally:
                 count_writes(unit[i] for unit in per_unit for i in written)
     return Report(target, tuple(run.activity), perf_counter() - begin, clock, run.missed)
+
+
+def _without_values(args: Sequence[Any] | None) -> bool:
+    """Whether an argument is a tensor that has a shape only."""
+    given = args if isinstance(args, list | tuple) else ()
+    flat = itertools.chain.from_iterable(unit if isinstance(unit, list | tuple) else (unit,) for unit in given)
+    return any(getattr(value, "is_meta", False) for value in flat)
 
 
 def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
