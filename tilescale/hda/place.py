@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tilescale.errors import PeerOutOfRangeError, UsageError
 from tilescale.hda.model import Level, Network
+from tilescale.hda.units import format_count
 
 if TYPE_CHECKING:
     from tilescale.hda.machine import Machine
@@ -114,7 +115,8 @@ def _built(machine: Machine, at: Level, digit: int, sizes: Sizes) -> tuple[int, 
     if at.kind == "program" and at.virtual:
         return extent, digit
     if extent > count:
-        raise UsageError(f"the launch asks for {extent} units of level {at.name!r}, machine {machine.name} has {count}")
+        asked = format_count(extent, "unit")
+        raise UsageError(f"the launch asks for {asked} of level {at.name!r}, machine {machine.name} has {count}")
     return count, _on_mesh(machine, at, digit, sizes)
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "format_bandwidth",
     "format_bytes",
     "format_clock",
+    "format_count",
     "format_rate",
     "format_time",
     "is_dtype",
@@ -112,6 +113,11 @@ def format_bytes(size: float) -> str:
 def format_bandwidth(bandwidth: float) -> str:
     """Bytes per second in the largest decimal unit that leaves at least 1: "450 GB/s"."""
     return _decimal(bandwidth, "B/s")
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number of things: "1 unit", "3 units"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def format_rate(rate: float) -> str:

@@ -11,6 +11,7 @@ from tilelang_core.ir import scope_kind
 from tilescale.collectives import FORMS, form_of, names
 from tilescale.errors import CollectiveNotReachedError, NoPathError, PeerOutOfRangeError, UsageError
 from tilescale.hda import Level, Network
+from tilescale.hda.query import advice_at_the_end
 from tilescale.language.context import Context, here
 from tilescale.program.ops import RANK, REDUCTIONS
 
@@ -25,10 +26,11 @@ def check_peer(context: Context, level: Level, peer: Any) -> None:
         )
     value, extent = ir.constant(peer), context.extent(level)
     if value is not None and (value < 0 or isinstance(extent, int) and value >= extent):
-        there = f"units 0 to {extent - 1}" if isinstance(extent, int) else "units from 0"
+        last = extent - 1 if isinstance(extent, int) else None
+        there = "unit 0 alone" if last == 0 else "units from 0" if last is None else f"units 0 to {last}"
         raise PeerOutOfRangeError(
             f"peer {value} of level {level.name!r}: the launch has {there}",
-            hint="wrap it round: (rank + 1) % size",
+            hint=advice_at_the_end(context.machine, level.name),
             where=here(),
         )
 

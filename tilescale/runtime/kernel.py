@@ -13,6 +13,7 @@ from tilescale import backends
 from tilescale.comm import Team, current_world, init
 from tilescale.errors import ArgumentError, LaunchError, RankMismatchError, UnsupportedError
 from tilescale.hda import Machine
+from tilescale.hda.units import format_count
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.pipeline import analyse
@@ -279,8 +280,8 @@ class Kernel(DropIn):
             levels = ", ".join(f"{name}={extent}" for name, extent in self.program.extents)
             who = "the job has" if self.options.get("team") is None else "its team has"
             raise LaunchError(
-                f"{self.program.name!r} launches {units} units that own tensors{f' ({levels})' if levels else ''}, "
-                f"{who} {ranks} rank{'s' if ranks > 1 else ''}",
+                f"{self.program.name!r} launches {format_count(units, 'unit')} that own tensors"
+                f"{f' ({levels})' if levels else ''}, {who} {format_count(ranks, 'rank')}",
                 hint=f"start it with `tilescale run -n {units} ...`, or emulate all of them in one process with "
                 "tilescale.emulate(func, one list of tensors per unit)",
                 where=self.program.launches[0].where,

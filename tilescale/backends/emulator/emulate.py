@@ -23,6 +23,7 @@ from tilescale.backends.emulator.run import Activity, Run
 from tilescale.errors import ArgumentError, LaunchError, Location, UsageError, check_type
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
+from tilescale.hda.units import format_count
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.rules import check_rules
 from tilescale.passes.written import written_parameters
@@ -258,7 +259,7 @@ def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, 
         raise LaunchError(f"levels {', '.join(open_)} are all T.ALL", hint="leave one level open", where=launch.where)
     if units < fixed or units % fixed or (not open_ and units != fixed):
         raise LaunchError(
-            f"the launch has {fixed} units that own tensors"
+            f"the launch has {format_count(fixed, 'unit')} that own tensors"
             + (f" per {open_[0]}" if open_ else "")
             + f", the arguments are for {units}",
             hint="pass one list of tensors for each unit",
@@ -293,7 +294,7 @@ def _check_machine(extents: list[tuple[str, int]], machine: Machine, where: Any)
         if extent > there:
             place = f"one {coarser}" if coarser else machine.name
             raise LaunchError(
-                f"the launch has {extent} units of level {name!r}; {place} has {there}",
+                f"the launch has {format_count(extent, 'unit')} of level {name!r}; {place} has {there}",
                 hint="launch fewer, or emulate a larger machine",
                 where=where,
             )
