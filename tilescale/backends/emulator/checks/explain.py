@@ -176,14 +176,13 @@ def _credit(run: Run, read: Access, write: Access) -> str:
     """For a buffer that is used again too early: an answer of the reader, beside the signal that there is."""
     level = _apart(read.unit, write.unit)
     kind = None if level is None else run.machine.level(level).kind
-    answer = "T.signal(free[i], dst=peer)" if kind == "unit" else "T.signal(free[i])"
-    wait = "T.wait(free[i], ...)"
+    early = f"{_line(write)} uses the buffer again before {_line(read)} is done with what was there"
     if kind in (None, "lanes"):
-        answer, wait = "T.barrier_arrive(free)", "T.barrier_wait(free, ...)"
+        return f"{early}: {primitives(run, level)}; or give each turn a buffer of its own"
+    answer = "T.signal(free[i], dst=peer)" if kind == "unit" else "T.signal(free[i])"
     return (
-        f"{_line(write)} uses the buffer again before {_line(read)} is done with what was there: let the reader "
-        f"answer, {answer} after {_line(read)} and {wait} before {_line(write)}; or T.barrier() after both; or give "
-        "each turn a buffer of its own"
+        f"{early}: let the reader answer, {answer} after {_line(read)} and T.wait(free[i], ...) before {_line(write)}; "
+        "or T.barrier() after both; or give each turn a buffer of its own"
     )
 
 
