@@ -15,6 +15,7 @@ from programs import Tiling
 from trials import Case, checked, ours
 
 import tilescale
+from tilescale.tuning.libraries import fused_group, load_kernels
 from tilescale.tuning.race import Contender, Heat, Runner
 
 CHUNK_ROWS = 512
@@ -39,20 +40,6 @@ def _heat(work: str, shape: tuple[int, int, int], contenders: list[Contender]) -
     return Heat(work, shape, "bfloat16", gpus, "eager", "cublas alone", contenders, flops)
 
 
-def _fused_group() -> str:
-    """The name of the group that PyTorch's fused operators take."""
-    import torch.distributed._symmetric_memory  # noqa: F401 - it registers the operators
-
-    return dist.group.WORLD.group_name
-
-
-def _load_kernels(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Make CUDA load what handles a part: loading waits for the device, on which a fused operator waits for peers."""
-    parts = torch.stack([torch.mm(a, b.T)] * 2)
-    parts.sum(0)
-    torch.cuda.synchronize()
-
-
 class AllGather:
     """C = A B^T: A's rows lie over the GPUs, each has columns of C."""
 
@@ -65,13 +52,12 @@ class AllGather:
         shape = self.size, self.m, self.n, self.k
         tiling = Tiling(n=max((n for n in (256, 224) if self.n % n == 0), key=self._rate))
         chunk = min(CHUNK_ROWS, self.rows)
-        senders = Tiling(stages=3), chunk, BLOCKS, SENDERS
         return [
             Contender("cublas alone", lambda: self.libraries(gathers=False)),
             Contender("nccl+cublas", lambda: self.libraries(gathers=True)),
             Contender("symm_mem", self.symm_mem),
             ours("tilescale", lambda: programs.ag_gemm_queue(*shape, tiling, chunk), self.in_place),
-            ours("tilescale senders", lambda: programs.ag_gemm_senders(*shape, *senders), self.in_place),
+            ours("tilescale senders", lambda: programs.ag_gemm_senders(*shape, tiling, chunk, SENDERS), self.in_place),
             ours("tilescale phases", lambda: programs.ag_gemm_phases(*shape, tiling), self.phases),
         ]
 
@@ -109,10 +95,10 @@ class AllGather:
         """PyTorch's fused operator."""
         import torch.distributed._symmetric_memory as symm
 
-        group, b = _fused_group(), trials.nothing(self.n, self.k)
+        group, b = fused_group(), trials.nothing(self.n, self.k)
         a = symm.empty(self.rows, self.k, dtype=torch.bfloat16, device=trials.device())
         symm.rendezvous(a, dist.group.WORLD)
-        _load_kernels(a, b)
+        load_kernels(a, b.T)
 
         def call() -> torch.Tensor:
             return torch.ops.symm_mem.fused_all_gather_matmul(a, [b.T], gather_dim=0, group_name=group)[1][0]
@@ -196,8 +182,8 @@ class ReduceScatter:
 
     def symm_mem(self) -> Runner:
         """PyTorch's fused operator."""
-        (a, b), group = self.operands(), _fused_group()
-        _load_kernels(a[: self.rows], b)
+        (a, b), group = self.operands(), fused_group()
+        load_kernels(a[: self.rows], b.T)
         scatter = torch.ops.symm_mem.fused_matmul_reduce_scatter
         call = lambda: scatter(a, b.T, "sum", scatter_dim=0, group_name=group)  # noqa: E731
         return checked(self.draw, trials.into(a, b), call)

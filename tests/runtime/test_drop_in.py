@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A kernel where TileLang's is expected: its public names, its profiler, its tuner."""
+"""A kernel where TileLang's is expected: its public names, its profiler."""
 
 import inspect
 
@@ -7,12 +7,10 @@ import pytest
 import tilelang
 import torch
 from tilelang import JITKernel
-from tilelang.autotuner import set_autotune_inputs
 
 import tilescale
 import tilescale.language as T
-from tests.runtime import programs
-from tilescale.errors import UnsupportedError, UsageError
+from tilescale.errors import UnsupportedError
 
 
 def scaled(n: int, block: int = 32, factor: float = 2.0):
@@ -127,67 +125,3 @@ def test_open_extents_are_given_to_the_profiler():
     n = T.dynamic("n")
     kernel = tilescale.compile(scaled(n), machine="h200-sxm-8")
     assert kernel.get_profiler().do_bench(dynamic_symbolic_constraints={"n": 100}) > 0
-
-
-# -- tuner -------------------------------------------------------------------------------------------------------------
-
-
-def test_the_tuner_takes_the_fastest_that_is_right():
-    @tilescale.autotune(
-        configs=[{"block": 32}, {"block": 1024}, {"block": 256, "factor": 3.0}, {"block": 128}],
-        ref_prog=lambda x: x * 2,
-    )
-    @tilescale.jit(out_idx=-1, machine="h200-sxm-8")
-    def factory(n, block=None, factor=2.0):
-        return scaled(n, block, factor)
-
-    kernel = factory(8192)
-    assert kernel is factory(8192)
-    times = {
-        block: tilescale.compile(scaled(8192, block), out_idx=-1, machine="h200-sxm-8").get_profiler().do_bench()
-        for block in (32, 128, 1024)
-    }
-    found = kernel.get_tuner_result()
-    assert found["config"] == {"block": min(times, key=times.__getitem__)}
-    assert found["latency"] == min(times.values()) and found["ref_latency"] > 0
-    assert len(factory(8192, block=64).program.launches) == 1  # given by the caller: nothing to tune
-
-
-def test_the_tuner_in_eager_style():
-    @tilescale.autotune(configs=lambda *_: [{"block": 32}, {"block": 64}])
-    @tilescale.jit
-    def double(X, block: int = 32):
-        n = T.const("n")
-        X: T.Tensor[[n], T.float32]
-        Y = T.empty((n,), "float32")
-        with T.Kernel(T.ceildiv(n, block), threads=32) as bx:
-            for i in T.Parallel(block):
-                Y[bx * block + i] = X[bx * block + i] * 2.0
-        return Y
-
-    x = torch.randn(100)
-    with set_autotune_inputs(x):
-        assert torch.equal(double(x), 2 * x)
-
-
-@pytest.mark.parametrize(
-    ("configs", "message"),
-    [
-        ([{"tile": 1}], "a configuration names tile, which the factory does not take"),
-        ([{"block": 64, "factor": 3.0}], r"no configuration works: \{'block': 64, 'factor': 3.0\}: AssertionError"),
-        ([], "there is no configuration"),
-    ],
-)
-def test_configurations_that_do_not_work(configs, message):
-    @tilescale.autotune(configs=configs, ref_prog=lambda x: x * 2)
-    @tilescale.jit(out_idx=-1)
-    def factory(n, block=None, factor=2.0):
-        return scaled(n, block, factor)
-
-    with pytest.raises(UsageError, match=message):
-        factory(64)
-
-
-def test_only_factories_are_tuned():
-    with pytest.raises(UsageError, match="tilescale.autotune of function"):
-        tilescale.autotune(configs=[])(lambda n: programs.double(n))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang_core import compile as stock
-from tilelang_core import ir, tuning
+from tilelang_core import ir, jit_kernel
 from tilescale.comm import Team
 from tilescale.errors import UsageError, check_type
 from tilescale.hda import Machine
@@ -102,7 +102,7 @@ def _check_options(**given: Any) -> None:
 
 def _check_target(target: Any) -> None:
     """Raises UsageError for a target that TileLang does not know."""
-    problem = tuning.wrong_target(target)
+    problem = jit_kernel.wrong_target(target)
     if problem is not None:
         raise UsageError(f"target={target!r}: {problem}", hint='leave it out, or {"kind": "cuda", "arch": "sm_90a"}')
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
-from tilelang_core import tuning as stock
+from tilelang_core import jit_kernel as stock
 from tilescale import backends
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilelang_core import tuning as stock
+from tilelang_core import jit_kernel as stock
 from tilescale.errors import UsageError
 
 

@@ -3,6 +3,7 @@
 
     emulate.py      the entry: machine, extents, report; arguments.py binds tensors, progress.py shows a bar
     simulated.py    how long a call takes on the machine
+    coverage.py     which of stock TileLang's operations run
     run.py          one emulation: units, accounts, deadlock reports
     interpret/      statements and expressions of TIR as closures
     operations/     what operations do, a family a file

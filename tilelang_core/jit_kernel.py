@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What TileLang offers around a compiled kernel, to extend: the kernel itself, its profiler, its tuner."""
+"""TileLang's compiled kernel and its profiler, to extend, and compilation targets."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import tvm
-from tilelang.autotuner.capture import get_autotune_inputs
-from tilelang.autotuner.tuner import AutoTuneImpl
 from tilelang.backend.target import determine_target
 from tilelang.engine.param import KernelParam
-from tilelang.jit import JITImpl
 from tilelang.jit.kernel import JITKernel
 from tilelang.profiler import Profiler
 from tilelang.utils.tensor import TensorSupplyType, torch_assert_close
 
 __all__ = [
-    "AutoTuneImpl", "JITImpl", "JITKernel", "KernelParam", "Profiler", "TensorSupplyType", "assert_close",
-    "captured_inputs", "parameter", "target", "wrong_target",
+    "JITKernel", "KernelParam", "Profiler", "TensorSupplyType", "assert_close", "parameter", "target", "wrong_target",
 ]  # fmt: skip
 
 assert_close = torch_assert_close
-captured_inputs = get_autotune_inputs
 
 
 def parameter(dtype: Any, shape: Iterable[Any]) -> KernelParam:
