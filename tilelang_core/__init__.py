@@ -10,9 +10,11 @@
     compile.py   lowering and compiling with the stock compiler
     catalogue.py the operations of CUDA programs
     accesses.py  what TileLang's own statements read and write
+    jit_kernel.py  its compiled kernel and the profiler, to extend; targets
     tl.py        names of TileLang's and TVM's operations
     tiles.py     typed views of TileLang's operations on tiles
     rules.py     what TileLang checks before it lowers
+    launches.py  the ways to launch, in one form
     stock.py     TileLang's language under one name
     logs.py      what TileLang logs while it compiles for us
     modules.py   CUDA modules: options for some, being told of all (installed likewise)

@@ -73,13 +73,13 @@ from tvm.tirx.stmt import ForKind
 from tvm_ffi import Array
 
 __all__ = [
-    "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt",
-    "AttrStmt", "Bind", "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast",
-    "DeclBuffer", "Div", "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm",
-    "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock",
-    "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "attribute",
-    "bits", "buffer_location", "children", "constant", "constants", "contains", "fingerprint", "int_node",
-    "integer", "is_pure", "op_name", "parameters", "proves", "region_parts", "scope_kind", "simplify", "statements",
+    "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "VARIABLE", "Add", "AllocBuffer", "Analyzer", "And", "Array",
+    "AssertStmt", "AttrStmt", "Bind", "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call",
+    "Cast", "DeclBuffer", "Div", "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse",
+    "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock",
+    "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits",
+    "buffer_location", "children", "constant", "constants", "contains", "fingerprint", "int_node", "integer",
+    "is_pure", "op_name", "parameters", "proves", "region_parts", "scope_kind", "simplify", "statements",
     "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
 ]  # fmt: skip
 
@@ -152,6 +152,9 @@ def torch_dtype(dtype: str) -> Any:
 
 SHARED = ("shared", "shared.dyn")
 """Scopes of tiles in shared memory; barriers and others have their own."""
+
+VARIABLE = "local.var"
+"""Scope of a variable, as `T.alloc_var` makes it."""
 
 
 def scope_kind(buffer: Buffer) -> str:

@@ -255,6 +255,16 @@ class NotSymmetricError(TileScaleError):
     """A tensor that peers are to reach, but that lies in no symmetric heap, or in another one than the rest."""
 
 
+def check_type(name: str, value: object, wanted: str, *types: type) -> None:
+    """Check an argument of a public function; a bool is no number.
+
+    Raises:
+        UsageError: it is of none of these types; `wanted` says what to pass.
+    """
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise UsageError(f"{name}={value!r} is of type {type(value).__name__}", hint=f"pass {wanted}")
+
+
 def picklable(error: BaseException) -> BaseException:
     """`error` itself if it survives pickling, else a RankFailedError with its text."""
     try:

@@ -109,6 +109,7 @@ exercise = learn.Exercise(
     },
     demand=demand,
     timed=8,
+    slack=1.02,
 )
 
 if __name__ == "__main__":

@@ -29,8 +29,6 @@ SOLVED, UNWRITTEN, WRONG, LATE = "solved", "not written yet", "not right yet", "
 SEEDS = (None, 1)
 """The orders in which the units of a launch run: in turns, then a random one."""
 WIDTH = 110
-SLACK = 1.06
-"""How much longer than the solution a program may take."""
 LIMIT_S = 60.0
 """How long tracing or a launch may take; those of the solutions take seconds."""
 
@@ -130,7 +128,7 @@ class _Trial:
         if asked.timed is None:
             return None
         mine, enough = (timed(asked, version).time_us for version in (self.program, asked.right))
-        if mine <= SLACK * enough:
+        if mine <= asked.slack * enough:
             return None
         where = f"{asked.timed} {asked.unit} of {next(iter(asked.sizes))}"
         return (

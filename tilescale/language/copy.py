@@ -8,7 +8,7 @@ from typing import Any, overload
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
 from tilescale.language.asynchronous import after_of, check_alike, check_fixed, check_queue
-from tilescale.language.checks import check_impl, check_path, check_peer
+from tilescale.language.checks import check_impl, check_path, check_peer, check_whole_warps
 from tilescale.language.context import Context, extents_of, here, shape_of
 from tilescale.language.signal import check_signal_op, flag_region
 from tilescale.program.asynchronous import owns_a_queue
@@ -112,6 +112,7 @@ def _remote(
     regions = trace.copy_regions(source, target)
     buffer = ir.region_parts(regions[0 if far == "src" else 1])[0]
     check_peer(context, level, peer)
+    check_whole_warps(context)
     network = check_path(context, level, buffer)
     check_impl(network, impl)
     _check_extents(*regions)

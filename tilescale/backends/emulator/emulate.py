@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from time import perf_counter
+from types import NoneType
 from typing import Any
 
 from tilelang_core import ir
@@ -15,10 +17,11 @@ from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.report import Report
 from tilescale.backends.emulator.run import Run
-from tilescale.errors import ArgumentError, LaunchError
+from tilescale.errors import ArgumentError, LaunchError, check_type
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.hda.names import BuiltIn
+from tilescale.hda.units import format_count
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.rules import check_rules
 from tilescale.passes.written import written_parameters
@@ -33,7 +36,7 @@ def emulate(
     args: Sequence[Any] | None = None,
     *,
     machine: Machine | BuiltIn | str | None = None,
-    data: bool = True,
+    data: bool | None = None,
     time: bool = True,
     progress: bool | None = None,
     check: str | Iterable[str] | None = None,
@@ -47,6 +50,7 @@ def emulate(
             itself may be given. Under a device-level `T.view` each device passes its shard.
         data: False computes nothing but the time: tiles and tensors have shapes and no values, and arguments may be
             tensors of any device ("meta" too), which stay as they are, or left out where the program says all extents.
+            None is False where an argument is a tensor on the device "meta", which has no values.
         time: whether to write down what the simulation of the time needs.
         machine: a machine, a built-in name or a path; the program is traced again if it was traced for another.
         progress: show a progress bar on a long run; None follows the settings.
@@ -61,8 +65,8 @@ def emulate(
     Raises:
         ArgumentError, RankMismatchError: arguments that do not fit the program, or each other.
         LaunchError: arguments for another number of units than the launch has, or more units than the machine has.
-        UsageError: the program was traced for another machine and cannot be traced again; an unknown check; loops that
-            TileLang refuses.
+        UsageError: the program was traced for another machine and cannot be traced again; an unknown check, options of
+            other types; loops that TileLang refuses.
         DeadlockError: a wait that nobody can satisfy.
         RaceError: two accesses to one place, one of them a write, that nothing orders; a wait for a phase of an
             mbarrier that the next phase may overtake.
@@ -73,8 +77,10 @@ def emulate(
         UnsupportedError: an operation that the emulator does not run, with its line.
         NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor.
     """
+    check_type("schedule_seed", schedule_seed, "a whole number", int, NoneType)
     target = as_machine(machine)
     program = analyse(func, target)
+    data = not _without_values(args) if data is None else data
     if not program.is_hierarchical:
         check_rules(program)  # others have been checked
     if args is None and data:
@@ -98,16 +104,19 @@ def emulate(
     return Report(program.name, target, tuple(run.activity), perf_counter() - begin, recorder, run.missed)
 
 
+def _without_values(args: Sequence[Any] | None) -> bool:
+    """Whether an argument is a tensor that has a shape only."""
+    given = args if isinstance(args, list | tuple) else ()
+    flat = itertools.chain.from_iterable(unit if isinstance(unit, list | tuple) else (unit,) for unit in given)
+    return any(getattr(value, "is_meta", False) for value in flat)
+
+
 def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
     """For each unit of the launch arguments without data, as the program declares them.
 
     Raises:
         ArgumentError: an extent or a scalar that the program leaves open.
     """
-    units, coarser = 1, None
-    for name, extent in _launched(program, machine):
-        units *= machine.count(name, coarser) if extent is None else extent
-        coarser = name
     mine = []
     for parameter in program.parameters:
         shape = [ir.constant(n) for n in parameter.shape]
@@ -116,7 +125,16 @@ def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
                 f"{parameter.name!r} of {program.name} is known at launch only", hint="pass arguments for each unit"
             )
         mine.append(Shape(tuple(shape)))
-    return [mine] * units
+    return [mine] * units_of(program, machine)
+
+
+def units_of(program: Program, machine: Machine) -> int:
+    """How many units that own tensors a launch has; as many as the machine where it takes all."""
+    units, coarser = 1, None
+    for name, extent in _launched(program, machine):
+        units *= machine.count(name, coarser) if extent is None else extent
+        coarser = name
+    return units
 
 
 def _per_unit(program: Program, args: Sequence[Any]) -> list[list[Any]]:
@@ -144,7 +162,7 @@ def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, 
         raise LaunchError(f"levels {', '.join(open_)} are all T.ALL", hint="leave one level open", where=launch.where)
     if units < fixed or units % fixed or (not open_ and units != fixed):
         raise LaunchError(
-            f"the launch has {fixed} units that own tensors"
+            f"the launch has {format_count(fixed, 'unit')} that own tensors"
             + (f" per {open_[0]}" if open_ else "")
             + f", the arguments are for {units}",
             hint="pass one list of tensors for each unit",
@@ -179,7 +197,7 @@ def _check_machine(extents: list[tuple[str, int]], machine: Machine, where: Any)
         if extent > there:
             place = f"one {coarser}" if coarser else machine.name
             raise LaunchError(
-                f"the launch has {extent} units of level {name!r}; {place} has {there}",
+                f"the launch has {format_count(extent, 'unit')} of level {name!r}; {place} has {there}",
                 hint="launch fewer, or emulate a larger machine",
                 where=where,
             )

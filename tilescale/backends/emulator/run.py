@@ -39,6 +39,7 @@ from tilescale.backends.emulator.record.instrumentation import Recording
 from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.errors import DeadlockError, Location
 from tilescale.hda import Machine
+from tilescale.hda.units import format_count
 from tilescale.program.model import Program
 
 
@@ -242,7 +243,8 @@ class Run:
         groups: dict[tuple[str, str, Location | None], list[Task]] = {}
         for task in waits:
             groups.setdefault((task.wait.what, task.wait.seen(), task.wait.where), []).append(task)
-        lines = [f"deadlock: {len(waits)} units wait for something that nobody will do"]
+        waiting = f"{format_count(len(waits), 'unit')} wait{'s' * (len(waits) == 1)}"
+        lines = [f"deadlock: {waiting} for something that nobody will do"]
         for (what, seen, _), members in list(groups.items())[:8]:
             lines.append(f"  {_some([t.name for t in members])} wait{'s' if len(members) == 1 else ''} for {what}")
             details = f"now: {seen}" if seen else "", members[0].wait.missing()
