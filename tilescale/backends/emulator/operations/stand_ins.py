@@ -16,7 +16,7 @@ from tilescale.backends.emulator.interpret.access import Element, python_int
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
-from tilescale.backends.emulator.operations.pointers import POINTERS, pointed
+from tilescale.backends.emulator.operations.pointers import is_pointer, pointed
 from tilescale.errors import NoDataError, UnsupportedError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,7 +59,7 @@ def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str
             f"the emulator does not run the external function {name!r}",
             hint=f'say in Python what it does: @tilescale.stand_in("{name}"), or express it with TileLang operations',
         )
-    given = [_Pointer(compiler, arg) if _is_pointer(arg) else _Number(compiler, arg) for arg in args]
+    given = [_Pointer(compiler, arg) if is_pointer(compiler, arg) else _Number(compiler, arg) for arg in args]
     wanted = None if dtype == "handle" else numpy_dtype(dtype)
     if not compiler.data:
         return _unknown(name)
@@ -84,10 +84,6 @@ def _unknown(name: str) -> Closure:
         raise NoDataError(f"what {name} returns is unknown in a run without data", hint="leave data=False out")
 
     return run
-
-
-def _is_pointer(arg: Any) -> bool:
-    return ir.op_name(arg) in POINTERS
 
 
 class _Number:

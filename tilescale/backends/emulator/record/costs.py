@@ -120,6 +120,7 @@ def _product(a: int, b: int, transpose: tuple[int, int]) -> Callable[[Compiler, 
 
 
 cost("tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm", runs=True)(_product(0, 1, (3, 4)))
+cost("tl.tileop.gemm_blockscaled", "tl.tileop.tcgen05_gemm_blockscaled", runs=True)(_product(0, 1, (3, 4)))
 cost("tl.tileop.gemm_sp", "tl.tileop.wgmma_gemm_sp", "tl.tileop.tcgen05_gemm_sp")(_product(0, 2, (4, 6)))
 
 
