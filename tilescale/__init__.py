@@ -9,6 +9,7 @@
     tilescale.use_machine       trace for a machine   tilescale.errors        one class per mistake
     tilescale.stand_in          external functions for the emulator
     tilescale.ops               finished operators and layers for PyTorch
+    tilescale.autotune          the fastest configuration     tilescale.calibrated    a machine as it was measured
 
 Importing this package reads nothing, writes nothing and probes nothing; names load what they need when first used.
 """
@@ -27,6 +28,8 @@ _HOMES = {
     "Report": "tilescale.backends.emulator.emulate",
     "Schedule": "tilescale.passes.overlap.schedule",
     "World": "tilescale.comm",
+    "autotune": "tilescale.tuning.autotune",
+    "calibrated": "tilescale.cost.calibrated",
     "compile": "tilescale.runtime.compile",
     "current_machine": "tilescale.hda.current",
     "emulate": "tilescale.backends.emulator.emulate",
@@ -47,11 +50,13 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.emulate import Report, emulate
     from tilescale.backends.emulator.operations.stand_ins import stand_in
     from tilescale.comm import World, empty, from_tensor, init, zeros
+    from tilescale.cost.calibrated import calibrated
     from tilescale.hda import Machine
     from tilescale.hda.current import current_machine, use_machine
     from tilescale.passes.overlap.schedule import Move, Schedule
     from tilescale.runtime.compile import compile, jit
     from tilescale.runtime.kernel import Kernel
+    from tilescale.tuning.autotune import autotune
 
 
 def __getattr__(name: str) -> Any:

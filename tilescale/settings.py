@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Settings:
     check: tuple[str, ...] = ("all",)
     schedule_seed: int | None = None
     traceback: bool = False
-    cache: Path = Path("~/.cache/tilescale").expanduser()
+    cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "tilescale")
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -64,12 +64,12 @@ class Settings:
         Raises UsageError for a value that is not one of the valid ones.
         """
         values: dict[str, Any] = {}
-        for field, (variable, parse, valid) in _VARIABLES.items():
+        for name, (variable, parse, valid) in _VARIABLES.items():
             text = env.get(variable, "").strip()
             if not text:
                 continue
             try:
-                values[field] = parse(text)
+                values[name] = parse(text)
             except ValueError:
                 raise UsageError(f"{variable}={text!r} is not understood", hint=f"set it to {valid}") from None
         return cls(**values)
