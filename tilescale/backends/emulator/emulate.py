@@ -13,6 +13,7 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.checks import observers
+from tilescale.backends.emulator.pairs import Pairs
 from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.report import Report
@@ -95,11 +96,13 @@ def emulate(
         seed = settings().schedule_seed if schedule_seed is None else schedule_seed
         run = Run(program, target, advance, watching, seed, recorder, data)
         written = written_parameters(program) if data else frozenset()
-        values = bind_arguments(run.compiler, program, extents, per_unit, written)
+        pairs = Pairs()
+        values = bind_arguments(run.compiler, program, extents, per_unit, written, pairs)
         with no_cyclic_collection(not data):
             try:
                 run.launch(extents, values, mesh)
             finally:
+                pairs.put_together()
                 count_writes(unit[i] for unit in per_unit for i in written)
     return Report(program.name, target, tuple(run.activity), perf_counter() - begin, recorder, run.missed)
 

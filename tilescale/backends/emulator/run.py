@@ -21,10 +21,11 @@ from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret import branches, expr, statements  # noqa: F401
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.phases import compile_part
-from tilescale.backends.emulator.operations import (  # noqa: F401  # noqa: F401
+from tilescale.backends.emulator.operations import (  # noqa: F401
     allreduce,
     atomics,
     barriers,
+    blockscaled,
     externs,
     random,
     reducers,
