@@ -36,7 +36,8 @@ def calibrate(place: Place, steps: Steps, *, quick: bool = False, limit_s: float
         UsageError: the GPUs are not those of the machine, or its programs own tensors of their own.
     """
     check(place)
-    begin, points = time.monotonic(), {kind: [] for kind in KINDS}  # type: dict[str, list[Any]]
+    begin = time.monotonic()
+    points: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     steps.begin(sum(1 for _ in groups(place, quick)), "")
     with use_machine(place.machine):
         for group in groups(place, quick):  # anew, so that each one's tensors go with it
