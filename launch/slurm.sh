@@ -17,11 +17,17 @@ if [ $# -lt 1 ]; then
 fi
 
 # All ranks meet at the first node of the job. The port follows from the job number, so that jobs which share a node
-# do not meet each other.
+# do not meet each other; it lies below those that Linux gives to outgoing connections (32768 and up).
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 export MASTER_ADDR MASTER_PORT
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+# The key of the job, with which its ranks know each other (docs/security.md). Slurm hands on the environment.
+if [ -z "${TILESCALE_JOB_KEY:-}${TILESCALE_JOB_KEY_FILE:-}" ]; then
+    TILESCALE_JOB_KEY=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
+    export TILESCALE_JOB_KEY
+fi
 
 # The quoted part runs once in every task: SLURM_PROCID and its kin have a different value in each. A task's error reaches
 # the others within a moment; --kill-on-bad-exit ends those that do not stop by themselves.

@@ -10,7 +10,8 @@
 #       NNODES=2 NODE_RANK=1 MASTER_ADDR=node0 launch/torchrun.sh 8 script.py      (on the other)
 #
 # MASTER_ADDR is a name or address of the node with NODE_RANK=0 that all nodes can reach. MASTER_PORT is a port that is
-# free there (29500 if unset).
+# free there (29500 if unset). Several nodes need a key, with which their ranks know each other (docs/security.md): make
+# one with (umask 077; openssl rand -hex 32 > job.key), put it on all nodes, and set TILESCALE_JOB_KEY_FILE to its path.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then

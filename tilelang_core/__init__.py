@@ -8,6 +8,7 @@
     schedule.py    schedules of roles: who executes which statement of a persistent loop
     specialise.py  which statements stock TileLang gives to a producer
     compile.py   lowering and compiling with the stock compiler
+    catalogue.py the operations of CUDA programs
     accesses.py  what TileLang's own statements read and write
     tl.py        names of TileLang's and TVM's operations
     tiles.py     typed views of TileLang's operations on tiles

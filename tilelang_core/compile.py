@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tilelang
@@ -15,7 +17,18 @@ from tilelang.backend.target import determine_target
 from tilelang.jit import JITImpl, _CallFormCache
 from tvm import tirx
 
-__all__ = ["JIT", "Generated", "compile_kernel", "cuda_source", "device_code", "entry", "generate", "jit"]
+__all__ = [
+    "JIT",
+    "Generated",
+    "cache_folder",
+    "compile_kernel",
+    "cuda_source",
+    "device_code",
+    "entry",
+    "generate",
+    "jit",
+    "nvcc",
+]
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,16 @@ def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = N
     """`tilelang.compile`: a kernel for the GPU at hand. `rewrite` has the last word on its text."""
     with _text_through(rewrite):
         return tilelang.compile(func, **options)
+
+
+def cache_folder() -> Path:
+    """Where stock TileLang keeps what it has compiled, and loads it from in later processes; it need not exist yet."""
+    return Path(tilelang.env.TILELANG_CACHE_DIR)
+
+
+def nvcc() -> str | None:
+    """The compiler that stock TileLang runs; None if it finds none."""
+    return shutil.which(str(Path(tilelang.env.CUDA_HOME) / "bin" / "nvcc")) if tilelang.env.CUDA_HOME else None
 
 
 def entry(kernel: Any) -> Callable[..., Any]:

@@ -7,6 +7,7 @@
     tilescale.init              join the job          tilescale.Machine       machines as data
     tilescale.empty, zeros, from_tensor               tensors that peers can reach
     tilescale.use_machine       trace for a machine   tilescale.errors        one class per mistake
+    tilescale.stand_in          external functions for the emulator
     tilescale.ops               finished operators and layers for PyTorch
     tilescale.autotune          the fastest configuration     tilescale.calibrated    a machine as it was measured
 
@@ -36,6 +37,7 @@ _HOMES = {
     "from_tensor": "tilescale.comm",
     "init": "tilescale.comm",
     "jit": "tilescale.runtime.compile",
+    "stand_in": "tilescale.backends.emulator.operations.stand_ins",
     "use_machine": "tilescale.hda.current",
     "zeros": "tilescale.comm",
 }
@@ -46,6 +48,7 @@ __all__ = sorted([*_HOMES, *_MODULES])
 if TYPE_CHECKING:
     from tilescale import errors, hda, language, ops
     from tilescale.backends.emulator.emulate import Report, emulate
+    from tilescale.backends.emulator.operations.stand_ins import stand_in
     from tilescale.comm import World, empty, from_tensor, init, zeros
     from tilescale.cost.calibrated import calibrated
     from tilescale.hda import Machine

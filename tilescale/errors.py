@@ -20,6 +20,7 @@ __all__ = [
     "DependencyError",
     "DeviceError",
     "DivergedReplicaError",
+    "ForgedMessageError",
     "HeapExhaustedError",
     "JobError",
     "LayoutError",
@@ -43,6 +44,7 @@ __all__ = [
     "UnknownLevelError",
     "UnknownMachineError",
     "UnsupportedError",
+    "UntrustedCacheError",
     "UsageError",
     "WaitTimeoutError",
 ]
@@ -208,6 +210,10 @@ class RankFailedError(TileScaleError):
     """Another rank of the job failed; carries that rank's error text."""
 
 
+class ForgedMessageError(TileScaleError):
+    """Something in the job's store that no rank of this job has signed. It was not looked into."""
+
+
 class WaitTimeoutError(TileScaleError):
     """A wait on a device ran out of time: which flag, expected, seen, and the program that waited."""
 
@@ -226,6 +232,10 @@ class DependencyError(TileScaleError):
 
 class DeviceError(TileScaleError):
     """A device, or the operating system, that refuses a call: which call, and what it said."""
+
+
+class UntrustedCacheError(TileScaleError):
+    """A cache of compiled kernels that other users can write to: which folder of its path, and why."""
 
 
 class HeapExhaustedError(TileScaleError):

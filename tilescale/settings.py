@@ -40,6 +40,7 @@ class Settings:
             between them (TILESCALE_CHECK).
         schedule_seed: the interleaving in which the emulator runs units where the caller does not say, None to take
             turns (TILESCALE_SCHEDULE_SEED).
+        traceback: show the traceback of every rank of a failed job, not of the first alone (TILESCALE_TRACEBACK).
         cache: folder of what this user has measured and tuned (TILESCALE_CACHE_DIR).
     """
 
@@ -53,6 +54,7 @@ class Settings:
     progress: str = "auto"
     check: tuple[str, ...] = ("all",)
     schedule_seed: int | None = None
+    traceback: bool = False
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "tilescale")
 
     @classmethod
@@ -132,6 +134,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "wait_s": ("TILESCALE_WAIT_S", _seconds, "a number of seconds above 0, e.g. 30"),
     "progress": ("TILESCALE_PROGRESS", _progress, "auto, on or off"),
     "check": ("TILESCALE_CHECK", _names, "all, none, or names of checks with commas between them, e.g. races"),
+    "traceback": ("TILESCALE_TRACEBACK", _switch, f"one of {', '.join(_TRUE + _FALSE)}"),
     "schedule_seed": ("TILESCALE_SCHEDULE_SEED", _number, "a whole number from 0 on"),
     "cache": ("TILESCALE_CACHE_DIR", _folder, "the absolute path of a folder, e.g. ~/.cache/tilescale"),
 }

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,9 @@ import pytest
 
 from tilescale.comm import Team
 from tilescale.comm.session import Session
+from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
+from tilescale.comm.trust.key import JobKey
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -29,11 +30,10 @@ RUN = [sys.executable, "-c", "from tilescale.cli.run import run; run()"]
 
 @dataclass(frozen=True)
 class Done:
-    """A job that has ended: its exit code, all of its output, and the seconds it took."""
+    """A job that has ended: its exit code, and all of its output."""
 
     code: int
     output: str
-    seconds: float
 
 
 def command(launcher: str, ranks: int) -> list[str]:
@@ -64,7 +64,6 @@ def run_words(words: Sequence[str], **variables: str) -> Done:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
-    start = time.monotonic()
     process = subprocess.Popen(
         words,
         env=env | variables,
@@ -80,7 +79,7 @@ def run_words(words: Sequence[str], **variables: str) -> Done:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         pytest.fail(f"{words} hung; its output:\n{output}")
-    return Done(process.returncode, output, time.monotonic() - start)
+    return Done(process.returncode, output)
 
 
 @pytest.fixture
@@ -104,7 +103,8 @@ def run_ranks() -> Callable[..., list[Any]]:
         outcomes: list[Any] = [None] * size
 
         def be(rank: int) -> None:
-            session = Session(Transport(store), rank, size, timeout_s)
+            transport = Transport(StoreClient(store, timeout_s), JobKey(b"for tests"), rank)
+            session = Session(transport, rank, size, timeout_s)
             try:
                 outcomes[rank] = fn(Team(ranks=tuple(range(size)), rank=rank, _session=session))
             except BaseException as error:  # the test looks at it

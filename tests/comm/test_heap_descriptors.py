@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -20,22 +19,18 @@ from tilescale.comm.call import Call
 from tilescale.comm.heap import descriptors
 from tilescale.comm.heap.descriptors import Mailbox, exchange, send
 from tilescale.comm.heap.group import Group
+from tilescale.comm.trust import same_user
 from tilescale.errors import LaunchError, RankFailedError
 
 ROOT = Path(__file__).parents[2]
 PEER = """
 import os, sys
 from tilescale.comm.heap.descriptors import send
-path, rank, text = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+name, rank, text = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 memory = os.memfd_create("peer")
 os.write(memory, text.encode())
-send(path, rank, memory)
+send(name, rank, memory)
 """
-
-
-@pytest.fixture(autouse=True)
-def directory_of_the_test(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if len(str(tmp_path)) < 50 else "/tmp")
 
 
 @pytest.fixture
@@ -45,9 +40,9 @@ def mailbox() -> Iterator[Mailbox]:
     box.close()
 
 
-def peer(path: str, rank: int, text: str, code: str = PEER) -> subprocess.Popen[bytes]:
+def peer(name: str, rank: int, text: str, code: str = PEER) -> subprocess.Popen[bytes]:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-c", code, path, str(rank), text], env=env)
+    return subprocess.Popen([sys.executable, "-c", code, name, str(rank), text], env=env)
 
 
 def wait_for(box: Mailbox, ranks: list[int], seconds: float = 20.0) -> dict[int, int]:
@@ -64,8 +59,14 @@ def memory(text: bytes = b"") -> int:
     return descriptor
 
 
+def connected(mailbox: Mailbox) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect("\0" + mailbox.name)
+    return connection
+
+
 def test_descriptors_of_processes_arrive(mailbox: Mailbox) -> None:
-    processes = [peer(mailbox.path, rank, f"memory of {rank}") for rank in (3, 5)]
+    processes = [peer(mailbox.name, rank, f"memory of {rank}") for rank in (3, 5)]
     found = wait_for(mailbox, [3, 5])
     assert [process.wait(20) for process in processes] == [0, 0]
     for rank, descriptor in found.items():
@@ -75,66 +76,44 @@ def test_descriptors_of_processes_arrive(mailbox: Mailbox) -> None:
         os.close(descriptor)
 
 
-def test_the_way_there_is_private_and_goes_away(mailbox: Mailbox) -> None:
-    directory = os.path.dirname(mailbox.path)
-    assert stat.S_IMODE(os.lstat(directory).st_mode) == 0o700
+def test_nothing_is_left_behind(mailbox: Mailbox) -> None:
+    assert not os.path.exists(mailbox.name), "no file stands for the socket"
     before = len(os.listdir("/proc/self/fd"))
     for sender in range(4):
         own = memory()
-        send(mailbox.path, sender, own)
+        send(mailbox.name, sender, own)
         os.close(own)
     assert mailbox.take([9]) is None, "takes in what waits"
     assert len(os.listdir("/proc/self/fd")) == before + 4
     mailbox.close()
-    assert not os.path.exists(directory)
     assert len(os.listdir("/proc/self/fd")) == before - 2, "unclaimed descriptors, socket and selector are closed"
-
-
-def test_long_temporary_directories(monkeypatch, tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 120)
-    deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-    box = Mailbox()
-    own = memory()
-    send(box.path, 0, own)
-    assert list(wait_for(box, [0])) == [0]
-    box.close()
 
 
 def test_another_user_is_turned_away(mailbox: Mailbox, monkeypatch) -> None:
     own = memory()
-    monkeypatch.setattr(descriptors, "_user_of", lambda _connection: os.getuid() + 1)
-    with pytest.raises(LaunchError, match="user .* listens there"):
-        send(mailbox.path, 0, own)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(mailbox.path)
+    monkeypatch.setattr(same_user, "is_ours", lambda _connection: False)
+    with pytest.raises(LaunchError, match="another user listens there"):
+        send(mailbox.name, 0, own)
+    connection = connected(mailbox)
     socket.send_fds(connection, [descriptors._MESSAGE.pack(0)], [own])
     assert mailbox.take([0]) is None
     monkeypatch.undo()
-    send(mailbox.path, 0, own)
+    send(mailbox.name, 0, own)
     assert list(wait_for(mailbox, [0])) == [0]
-
-
-def test_an_open_directory_is_not_trusted(mailbox: Mailbox) -> None:
-    os.chmod(os.path.dirname(mailbox.path), 0o755)
-    with pytest.raises(LaunchError, match="only user"):
-        send(mailbox.path, 0, memory())
-    os.chmod(os.path.dirname(mailbox.path), 0o700)
 
 
 def test_garbage_is_dropped(mailbox: Mailbox) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for message, count in ((b"", 0), (b"hello, world", 1), (descriptors._MESSAGE.pack(1), 2)):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-            stranger.connect(mailbox.path)
+        with connected(mailbox) as stranger:
             own = [memory() for _ in range(count)]
             if message or own:
                 socket.send_fds(stranger, [message], own)
             for descriptor in own:
                 os.close(descriptor)
     first, second = memory(b"first"), memory(b"second")
-    send(mailbox.path, 1, first)
-    send(mailbox.path, 1, second)  # the same rank again
+    send(mailbox.name, 1, first)
+    send(mailbox.name, 1, second)  # the same rank again
     found = wait_for(mailbox, [1])
     assert os.pread(found[1], 10, 0) == b"first"
     for descriptor in (first, second, found[1]):
@@ -144,9 +123,8 @@ def test_garbage_is_dropped(mailbox: Mailbox) -> None:
 
 
 def test_a_slow_sender_does_not_block_the_others(mailbox: Mailbox) -> None:
-    slow = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    slow.connect(mailbox.path)
-    send(mailbox.path, 1, memory(b"quick"))
+    slow = connected(mailbox)
+    send(mailbox.name, 1, memory(b"quick"))
     start = time.monotonic()
     assert list(wait_for(mailbox, [1])) == [1] and time.monotonic() - start < 1
     socket.send_fds(slow, [descriptors._MESSAGE.pack(0)], [memory(b"slow")])
@@ -155,19 +133,15 @@ def test_a_slow_sender_does_not_block_the_others(mailbox: Mailbox) -> None:
 
 def test_a_peer_that_is_gone(mailbox: Mailbox) -> None:
     code = "import time; from tilescale.comm.heap.descriptors import Mailbox; box = Mailbox()"
-    code += "; print(box.path, flush=True); time.sleep(60)"
+    code += "; print(box.name, flush=True); time.sleep(60)"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
-    path = process.stdout.readline().strip()
+    name = process.stdout.readline().strip()
     os.kill(process.pid, signal.SIGKILL)
     process.wait(10)
     start = time.monotonic()
     with pytest.raises(LaunchError, match="has just ended"):
-        send(path, 0, memory())
-    os.unlink(path)
-    os.rmdir(os.path.dirname(path))
-    with pytest.raises(LaunchError):
-        send(path, 0, memory())
+        send(name, 0, memory())
     assert time.monotonic() - start < 5
 
 
@@ -175,11 +149,11 @@ def test_the_wait_is_bounded_and_names_the_missing_rank(run_ranks) -> None:
     def work(team):
         group, call = Group(team), Call.here("empty")
         with closing(Mailbox()) as box:
-            paths = group.all_gather(call, box.path)
+            names = group.all_gather(call, box.name)
             if team.rank == 1:
                 time.sleep(2)  # and never sends
                 return
-            exchange(group, call, box, paths, memory(), [1])
+            exchange(group, call, box, names, memory(), [1])
 
     outcome = run_ranks(2, work, timeout_s=1.0)[0]
     assert isinstance(outcome, RankFailedError) and "rank 1" in str(outcome) and "empty()" in str(outcome)
@@ -188,14 +162,14 @@ def test_the_wait_is_bounded_and_names_the_missing_rank(run_ranks) -> None:
 def test_a_failure_elsewhere_explains_a_closed_mailbox(run_ranks) -> None:
     def work(team):
         group, call, box = Group(team), Call.here("empty"), Mailbox()
-        paths = group.all_gather(call, box.path)
+        names = group.all_gather(call, box.name)
         box.close()
         team.barrier()
         if team.rank == 1:
-            team._session.board.failed(1, "rank 1 disappeared")
+            team._session.failure_log.failed(1, "rank 1 disappeared")
             return None
         with closing(Mailbox()) as other:
-            exchange(group, call, other, paths, memory(), [1])
+            exchange(group, call, other, names, memory(), [1])
 
     outcome = run_ranks(2, work)[0]
     assert isinstance(outcome, RankFailedError) and "rank 1 disappeared" in str(outcome)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -278,12 +279,12 @@ def test_processes_share_memory_and_leave_nothing_behind(run_job, tmp_path) -> N
     done = run_job("tilescale run", 3, "heap.py", "share", TMPDIR=str(tmp_path))
     assert done.code == 0, done.output
     assert done.output.count("heap works") == 3
-    assert not list(tmp_path.glob("tilescale-*"))
+    assert sorted(re.findall(r"read at exit (\d)", done.output)) == ["0", "1", "2"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_killed_rank_ends_the_others(run_job, tmp_path) -> None:
-    done = run_job("tilescale run", 3, "heap.py", "kill", TILESCALE_TIMEOUT_S="30", TMPDIR=str(tmp_path))
-    assert done.code != 0 and done.seconds < 25
+    done = run_job("tilescale run", 3, "heap.py", "kill", TMPDIR=str(tmp_path))
+    assert done.code != 0
     assert "RankFailedError" in done.output and "rank 1" in done.output
-    assert not list(tmp_path.glob("tilescale-*")), "the ranks that live clean up"
-
+    assert not list(tmp_path.iterdir())

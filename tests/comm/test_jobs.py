@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Real jobs under every launcher: what works, and that no failure hangs."""
+"""Real jobs under every launcher: what works, and that no failure hangs.
+
+A wait that does not notice a failure lasts for the job's timeout, 600 s, and a rank that goes on sleeps for 300 s;
+`run_words` ends both long before, and fails. How soon failures are noticed is in docs/faults.md.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,6 @@ def test_others_learn_of_a_failure(run_job, launcher: str, what: str, culprit: i
     if what == "kill":  # mpirun and torchrun may end the other rank before it has said so; then they name the culprit
         text += {"MPI": r"|Killed|signal 9", "torchrun": r"|local_rank: 1\)\s+exitcode +: -9"}.get(launcher, "")
     assert re.search(rf"RankFailedError: {text}|{text if launcher == 'MPI' else '$^'}", done.output), done.output
-    assert done.seconds < 20
 
 
 def test_death_of_rank_0_takes_its_store_along(run_job) -> None:
@@ -49,7 +52,7 @@ def test_death_of_rank_0_takes_its_store_along(run_job) -> None:
 
 def test_busy_ranks_are_ended(run_job) -> None:
     done = run_job("MPI", 2, "failures.py", "raise while others work", "0")
-    assert done.code != 0 and "ValueError: deliberate" in done.output and done.seconds < 20
+    assert done.code != 0 and "ValueError: deliberate" in done.output
 
 
 def test_different_collectives(run_job) -> None:
@@ -62,6 +65,6 @@ def test_different_collectives(run_job) -> None:
 
 def test_a_rank_that_never_comes(run_job) -> None:
     done = run_job("tilescale run", 2, "failures.py", "late", "1", TILESCALE_TIMEOUT_S="2")
-    assert done.code == 1 and done.seconds < 20
+    assert done.code == 1
     assert re.search(r"no sign of rank 1 .* in barrier\(\) for 2 s", done.output), done.output
     assert "rank 1 was last seen in init()" in done.output

@@ -6,16 +6,17 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
 from tests.comm.conftest import ROOT
+from tilescale.comm import rank_process, store_server
 from tilescale.comm.launchers import join
-from tilescale.comm.launchers.base import connect_store
 from tilescale.comm.launchers.mpi import Mpi
 from tilescale.comm.launchers.torchrun import Torchrun
-from tilescale.comm.lifeline import Lifeline, LifelineServer
+from tilescale.comm.trust.key import KEY, NO_KEY
 from tilescale.comm.world import World
 from tilescale.errors import DependencyError, LaunchError
 
@@ -80,30 +81,71 @@ def test_nobody_serves_the_store() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(LaunchError, match=f"cannot reach rank 0's store at 127.0.0.1:{port}"):
-        connect_store("127.0.0.1", port, serve=False, timeout_s=1.0)
+        store_server.connect("127.0.0.1", port, timeout_s=1.0)
+
+
+def test_a_name_that_nobody_knows(monkeypatch) -> None:
+    monkeypatch.setattr(store_server, "_NAME_WITHIN_S", 0.0)
+    with pytest.raises(LaunchError, match="'no-such-host.invalid', means nothing on this host: "):
+        store_server.connect("no-such-host.invalid", 29500, timeout_s=30.0)
+
+
+def test_only_an_address_of_this_host_can_be_served() -> None:
+    with pytest.raises(LaunchError, match="cannot serve 192.0.2.1:0: Cannot assign requested address") as caught:
+        store_server.serve("192.0.2.1", 0, timeout_s=1.0)  # RFC 5737: an address of nobody
+    assert "MASTER_ADDR must be an address" in caught.value.hint
+
+
+def listening(port: int) -> set[str]:
+    """The addresses at which somebody listens on a port, as the kernel writes them."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return {words[1].split(":")[0] for words in lines if words[1].endswith(f":{port:04X}") and words[3] == "0A"}
+
+
+def test_the_store_listens_at_one_address_alone() -> None:
+    with rank_process.reserve_port() as bound:
+        port = bound.getsockname()[1]
+        assert not listening(port), "torch.distributed may still listen here"
+        store = store_server.serve("127.0.0.1", port, timeout_s=5.0, bound=bound.detach())
+    assert listening(port) == {"0100007F"}
+    store_server.connect("127.0.0.1", port, timeout_s=5.0).set("key", "value")
+    assert store.get("key") == b"value"
+
+
+def test_a_descriptor_that_is_no_socket_of_ours_is_left_alone(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "w") as file, socket.create_server(("127.0.0.1", 0)) as other:
+        for descriptor in (file.fileno(), other.fileno(), 10**6):
+            store = store_server.serve("127.0.0.1", 0, timeout_s=5.0, bound=descriptor)
+            assert listening(store.port) == {"0100007F"}
+        assert other.getsockname()[1] and not file.closed
+
+
+def test_a_store_that_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(LaunchError, match="cannot reach"):
+        store_server.connect("127.0.0.1", silent.getsockname()[1], timeout_s=0.3)
+
+
+SEVERAL_HOSTS = TORCHRUN | {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500", "RANK": "1"}
+
+
+def test_several_hosts_need_a_key(monkeypatch) -> None:
+    monkeypatch.setattr(store_server, "connect", lambda host, port, timeout_s: HashStore())
+    with pytest.raises(LaunchError, match="several hosts has no key") as caught:
+        join(SEVERAL_HOSTS, 1.0)
+    assert "TILESCALE_JOB_KEY_FILE" in caught.value.hint and "TILESCALE_ALLOW_NO_KEY=1" in caught.value.hint
+    for consent in ({KEY: "ab" * 32}, {NO_KEY: "1"}):
+        joined = join(SEVERAL_HOSTS | consent, 1.0)
+        assert joined.key is not None and joined.host == "192.0.2.1"
+
+
+@pytest.mark.parametrize("change", [{"MASTER_ADDR": "127.0.0.1"}, {"LOCAL_WORLD_SIZE": "2"}])
+def test_ranks_of_one_host_agree_on_a_key(monkeypatch, change: dict[str, str]) -> None:
+    monkeypatch.setattr(store_server, "connect", lambda host, port, timeout_s: HashStore())
+    joined = join(SEVERAL_HOSTS | change, 1.0)
+    assert joined.key is None and joined.host == "127.0.0.1"
 
 
 def test_importing_comm_is_light() -> None:
     code = "import sys, tilescale.comm, tilescale.cli.run; print({'torch', 'tilelang', 'mpi4py'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "set()"
-
-
-def _eventually(condition) -> bool:
-    end = time.monotonic() + 5
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
-
-
-def test_lifelines() -> None:
-    cut: list[int] = []
-    server = LifelineServer(cut.append)
-    first, second = (Lifeline("127.0.0.1", server.port, server.token, rank, 5.0) for rank in (2, 3))
-    stranger = Lifeline("127.0.0.1", server.port, b"0" * 16, 4, 5.0)
-    assert _eventually(lambda: {2, 3} <= server.holding() and stranger.cut())
-    assert not first.cut()
-    second.close()
-    assert _eventually(lambda: 3 in cut) and 4 not in server.holding()
-    server.close()
-    assert _eventually(first.cut)

@@ -11,7 +11,9 @@ import torch
 
 from tilescale.comm import Team, World
 from tilescale.comm.session import Session
+from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
+from tilescale.comm.trust.key import JobKey
 from tilescale.errors import RankFailedError, RankMismatchError, UsageError
 from tilescale.settings import Settings
 
@@ -42,7 +44,7 @@ def test_nothing_stays_in_the_store(run_ranks) -> None:
             team.run_at_root(b"x" * (9 << 20), list)
         team.barrier()
         team.barrier()
-        return team._session.transport.store.num_keys()
+        return team._session.transport.client.store.num_keys()
 
     assert max(run_ranks(2, work)) <= 5  # the last calls, and where each rank is
 
@@ -145,7 +147,7 @@ def test_failure_reaches_waiting_ranks_quickly(run_ranks) -> None:
     def work(team: Team):
         if team.rank == 1:
             time.sleep(0.1)
-            team._session.board.failed(1, "rank 1 failed: boom")
+            team._session.failure_log.failed(1, "rank 1 failed: boom")
             return None
         start = time.monotonic()
         with pytest.raises(RankFailedError, match="rank 1 failed: boom"):
@@ -158,7 +160,7 @@ def test_failure_reaches_waiting_ranks_quickly(run_ranks) -> None:
 def test_a_rank_that_left_is_blamed_by_all(run_ranks) -> None:
     def work(team: Team):
         if team.rank == 1:
-            team._session.board.left(1)
+            team._session.failure_log.left(1)
         elif team.rank == 0:
             team.barrier()
         else:
@@ -172,7 +174,7 @@ def test_a_rank_that_left_is_blamed_by_all(run_ranks) -> None:
 def test_a_result_that_arrived_counts_though_its_sender_left(run_ranks) -> None:
     def work(team: Team):
         value = team.broadcast("early" if team.rank == 0 else None)
-        team._session.board.left(team.rank)
+        team._session.failure_log.left(team.rank)
         return value
 
     assert run_ranks(2, work) == ["early", "early"]
@@ -244,5 +246,6 @@ def test_store_that_died_is_rank_0s_failure() -> None:
 
             return call
 
+    session = Session(Transport(StoreClient(Dead(), 5.0), JobKey(b""), 1), 1, 2, 5.0)
     with pytest.raises(RankFailedError, match="rank 0 disappeared"):
-        Team(ranks=(0, 1), rank=1, _session=Session(Transport(Dead()), 1, 2, 5.0)).barrier()
+        Team(ranks=(0, 1), rank=1, _session=session).barrier()

@@ -15,7 +15,7 @@ from tilescale.backends.cuda.running.barrier_kernel import Standing, purpose, si
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
 from tilescale.backends.cuda.running.streams import Idle, wait_idle
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, decode
-from tilescale.comm.board import Failure
+from tilescale.comm.failure_log import Failure
 from tilescale.errors import (
     CollectiveNotReachedError,
     Location,

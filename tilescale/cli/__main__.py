@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m tilescale.cli`: the command line, for launchers that start Python."""
+"""`python -m tilescale.cli`: the command line where no script of it is installed, or as the module of a job."""
 
 from tilescale.cli import main
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -26,9 +27,18 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright
 @click.option("--machine", help="Default machine of the ranks: a built-in name or the file of a description.")
 @click.option("--emulate", is_flag=True, help="Run programs on the emulator even where GPUs are present.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
+@click.option("--traceback", is_flag=True, help="Show the traceback of every rank, not of the first that fails alone.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(ranks: int, machine: str | None, emulate: bool, module: bool, script: str, args: tuple[str, ...]) -> None:
+def run(
+    ranks: int,
+    machine: str | None,
+    emulate: bool,
+    module: bool,
+    traceback: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
     """Run SCRIPT with its ARGS on RANKS local processes.
 
     Every line of output is marked with its rank. When a rank fails, the others report it and stop, its error is shown
@@ -39,7 +49,11 @@ def run(ranks: int, machine: str | None, emulate: bool, module: bool, script: st
         env["TILESCALE_MACHINE"] = machine
     if emulate:
         env["TILESCALE_EMULATE"] = "1"
+    if traceback:
+        env["TILESCALE_TRACEBACK"] = "1"
     signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # ranks may say what this terminal's encoding lacks
     command = [sys.executable, *(["-m"] if module else []), script, *args]
     job = LocalJob(command, ranks, env, _Printer(ranks).show)
     try:
@@ -48,8 +62,18 @@ def run(ranks: int, machine: str | None, emulate: bool, module: bool, script: st
         click.echo("tilescale run: interrupted, all ranks ended", err=True)
         sys.exit(130)
     if job.error is not None:
-        click.echo(click.style("tilescale run: ", fg="red", bold=True) + str(job.error), err=True)
+        with contextlib.suppress(OSError):
+            click.echo(click.style("tilescale run: ", fg="red", bold=True) + str(job.error), err=True)
+    _drop_unwritten_output()
     sys.exit(job.exit_code)
+
+
+def _drop_unwritten_output() -> None:
+    """What the output's reader, or its disk, did not take must not be tried again when Python exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Printer:

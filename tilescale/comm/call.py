@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,16 @@ class Call:
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
             frame = frame.f_back
         return cls(op, root, Location(frame.f_code.co_filename, frame.f_lineno))
+
+    @classmethod
+    def from_json(cls, text: bytes | memoryview) -> Call:
+        """The call that another rank described by `to_json`."""
+        op, root, file, line = json.loads(bytes(text))
+        return cls(op, root, Location(file, line))
+
+    def to_json(self) -> bytes:
+        """The call for other ranks."""
+        return json.dumps([self.op, self.root, self.where.file, self.where.line]).encode()
 
     def agrees_with(self, other: Call) -> bool:
         """Whether both are the same collective, wherever they are called."""

@@ -8,9 +8,9 @@ the start short.
 from __future__ import annotations
 
 import contextlib
+import errno
 import queue
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
+from tilescale.comm import rank_process
+from tilescale.comm.trust.key import new_key
 from tilescale.errors import JobError
 
 __all__ = ["LocalJob"]
@@ -25,6 +27,8 @@ __all__ = ["LocalJob"]
 _GRACE_S = 2.0  # for the other ranks to report the failure; most have done so before the failing one ends
 _TERM_S = 2.0  # between SIGTERM and SIGKILL
 _LAST_LINES = 20
+_LONGEST_LINE = 1 << 16  # characters; what is longer is passed on in pieces
+_NO_OUTPUT_CODE, _IO_ERROR_CODE = 128 + signal.SIGPIPE, 74  # as if SIGPIPE had ended it; EX_IOERR of sysexits.h
 
 Print = Callable[[int, str, bool], None]
 
@@ -34,7 +38,7 @@ class LocalJob:
 
     Attributes:
         exit_code: 0, or that of the rank that failed first (128 + signal number if a signal ended it).
-        error: what happened, if a rank failed.
+        error: what happened, if a rank failed or the output could not be written any more.
     """
 
     def __init__(self, command: Sequence[str], size: int, env: Mapping[str, str], show: Print):
@@ -44,12 +48,13 @@ class LocalJob:
             command: program and arguments.
             size: number of ranks.
             env: environment of every rank; the variables of the job are added.
-            show: called with (rank, line, whether it is from stderr) for every line of output, from several threads.
+            show: called with (rank, line, whether it is from stderr) for every line of output, from several threads. If
+                it raises OSError, the job ends.
         """
         self.exit_code = 0
         self.error: JobError | None = None
         self._command, self._size, self._env, self._show = command, size, env, show
-        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()  # a rank has ended; output is lost
         self._last_lines = [deque[str](maxlen=_LAST_LINES) for _ in range(size)]
         self._quiet = False
         self._ranks: list[subprocess.Popen[str]] = []
@@ -58,17 +63,11 @@ class LocalJob:
     def run(self) -> None:
         """Start all ranks and wait for their end; when one fails, the others get a moment to report it and are ended.
 
-        No rank outlives this call, however it ends.
+        No rank outlives this call, however it ends, nor this process.
         """
         try:
             self._start()
-            running = set(range(self._size))
-            while running and not self.exit_code:
-                rank = self._ended.get()
-                running.discard(rank)
-                self.exit_code = self._code(rank)
-            if self.exit_code:
-                self._finish_failed(rank, running)
+            self._watch()
         except BaseException:
             self._quiet = True
             raise
@@ -78,17 +77,32 @@ class LocalJob:
                 reader.join(_TERM_S)  # a grandchild may hold a pipe open
 
     def _start(self) -> None:
-        port = _free_port()
-        for rank in range(self._size):
-            self._ranks.append(_process(self._command, _rank_env(self._env, rank, self._size, port), rank))
+        key = new_key()
+        with rank_process.reserve_port() as port:
+            for rank in range(self._size):
+                self._ranks.append(rank_process.start(self._command, self._env, key, rank, self._size, port))
         for rank in range(self._size):
             self._follow(rank)
+
+    def _watch(self) -> None:
+        running = set(range(self._size))
+        while running and not self.exit_code:
+            event = self._events.get()
+            if isinstance(event, OSError):
+                self.exit_code = _NO_OUTPUT_CODE if event.errno == errno.EPIPE else _IO_ERROR_CODE
+                self.error = JobError(f"the output cannot be written any more ({event.strerror}), all ranks were ended")
+                return
+            running.discard(event)
+            self.exit_code = self._code(event)
+            if self.exit_code:
+                self._finish_failed(event, running)
 
     def _finish_failed(self, failed: int, running: set[int]) -> None:
         deadline = time.monotonic() + _GRACE_S
         with contextlib.suppress(queue.Empty):
             while running:
-                running.discard(self._ended.get(timeout=max(0.0, deadline - time.monotonic())))
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+                running -= {event} if isinstance(event, int) else set()
         status = self._ranks[failed].returncode
         how = f"exit code {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
         text = "".join(f"\n    | {line}" for line in self._last_lines[failed])
@@ -120,51 +134,20 @@ class LocalJob:
             for stream, from_stderr in ((process.stdout, False), (process.stderr, True))
         ]
         # One thread waits for each rank, so that ends are seen in the order in which they happen.
-        waiter = threading.Thread(target=lambda: (process.wait(), self._ended.put(rank)), daemon=True)
+        waiter = threading.Thread(target=lambda: (process.wait(), self._events.put(rank)), daemon=True)
         for thread in (*readers, waiter):
             thread.start()
         self._readers += readers
 
     def _pass_on(self, rank: int, stream: IO[str], from_stderr: bool) -> None:
-        for line in stream:
+        """Read to the end, also when nothing can be shown any more: a rank must not block on a full pipe."""
+        while line := stream.readline(_LONGEST_LINE):
             line = line.rstrip("\n")
             if from_stderr:
                 self._last_lines[rank].append(line)
             if not self._quiet:
-                self._show(rank, line, from_stderr)
-
-
-def _process(command: Sequence[str], env: Mapping[str, str], rank: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        env=env,
-        stdin=None if rank == 0 else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-
-
-def _rank_env(env: Mapping[str, str], rank: int, size: int, port: int) -> dict[str, str]:
-    # A job inside a torchrun job is its own: it must not look for the outer one's store.
-    inherited = {name: value for name, value in env.items() if not name.startswith("TORCHELASTIC_")}
-    if size > 1:
-        inherited.setdefault("OMP_NUM_THREADS", "1")
-        inherited.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else its store logs C++ frames when rank 0 dies
-    return inherited | {
-        "TILESCALE_RUN": "1",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(size),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+                try:
+                    self._show(rank, line, from_stderr)
+                except OSError as error:
+                    self._quiet = True
+                    self._events.put(error)

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: MIT
 """One rank's part in a job of several: ranks meet for a call, wait for each other with a bound, see failures.
 
-No wait here can hang: it ends when what it waits for arrives, when the board notes a failure, when a rank it waits for
-has left, or when the time is up.
+No wait here can hang: it ends when what it waits for arrives, when a failure is logged, when a rank it waits for has
+left, or when the time is up.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
-import pickle
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from tilescale.comm.board import Board, Failure, Notes
 from tilescale.comm.call import Call
-from tilescale.comm.lifeline import Lifeline, LifelineServer
+from tilescale.comm.failure_log import Failure, FailureLog, Status
+from tilescale.comm.liveness import LivenessConnection
+from tilescale.comm.liveness_server import LivenessServer
 from tilescale.comm.transport import Transport
-from tilescale.errors import RankFailedError, RankMismatchError, UsageError
+from tilescale.errors import ForgedMessageError, RankFailedError, RankMismatchError, UsageError
 
 __all__ = ["Session"]
 
@@ -38,8 +38,8 @@ class Session:
         size: number of ranks.
         timeout_s: bound of every wait, in seconds.
         names: how to speak of each rank, e.g. "rank 2 (pid 77 on node3)".
-        server: rank 0's lifelines, None elsewhere.
-        lifeline: another rank's connection to rank 0, None at rank 0.
+        server: rank 0's ends of the liveness connections, None elsewhere.
+        liveness: another rank's connection to rank 0, None at rank 0.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Session:
         rank: int,
         size: int,
         timeout_s: float,
-        lifeline: Lifeline | None = None,
+        liveness: LivenessConnection | None = None,
     ):
         self.transport = transport
-        self.board = Board(transport)
+        self.failure_log = FailureLog(transport)
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self.names = [f"rank {r}" for r in range(size)]
-        self.server: LifelineServer | None = None
-        self.lifeline = lifeline
+        self.server: LivenessServer | None = None
+        self.liveness = liveness
         self._calls: dict[tuple[int, ...], int] = {}
         self._caller: list[int] = []
         self._claiming = threading.Lock()
@@ -71,8 +71,8 @@ class Session:
         self._calls[ranks] = number + 1
         name = ",".join(map(str, ranks))
         key = f"call/{name}/{number}"
-        self.transport.set(f"at/{self.rank}", pickle.dumps((ranks, number, call)))
-        self.transport.append(key, pickle.dumps((self.rank, call)))
+        self.transport.set(f"at/{self.rank}", json.dumps([ranks, number, call.to_json().decode()]).encode())
+        self.transport.append(key, call.to_json())
 
         def missing() -> list[int]:
             here = self._arrived(key)
@@ -108,7 +108,7 @@ class Session:
     def receive(self, key: str, sender: int, call: Call, readers: int = 1) -> Any:
         """Wait for the object that `sender` puts under `key`. Raises RankFailedError if it never will."""
         self.wait(lambda: self.transport.has(key) or None, lambda: [sender], call)
-        return self.transport.take(key, readers)
+        return self.transport.take(key, sender, readers)
 
     def wait(self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call) -> T:
         """Ask `ready` until it gives something; `missing` names the ranks that it depends on.
@@ -125,11 +125,11 @@ class Session:
     def _wait(self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call) -> T:
         start, pause = time.monotonic(), _FIRST_PAUSE_S
         while (value := ready()) is None:
-            notes = self.notes()
+            status = self.status()
             if (value := ready()) is not None:  # a rank may have done its part just before it left
                 break
             absent = list(missing())
-            self._stop_if_hopeless(notes, absent, call)
+            self._stop_if_hopeless(status, absent, call)
             waited = time.monotonic() - start
             if waited > _SLOW_S:
                 self._stop_if_elsewhere(absent, call)
@@ -139,60 +139,60 @@ class Session:
             pause = min(pause * 1.5, _LONGEST_PAUSE_S)
         return value
 
-    def notes(self) -> Notes:
-        """The board, with what this rank alone can see: the end of rank 0. Raises RankFailedError if the store died."""
-        notes = self.board.read()
-        if self.lifeline is None or not self.lifeline.cut():
-            return notes
-        failure = notes.failure
-        if failure is None and 0 not in notes.left:
+    def status(self) -> Status:
+        """The failure log, with what this rank alone can see: the end of rank 0.
+
+        Raises RankFailedError if the store has died or does not answer.
+        """
+        status = self.failure_log.read()
+        if self.liveness is None or not self.liveness.cut():
+            return status
+        failure = status.failure
+        if failure is None and 0 not in status.left:
             failure = Failure(0, self._died(0))
-            self.board.failed(failure.rank, failure.text)
-        return Notes(notes.left, notes.gone | {0}, failure)
+            self.failure_log.failed(failure.rank, failure.text)
+        return Status(status.left, status.gone | {0}, failure)
 
     def rank_gone(self, rank: int) -> None:
-        """Called at rank 0 when the lifeline of `rank` is cut: a failure, unless it had said that it leaves."""
-        with contextlib.suppress(RankFailedError):  # the store may end before this rank does
-            if rank not in self.board.read().left:
-                self.board.failed(rank, self._died(rank))
-            self.board.gone(rank)
+        """Called at rank 0 when the connection of `rank` is cut: a failure, unless it had said that it leaves."""
+        with contextlib.suppress(RankFailedError, ForgedMessageError):  # this rank finds out by itself
+            if rank not in self.failure_log.read().left:
+                self.failure_log.failed(rank, self._died(rank))
+            self.failure_log.gone(rank)
 
     def introduce(self, names: list[str]) -> None:
         """Set `names`, once the ranks have told each other who they are."""
         self.names = names
         self._caller.clear()  # the thread that joined need not be the one that calls
-        self.transport.root_name = names[0]
+        self.transport.client.root_name = names[0]
 
     def close(self) -> None:
-        """Cut this rank's lifelines: it will neither ask nor tell the job anything more."""
-        line = self.server or self.lifeline
-        if line is not None:
-            line.close()
+        """Cut this rank's connections: it will neither ask nor tell the job anything more."""
+        end = self.server or self.liveness
+        if end is not None:
+            end.close()
 
     def _died(self, rank: int) -> str:
         return f"{self.names[rank]} disappeared: it was killed or has crashed"
 
     def _arrived(self, key: str) -> dict[int, Call]:
-        stream = io.BytesIO(self.transport.get(key) or b"")
-        end = stream.getbuffer().nbytes
-        calls: dict[int, Call] = {}
-        while stream.tell() < end:
-            rank, call = pickle.load(stream)
-            calls[rank] = call
-        return calls
+        return {record.rank: Call.from_json(record.payload) for record in self.transport.log(key)}
 
-    def _stop_if_hopeless(self, notes: Notes, absent: list[int], call: Call) -> None:
-        if notes.failure is not None:
-            raise RankFailedError(notes.failure.text)
-        left = [rank for rank in absent if rank in notes.left]
+    def _stop_if_hopeless(self, status: Status, absent: list[int], call: Call) -> None:
+        if status.failure is not None:
+            raise RankFailedError(status.failure.text)
+        left = [rank for rank in absent if rank in status.left]
         if left:
             text = f"{self.names[left[0]]} ended before it came to {call}: its script finished or called sys.exit"
-            self.board.failed(left[0], text)  # so that all ranks name this one, not those that fail because of it
+            self.failure_log.failed(left[0], text)  # so that all ranks name this one, not those that fail because of it
             raise RankFailedError(text)
 
     def _last_call(self, rank: int) -> tuple[tuple[int, ...], int, Call] | None:
-        data = self.transport.get(f"at/{rank}")
-        return pickle.loads(data) if data else None
+        name = f"at/{rank}"
+        if not self.transport.has(name):
+            return None
+        ranks, number, call = json.loads(bytes(self.transport.value(name, rank)))
+        return tuple(ranks), number, Call.from_json(call.encode())
 
     def _stop_if_elsewhere(self, absent: list[int], call: Call) -> None:
         """A missing rank that is in a call which this rank has yet to join waits for us, as we do for it."""

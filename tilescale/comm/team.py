@@ -12,7 +12,7 @@ from tilescale.comm.session import Session
 from tilescale.comm.wire import encode
 from tilescale.errors import UsageError, picklable
 
-__all__ = ["Team"]
+__all__ = ["Team", "raised_at"]
 
 RootFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -25,8 +25,9 @@ class Team:
     as it is, not copied. `root` and the positions in lists count within the team.
 
     Every collective raises RankFailedError if a rank of the job fails or does not come within the job's timeout,
-    RankMismatchError if ranks call different collectives, UsageError for a root outside the team, and in another thread
-    than that of this rank's first one.
+    RankMismatchError if ranks call different collectives, ForgedMessageError if somebody else has written to the job's
+    store, UsageError for a root outside the team, in another thread than that of this rank's first one, and in a
+    process that a rank has forked.
 
     Attributes:
         ranks: world ranks of the members, in team order.
@@ -97,6 +98,7 @@ class Team:
         if failed:
             note = f"raised at rank {self.ranks[root]}, which ran this call for ranks {list(self.ranks)}"
             value.__notes__ = [*getattr(value, "__notes__", ()), note]  # what add_note does, from Python 3.11 on
+            value.__tilescale_raised_at__ = self.ranks[root]
             raise value
         return value
 
@@ -165,3 +167,8 @@ class Team:
     def _open(self) -> Session:
         assert self._session is not None, "a team of one exchanges nothing"
         return self._session
+
+
+def raised_at(error: BaseException) -> int | None:
+    """The rank at which the function of `run_at_root` raised this error, None for any other error."""
+    return getattr(error, "__tilescale_raised_at__", None)

@@ -6,19 +6,19 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from tilescale.comm import exits
-from tilescale.comm.board import Failure
+from tilescale.comm import shutdown
 from tilescale.comm.call import Call
+from tilescale.comm.failure_log import Failure
 from tilescale.comm.launchers import Joined, join
-from tilescale.comm.lifeline import Lifeline, LifelineServer
-from tilescale.comm.session import Session
+from tilescale.comm.rendezvous import open_session
 from tilescale.comm.team import Team
-from tilescale.comm.transport import Transport
-from tilescale.errors import LaunchError, UsageError
+from tilescale.errors import RankMismatchError, UsageError
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ class World(Team):
     @property
     def store(self) -> Store:
         """The job's key-value store, for libraries of torch.distributed that join through one."""
-        return _store_of_one() if self._session is None else self._session.transport.store
+        return _store_of_one() if self._session is None else self._session.transport.client.store
 
     def failure(self) -> Failure | None:
         """The first failure in the job that is known by now; no communication with the other ranks.
 
         Raises RankFailedError if rank 0, or the launcher, is gone with all that was known.
         """
-        return None if self._session is None else self._session.notes().failure
+        return None if self._session is None else self._session.status().failure
 
     def team(self, which: str | Sequence[int] = "world") -> Team:
         """The team of all ranks ("world"), of this node's ranks ("node"), or of the listed ranks in their order.
@@ -119,6 +119,9 @@ class World(Team):
         return tuple(rank for rank in self.ranks if self.node_of[rank] == self.node)
 
 
+_AGREE = ("tilescale", "tilelang", "torch")
+"""Packages of which all ranks need the same version."""
+
 _world: World | None = None
 
 
@@ -136,7 +139,8 @@ def init(*, timeout_s: float | None = None) -> World:
     Args:
         timeout_s: longest wait for other ranks in seconds; None takes TILESCALE_TIMEOUT_S (600 if unset).
     Raises:
-        LaunchError: the ranks do not find each other.
+        LaunchError: the ranks do not find each other, or cannot prove that they belong together.
+        RankMismatchError: the ranks run different versions of TileScale, TileLang, PyTorch or Python.
         DependencyError: an MPI job without mpi4py.
         UsageError: a TILESCALE_* variable or `timeout_s` that makes no sense.
     """
@@ -152,21 +156,38 @@ def init(*, timeout_s: float | None = None) -> World:
 def _enter(joined: Joined, timeout_s: float) -> World:
     if joined.store is None:
         return World(ranks=(0,), rank=0, launcher=joined.launcher, node_of=(0,))
-    session = _open_session(joined, timeout_s)
+    session = open_session(joined, timeout_s)
     ranks = tuple(range(joined.size))
     everyone = Team(ranks=ranks, rank=joined.rank, _session=session)
     name = f"rank {joined.rank} (pid {os.getpid()} on {socket.gethostname()})"
-    facts = everyone._all_gather(Call.here("init"), (joined.node, name))
-    session.introduce([name for _, name in facts])
-    nodes = list(dict.fromkeys(node for node, _ in facts))
-    exits.install(session, joined.abort)
+    facts = everyone._all_gather(Call.here("init"), (joined.node, name, _versions()))
+    session.introduce([name for _, name, _ in facts])
+    nodes = list(dict.fromkeys(node for node, _, _ in facts))
+    shutdown.install(session, joined.abort)
+    _check_versions({name: versions for _, name, versions in facts})
     return World(
         ranks=ranks,
         rank=joined.rank,
         launcher=joined.launcher,
-        node_of=tuple(nodes.index(node) for node, _ in facts),
+        node_of=tuple(nodes.index(node) for node, _, _ in facts),
         _session=session,
     )
+
+
+def _versions() -> dict[str, str]:
+    return {"Python": "{}.{}".format(*sys.version_info)} | {package: version(package) for package in _AGREE}
+
+
+def _check_versions(by_rank: dict[str, dict[str, str]]) -> None:
+    (first, expected), *others = by_rank.items()
+    for name, found in others:
+        different = [package for package in expected if found.get(package) != expected[package]]
+        if different:
+            package = different[0]
+            raise RankMismatchError(
+                f"{first} runs {package} {expected[package]}, {name} runs {found.get(package)}",
+                hint="install the same versions on all nodes, and start all ranks in the same environment",
+            )
 
 
 @functools.cache
@@ -174,23 +195,3 @@ def _store_of_one() -> Store:
     from torch.distributed import HashStore
 
     return HashStore()
-
-
-def _open_session(joined: Joined, timeout_s: float) -> Session:
-    """Connect to the store and the lifelines of the job. Raises LaunchError."""
-    assert joined.store is not None
-    if joined.rank == 0:
-        session = Session(Transport(joined.store), 0, joined.size, timeout_s)
-        session.server = LifelineServer(session.rank_gone)
-        session.transport.set("lifeline", session.server.token + str(session.server.port).encode())
-        return session
-    try:
-        data = joined.store.get("lifeline")  # waits for rank 0, as long as the store was told to
-        lifeline = Lifeline(joined.host, int(data[16:]), data[:16], joined.rank, timeout_s)
-    except (OSError, RuntimeError) as error:
-        raise LaunchError(
-            f"rank {joined.rank} cannot reach rank 0 at {joined.host}: {str(error).splitlines()[0]}",
-            hint="rank 0 may have failed earlier: see its output; between nodes, all ports must be open",
-        ) from error
-    transport = Transport(joined.store, lifeline if joined.store_at_root else None)
-    return Session(transport, joined.rank, joined.size, timeout_s, lifeline)

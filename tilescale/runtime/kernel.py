@@ -163,6 +163,7 @@ class Kernel:
             RankFailedError: another rank of the job failed, or did not come to this call.
             UsageError: a program over ranks is called in another thread than that of this rank's first call.
             WaitTimeoutError: on GPUs, a wait of an earlier call ran out of time.
+            UntrustedCacheError: on GPUs, other users can write to the cache of compiled kernels.
             DeadlockError, OutOfBoundsError, ...: as `tilescale.emulate`, on every rank.
 
         After an error the values of the tensors that the program writes are undefined, on every rank.

@@ -23,7 +23,7 @@ if world.rank == culprit:
     if what == "mismatch":
         world.gather(1)
     if what == "late":
-        time.sleep(30)
+        time.sleep(300)
 elif what == "raise while others work":
-    time.sleep(30)
+    time.sleep(300)
 world.barrier()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Ranks that share a heap as processes: `share` uses it, `kill` loses a rank on the way."""
 
+import atexit
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import torch
 
 from tilescale import comm
 
+atexit.register(lambda: print("read at exit", int(x[0])))  # runs after the heap's own exit handler
 world = comm.init()
 x = comm.from_tensor(torch.full((1 << 20,), world.rank, dtype=torch.int32))
 everywhere = comm.default_heap().peers(x)

@@ -71,7 +71,10 @@ class PlainLowered:
         return stock.cuda_source(self.program.func, target, options.get("pass_configs"))
 
     def build(self, options: dict[str, Any]) -> Executable:
-        """TileLang's own kernel, which checks arguments and allocates outputs."""
+        """TileLang's own kernel, which checks arguments and allocates outputs. Raises UntrustedCacheError."""
+        from tilescale.backends.cuda.running.toolchain import check_cache
+
+        check_cache()
         given = {k: v for k, v in options.items() if v is not None and k != "wait_s"}
         kernel = stock.compile_kernel(self.program.func, **given)
         return Executable(
@@ -111,9 +114,14 @@ class DeviceLowered:
         return "\n".join(checked(kernel, program, machine, target, configs) for kernel in self.kernels)
 
     def build(self, options: dict[str, Any]) -> Executable:
-        """Its kernels compiled, for the devices of this job. Collective. Raises as `DeviceProgram`."""
-        from tilescale.backends.cuda.running.execute import DeviceProgram
+        """Its kernels compiled, for the devices of this job. Collective.
 
+        Raises UntrustedCacheError, and what `DeviceProgram` raises.
+        """
+        from tilescale.backends.cuda.running.execute import DeviceProgram
+        from tilescale.backends.cuda.running.toolchain import check_cache
+
+        check_cache()
         own = DeviceProgram(self.lowered, options)
         return Executable(
             lambda per_unit: own(per_unit[0]),

@@ -2,6 +2,7 @@
 """The emulator: runs any program for any described machine on the CPU.
 
     emulate.py      the entry: machine, extents, report; arguments.py binds tensors, progress.py shows a bar
+    coverage.py     which of stock TileLang's operations run
     run.py          one emulation: units, accounts, deadlock reports
     interpret/      statements and expressions of TIR as closures
     operations/     what operations do, a family a file

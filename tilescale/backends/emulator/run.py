@@ -21,7 +21,18 @@ from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret import branches, expr, statements  # noqa: F401
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.phases import compile_part
-from tilescale.backends.emulator.operations import atomics, barriers, externs, remote, threads, tiles  # noqa: F401
+from tilescale.backends.emulator.operations import (  # noqa: F401  # noqa: F401
+    allreduce,
+    atomics,
+    barriers,
+    externs,
+    random,
+    reducers,
+    remote,
+    threads,
+    tiles,
+    words,
+)
 from tilescale.backends.emulator.operations import collectives as _collectives  # noqa: F401
 from tilescale.backends.emulator.record import costs, transfers  # noqa: F401
 from tilescale.backends.emulator.record.instrumentation import Recording

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Symmetric memory: tensors that exist on every rank at the same offset of a heap that all ranks have mapped.
 
-    heap.py          SymmetricHeap: allocation, views over all ranks       default.py      the heap of the whole job
-    address_map.py   where every rank's heap lies                          provider.py     where memory comes from
-    arena.py         which offsets are taken                               ledger.py       who still holds what
-    tensors.py       torch tensors over foreign memory                     group.py        the ranks of a heap
-    open_heaps.py    which heap a tensor lies in; the end at exit          nvshmem.py      NVSHMEM's own heap
-    descriptors.py   file descriptors between processes
-    mapped.py        heaps that this process maps: host.py (shared memory) and cuda_vmm.py (GPUs)
+heap.py          SymmetricHeap: allocation, views over all ranks       default.py      the heap of the whole job
+address_map.py   where every rank's heap lies                          provider.py     where memory comes from
+arena.py         which offsets are taken                               ledger.py       who still holds what
+tensors.py       torch tensors over foreign memory                     group.py        the ranks of a heap
+open_heaps.py    which heap a tensor lies in; the end at exit          nvshmem.py      NVSHMEM's own heap
+descriptors.py   file descriptors between processes
+mapped.py        heaps that this process maps: host.py (shared memory) and cuda_vmm.py (GPUs)
 """
 
 from tilescale.comm.heap.address_map import AddressMap

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""File descriptors from process to process on one host: Unix sockets in directories that only their user can enter.
+"""File descriptors from process to process of one user on one host, over Unix sockets.
 
-A rank opens a `Mailbox`, tells the others its path, and each sends its descriptor there. Neither side ever blocks:
+A rank opens a `Mailbox`, tells the others its name, and each sends its descriptor there. Neither side ever blocks:
 a message waits in the socket until its receiver looks.
 """
 
@@ -12,42 +12,32 @@ import contextlib
 import os
 import selectors
 import socket
-import stat
 import struct
-import tempfile
 from collections.abc import Iterable
 
 from tilescale.comm.call import Call
 from tilescale.comm.heap.group import Group
+from tilescale.comm.trust import same_user
 from tilescale.errors import LaunchError
 
 __all__ = ["Mailbox", "exchange", "send"]
 
 _MESSAGE = struct.Struct("!I")  # the sender's rank
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid, as the kernel knows them
-_LONGEST_PATH = 100  # the kernel's limit is 108 bytes
 _MOST_DESCRIPTORS = 8  # in a message that is not ours; all have to be received to be closed
-_TIMEOUT_S = 5.0  # for a local connection to be accepted into the queue
 
 
 class Mailbox:
     """Where other processes of the same user can leave one descriptor each.
 
     Attributes:
-        path: of the socket; for `send`.
+        name: of the socket; for `send`.
     """
 
     def __init__(self) -> None:
-        base = tempfile.gettempdir()
-        if len(base) > _LONGEST_PATH - 40:
-            base = "/tmp"
-        self._directory = tempfile.mkdtemp(prefix="tilescale-", dir=base)  # mode 0700
-        self.path = os.path.join(self._directory, "fd")
         self._received: dict[int, int] = {}
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._selector = selectors.DefaultSelector()
-        self._socket.bind(self.path)
-        self._socket.listen(1024)
+        self._socket, self.name = same_user.listen(socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
         self._selector.register(self._socket, selectors.EVENT_READ)
 
     def missing(self, senders: Iterable[int]) -> list[int]:
@@ -64,16 +54,13 @@ class Mailbox:
         return {rank: self._received.pop(rank) for rank in senders}
 
     def close(self) -> None:
-        """Close the socket and all descriptors that nobody took, and remove the directory."""
+        """Close the socket and all descriptors that nobody took."""
         for key in list((self._selector.get_map() or {}).values()):
             key.fileobj.close()
         self._selector.close()
         for descriptor in self._received.values():
             os.close(descriptor)
         self._received.clear()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
-            os.rmdir(self._directory)
 
     def _look(self) -> None:
         for key, _ in self._selector.select(0):
@@ -86,7 +73,7 @@ class Mailbox:
         with contextlib.suppress(BlockingIOError):
             while True:
                 connection, _ = self._socket.accept()
-                if _user_of(connection) != os.getuid():  # root alone gets past the directory's mode
+                if not same_user.is_ours(connection):
                     connection.close()
                     continue
                 connection.setblocking(False)
@@ -111,37 +98,33 @@ class Mailbox:
         self._received[sender] = descriptors[0]
 
 
-def send(path: str, sender: int, descriptor: int) -> None:
-    """Leave a copy of `descriptor` in the mailbox at `path`, as rank `sender`.
+def send(name: str, sender: int, descriptor: int) -> None:
+    """Leave a copy of `descriptor` in the mailbox called `name`, as rank `sender`.
 
     Raises LaunchError if the mailbox cannot be reached, or belongs to somebody else.
     """
     try:
-        _check_private(os.path.dirname(path))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.settimeout(_TIMEOUT_S)
-            connection.connect(path)
-            if _user_of(connection) != os.getuid():
-                raise PermissionError(f"user {_user_of(connection)} listens there")
+        with same_user.connect(name, socket.SOCK_SEQPACKET) as connection:
             socket.send_fds(connection, [_MESSAGE.pack(sender)], [descriptor])
     except OSError as error:
         raise LaunchError(
-            f"cannot share memory through {path}: {error}",
-            hint="the ranks of one host must run as one user and see the same TMPDIR; or the rank there has just ended",
+            f"cannot share memory with the process that listens at {name}: {error}",
+            hint="the ranks of one host must run as one user and in one network namespace; or the rank there has just "
+            "ended",
         ) from error
 
 
 def exchange(
-    group: Group, call: Call, mailbox: Mailbox, paths: list[str], descriptor: int, senders: Iterable[int]
+    group: Group, call: Call, mailbox: Mailbox, names: list[str], descriptor: int, senders: Iterable[int]
 ) -> dict[int, int]:
-    """Send `descriptor` to `senders` at their `paths`, and wait for theirs, which the caller then owns.
+    """Send `descriptor` to `senders` in the mailboxes called `names`, and wait for theirs, which the caller then owns.
 
     Raises RankFailedError if a rank fails meanwhile or the time is up, LaunchError if one cannot be reached.
     """
     senders = list(senders)
     for rank in senders:
         try:
-            send(paths[rank], group.rank, descriptor)
+            send(names[rank], group.rank, descriptor)
         except LaunchError:
             group.raise_if_failed(call, within_s=1.0)  # its death explains more than its closed mailbox
             raise
@@ -158,15 +141,3 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int], int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     return message, list(descriptors), flags
-
-
-def _check_private(directory: str) -> None:
-    found = os.lstat(directory)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
-        raise PermissionError(f"{directory} is not a directory that only user {os.getuid()} can enter")
-
-
-def _user_of(connection: socket.socket) -> int:
-    """The user of the process at the other end, from the kernel."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(data)[1]

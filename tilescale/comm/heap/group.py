@@ -53,7 +53,7 @@ class Group:
         """Raise RankFailedError if the job fails within so many seconds: a death takes a moment to be noticed."""
         session, end = self.team._session, time.monotonic() + within_s
         while session is not None and time.monotonic() < end:
-            failure = session.notes().failure
+            failure = session.status().failure
             if failure is not None:
                 raise RankFailedError(failure.text, where=call.at(f"rank {self.rank} was in {call}"))
             time.sleep(0.02)

@@ -134,6 +134,11 @@ class SymmetricHeap:
         """Whether it can be used; False after `close`."""
         return self._open
 
+    @property
+    def freed_at_exit(self) -> bool:
+        """Whether the end of the process gives all memory back by itself."""
+        return self._memory.freed_at_exit
+
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Collective: a contiguous symmetric tensor with arbitrary contents.
 
@@ -343,4 +348,3 @@ class SymmetricHeap:
 
 def _nothing(_kept_alive: object) -> None:
     pass
-

@@ -29,6 +29,8 @@ _FAILED = ctypes.c_void_p(-1).value
 class Host(MappedHeap):
     """Shared memory of the processes on one host."""
 
+    freed_at_exit = True
+
     @classmethod
     def objection(cls, device: torch.device, hosts: int) -> TileScaleError | None:
         """Ranks on several hosts."""

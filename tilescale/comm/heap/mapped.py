@@ -80,7 +80,7 @@ class Pages(Protocol):
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank brings to the others: its memory (a path to send descriptors to, or a handle), or why it has none."""
+    """What a rank brings to the others: its memory (a mailbox for descriptors, or a handle), or why it has none."""
 
     shared: str | bytes = b""
     trouble: str | None = None
@@ -94,6 +94,8 @@ class MappedHeap:
         capacity: bytes of one rank's heap when it is fully mapped.
         extents: what is mapped so far; adjacent, from offset 0 on.
     """
+
+    freed_at_exit = False
 
     def __init__(self, group: Group, pages: Pages, capacity: int):
         """Reserve addresses for `capacity` bytes of every rank."""
@@ -140,7 +142,7 @@ class MappedHeap:
             own, trouble = self._create(nbytes, stack)
             mailbox = self._mailbox(stack) if trouble is None else None
             if mailbox is not None:
-                shared: str | bytes = mailbox.path
+                shared: str | bytes = mailbox.name
             else:
                 shared = b"" if trouble else self._token(own)
             offers = self._group.all_gather(call, _Offer(shared, trouble))
@@ -198,12 +200,12 @@ class MappedHeap:
                     os.close(left)
         return None
 
-    def _swap_descriptors(self, own: Any, mailbox: descriptors.Mailbox, paths: list[str], call: Call) -> dict[int, int]:
+    def _swap_descriptors(self, own: Any, mailbox: descriptors.Mailbox, names: list[str], call: Call) -> dict[int, int]:
         others = [rank for rank in range(self._group.size) if rank != self._group.rank]
         descriptor = self._pages.export(own)
         assert isinstance(descriptor, int)
         try:
-            return descriptors.exchange(self._group, call, mailbox, paths, descriptor, others)
+            return descriptors.exchange(self._group, call, mailbox, names, descriptor, others)
         finally:
             os.close(descriptor)
 

@@ -62,6 +62,8 @@ def address_map(own: int, pointers: Sequence[int], rank: int, alone: int) -> Add
 class Nvshmem:
     """Chunks that NVSHMEM allocated, seen as one heap. See `Provider`."""
 
+    freed_at_exit = False
+
     _users = 0  # open heaps in this process that rely on our initialisation of NVSHMEM
     _started_here = False
 

@@ -27,7 +27,7 @@ def add(heap: SymmetricHeap) -> None:
     _open.append(heap)
     if _exit_registered_by is None:
         _exit_registered_by = os.getpid()
-        atexit.register(end_all)
+        atexit.register(_leave)
 
 
 def remove(heap: SymmetricHeap) -> None:
@@ -36,10 +36,18 @@ def remove(heap: SymmetricHeap) -> None:
 
 
 def end_all() -> None:
-    """Close all heaps, the latest first. Called when the process exits."""
-    if os.getpid() != _exit_registered_by:  # a forked child has none of the device's state
-        return
-    for heap in reversed(_open.copy()):
+    """Close all heaps, the latest first."""
+    _end(_open)
+
+
+def _leave() -> None:
+    """Close what the end of the process would not free properly. Exit handlers that come later may read the rest."""
+    if os.getpid() == _exit_registered_by:  # a forked child has none of the device's state
+        _end([heap for heap in _open if not heap.freed_at_exit])
+
+
+def _end(heaps: list[SymmetricHeap]) -> None:
+    for heap in reversed(heaps.copy()):
         with contextlib.suppress(TileScaleError):  # what went wrong has been said before
             heap.end()
 

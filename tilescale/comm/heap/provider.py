@@ -51,11 +51,13 @@ class Provider(Protocol):
         addresses: where all ranks' heaps lie.
         capacity: to how many bytes on each rank it can grow.
         extents: what is mapped so far.
+        freed_at_exit: the end of the process frees everything by itself, so exit handlers may read tensors until then.
     """
 
     addresses: AddressMap
     capacity: int
     extents: list[Extent]
+    freed_at_exit: bool
 
     @classmethod
     def objection(cls, device: torch.device, hosts: int) -> TileScaleError | None:

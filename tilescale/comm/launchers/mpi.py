@@ -8,11 +8,14 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilescale.comm.launchers.base import Joined, connect_store
+from tilescale.comm import store_server
+from tilescale.comm.launchers.base import Joined
+from tilescale.comm.trust.key import JobKey, new_key
 from tilescale.errors import DependencyError, LaunchError
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
+    from torch.distributed import TCPStore
 
 __all__ = ["Mpi"]
 
@@ -54,26 +57,26 @@ class Mpi:
         from torch.distributed import PrefixStore
 
         node = MPI.Get_processor_name()
-        host, store = _shared_store(comm, node, timeout_s)
-        return Joined(
-            "MPI", comm.rank, comm.size, node, host, store=PrefixStore("tilescale", store), abort=comm.Abort
-        )
+        host, store, key = _meet(comm, node, timeout_s)
+        shared = PrefixStore("tilescale", store)
+        return Joined("MPI", comm.rank, comm.size, node, host, store=shared, key=key, abort=comm.Abort)
 
 
-def _shared_store(comm: Comm, node: str, timeout_s: float) -> tuple[str, Any]:
+def _meet(comm: Comm, node: str, timeout_s: float) -> tuple[str, TCPStore, JobKey]:
+    """The host of rank 0, the store that it serves there, and the key that it has made."""
     nodes = comm.allgather(node)
     host = "127.0.0.1" if len(set(nodes)) == 1 else nodes[0]
     store, port, error = None, 0, None
     if comm.rank == 0:
         try:
-            store = connect_store(host, 0, serve=True, timeout_s=timeout_s)
+            store = store_server.serve(host, 0, timeout_s=timeout_s)
             port = store.port
         except LaunchError as caught:  # the others must not wait in the broadcast
             error = caught
-    port, error = comm.bcast((port, error))
+    port, key, error = comm.bcast((port, new_key(), error))
     if error is not None:
         raise error
-    return host, store or connect_store(host, port, serve=False, timeout_s=timeout_s)
+    return host, store or store_server.connect(host, port, timeout_s=timeout_s), JobKey.from_text(key)
 
 
 def _size(env: Mapping[str, str]) -> int | None:

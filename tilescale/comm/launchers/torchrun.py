@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Mapping
 
-from tilescale.comm.launchers.base import Joined, connect_store
+from tilescale.comm import store_server
+from tilescale.comm.launchers.base import Joined
+from tilescale.comm.trust.key import KEY, KEY_FILE, NO_KEY, JobKey
 from tilescale.errors import LaunchError
 
-__all__ = ["Torchrun"]
+__all__ = ["STORE_FD", "Torchrun"]
+
+STORE_FD = "TILESCALE_STORE_FD"
+"""Environment variable of rank 0: the descriptor of a socket that its launcher bound to MASTER_PORT."""
 
 
 class Torchrun:
@@ -31,7 +37,13 @@ class Torchrun:
 
         host, port = _text(env, "MASTER_ADDR"), _number(env, "MASTER_PORT")
         by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = connect_store(host, port, serve=rank == 0 and not by_agent, timeout_s=timeout_s)
+        one_host = env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"] or _is_loopback(host)
+        key = _key(env, one_host)
+        if rank == 0 and not by_agent:
+            bound = _number(env, STORE_FD) if STORE_FD in env else None
+            store = store_server.serve(host, port, timeout_s=timeout_s, bound=bound)
+        else:
+            store = store_server.connect(host, port, timeout_s=timeout_s)
         # A restarted job finds the store of the failed attempt: its notes must not be read again.
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
         return Joined(
@@ -39,10 +51,30 @@ class Torchrun:
             rank,
             size,
             node=env.get("GROUP_RANK") or socket.gethostname(),
-            host=host,
+            host="127.0.0.1" if one_host else host,
             store=PrefixStore(f"tilescale/{attempt}", store),
             store_at_root=not by_agent,
+            key=key,
         )
+
+
+def _key(env: Mapping[str, str], one_host: bool) -> JobKey | None:
+    """The job's key; None on one host, where the ranks agree on one. Raises LaunchError if several hosts have none."""
+    key = JobKey.from_env(env)
+    if key is None and not one_host:
+        raise LaunchError(
+            "a job on several hosts has no key, without which whoever reaches its ports could take part in it",
+            hint=f"set {KEY_FILE} on all nodes to a file with the same key and mode 0600, made by: (umask 077; openssl "
+            f"rand -hex 32 > job.key); or {KEY} to the key itself; or {NO_KEY}=1 where the network is yours alone",
+        )
+    return key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tilescale.comm.board import Failure
+from tilescale.comm.failure_log import Failure
 from tilescale.errors import RankFailedError
 
 if TYPE_CHECKING:
     import torch
 
 _LOOK_S = 0.05
-"""How often a host that waits for its device looks at the job's notice board."""
+"""How often a host that waits for its device looks at the job's failure log."""
 
 
 class Turns:
@@ -119,6 +119,6 @@ def wait_idle(
 def _noted(failure: Callable[[], Failure | None]) -> RankFailedError | None:
     try:
         found = failure()
-    except RankFailedError as error:  # rank 0 is gone, and the notice board with it
+    except RankFailedError as error:  # rank 0 is gone, and the failure log with it
         return error
     return None if found is None else RankFailedError(found.text)

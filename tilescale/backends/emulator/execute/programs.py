@@ -98,6 +98,8 @@ class ProgramInstance:
         plan, device = grid.plan, grid.device
         self.grid, self.cluster, self.cluster_rank = grid, cluster, rank
         self._named: dict[int, CountingBarrier] = {}
+        # The states of its threads' random number generators, once they have some.
+        self.random: Any = None
         if plan.program_level is plan.tensor_level:
             self.unit = device.unit
         else:

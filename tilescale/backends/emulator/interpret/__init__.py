@@ -6,8 +6,9 @@
     registry.py     the tables of rules, which this package and operations fill
     closures.py     what rules return
     phases.py       launches and phases
-    statements.py branches.py expr.py       the rules of TIR
+    statements.py branches.py expr.py vectors.py    the rules of TIR
     access.py slices.py     elements and regions of buffers
+    reducers.py     contributions to reducers
     scales.py       `T.Scale` regions and views
     abstract.py     abstract execution: runs in which tiles have no values
     instrumentation.py      what the compiler asks of who wants to write down costs

@@ -22,7 +22,7 @@ from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.slices import slices
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
-from tilescale.backends.emulator.numerics import convert, numpy_dtype
+from tilescale.backends.emulator.numerics import convert, element_type, numpy_dtype
 from tilescale.errors import NoDataError, OutOfBoundsError, UnsupportedError
 from tilescale.program.model import declaration
 
@@ -44,7 +44,7 @@ class Home:
         self.name = buffer.name
         self.private = buffer.scope() in PRIVATE
         self.guarded = buffer.scope() == "global"
-        self.dtype = numpy_dtype(str(buffer.dtype))
+        self.dtype = numpy_dtype(element_type(str(buffer.dtype)))
         self.safe = compiler.safe_value(buffer)
         self.shared = not self.private and not buffer.scope().startswith("local")
         home = compiler.home(buffer)

@@ -29,7 +29,7 @@ from tilescale.backends.emulator.interpret.registry import (
     VALUES,
 )
 from tilescale.backends.emulator.interpret.symbols import Symbols
-from tilescale.backends.emulator.numerics import numpy_dtype
+from tilescale.backends.emulator.numerics import element_type, lanes_of, numpy_dtype
 from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
@@ -54,6 +54,7 @@ class Compiler(Symbols):
         deferred: bindings that stand outside the loop whose variable they use (T.Persistent emits such): read where
             used. `bindings`: how the other ones get their values.
         where: the line.
+        reduction: what the reductions over threads below it combine by.
         threads_apart: how many conditions that differ between threads are around it.
     """
 
@@ -78,6 +79,7 @@ class Compiler(Symbols):
         self.vector_level: str | None = None
         self.where: Location | None = None
         self.threads_apart = 0
+        self.reduction: Any = None
         # Slot of an allocation -> its extents, None where they are known at launch only.
         self._shapes: dict[int, tuple[int, ...] | None] = {}
 
@@ -132,7 +134,7 @@ class Compiler(Symbols):
         counts = self._barriers.get(self.slot(buffer.data))
         if counts is not None:
             return [MBarrier(f"{buffer.name}[{i}]", n, n) for i, n in enumerate(counts)]
-        shape, dtype = self._shape(buffer, frame), numpy_dtype(str(buffer.dtype))
+        shape, dtype = self._shape(buffer, frame), numpy_dtype(element_type(str(buffer.dtype)))
         slot = self.slot(buffer.data)
         if slot in self.zeroed or (slot in self.flags and not self.data):
             return np.zeros(shape, dtype)
@@ -141,7 +143,8 @@ class Compiler(Symbols):
     def _shape(self, buffer: ir.Buffer, frame: Frame) -> tuple[int, ...]:
         slot = self.slot(buffer.data)
         if slot not in self._shapes:
-            constants = [ir.constant(n) for n in buffer.shape]
+            lanes = lanes_of(str(buffer.dtype))
+            constants = [ir.constant(n) for n in buffer.shape] + ([lanes] if lanes > 1 else [])
             self._shapes[slot] = None if None in constants else tuple(constants)
         known = self._shapes[slot]
         if known is not None:
@@ -152,7 +155,7 @@ class Compiler(Symbols):
         """Fresh thread-private buffers, by slot."""
         result = {}
         for buffer in buffers:
-            dtype = numpy_dtype(str(buffer.dtype))
+            dtype = numpy_dtype(element_type(str(buffer.dtype)))
             result[self.slot(buffer.data)] = PrivateBuffer(self._shape(buffer, frame), dtype, poison(dtype))
         return result
 

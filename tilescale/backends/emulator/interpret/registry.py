@@ -16,6 +16,7 @@ STATEMENTS: dict[type, Rule] = {}
 EXPRESSIONS: dict[type, Rule] = {}
 OPERATIONS: dict[str, Rule] = {}
 VALUES: dict[str, Rule] = {}
+VECTORS: dict[str, Rule] = {}
 TOGETHER: set[str] = set()
 """Operations that threads execute together."""
 IGNORED: set[str] = set()
@@ -66,6 +67,16 @@ def value_operation(*names: str) -> Callable[[Rule], Rule]:
 
     def register(rule: Rule) -> Rule:
         VALUES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+def vector_operation(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of operations whose value is a vector. Its closure returns a tuple of lanes."""
+
+    def register(rule: Rule) -> Rule:
+        VECTORS.update(dict.fromkeys(names, rule))
         return rule
 
     return register

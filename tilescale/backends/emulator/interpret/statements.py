@@ -14,10 +14,11 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import BREAK, CONTINUE, Frame, check, is_vector, spread, uniform, without
-from tilescale.backends.emulator.interpret import abstract
+from tilescale.backends.emulator.interpret import abstract, vectors
 from tilescale.backends.emulator.interpret.access import element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.reducers import accumulation
 from tilescale.backends.emulator.interpret.registry import statement
 from tilescale.backends.emulator.interpret.scales import Bound, compile_scale
 from tilescale.errors import UnsupportedError
@@ -42,7 +43,11 @@ def _block(compiler: Compiler, stmt: ir.SBlock) -> Closure:
 
 @statement(ir.AttrStmt)
 def _attribute(compiler: Compiler, stmt: ir.AttrStmt) -> Closure:
-    return compile_scale(compiler, stmt) if str(stmt.attr_key) == SCALE else compiler.stmt(stmt.body)
+    if str(stmt.attr_key) == SCALE:
+        return compile_scale(compiler, stmt)
+    if str(stmt.attr_key) == "reduce_scope":
+        compiler.reduction = stmt.node
+    return compiler.stmt(stmt.body)
 
 
 @statement(ir.DeclBuffer, ir.AllocBuffer)
@@ -55,7 +60,8 @@ def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
     if any(v in compiler.loop_variables and v not in compiler.open_loops for v in ir.variables(stmt.value)):
         compiler.deferred[stmt.var] = stmt.value
         return lambda frame: None
-    slot, value = compiler.slot(stmt.var), compiler.expr(stmt.value)
+    slot = compiler.slot(stmt.var)
+    value = (vectors.kept if vectors.is_of_vectors(stmt.value) else Compiler.expr)(compiler, stmt.value)
     if not compiler.data:
         value = abstract.known_or_not(value)
     compiler.bindings[stmt.var] = value
@@ -73,11 +79,18 @@ def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
 
 @statement(ir.BufferStore)
 def _store(compiler: Compiler, stmt: ir.BufferStore) -> Closure:
-    target, value = element(compiler, stmt.buffer, stmt.indices), compiler.expr(stmt.value)
-    store = (lambda frame: target.store(frame, value(frame))) if compiler.data else abstract.store(target, value)
+    store = (vectors.store if vectors.is_of_vectors(stmt.value) else _store_scalar)(compiler, stmt)
     if compiler.instrumentation is None or compiler.axes:
         return store
     return compiler.instrumentation.store(compiler, stmt, store)
+
+
+def _store_scalar(compiler: Compiler, stmt: ir.BufferStore) -> Closure:
+    op = compiler.accumulates(stmt) if compiler.axes and compiler.data else None
+    if op is not None:
+        return accumulation(compiler, stmt, op)
+    target, value = element(compiler, stmt.buffer, stmt.indices), compiler.expr(stmt.value)
+    return (lambda frame: target.store(frame, value(frame))) if compiler.data else abstract.store(target, value)
 
 
 @statement(ir.Evaluate)

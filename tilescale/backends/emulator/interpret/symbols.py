@@ -8,7 +8,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.backends.emulator.interpret import flags
-from tilescale.backends.emulator.numerics import convert, numpy_dtype
+from tilescale.backends.emulator.numerics import convert, element_type, numpy_dtype
 from tilescale.errors import Location
 from tilescale.hda import Machine
 from tilescale.program.effects import Surroundings, statements
@@ -46,6 +46,8 @@ class Symbols:
         self.reached: set[int] = set()
         self._replicated: set[int] = set()
         self._reducers: dict[int, str] = {}
+        # Those of `T.alloc_reducer(replication=...)`: fragments to which iterations of parallel loops add their parts.
+        self._accumulators: dict[int, str] = {}
         self.loop_variables: set[ir.Var] = set()
         # Variables that differ between threads of a program.
         self._thread_variables: set[ir.Var] = set()
@@ -84,6 +86,8 @@ class Symbols:
     def _survey_reducers(self, notes: Mapping[str, Any]) -> None:
         for data, info in notes.get("reducer_info_v2", {}).items():
             self._reducers[self.slot(data)] = str(info["op"])
+        for data, info in notes.get("reducer_info", {}).items():
+            self._accumulators[self.slot(data)] = str(info["op"])
 
     def differs_between_threads(self, expr: Any) -> bool:
         """Whether the value of an expression may differ between threads of a program."""
@@ -153,7 +157,7 @@ class Symbols:
     def safe_value(self, buffer: ir.Buffer) -> Any:
         """What a guarded load outside a tensor yields."""
         value = self._safe.get(self.slot(buffer.data))
-        dtype = numpy_dtype(str(buffer.dtype))
+        dtype = numpy_dtype(element_type(str(buffer.dtype)))
         return convert(getattr(value, "value", value) or 0, dtype)
 
     def owner_level(self, buffer: ir.Buffer) -> str:
@@ -176,6 +180,10 @@ class Symbols:
     def owned_buffer(self, slot: int) -> ir.Buffer:
         """The allocation of a slot."""
         return self._homes[slot]
+
+    def buffer_named(self, data: ir.Var) -> ir.Buffer | None:
+        """The parameter or allocation that a data variable is of; None for other variables."""
+        return self._homes.get(self.slot(data))
 
     def bytes_in(self, kind: str, launch: Launch) -> int:
         """Bytes that one program allocates in shared memory or in fragments."""
@@ -201,3 +209,11 @@ class Symbols:
     def reducer_op(self, buffer: ir.Buffer) -> str:
         """The combining operation of a reducer."""
         return self._reducers[self.slot(buffer.data)]
+
+    def accumulates(self, stmt: ir.BufferStore) -> str | None:
+        """The combining operation, if a store adds a part to a fragment that is a reducer."""
+        op = self._accumulators.get(self.slot(stmt.buffer.data))
+        return op if op is not None and isinstance(stmt.value, _COMBINES[op]) else None
+
+
+_COMBINES = {"sum": ir.Add, "max": ir.Max, "min": ir.Min}

@@ -17,7 +17,7 @@ from tilescale.backends.emulator.interpret.access import Element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.registry import value_operation
-from tilescale.backends.emulator.operations.pointers import neighbours, pointed
+from tilescale.backends.emulator.operations.pointers import elements, neighbours, pointed
 from tilescale.errors import UnsupportedError
 
 
@@ -29,8 +29,8 @@ def _atomic(op: str, returns: bool, width: int = 1) -> Callable[[Compiler, ir.Ca
         if target.home.private:
             raise UnsupportedError(f"the emulator does not run atomics on thread-private memory ({target.home.name!r})")
         if width > 1:
-            source = pointed(compiler, call.args[1])
-            return lambda frame: _wide_atomic(target, source, width, op, frame)
+            targets, values = elements(compiler, call.args[0], width), neighbours(compiler, call.args[1], width)
+            return lambda frame: _wide_atomic(targets, values, op, frame)
         value = compiler.expr(call.args[1]) if op != "load" else lambda frame: 0
         order = _memory_order(call, 1 if op == "load" else 2)
         if not compiler.data:
@@ -76,15 +76,13 @@ def _update_at(
     return numerics.atomic_update(array, index, value, op, mask=taken, return_prev=returns)
 
 
-def _wide_atomic(target: Element, source: Element, width: int, op: str, frame: Frame) -> None:
-    array = target.home.array(frame)
+def _wide_atomic(targets: list[Element], values: Closure, op: str, frame: Frame) -> None:
+    array = targets[0].home.array(frame)
     if not array.flags.writeable:
         return
-    target.home.written(frame)
-    index = tuple(i(frame) for i in target.indices)
-    values = neighbours(source, width, frame)
-    for step in range(width):
-        _update_at(target, array, (*index[:-1], index[-1] + step), values[step], op, frame)
+    targets[0].home.written(frame)
+    for target, value in zip(targets, values(frame), strict=True):
+        _update_at(target, array, tuple(i(frame) for i in target.indices), value, op, frame)
 
 
 for _op in ("add", "max", "min"):

@@ -107,6 +107,8 @@ def _shuffle(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
 _SHUFFLES = {"shfl_sync": "idx", "shfl_up_sync": "up", "shfl_down_sync": "down", "shfl_xor_sync": "xor"}
 for _name, _kind in _SHUFFLES.items():
     value_operation(f"tl.{_name}")(_shuffle(_kind))
+for _name, _kind in {"": "idx", "_up": "up", "_down": "down"}.items():
+    value_operation(f"tirx.tvm_warp_shuffle{_name}")(_shuffle(_kind))
 
 
 def _vote(kind: str, has_mask: bool) -> Callable[[Compiler, ir.Call], Closure]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator import numerics
-from tilescale.backends.emulator.execute.frame import Frame, spread, uniform
+from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import ATOMIC, READ, WRITE
 from tilescale.backends.emulator.execute.units import Unit
@@ -24,6 +24,7 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.registry import ignore, operation
 from tilescale.backends.emulator.operations.barriers import BarrierReference
 from tilescale.backends.emulator.operations.multicast import multicast
+from tilescale.backends.emulator.operations.rows import rows_copy
 from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
 
 ignore("tl.GemmWarpPolicy")
@@ -58,8 +59,8 @@ def copy_tile(
 def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     notes = call.annotations or {}
     source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
-    if "gather4_rows" in notes or "scatter4_rows" in notes:
-        raise UnsupportedError("the emulator does not run TMA gather and scatter copies")
+    if "gather4_rows" in notes:
+        return rows_copy(compiler, source, target, notes)
     if source.home.private or target.home.private:
         return _private_copy(compiler, call) if compiler.data else _forgotten(target)
     if "dst_block" in notes:
@@ -317,42 +318,3 @@ def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
 operation("tl.tileop.atomicadd")(_tile_atomic("add"))
 operation("tl.tileop.atomicmax")(_tile_atomic("max"))
 operation("tl.tileop.atomicmin")(_tile_atomic("min"))
-
-_REDUCER_OPS = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or", "bitxor": "xor"}
-
-
-@operation("tl.tileop.reducer_init")
-def _reducer_init(compiler: Compiler, call: ir.Call) -> Closure:
-    reducer = Region(compiler, call.args[0])
-    op = compiler.reducer_op(reducer.home.buffer)
-    initial = compiler.expr(call.args[1]) if len(call.args) > 1 else None
-
-    def run(frame: Frame) -> None:
-        array = reducer.target(frame)
-        array[...] = numerics.identity(op, array.dtype)
-        if initial is not None:
-            value = np.full(array.shape, uniform(initial(frame), frame, "the initial value of a reducer"))
-            numerics.atomic_update(array, (), value, _REDUCER_OPS[op])
-
-    return run
-
-
-@operation("tl.reducer_update")
-def _reducer_update(compiler: Compiler, call: ir.Call) -> Closure:
-    load = call.args[0]
-    target, value = element(compiler, load.buffer, load.indices), compiler.expr(call.args[1])
-    op = _REDUCER_OPS[compiler.reducer_op(load.buffer)]
-
-    def run(frame: Frame) -> None:
-        array, index = target.home.array(frame), tuple(spread(i(frame), frame) for i in target.indices)
-        target.inside(index, array.shape, frame)
-        target.touched(frame, ATOMIC, array, index)
-        numerics.atomic_update(array, index, value(frame), op, mask=frame.mask)
-
-    return run
-
-
-@operation("tl.tileop.finalize_reducer_v2")
-def _finalize(compiler: Compiler, call: ir.Call) -> Closure:
-    reducer, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
-    return lambda frame: target.write(frame, reducer.read(frame))

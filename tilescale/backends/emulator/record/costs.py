@@ -150,7 +150,7 @@ def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
 
 for _name in ("reduce", "cumsum", "cummax", "atomicadd", "atomicmax", "atomicmin", "reducer_init"):
     cost(f"tl.tileop.{_name}")(_elements(_name))
-cost("tl.tileop.finalize_reducer_v2")(_elements("finalize_reducer"))
+cost("tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2")(_elements("finalize_reducer"))
 cost("tl.reducer_update")(lambda compiler, call: lambda frame: None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The job's notice board: which ranks have left, which are gone, and the first failure."""
+"""The job's failure log: which ranks have left, which are gone, and the first failure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from tilescale.comm.transport import Transport
 
-__all__ = ["Board", "Failure", "Notes"]
+__all__ = ["Failure", "FailureLog", "Status"]
 
-_KEY = "board"
+_NAME = "failures"
+_LONGEST = 16 << 10  # characters of a failure's text
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,12 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Notes:
-    """What the board says.
+class Status:
+    """What the log says.
 
     Attributes:
         left: ranks whose script has ended, for whatever reason; they take part in nothing any more.
-        gone: ranks whose lifeline is cut: the process has died, or has said all it had to say and is about to end.
+        gone: ranks whose connection is cut: the process has died, or has said all it had to say and is about to end.
         failure: the first failure, or None.
     """
 
@@ -36,34 +37,33 @@ class Notes:
     failure: Failure | None = None
 
 
-class Board:
-    """Notes that any rank pins and all ranks read. They are only ever added."""
+class FailureLog:
+    """Notes that any rank adds and all ranks read. They are only ever added."""
 
     def __init__(self, transport: Transport):
         self._transport = transport
 
     def left(self, rank: int) -> None:
         """Note that the script of `rank` has ended."""
-        self._pin("left", rank)
+        self._add("left", rank)
 
     def gone(self, rank: int) -> None:
-        """Note that the lifeline of `rank` is cut."""
-        self._pin("gone", rank)
+        """Note that the connection of `rank` is cut."""
+        self._add("gone", rank)
 
     def failed(self, rank: int, text: str) -> None:
         """Note a failure; the first one counts."""
-        self._pin("failed", rank, text)
+        self._add("failed", rank, text[:_LONGEST])
 
-    def read(self) -> Notes:
+    def read(self) -> Status:
         """All notes so far."""
-        lines = (self._transport.get(_KEY) or b"").decode().splitlines()
-        notes = [json.loads(line) for line in lines]
+        notes = [json.loads(bytes(record.payload)) for record in self._transport.log(_NAME)]
         failures = [Failure(rank, text) for kind, rank, text in notes if kind == "failed"]
-        return Notes(
+        return Status(
             left=frozenset(rank for kind, rank, _ in notes if kind == "left"),
             gone=frozenset(rank for kind, rank, _ in notes if kind == "gone"),
             failure=failures[0] if failures else None,
         )
 
-    def _pin(self, kind: str, rank: int, text: str = "") -> None:
-        self._transport.append(_KEY, json.dumps([kind, rank, text]).encode() + b"\n")
+    def _add(self, kind: str, rank: int, text: str = "") -> None:
+        self._transport.append(_NAME, json.dumps([kind, rank, text]).encode())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""How a rank ends: its uncaught error goes on the board, and it stays a moment until the others have seen it.
+"""How a rank ends: its uncaught error is logged for the others, and it stays a moment until the others have seen it.
 
 Launchers kill the remaining ranks as soon as one ends, and blame the one that ended first. So a rank that ends waits
-for the others to end their scripts too, and those that fail because of another rank let that one go first.
+for the others to end their scripts too, and those that fail because of another rank let that one go first. The first
+failure is shown in full, what follows from it on the other ranks in one line each.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from collections.abc import Callable
 from types import TracebackType
 
 from tilescale.comm.session import Session
-from tilescale.errors import RankFailedError
+from tilescale.comm.team import raised_at
+from tilescale.errors import ForgedMessageError, RankFailedError
+from tilescale.settings import settings
 
 __all__ = ["install"]
 
 _GRACE_S = 3.0
 _HEAD_START_S = 0.3  # for the interpreter of the rank that failed first to shut down
 _PAUSE_S = 0.02
+_LONGEST_LINE = 600
 
 
 def install(session: Session, abort: Callable[[int], None] | None) -> None:
@@ -32,18 +36,17 @@ def install(session: Session, abort: Callable[[int], None] | None) -> None:
     previous = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        previous(kind, error, trace)
-        if os.getpid() == owner:
-            with contextlib.suppress(RankFailedError):
-                if session.notes().failure is None:
-                    session.board.failed(session.rank, f"{session.names[session.rank]} failed: {_text(error, trace)}")
+        if os.getpid() != owner or _is_first_failure(session, error, trace) or settings().traceback:
+            previous(kind, error, trace)
+        else:
+            print(_one_line(error), file=sys.stderr, flush=True)
 
     def leave() -> None:
         if os.getpid() != owner:
             return
         try:
             all_stop = _leave(session)
-        except RankFailedError:  # rank 0 has ended, and the store with it
+        except (RankFailedError, ForgedMessageError):  # rank 0 has ended, and the store with it
             time.sleep(_HEAD_START_S)
             return
         if not all_stop and abort is not None:
@@ -54,6 +57,24 @@ def install(session: Session, abort: Callable[[int], None] | None) -> None:
     atexit.register(leave)
 
 
+def _is_first_failure(session: Session, error: BaseException, trace: TracebackType | None) -> bool:
+    """Log an error, unless the job has failed before; whether it is the one that people should see in full."""
+    if raised_at(error) not in (None, session.rank):
+        time.sleep(_HEAD_START_S)  # the rank where it was raised knows more of it
+    try:
+        if session.status().failure is None:
+            session.failure_log.failed(session.rank, f"{session.names[session.rank]} failed: {_text(error, trace)}")
+        first = session.status().failure
+        return first is None or first.rank == session.rank
+    except (RankFailedError, ForgedMessageError):  # nobody can be told any more
+        return not isinstance(error, RankFailedError)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE] + " ..."
+
+
 def _text(error: BaseException, trace: TracebackType | None) -> str:
     text = "".join(traceback.format_exception_only(error)).strip()
     innermost = traceback.extract_tb(trace)[-1:]
@@ -62,21 +83,23 @@ def _text(error: BaseException, trace: TracebackType | None) -> str:
 
 def _leave(session: Session) -> bool:
     """Leave the job; False if it has failed and other ranks went on regardless."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    session.board.left(session.rank)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    session.transport.client.limit_s = min(session.timeout_s, _GRACE_S)  # who ends waits no longer for rank 0
+    session.failure_log.left(session.rank)
     others = frozenset(range(session.size)) - {session.rank}
     end = time.monotonic() + _GRACE_S
 
     def told() -> bool:
-        notes = session.notes()
-        return others <= notes.left | notes.gone
+        status = session.status()
+        return others <= status.left | status.gone
 
     all_stop = _until(told, end)
-    failure = session.notes().failure
+    failure = session.status().failure
     failed_elsewhere = failure is not None and failure.rank != session.rank
     if failed_elsewhere:
-        _until(lambda: failure.rank in session.notes().gone, end)
+        _until(lambda: failure.rank in session.status().gone, end)
     if session.server is not None and (failure is None or failed_elsewhere):
         # Rank 0 keeps the store and watches the others: it ends last.
         server = session.server

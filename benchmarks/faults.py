@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: MIT
+"""Break jobs in every way that is known, and write down what their ranks say and how long that takes.
+
+    python benchmarks/faults.py [--only WORD]      prints the table; with UPDATE_DOCS=1 it goes into docs/faults.md
+
+Needs Linux and no GPU; the faults of the network need root, `ip` and `tc`, and are left out without them. The time is
+taken inside the job, from the fault to the error on the last rank that survives: CLOCK_MONOTONIC is one for a host.
+After each job the script looks whether a process or a file of it is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tilescale.comm.trust.key import KEY, new_key
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "faults.md"
+MARK = "<!-- what follows is written by benchmarks/faults.py -->\n"
+RUN = [sys.executable, "-c", "from tilescale.cli.run import run; run()"]
+LIMIT_S = 300.0
+TIMEOUT_S = 5
+
+PRELUDE = """
+import os, resource, signal, socket, subprocess, sys, threading, time
+def say(*words): print(*words, time.monotonic(), flush=True)
+say("PID", os.getpid())
+os.environ.setdefault("TILESCALE_TIMEOUT_S", "{timeout}")
+"""
+JOIN = """
+import torch
+from tilescale import comm
+world = comm.init()
+world.barrier()
+rank = world.rank
+"""
+WAIT = """
+world.barrier()
+say("REACHED")
+"""
+SAY = """
+except BaseException as error:
+    if not isinstance(error, ValueError | SystemExit):  # those are the fault
+        say("ERROR", type(error).__name__ + ":", " ".join(str(error).split()), "|")
+    raise
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong in a job.
+
+    Attributes:
+        name: for the table.
+        does: what the ranks do after they have met, before a barrier; `say("FAULT")` stands where it happens.
+        before: what they do before they join.
+        timeout_s: TILESCALE_TIMEOUT_S of the job.
+        run: runs the job from its script; gives all output.
+    """
+
+    name: str
+    does: str
+    before: str = ""
+    timeout_s: int = 600
+    run: Callable[[Path], str] = field(default=lambda script: launched(script))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a fault: seconds until the last rank knew, and what the ranks said."""
+
+    name: str
+    seconds: float
+    said: str
+
+
+def launched(script: Path, ranks: int = 3) -> str:
+    """The output of a job of `tilescale run`."""
+    return finished([*RUN, "-n", str(ranks), str(script)])
+
+
+def finished(words: list[str], **variables: str) -> str:
+    """The output of a command that has to end by itself."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    process = subprocess.Popen(
+        words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise SystemExit(f"{words} hung") from None
+    return output
+
+
+# -- the launcher itself -----------------------------------------------------------------------------------------------
+
+
+def launcher_killed(script: Path) -> str:
+    """SIGKILL of `tilescale run`, once its ranks have met."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([*RUN, "-n", "3", str(script)], env=env, text=True, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    lines: list[str] = []
+    while sum("READY" in line for line in lines) < 3:
+        lines.append(process.stdout.readline())
+    begin = time.monotonic()
+    process.kill()
+    while alive("".join(lines)):
+        time.sleep(0.005)
+    end = time.monotonic()
+    return "".join(lines) + f"FAULT {begin}\nERROR the kernel kills all ranks | {end}\n"
+
+
+def output_gone(sink: str) -> Callable[[Path], str]:
+    """A job whose output nobody reads, or that a full disk does not take."""
+
+    def run(script: Path) -> str:
+        command = " ".join(f"'{word}'" for word in [*RUN, "-n", "3", str(script)])
+        with tempfile.NamedTemporaryFile("r") as log:
+            begin = time.monotonic()
+            finished(["bash", "-c", f"{command} 2> {log.name} {sink}"])
+            end = time.monotonic()
+            said = re.findall(r"tilescale run: .*", log.read())[-1]
+        return f"FAULT {begin}\nERROR {said} | {end}\n"
+
+    return run
+
+
+# -- the network between hosts -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def two_hosts() -> Iterator[None]:
+    """Network namespaces `ts0` and `ts1` with addresses of their own on a link between them."""
+    setup = """ip netns add ts0; ip netns add ts1
+    ip link add tsv0 netns ts0 type veth peer name tsv1 netns ts1
+    ip -n ts0 addr add 10.77.0.1/24 dev tsv0; ip -n ts1 addr add 10.77.0.2/24 dev tsv1
+    for n in 0 1; do ip -n ts$n link set tsv$n up; ip -n ts$n link set lo up; done"""
+    remove = "ip netns del ts0; ip netns del ts1"
+    subprocess.run(["bash", "-c", remove], stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(["bash", "-ec", setup], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["bash", "-c", remove], check=False)
+
+
+def network(cut: str) -> Callable[[Path], str]:
+    """A job of two hosts; the shell command `cut` runs once both ranks have met."""
+
+    def run(script: Path) -> str:
+        with two_hosts(), tempfile.NamedTemporaryFile("w+") as log:
+            job = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.77.0.1"}
+            env = os.environ | job | {"PYTHONPATH": str(ROOT), "MASTER_PORT": "29600", KEY: new_key()}
+            ranks = [
+                subprocess.Popen(
+                    ["ip", "netns", "exec", f"ts{rank}", sys.executable, str(script)],
+                    env=env | {"RANK": str(rank), "GROUP_RANK": str(rank)},
+                    stdout=log,
+                    stderr=log,
+                )
+                for rank in range(2)
+            ]
+            while Path(log.name).read_text().count("READY") < 2:
+                time.sleep(0.05)
+            begin = time.monotonic()
+            subprocess.run(["bash", "-ec", cut], check=True)
+            for rank in ranks:
+                rank.wait(LIMIT_S)
+            return Path(log.name).read_text() + f"FAULT {begin}\n"
+
+    return run
+
+
+HANGS = "say('READY')\ntime.sleep(600)"
+MEETS_LATE = "say('READY')\ntime.sleep(1)"
+FAULTS = [
+    Fault("a rank raises an exception", "if rank == 1: say('FAULT'); raise ValueError('no more tea')"),
+    Fault("a rank's script ends", "if rank == 1: say('FAULT'); sys.exit(3)"),
+    Fault("a rank is killed", "if rank == 1: say('FAULT'); os.kill(os.getpid(), signal.SIGKILL)"),
+    Fault("rank 0 is killed", "if rank == 0: say('FAULT'); os.kill(os.getpid(), signal.SIGKILL)"),
+    Fault("a rank is stopped (SIGSTOP)", "if rank == 1: say('FAULT'); os.kill(os.getpid(), signal.SIGSTOP)",
+          timeout_s=TIMEOUT_S),
+    Fault("rank 0 is stopped (SIGSTOP)", "if rank == 0: say('FAULT'); os.kill(os.getpid(), signal.SIGSTOP)",
+          timeout_s=TIMEOUT_S),
+    Fault("a rank calls something else", "say('FAULT')\nif rank == 1: world.gather(1)"),
+    Fault("a rank forks, and the child calls a collective", """
+if rank == 1 and os.fork() == 0:
+    say('FAULT')
+    try: world.barrier()
+    except BaseException as error: say('ERROR', 'the child:', ' '.join(str(error).split()), '|')
+    os._exit(0)
+"""),
+    Fault("a rank starts a program that joins as this rank", """
+if rank == 1:
+    say('FAULT')
+    code = 'from tilescale.comm import init; init()'
+    said = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stderr
+    said = said[said.rindex('tilescale.errors.') + 17:]
+    say('ERROR', 'the program:', ' '.join(said.split()), '|')
+"""),
+    Fault("ranks run different versions", "", """
+import importlib.metadata
+own = importlib.metadata.version
+if os.environ['RANK'] == '1': importlib.metadata.version = lambda name: '9.9' if name == 'torch' else own(name)
+say('FAULT')
+"""),
+    Fault("the heap is full", """
+say('FAULT')
+comm.zeros(1 << 40, torch.float32)
+""", "\nos.environ['TILESCALE_HEAP_BYTES'] = '64MiB'\n"),
+    Fault("a rank runs out of descriptors while the heap grows", """
+comm.zeros(1, torch.float32)
+say('FAULT')
+if rank == 1: resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')),) * 2)
+comm.zeros(8 << 20, torch.float32)
+"""),
+    Fault("somebody appends a pickle to the job's store", """
+if rank == 1:
+    say('FAULT')
+    import pickle
+    world.store.append('call/0,1,2/1', pickle.dumps(print))
+"""),
+    Fault("1000 connections that say nothing, then a rank is killed", """
+if rank == 1:
+    port = world._session.liveness._connection.getpeername()
+    held = [socket.create_connection(port) for _ in range(1000)]
+    say('FAULT')
+    os.kill(os.getpid(), signal.SIGKILL)
+"""),
+    Fault("`tilescale run` is killed", HANGS, run=launcher_killed),
+    Fault("nobody reads the output (`| head -1`)", "while True: print('x' * 1000)", run=output_gone("| head -1")),
+    Fault("the disk of the log is full", "while True: print('x' * 1000)", run=output_gone("> /dev/full")),
+    Fault("a host is cut off", MEETS_LATE, run=network("ip -n ts1 link set tsv1 down")),
+    Fault("one direction of a link drops everything", MEETS_LATE,
+          run=network("ip netns exec ts1 tc qdisc add dev tsv1 root netem loss 100%")),
+]  # fmt: skip
+
+
+def outcome(fault: Fault) -> Row:
+    """Run the job of a fault. Raises SystemExit if it hangs, leaves something, or says nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "job.py"
+        os.environ["TMPDIR"] = folder
+        body = textwrap.indent(fault.before + JOIN + fault.does + WAIT, "    ")
+        script.write_text(PRELUDE.format(timeout=fault.timeout_s) + "try:" + body + SAY)
+        output = fault.run(script)
+        left = {path.name for path in Path(folder).iterdir()} - {script.name}
+        left |= {str(path) for path in Path("/dev/shm").glob("*tilescale*")}
+    begins = [float(t) for t in re.findall(r"FAULT ([\d.]+)", output)]
+    errors = re.findall(r"ERROR (.*) \| ([\d.]+)", output) or [(last_error(output), str(max(begins, default=0.0)))]
+    wait_for_end(output, fault.name)
+    if not begins or left:
+        raise SystemExit(f"{fault.name}: left {left}, output:\n{output}")
+    said, _ = errors[0]
+    return Row(fault.name, max(float(t) for _, t in errors) - max(begins), readable(said))
+
+
+def last_error(output: str) -> str:
+    """The last error that a rank printed."""
+    found = re.findall(r"(?:tilescale\.errors\.)?(\w+Error: .*)", output)
+    return found[-1] if found else output[-300:]
+
+
+def alive(output: str) -> list[int]:
+    """The ranks of a job that still run."""
+    pids = [int(pid) for pid in re.findall(r"PID (\d+)", output)]
+    return [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]
+
+
+def wait_for_end(output: str, name: str) -> None:
+    """Processes that were killed need a moment to go."""
+    end = time.monotonic() + 5
+    while alive(output):
+        if time.monotonic() > end:
+            raise SystemExit(f"{name}: processes {alive(output)} are left")
+        time.sleep(0.01)
+
+
+def readable(text: str) -> str:
+    """What an error says, without what differs from run to run."""
+    text = re.sub(r"\(pid \d+ on [^)]+\)", "(pid 4711 on node0)", text)
+    text = re.sub(r"process \d+", "process 4712", text)
+    text = re.sub(r"/\S+/job.py:\d+", "job.py:12", text)
+    text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:29500", text)
+    text = text.split(" hint: ")[0].split(" at job.py:12 (")[0]
+    return text.replace("|", "\\|")
+
+
+def table(rows: list[Row]) -> str:
+    """The rows in Markdown."""
+    lines = ["| what happens | the others know after | and say |", "|---|---|---|"]
+    lines += [f"| {row.name} | {row.seconds:.2f} s | {row.said} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="faults with this word in their name")
+    chosen = [fault for fault in FAULTS if parser.parse_args().only in fault.name]
+    rows = []
+    for fault in chosen:
+        rows.append(outcome(fault))
+        print(table(rows).splitlines()[-1], flush=True)
+    if os.environ.get("UPDATE_DOCS") == "1" and len(rows) == len(FAULTS):
+        prose, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
+        PAGE.write_text(prose + mark + "\n" + table(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

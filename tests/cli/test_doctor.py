@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: MIT
+"""`tilescale doctor`: every check answers, what is broken is said with its remedy, and a job is checked together."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from tilescale.cli import main
+from tilescale.cli.doctor import command, host, job
+from tilescale.cli.doctor.finding import Finding, ask
+from tilescale.comm import World
+from tilescale.errors import DeviceError, LaunchError
+
+FINE, BROKEN = Finding("one", True, "all right"), Finding("two", False, "not there", "get it")
+EITHER = Finding("three", None, "not needed", "if you want it: get it")
+
+
+def test_for_people(monkeypatch) -> None:
+    monkeypatch.setattr(host, "findings", lambda: iter([FINE, BROKEN, EITHER]))
+    done = CliRunner().invoke(main, ["doctor"])
+    assert done.exit_code == 1
+    lines = [line.split() for line in done.output.splitlines()]
+    assert lines[:2] == [["yes", "one", "all", "right"], ["NO", "two", "not", "there"]]
+    assert lines[2] == ["->", "get", "it"] and lines[4][0] == "->"
+
+
+def test_as_json(monkeypatch) -> None:
+    monkeypatch.setattr(host, "findings", lambda: iter([FINE, EITHER]))
+    done = CliRunner().invoke(main, ["doctor", "--json"])
+    assert done.exit_code == 0
+    assert [Finding(**row) for row in json.loads(done.output)] == [FINE, EITHER]
+
+
+def test_a_check_that_breaks_has_found_something() -> None:
+    def refused() -> Finding:
+        raise DeviceError("no driver", hint="install one")
+
+    assert ask("x", refused) == Finding("x", False, "no driver", "install one")
+    assert ask("y", lambda: 1 / 0) == Finding("y", False, "ZeroDivisionError: division by zero")
+
+
+def test_every_check_of_a_machine_answers() -> None:
+    found = {finding.name: finding for finding in host.findings()}
+    assert len(found) == 13 and found["versions"].works and found["heap host"].works
+    assert all(finding.remedy for finding in found.values() if finding.works is False)
+
+
+def test_a_job_that_cannot_be_joined(monkeypatch) -> None:
+    def refuse() -> World:
+        raise LaunchError("nobody there", hint="start rank 0")
+
+    monkeypatch.setattr("tilescale.comm.init", refuse)
+    assert list(command._of_job()) == [Finding("joining", False, "nobody there", "start rank 0")]
+
+
+def test_ranks_check_together(run_ranks, monkeypatch) -> None:
+    def work(team) -> list[Finding]:
+        world = World(ranks=(0, 1), rank=team.rank, launcher="test", node_of=(0, 0), _session=team._session)
+        return list(job.findings(world))
+
+    first, second = run_ranks(2, work)
+    assert [finding.name for finding in first] == ["ranks", "devices", "ports", "store", "clocks", "heap"]
+    assert [f.works for f in first] == [f.works for f in second]
+    assert all(finding.works for finding in first if finding.name not in {"ports", "store"}), first
+
+
+@pytest.mark.parametrize(("nodes", "works"), [((0, 0), None), ((0, 1), False)])
+def test_ports_that_are_closed(run_ranks, monkeypatch, nodes: tuple[int, ...], works: bool | None) -> None:
+    monkeypatch.setattr(job, "_reaches", lambda address: False)
+
+    def work(team) -> Finding:
+        return job._ports(World(ranks=(0, 1), rank=team.rank, launcher="test", node_of=nodes, _session=team._session))
+
+    for finding in run_ranks(2, work):
+        assert finding.works is works and "0 -> 1, 1 -> 0" in finding.found

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Compiled kernels are taken from a cache only if nobody else could have put them there."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from tilescale.backends.cuda.running import toolchain
+from tilescale.backends.cuda.running.toolchain import check_cache, objection
+from tilescale.errors import UntrustedCacheError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "one" / "cache"
+    made.mkdir(parents=True)
+    for part in (made, made.parent):
+        part.chmod(0o755)
+    return made
+
+
+def test_a_folder_of_ones_own_also_below_tmp(folder: Path) -> None:
+    assert objection(folder) is None
+    assert objection(folder / "made" / "later") is None
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("mode", "who"), [(0o777, "everybody"), (0o757, "everybody"), (0o775, "group 12345")])
+def test_every_part_of_the_path_counts(folder: Path, monkeypatch, depth: int, mode: int, who: str) -> None:
+    monkeypatch.setattr(toolchain, "_is_own_group", lambda _number: mode != 0o775)
+    part = [folder, folder.parent][depth]
+    part.chmod(mode)
+    said = objection(folder)
+    assert said is not None and f"can write to {part} (mode 0{mode:o})" in said
+    assert said.startswith(who.split()[0])
+
+
+def test_others_cannot_move_what_is_not_theirs_in_a_sticky_folder(folder: Path) -> None:
+    folder.parent.chmod(0o1777)
+    assert objection(folder) is None
+
+
+def test_links_are_followed_and_looked_at_themselves(folder: Path) -> None:
+    link = folder / "link"
+    target = folder / "target"
+    target.mkdir()
+    link.symlink_to(target)
+    assert objection(link) is None
+    target.chmod(0o777)
+    assert objection(link) == f"everybody can write to {target} (mode 0777)"
+
+
+def test_a_folder_of_another_user(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    if folder.stat().st_uid == 0:
+        assert objection(folder) is None, "root may do anything anyhow"
+        os.chown(folder, 54321, -1)
+    said = objection(folder)
+    assert said is not None and "belongs to user" in said
+
+
+def test_a_group_of_the_user_alone(monkeypatch) -> None:
+    own, shared = ("ann", "x", 1000, []), ("ann", "x", 1000, ["ann", "bob"])
+    monkeypatch.setattr(pwd, "getpwuid", lambda _uid: pwd.struct_passwd(("ann", "x", 1000, 1000, "", "", "")))
+    assert toolchain._is_own_group(0)
+    for group, number, expected in ((own, 1000, True), (shared, 1000, False), (own, 1001, False)):
+        monkeypatch.setattr(grp, "getgrgid", lambda _number, group=group: grp.struct_group(group))
+        assert toolchain._is_own_group(number) == expected
+
+
+def test_nothing_is_compiled_or_loaded_then(folder: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(folder))
+    check_cache()
+    folder.chmod(0o777)
+    with pytest.raises(UntrustedCacheError, match="would run as this user") as caught:
+        check_cache()
+    assert "TILELANG_CACHE_DIR" in caught.value.hint

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""The compiler, and whose compiled kernels a process runs: those of its user, from a cache that is nobody else's."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from tilelang_core.compile import cache_folder, nvcc
+from tilescale.errors import UntrustedCacheError
+
+__all__ = ["check_cache", "nvcc", "objection"]
+
+
+def check_cache() -> None:
+    """Raises UntrustedCacheError if another user can change what the cache holds, before anything is taken from it."""
+    folder = cache_folder()
+    said = objection(folder)
+    if said is not None:
+        raise UntrustedCacheError(
+            f"the cache of compiled kernels is at {folder}, but {said}: what is in there would run as this user",
+            hint="set TILELANG_CACHE_DIR to a folder of your own, or let nobody else write there: chmod go-w",
+        )
+
+
+def objection(folder: Path) -> str | None:
+    """What lets others change what lies in a folder, if anything does.
+
+    Each part of the path, and of the one that links lead to, has to belong to this user or root, and only they may
+    write there. Where the sticky bit is set, as in /tmp, others cannot move what is not theirs.
+    """
+    for part in _parts(folder):
+        try:
+            found = part.lstat()
+        except FileNotFoundError:
+            continue  # made later, by this user, in a folder that only this user can write to
+        if found.st_uid not in (os.getuid(), 0):
+            return f"{part} belongs to user {found.st_uid}"
+        if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
+            continue
+        if found.st_mode & stat.S_IWOTH:
+            return f"everybody can write to {part} (mode {stat.S_IMODE(found.st_mode):04o})"
+        if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+            return f"group {found.st_gid} can write to {part} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return None
+
+
+def _parts(folder: Path) -> Iterator[Path]:
+    for path in dict.fromkeys((Path(os.path.abspath(folder)), Path(os.path.realpath(folder)))):
+        yield from (path, *path.parents)
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether a group is root's, or the one that many systems make for each user, with nobody else in it."""
+    if number == 0:
+        return True
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(number)
+    except KeyError:
+        return False
+    return number == user.pw_gid and not set(group.gr_mem) - {user.pw_name}

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""Checks that all ranks of a job make together: whom each reaches, what each has, how far their clocks are apart."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from tilescale.cli.doctor.finding import Finding, ask
+from tilescale.comm import SymmetricHeap, World
+from tilescale.errors import TileScaleError
+
+__all__ = ["findings"]
+
+_CONNECT_WITHIN_S = 5.0
+_MOST_SKEW_S = 1.0
+_ROUNDS = 20
+
+
+def findings(world: World) -> Iterator[Finding]:
+    """All checks. Collective; every rank gets the same findings."""
+    names = world.all_gather(socket.gethostname())
+    yield Finding("ranks", True, f"{world.size}, started by {world.launcher}, on {', '.join(dict.fromkeys(names))}")
+    checks: dict[str, Callable[[World], Finding]] = {
+        "devices": _devices,
+        "ports": _ports,
+        "store": _store,
+        "clocks": _clocks,
+        "heap": _heap,
+    }
+    for name, check in checks.items():
+        yield ask(name, lambda check=check: check(world))
+
+
+def _devices(world: World) -> Finding:
+    try:
+        own, error = str(world.device), None
+    except TileScaleError as found:
+        own, error = "", found
+    told = world.all_gather((own, error))
+    wrong = [(rank, error) for rank, (_, error) in enumerate(told) if error is not None]
+    if wrong:
+        rank, error = wrong[0]
+        return Finding("devices", False, f"rank {rank}: {error.message}", error.hint or "")
+    kinds = {device.partition(":")[0] for device, _ in told}
+    text = ", ".join(f"rank {rank} on {device}" for rank, (device, _) in enumerate(told))
+    return Finding("devices", len(kinds) == 1, text, "all ranks need GPUs, or none: TILESCALE_EMULATE=1 uses none")
+
+
+def _ports(world: World) -> Finding:
+    """Every rank connects to every other one, at the address of its host's name, on a port that it has just opened."""
+    with socket.create_server(("", 0), backlog=world.size) as listener:
+        addresses = world.all_gather((socket.gethostname(), listener.getsockname()[1]))
+        refused = [peer for peer in range(world.size) if peer != world.rank and not _reaches(addresses[peer])]
+        told = world.all_gather(refused)
+    pairs = [f"{rank} -> {peer}" for rank, peers in enumerate(told) for peer in peers]
+    if not pairs:
+        return Finding("ports", True, "every rank reaches every other one")
+    return Finding(
+        "ports",
+        False if world.nodes > 1 else None,
+        f"ranks do not reach each other: {', '.join(pairs[:8])}",
+        "names of hosts must stand for addresses that the other hosts reach, and no firewall be between",
+    )
+
+
+def _reaches(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=_CONNECT_WITHIN_S).close()
+        return True
+    except OSError:
+        return False
+
+
+def _store(world: World) -> Finding:
+    world.barrier()
+    begin = time.perf_counter()
+    for _ in range(_ROUNDS):
+        world.store.check(["doctor"])
+    own = (time.perf_counter() - begin) / _ROUNDS
+    slowest = max(world.all_gather(own))
+    return Finding("store", slowest < 0.1, f"answers within {slowest * 1e6:.0f} us", "the network to rank 0 is slow")
+
+
+def _clocks(world: World) -> Finding:
+    """The clocks of two ranks differ by at least what the times of a barrier that both have left differ by."""
+    apart = []
+    for _ in range(3):
+        world.barrier()
+        told = world.all_gather(time.time())
+        apart.append(max(told) - min(told))
+    skew = min(apart)
+    return Finding("clocks", skew < _MOST_SKEW_S, f"at most {skew:.3f} s apart", "start NTP or chrony on all hosts")
+
+
+def _heap(world: World) -> Finding:
+    """A tensor of each rank, read by each."""
+    import torch
+
+    with SymmetricHeap(world, world.device) as heap:
+        tensor = heap.from_tensor(torch.tensor([world.rank], dtype=torch.int32, device=world.device))
+        everybody = heap.peers(tensor)
+        seen = [int(everybody[heap.addresses.slot(peer)].item()) for peer in range(world.size)]
+        told = world.all_gather(seen)
+        name = heap.provider
+        del tensor, everybody
+    right = all(row == list(range(world.size)) for row in told)
+    return Finding("heap", right, f"{name}: every rank reads {'every' if right else 'not every'} other one's memory")

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""Who is still alive: every rank holds one idle TCP connection to rank 0.
+
+The kernel closes a dead process's connections at once, whatever killed it and however busy it was, so nobody has to
+send heartbeats (which a rank inside a long compilation would miss). Keep-alive probes cover a node that vanishes.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
+from tilescale.comm.trust.key import JobKey
+from tilescale.errors import ForgedMessageError, LaunchError
+
+__all__ = ["SILENCE_S", "LivenessConnection", "keep_alive"]
+
+_IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
+_KEEPALIVE = {"TCP_KEEPIDLE": _IDLE_S, "TCP_KEEPINTVL": _INTERVAL_S, "TCP_KEEPCNT": _PROBES}
+
+SILENCE_S = _IDLE_S + _INTERVAL_S * _PROBES
+"""After so many seconds without a sign, the other side of a connection is given up."""
+
+
+class LivenessConnection:
+    """A rank's end: open as long as this rank and rank 0 live.
+
+    Attributes:
+        job: the nonce that rank 0 drew for the job.
+    """
+
+    def __init__(self, address: tuple[str, int], key: JobKey, rank: int, timeout_s: float):
+        """Connect to rank 0's `LivenessServer`.
+
+        Raises OSError if nobody answers, ForgedMessageError if it is not rank 0 of this job, LaunchError if this rank
+        has joined before.
+        """
+        self._connection = socket.create_connection(address, timeout=timeout_s)
+        try:
+            self.job = self._join(Hello(key, rank), rank)
+        except BaseException:
+            self._connection.close()
+            raise
+        keep_alive(self._connection)
+        self._poll = select.poll()
+        self._poll.register(self._connection, select.POLLIN)
+
+    def cut(self) -> bool:
+        """Whether rank 0 is gone. It sends nothing any more, so there is something to read only at the end."""
+        return bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        """Tell rank 0 that this rank needs nothing more."""
+        self._connection.close()
+
+    def _join(self, hello: Hello, rank: int) -> bytes:
+        self._connection.sendall(hello.message)
+        proof, job = hello.prove(self._receive(CHALLENGE_BYTES))
+        self._connection.sendall(proof)
+        verdict = self._receive(len(WELCOME))
+        if verdict == JOINED_BEFORE:
+            raise LaunchError(
+                f"rank {rank} of this job has joined before (this is process {os.getpid()})",
+                hint="a program that a rank starts is no rank: start it without RANK, WORLD_SIZE and LOCAL_RANK; two "
+                "jobs on one host need a MASTER_PORT each",
+            )
+        if verdict != WELCOME:
+            raise ForgedMessageError("who answers does not know the key of this job")
+        return job
+
+    def _receive(self, nbytes: int) -> bytes:
+        data = self._connection.recv(nbytes, socket.MSG_WAITALL)
+        if len(data) < nbytes:
+            raise ConnectionError("the connection was closed while this rank joined")
+        return data
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernel notice within `SILENCE_S` that the other side has vanished, and forked children not hold it."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # macOS lacks TCP_KEEPIDLE
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    os.register_at_fork(after_in_child=connection.close)  # else a child that lives on keeps the line open
