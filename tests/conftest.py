@@ -18,6 +18,11 @@ def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are processors: tests of jobs mostly wait for the processes that they start."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable():
     """A report as it goes to the process that prints it: TVM's strings are none that pytest-xdist can send."""

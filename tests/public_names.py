@@ -19,8 +19,11 @@ def public_names() -> dict[str, object]:
         for name in module.__all__:
             if getattr(module, name) not in names.values():  # once, under the shortest name
                 names[f"{module.__name__}.{name}"] = getattr(module, name)
-    for owner, cls in [(name, value) for name, value in names.items() if isinstance(value, type)]:
-        for key, value in vars(cls).items():
+    classes = {name: value for name, value in names.items() if isinstance(value, type)}
+    for owner, cls in classes.items():
+        # What comes from a base that has no public name is the class's own.
+        bases = [c for c in cls.__mro__ if c.__module__.startswith("tilescale.") and c not in classes.values()]
+        for key, value in [item for each in (cls, *bases) for item in vars(each).items()]:
             if isinstance(value, classmethod | staticmethod):
                 value = value.__func__
             public = not key.startswith("_") or key == "__call__"

@@ -59,7 +59,7 @@ READS_ENVIRONMENT = {
 FILE_CAP, FUNCTION_CAP = 450, 80
 
 CIRCLE_CAP = 3
-"""Files of the CUDA back end that may import each other all the way round, for types only included."""
+"""Files of a part that may import each other all the way round, for types only included."""
 
 
 @functools.cache
@@ -132,15 +132,18 @@ def test_imports_run_one_way():
     assert not wrong, "\n".join(wrong)
 
 
-def test_lowering_does_not_know_how_programs_run():
-    folder = ROOT / "tilescale/backends/cuda"
-    ways = {"lowering": "running", "headers": "lowering"}
+@pytest.mark.parametrize(
+    ("backend", "order"),
+    [("cuda", "headers lowering running"), ("emulator", "numerics execute interpret operations record")],
+)
+def test_folders_of_a_back_end_do_not_know_later_ones(backend: str, order: str):
+    folders = order.split()
     wrong = [
         f"{short(path)}:{line} imports {name}"
-        for mine, other in ways.items()
-        for path in sources(short(folder / mine))
+        for position, mine in enumerate(folders)
+        for path in sources(f"tilescale/backends/{backend}/{mine}")
         for name, line in imports(path)
-        if name.startswith(f"tilescale.backends.cuda.{other}")
+        if name.startswith(tuple(f"tilescale.backends.{backend}.{later}" for later in folders[position + 1 :]))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -222,8 +225,9 @@ def circles(folder: str) -> list[set[Path]]:
     return [group for group in networkx.strongly_connected_components(graph) if len(group) > 1]
 
 
-def test_circles_of_imports_are_small():
-    for circle in circles("tilescale/backends/cuda"):
+@pytest.mark.parametrize("folder", ["tilescale/backends", "tilescale/comm", "tilescale/hda"])
+def test_circles_of_imports_are_small(folder: str):
+    for circle in circles(folder):
         found = ", ".join(sorted(map(short, circle)))
         assert len(circle) <= CIRCLE_CAP, f"{len(circle)} files import each other, at most {CIRCLE_CAP}: {found}"
 

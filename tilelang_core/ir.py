@@ -29,6 +29,7 @@ from tvm.tirx import (
     AssertStmt,
     AttrStmt,
     Bind,
+    Broadcast,
     Buffer,
     BufferLoad,
     BufferRegion,
@@ -53,10 +54,12 @@ from tvm.tirx import (
     Or,
     PrimExpr,
     PrimFunc,
+    Ramp,
     SBlock,
     SBlockRealize,
     Select,
     SeqStmt,
+    Shuffle,
     Stmt,
     StringImm,
     Sub,
@@ -70,13 +73,13 @@ from tvm_ffi import Array
 
 __all__ = [
     "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt",
-    "AttrStmt", "Bind", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast", "DeclBuffer", "Div",
-    "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm", "Let", "Max", "Min",
-    "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Range", "SBlock", "SBlockRealize", "Select", "SeqStmt",
-    "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits", "buffer_location", "children", "constant",
-    "constants", "contains", "fingerprint", "int_node", "integer", "is_pure", "op_name", "parameters", "proves",
-    "region_parts", "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses",
-    "variables", "walk",
+    "AttrStmt", "Bind", "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast",
+    "DeclBuffer", "Div", "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm",
+    "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock",
+    "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "attribute",
+    "bits", "buffer_location", "children", "constant", "constants", "contains", "fingerprint", "int_node",
+    "integer", "is_pure", "op_name", "parameters", "proves", "region_parts", "scope_kind", "simplify", "statements",
+    "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
 ]  # fmt: skip
 
 

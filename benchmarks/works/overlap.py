@@ -65,13 +65,12 @@ class AllGather:
         shape = self.size, self.m, self.n, self.k
         tiling = Tiling(n=max((n for n in (256, 224) if self.n % n == 0), key=self._rate))
         chunk = min(CHUNK_ROWS, self.rows)
-        senders = Tiling(stages=3), chunk, BLOCKS, SENDERS
         return [
             Contender("cublas alone", lambda: self.libraries(gathers=False)),
             Contender("nccl+cublas", lambda: self.libraries(gathers=True)),
             Contender("symm_mem", self.symm_mem),
             ours("tilescale", lambda: programs.ag_gemm_queue(*shape, tiling, chunk), self.in_place),
-            ours("tilescale senders", lambda: programs.ag_gemm_senders(*shape, *senders), self.in_place),
+            ours("tilescale senders", lambda: programs.ag_gemm_senders(*shape, tiling, chunk, SENDERS), self.in_place),
             ours("tilescale phases", lambda: programs.ag_gemm_phases(*shape, tiling), self.phases),
         ]
 

@@ -12,6 +12,8 @@ import tilescale.language as T
 THREADS = 256
 GROUP = 8
 """Rows of tiles that are walked together: what the blocks of a wave read then fits into the L2 cache."""
+PIECE = 256
+"""Columns that a block sends at once, at most."""
 
 
 @dataclass(frozen=True)
@@ -129,17 +131,15 @@ def ag_gemm_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int):
     return ag_gemm_overlapped
 
 
-def ag_gemm_senders(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, blocks: int, senders: int):
-    """The first blocks send the own shard to all peers, the others multiply, waiting for chunks of rows.
+def ag_gemm_senders(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, senders: int):
+    """The first blocks send the own shard to all peers, each other one makes a tile, waiting for a chunk of rows.
 
     Args:
-        blocks: of the grid; all are on the device at once.
-        senders: how many of them send.
+        senders: how many blocks send; where one is done, its processor takes a tile.
     """
     rows = M // devices
     tiles_m, tiles_n = rows // t.m, N // t.n
-    tiles, workers = devices * tiles_m * tiles_n, blocks - senders
-    wide = t.n  # columns of a piece
+    wide = min(PIECE, K)
     across = K // wide
     pieces = tiles_m * across
 
@@ -149,32 +149,32 @@ def ag_gemm_senders(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int,
         B: T.Tensor((N, K), "bfloat16"),
         C: T.Tensor((devices, rows, N), "bfloat16"),
     ):
-        with T.Kernel(device=devices, block=blocks, threads=THREADS) as block:
+        with T.Kernel(device=devices, block=senders + devices * tiles_m * tiles_n, threads=THREADS) as block:
             arrived = T.alloc_flags((devices, rows // chunk))
             with T.Scale("block"):
                 a = T.alloc((t.m, t.k), "bfloat16", level="l1")
                 b = T.alloc((t.n, t.k), "bfloat16", level="l1")
                 c = T.alloc((t.m, t.n), "float32", level="l0")
-                out = T.alloc((t.m, t.n), "bfloat16", level="l1")  # of the product, or a piece on its way
+                out = T.alloc((t.m, t.n), "bfloat16", level="l1")
+                sent = T.alloc((t.m, wide), "bfloat16", level="l1")
                 with T.Scale("device") as (rank, size):
                     if block < senders:
                         for turn in T.serial(T.ceildiv(pieces - block, senders)):
                             piece = block + turn * senders
                             m, k = piece // across * t.m, piece % across * wide
-                            T.copy(A[rank, m, k], out)
+                            T.copy(A[rank, m, k], sent)
                             for step in T.serial(1, size):
                                 peer = (rank + step) % size
-                                T.copy(out, A[rank, m, k], dst=peer, signal=arrived[rank, m // chunk])
+                                T.copy(sent, A[rank, m, k], dst=peer, signal=arrived[rank, m // chunk])
                     else:
-                        for turn in T.serial(T.ceildiv(tiles - (block - senders), workers)):
-                            tile = block - senders + turn * workers
-                            shard = (rank + size - tile // (tiles_m * tiles_n)) % size
-                            row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
-                            if shard != rank:
-                                T.wait(arrived[shard, row * t.m // chunk], ">=", chunk // t.m * across)
-                            multiply(A, shard, row * t.m, B, column * t.n, a, b, c, K // t.k, t.k, t.stages)
-                            T.copy(c, out)
-                            T.copy(out, C[shard, row * t.m, column * t.n])
+                        tile = block - senders
+                        shard = (rank + size - tile // (tiles_m * tiles_n)) % size
+                        row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
+                        if shard != rank:
+                            T.wait(arrived[shard, row * t.m // chunk], ">=", chunk // t.m * across)
+                        multiply(A, shard, row * t.m, B, column * t.n, a, b, c, K // t.k, t.k, t.stages)
+                        T.copy(c, out)
+                        T.copy(out, C[shard, row * t.m, column * t.n])
 
     return ag_gemm_by_senders
 

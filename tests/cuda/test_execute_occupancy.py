@@ -47,6 +47,21 @@ def program(case: str):
                         T.wait(F[0], ">=", 1)
                     if case == "collective":
                         T.barrier()
+                    if case == "the first send":
+                        if b < 2:
+                            T.signal(F[d], dst=(d + 1) % n)
+                        else:
+                            T.wait(F[(d + 3) % 4], ">=", 2)
+                    if case == "the last send":
+                        if b >= 6:
+                            T.signal(F[d], dst=(d + 1) % n)
+                        else:
+                            T.wait(F[(d + 3) % 4], ">=", 2)
+                    if case == "some of the first send":
+                        if F[63] < 2:
+                            T.signal(F[d], dst=(d + 1) % n)
+                        if b >= 2:
+                            T.wait(F[(d + 3) % 4], ">=", 2)
                     if case == "one for all":
                         T.signal(F[0], dst=(d + 1) % n)
                         T.wait(F[0], ">=", 8)
@@ -94,13 +109,20 @@ def found(func: Any) -> Location | None:
         "several of its own",
         "from earlier phases",
         "collective",
+        "the first send",
     ],
 )
-def test_programs_that_wait_for_those_of_their_own_number(case: str):
+def test_programs_that_wait_for_those_of_their_own_or_lower_numbers(case: str):
     assert found(program(case)) is None
 
 
-@pytest.mark.parametrize("case", ["one for all", "one for a row", "the next block's", "overlapping", "not known"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("one for all", "one for a row", "the next block's", "overlapping", "not known"),
+        *("the last send", "some of the first send"),
+    ],
+)
 def test_programs_that_wait_for_others(case: str):
     where = found(program(case))
     assert where is not None and where.file == __file__ and where.what == "waits here"

@@ -7,7 +7,7 @@ import tilescale
 import tilescale.language as T
 from tests.emulator.timing import H200, derived
 from tilescale.backends.emulator.execute import grid
-from tilescale.backends.emulator.record import memoization
+from tilescale.backends.emulator.record import instrumentation, memoization
 from tilescale.timing import replay
 from tilescale.timing.timeline import Copies
 
@@ -115,7 +115,7 @@ def found(program, machine):
 def test_taking_over_steps_changes_nothing(program, tmp_path, monkeypatch):
     machine = derived(tmp_path, "memory:\n  l2: {cache_capacity: 512 KiB}\n")
     quick_activity, quick = found(program(2), machine)
-    monkeypatch.setattr(grid, "alike", lambda *_: None)
+    monkeypatch.setattr(instrumentation, "equivalence", lambda *_: None)
     activity, each = found(program(2), machine)
     assert quick_activity == activity
     assert quick.end_s == pytest.approx(each.end_s, rel=1e-9)

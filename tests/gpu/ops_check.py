@@ -192,6 +192,65 @@ def check_all_reduce(only: slice) -> None:
         runs(f"all_reduce {shape}", lambda x=x: ops.all_reduce(x), lambda c, want=want: compare("sum", c, want))
 
 
+def check_all_to_all_v(only: slice) -> None:
+    for shape in [(3,), (1000, 33), (4096, 2048)][only]:
+        torch.manual_seed(0)  # all ranks have the same numbers
+        counts = torch.randint(0, shape[0] + 1, (SIZE, SIZE))
+        sent, received = counts[RANK].tolist(), counts[:, RANK].tolist()
+        whole = random(SIZE * shape[0], *shape[1:])
+        parts = [x[: n.sum()].split(n.tolist())[RANK] for x, n in zip(everyones(whole), counts, strict=True)]
+        want, x, on_device = torch.cat(parts), whole[: sum(sent)], counts[RANK].to(DEVICE)
+        runs(
+            f"all_to_all_v {shape}",
+            lambda x=x, sent=sent, received=received, most=shape[0]: ops.all_to_all_v(x, sent, received, most=most),
+            lambda c, want=want: compare("exchange", c, want),
+        )
+        runs(
+            f"all_to_all_v {shape}, sizes on the device",
+            lambda x=x, sent=on_device, most=shape[0]: ops.all_to_all_v(x, sent, most=most)[0],
+            lambda c, want=want: compare("exchange", c[: len(want)], want),
+        )
+
+
+def check_experts(only: slice) -> None:
+    """Tokens, width, hidden, experts, choices; several times, for the same bits each time."""
+    for tokens, k, n, experts, choices in [(5, 64, 64, SIZE, 1), (1000, 1024, 520, 8 * SIZE, 4)][only]:
+        x, w = random(tokens, k), random(experts // SIZE, n, k)
+        share, chosen = torch.rand(tokens, experts, device=DEVICE).topk(choices)
+
+        def call(x=x, w=w, chosen=chosen, share=share, experts=experts) -> torch.Tensor:
+            routing = ops.moe_route(chosen, experts, share)
+            y = ops.grouped_matmul(ops.moe_dispatch(x, routing), w.mT, routing)
+            return ops.moe_combine(y, routing, routing.weights)
+
+        every = everyones(w).flatten(0, 1).float()
+        made = torch.stack([x.float() @ expert.t() for expert in every], 1).bfloat16().float()
+        want = (made.gather(1, chosen[:, :, None].expand(-1, -1, n)) * share[:, :, None]).sum(1)
+        title = f"experts {tokens}x{k}x{n}, {choices} of {experts}"
+        runs(title, call, lambda c, want=want, title=title: compare(title, c, want))
+        first = call()
+        if not all(torch.equal(first, call()) for _ in range(3)):
+            raise ValueError(f"{title}: other bits each time")
+
+
+def check_experts_of_float8(_: slice) -> None:
+    tokens, k, n = 700, 512, 256
+    x, w = (random(*shape).to(torch.float8_e4m3fn) for shape in ((tokens, k), (2, n, k)))
+    scales = torch.rand(tokens, k // 128, device=DEVICE) + 0.5, torch.rand(2, k // 128, n // 128, device=DEVICE) + 0.5
+    chosen = torch.randint(0, 2 * SIZE, (tokens, 1), device=DEVICE)
+
+    def call() -> torch.Tensor:
+        routing = ops.moe_route(chosen, 2 * SIZE)
+        rows, given = ops.moe_dispatch(x, routing, scales[0])
+        y = ops.grouped_matmul(rows, w.mT, routing, (given, scales[1]))
+        return ops.moe_combine(y, routing)
+
+    wide = w.mT.float() * scales[1].repeat_interleave(128, 1).repeat_interleave(128, 2)
+    made = torch.einsum("tk,ekn->ten", x.float() * scales[0].repeat_interleave(128, 1), everyones(wide).flatten(0, 1))
+    want = made.gather(1, chosen[:, :, None].expand(-1, -1, n))[:, 0]
+    runs("experts of float8", call, lambda c: compare("experts of float8", c, want))
+
+
 def check_gradients_and_compile(_: slice) -> None:
     x, up, down = random(512, 1024), random(1024, 1024), random(1024, 1024)
 

@@ -26,6 +26,10 @@ def half(*shape: int) -> torch.Tensor:
     return torch.randn(shape).half()
 
 
+def routing() -> ops.Routing:
+    return ops.moe_route(torch.tensor([[0], [1], [1], [-1]]), 2, room=256)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -44,6 +48,16 @@ def half(*shape: int) -> torch.Tensor:
         (lambda: ops.all_gather(half(2), dim=1), "dim is 1, the tensor has 1 dimensions"),
         (lambda: ops.all_to_all(half(2, 2), cut=2), "cut is 2"),
         (lambda: ops.all_gather(half(2), group=3), "group is int"),
+        (lambda: ops.all_to_all_v(half(3, 8), [2], [2]), "a has 3 rows, sent names 2"),
+        (lambda: ops.all_to_all_v(half(3, 8), [3], [4], most=3), "received has 4, most is 3"),
+        (lambda: ops.all_to_all_v(half(3, 8), torch.tensor([3])), "most is None"),
+        (lambda: ops.moe_route(torch.ones(4, 2), 2), "chosen is torch.float32"),
+        (lambda: ops.moe_route(torch.ones(4, 2).int(), 0), "experts is 0"),
+        (lambda: ops.moe_dispatch(half(3, 8), routing()), "x has 3 rows, routing says 4"),
+        (lambda: ops.moe_dispatch(half(4, 4), routing()), "a row of x has 8 bytes"),
+        (lambda: ops.moe_combine(half(4, 8), routing()), "y has 4 rows, routing says 256"),
+        (lambda: ops.grouped_matmul(half(256, 8), half(3, 8, 8), routing()), "here are 2 experts"),
+        (lambda: ops.grouped_matmul(half(256, 12), half(2, 12, 8), routing()), "multiples of 8"),
         (lambda: ops.workspace(0, 8), "rows=0"),
         (lambda: ops.RowParallelLinear.shard(nn.Linear(12, 8)), "linear has 12 input features"),
         (lambda: ops.all_gather_matmul(half(1 << 17, 8), half(8, 8)), "a has 131072 rows on each rank"),

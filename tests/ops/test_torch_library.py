@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -31,14 +31,27 @@ def mlp(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor, down: torch.Tenso
 
 
 def test_a_graph_without_a_break_computes_the_same():
-    given, results = [leaf(4, 16), leaf(32, 16), leaf(32, 16), leaf(16, 32), leaf(32)], []
-    for call in (mlp, torch.compile(mlp, fullgraph=True, backend="aot_eager")):
+    computes_the_same(mlp, [leaf(4, 16), leaf(32, 16), leaf(32, 16), leaf(16, 32), leaf(32)])
+    computes_the_same(experts, [leaf(6, 16), leaf(4, 24, 16), torch.rand(6, 2).requires_grad_()])
+
+
+def computes_the_same(function: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> None:
+    results = []
+    for call in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
         leaves = [t.detach().clone().requires_grad_() for t in given]
         out = call(*leaves)
         out.float().pow(2).sum().backward()
         results.append([out.detach(), *(x.grad for x in leaves)])
     for eager, compiled in zip(*results, strict=True):
         assert torch.equal(eager, compiled)
+
+
+def experts(x: torch.Tensor, w: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    chosen = torch.arange(4).repeat_interleave(3).view(6, 2)
+    routing = ops.moe_route(chosen, 4, share, room=512)
+    y = ops.grouped_matmul(ops.moe_dispatch(x, routing), w.mT, routing)
+    rows, _ = ops.all_to_all_v(ops.moe_combine(y, routing, routing.weights), torch.tensor([5]), most=8)
+    return ops.all_to_all_v(rows[:5], [5], [5], most=5)
 
 
 @pytest.mark.parametrize(

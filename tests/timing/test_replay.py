@@ -7,7 +7,7 @@ from tilescale.collectives.links import Link
 from tilescale.hda.route import Endpoint
 from tilescale.timing.replay import Replay
 from tilescale.timing.sharing import Events, Server
-from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Owned, Part, Publish, Task, Work
+from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Part, Publish, Rendezvous, Task, Work
 
 WIRE = Link("wire", Endpoint("device", 0), Endpoint("device", 1))
 MEMORY = Owned(0, "memory")
@@ -163,13 +163,13 @@ def test_waiting_for_what_never_comes_is_an_error():
         simulate(device(wait(1)), flag=0)
 
 
-def test_a_meeting_begins_with_the_last_and_ends_for_all():
-    def meet(rank: int, row: int) -> Meet:
+def test_a_rendezvous_begins_with_the_last_and_ends_for_all():
+    def meet(rank: int, row: int) -> Rendezvous:
         def made(rows):
             assert rows == (0, 1)
             return Work([Part("allreduce", "collective", None, {WIRE: 2.0}, nbytes=64)], floor_s=1.0)
 
-        return Meet("meeting", 2, rank, "wait for allreduce", None, made)
+        return Rendezvous("rendezvous", 2, rank, "wait for allreduce", None, made)
 
     tasks = [Task(f"device {row}", row, [work(1.0 + row, Owned(row, "memory")), meet(row, row)]) for row in (1, 0)]
     found = simulate(*tasks)
@@ -201,9 +201,9 @@ def test_uses_bound_and_utilization():
 
 
 def test_the_critical_path_goes_without_gaps_to_the_end():
-    """What a put needs to become visible is on it: before a meeting, before a launch, and at the end."""
+    """What a put needs to become visible is on it: before a rendezvous, before a launch, and at the end."""
     put = work(1.0, WIRE, "transfer", tail_s=0.5)
-    meet = Meet("meeting", 1, 0, "wait for barrier", None, lambda _: work(0.25, Owned(0, "links")))
+    meet = Rendezvous("rendezvous", 1, 0, "wait for barrier", None, lambda _: work(0.25, Owned(0, "links")))
     for steps in [put, meet], [put, grid([work(1.0)])], [grid([put])], [grid([put]), grid([put], seconds=0.5)]:
         found = simulate(device(*steps))
         path = found.critical_path

@@ -1,29 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""A machine: its levels, memory layers and networks, and every question that the rest of TileScale asks of it."""
+"""A machine: a description, and every question that the rest of TileScale asks of it."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING
 
-from tilescale.errors import UnknownLayerError, UnknownLevelError
-from tilescale.hda import query
-from tilescale.hda.model import Identify, Level, MemoryLayer, Network
-from tilescale.hda.schema import spec
-
-if TYPE_CHECKING:
-    from tilescale.hda.route import Path
+from tilescale.hda import query, route
+from tilescale.hda.description import Description
+from tilescale.hda.model import Network
 
 __all__ = ["Machine"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Machine(Description):
     """A hierarchical machine, read from a description and frozen. Equal and hashed by content.
 
     Attributes:
@@ -33,15 +25,8 @@ class Machine:
         capabilities: what the machine as a whole can do.
     """
 
-    name: str
-    title: str = spec("text", "what a person calls the machine")
-    description: str = spec("text", "what it is, in a sentence or two", default="")
-    levels: tuple[Level, ...] = spec("named", "the levels, finest first", of=Level)
-    memory: tuple[MemoryLayer, ...] = spec("named", "the memory layers, finest first", of=MemoryLayer)
-    networks: tuple[Network, ...] = spec("named", "the networks, best first where several fit", of=Network, default=())
-    capabilities: tuple[str, ...] = spec("names", "what the machine as a whole can do", default=())
-    identify: Identify = spec("section", "how detection knows it", of=Identify, default=Identify())
-    file: str = field(default="", compare=False)
+    def __repr__(self) -> str:
+        return f"Machine({self.name!r})"
 
     # -- loading --------------------------------------------------------------------------------------------------
 
@@ -70,77 +55,6 @@ class Machine:
         from tilescale.hda.load import names
 
         return names()
-
-    @cached_property
-    def digest(self) -> str:
-        """A stable hash of the content, 16 hexadecimal digits; part of cache keys."""
-        parts = (self.levels, self.memory, self.networks, self.capabilities)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-    def __hash__(self) -> int:
-        return hash((self.name, self.digest))
-
-    def __repr__(self) -> str:
-        return f"Machine({self.name!r})"
-
-    # -- levels and layers -----------------------------------------------------------------------------------------
-
-    @cached_property
-    def level_names(self) -> tuple[str, ...]:
-        """Names of the levels, finest first."""
-        return tuple(level.name for level in self.levels)
-
-    def level(self, name: str) -> Level:
-        """The level of that name.
-
-        Raises:
-            UnknownLevelError: the machine has no such level; lists those it has.
-        """
-        return self.levels[self.index(name)]
-
-    def index(self, name: str) -> int:
-        """Position of a level, the finest being 0. Raises UnknownLevelError."""
-        if name in self.level_names:
-            return self.level_names.index(name)
-        known = f"its levels are {', '.join(self.level_names)}"
-        raise UnknownLevelError(
-            f"machine {self.name} has no level {name!r}", hint=_suggest(name, self.level_names) + known
-        )
-
-    @cached_property
-    def program_level(self) -> Level:
-        """The level whose units run tile programs."""
-        return next(level for level in self.levels if level.kind == "program")
-
-    @cached_property
-    def tensor_level(self) -> Level:
-        """The level that owns the memory of scope "global": each of its units holds its own tensors."""
-        return self.level(self.layer_for("global").level)
-
-    def layer(self, name: str) -> MemoryLayer:
-        """The memory layer of that name.
-
-        Raises:
-            UnknownLayerError: the machine has no such layer; lists those it has.
-        """
-        names = tuple(layer.name for layer in self.memory)
-        if name in names:
-            return self.memory[names.index(name)]
-        known = ", ".join(f"{m.name} ({m.title})" if m.title else m.name for m in self.memory)
-        raise UnknownLayerError(
-            f"machine {self.name} has no memory layer {name!r}", hint=f"{_suggest(name, names)}its layers are {known}"
-        )
-
-    def layer_for(self, scope: str) -> MemoryLayer:
-        """The layer that holds buffers of a scope: "fragment", "shared", "global" or "host".
-
-        Raises:
-            UnknownLayerError: no layer has that scope.
-        """
-        for layer in self.memory:
-            if scope in layer.scopes:
-                return layer
-        raise UnknownLayerError(f"machine {self.name} has no memory layer of scope {scope!r}")
 
     # -- counts, capacity, rates (query.py) ----------------------------------------------------------------------------
 
@@ -197,7 +111,7 @@ class Machine:
         """Whether networks link all units of `level` that lie in one unit of `within`, or in the whole machine."""
         return query.connects(self, level, within)
 
-    def path(self, level: str, a: int, b: int, *, sizes: Mapping[str, int | Sequence[int]] | None = None) -> Path:
+    def path(self, level: str, a: int, b: int, *, sizes: Mapping[str, int | Sequence[int]] | None = None) -> route.Path:
         """The best route between units `a` and `b` of `level`.
 
         Args:
@@ -210,11 +124,4 @@ class Machine:
             NoPathError: nothing connects them.
             PeerOutOfRangeError: there is no such unit.
         """
-        from tilescale.hda.route import path
-
-        return path(self, level, a, b, sizes or {})
-
-
-def _suggest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(str(name), names, n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+        return route.path(self, level, a, b, sizes or {})

@@ -6,13 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tilescale.errors import PeerOutOfRangeError, UsageError
+from tilescale.hda import query
+from tilescale.hda.description import Description
 from tilescale.hda.model import Level, Network
-
-if TYPE_CHECKING:
-    from tilescale.hda.machine import Machine
 
 __all__ = ["Place", "locate"]
 
@@ -30,7 +28,7 @@ class Place:
         clusters: cluster level -> programs in one cluster.
     """
 
-    machine: Machine
+    machine: Description
     numbers: Mapping[str, int]
     spans: Mapping[str, int]
     clusters: Mapping[str, int]
@@ -48,7 +46,7 @@ class Place:
         """How many units one instance of the network connects."""
         if net.within is not None and net.within in self.clusters:
             return self.clusters[net.within]
-        return self.machine.count(net.level, net.within)
+        return query.count(self.machine, net.level, net.within)
 
     def local(self, net: Network) -> int:
         """Position of the unit of the network's level among those it connects."""
@@ -58,7 +56,7 @@ class Place:
         return number % self.size(net)
 
 
-def locate(machine: Machine, level: str, number: int, sizes: Sizes) -> Place:
+def locate(machine: Description, level: str, number: int, sizes: Sizes) -> Place:
     """The place of unit `number` of `level` in a launch of `sizes`; see `Machine.path` for both.
 
     Raises:
@@ -69,7 +67,7 @@ def locate(machine: Machine, level: str, number: int, sizes: Sizes) -> Place:
         machine.index(name)
     here = machine.level(level)
     if here.kind == "lanes":
-        lanes = _extent(here, sizes) or machine.count(level, machine.program_level.name)
+        lanes = _extent(here, sizes) or query.count(machine, level, machine.program_level.name)
         return _inside(locate(machine, machine.program_level.name, number // lanes, sizes), level, number)
     clusters = {at.name: _cluster_size(at, sizes) for at in machine.levels if at.kind == "cluster"}
     if here.kind == "cluster":
@@ -86,7 +84,7 @@ def _inside(place: Place, level: str, number: int) -> Place:
     return Place(place.machine, {level: number, **place.numbers}, place.spans, place.clusters)
 
 
-def _locate_unit(machine: Machine, here: Level, number: int, sizes: Sizes, clusters: Mapping[str, int]) -> Place:
+def _locate_unit(machine: Description, here: Level, number: int, sizes: Sizes, clusters: Mapping[str, int]) -> Place:
     chain = [at for at in machine.levels[machine.index(here.name) :] if at.kind != "cluster"]
     rest, digits = number, {}
     for at in chain:
@@ -108,7 +106,7 @@ def _locate_unit(machine: Machine, here: Level, number: int, sizes: Sizes, clust
     return Place(machine, ordered, spans, clusters)
 
 
-def _built(machine: Machine, at: Level, digit: int, sizes: Sizes) -> tuple[int, int]:
+def _built(machine: Description, at: Level, digit: int, sizes: Sizes) -> tuple[int, int]:
     """How many units of `at` the next coarser unit holds, and which of them a launch's unit `digit` is."""
     extent, count = _extent(at, sizes) or at.count or 1, at.count or 1
     if at.kind == "program" and at.virtual:
@@ -118,7 +116,7 @@ def _built(machine: Machine, at: Level, digit: int, sizes: Sizes) -> tuple[int, 
     return count, _on_mesh(machine, at, digit, sizes)
 
 
-def _on_mesh(machine: Machine, at: Level, digit: int, sizes: Sizes) -> int:
+def _on_mesh(machine: Description, at: Level, digit: int, sizes: Sizes) -> int:
     """A launch shape with as many dimensions as the mesh takes its first corner; else units fill it in order."""
     shape = sizes.get(at.name)
     dims = next((n.dims for n in machine.networks if n.level == at.name and n.dims), ())

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from tilescale.errors import UnsupportedError, UsageError
+from tilescale.hda.description import Description
 from tilescale.hda.model import ComputeUnit, Level, MemoryLayer, Network
-
-if TYPE_CHECKING:
-    from tilescale.hda.machine import Machine
 
 __all__ = ["capacity", "connects", "count", "has", "network", "rate", "rates", "residency"]
 
@@ -18,7 +15,7 @@ REGISTER_BYTES = 4
 """Registers are counted in 32 bits, as `registers_per_thread` is everywhere."""
 
 
-def count(machine: Machine, level: str, within: str | None) -> int:
+def count(machine: Description, level: str, within: str | None) -> int:
     """See `Machine.count`."""
     fine = machine.index(level)
     coarse = len(machine.levels) if within is None else machine.index(within)
@@ -30,7 +27,7 @@ def count(machine: Machine, level: str, within: str | None) -> int:
     return math.prod(_per_parent(machine, i, j) for i, j in zip(chain, chain[1:], strict=False))
 
 
-def _per_parent(machine: Machine, fine: int, coarse: int) -> int:
+def _per_parent(machine: Description, fine: int, coarse: int) -> int:
     child = machine.levels[fine]
     parent = machine.levels[coarse] if coarse < len(machine.levels) else None
     if child.kind == "lanes":
@@ -43,7 +40,7 @@ def _per_parent(machine: Machine, fine: int, coarse: int) -> int:
     return child.count or 1
 
 
-def _threads(machine: Machine, program: Level) -> int:
+def _threads(machine: Description, program: Level) -> int:
     lanes = [level.threads or 1 for level in machine.levels if level.kind == "lanes"]
     return program.max_threads_per_program or lanes[-1]
 
@@ -56,7 +53,7 @@ def capacity(layer: MemoryLayer, threads: int | None) -> int:
     return most
 
 
-def residency(machine: Machine, threads: int, shared_bytes: int, registers: int, fragment_bytes: int) -> int:
+def residency(machine: Description, threads: int, shared_bytes: int, registers: int, fragment_bytes: int) -> int:
     """See `Machine.residency`."""
     program, fragment = machine.program_level, machine.layer_for("fragment")
     if threads > (program.max_threads_per_program or threads):
@@ -82,18 +79,18 @@ def residency(machine: Machine, threads: int, shared_bytes: int, registers: int,
     return min(limits)
 
 
-def _lanes_step(machine: Machine, layer: MemoryLayer) -> int:
+def _lanes_step(machine: Description, layer: MemoryLayer) -> int:
     return machine.level(layer.granularity_per).threads or 1 if layer.granularity_per else 1
 
 
-def _allocated(machine: Machine, layer: MemoryLayer, size: int, threads: int) -> int:
+def _allocated(machine: Description, layer: MemoryLayer, size: int, threads: int) -> int:
     """What a program that asks for `size` really takes of one instance."""
     parts = math.ceil(threads / _lanes_step(machine, layer)) if layer.granularity_per else 1
     each = math.ceil(size / parts / layer.granularity) * layer.granularity
     return parts * each + layer.reserved_per_program
 
 
-def rate(machine: Machine, level: str, unit: str, dtype: str, sustained: bool) -> float:
+def rate(machine: Description, level: str, unit: str, dtype: str, sustained: bool) -> float:
     """See `Machine.rate`."""
     kinds, factor = _compute(machine, level)
     found = next((kind for kind in kinds if kind.name == unit), None)
@@ -113,13 +110,13 @@ def rate(machine: Machine, level: str, unit: str, dtype: str, sustained: bool) -
     return by_dtype[plain] * factor * (found.efficiency if sustained else 1.0)
 
 
-def rates(machine: Machine, level: str) -> dict[str, dict[str, float]]:
+def rates(machine: Description, level: str) -> dict[str, dict[str, float]]:
     """See `Machine.rates`."""
     kinds, factor = _compute(machine, level)
     return {kind.name: {dtype: each * factor for dtype, each in kind.rates} for kind in kinds}
 
 
-def _compute(machine: Machine, level: str) -> tuple[tuple[ComputeUnit, ...], float]:
+def _compute(machine: Description, level: str) -> tuple[tuple[ComputeUnit, ...], float]:
     """The arithmetic of the nearest level that describes one, and how many of its units one unit of `level` is."""
     here = machine.level(level)
     if here.kind == "lanes":
@@ -134,11 +131,11 @@ def _compute(machine: Machine, level: str) -> tuple[tuple[ComputeUnit, ...], flo
     position = machine.index(level)
     source = min(described, key=lambda at: abs(machine.index(at.name) - position))
     if machine.index(source.name) <= position:
-        return source.compute, float(machine.count(source.name, level))
-    return source.compute, 1.0 / machine.count(level, source.name)
+        return source.compute, float(count(machine, source.name, level))
+    return source.compute, 1.0 / count(machine, level, source.name)
 
 
-def has(machine: Machine, capability: str, level: str | None) -> bool:
+def has(machine: Description, capability: str, level: str | None) -> bool:
     """See `Machine.has`."""
     levels = machine.levels if level is None else (machine.level(level),)
     networks = [n for n in machine.networks if level in (None, n.level)]
@@ -148,14 +145,14 @@ def has(machine: Machine, capability: str, level: str | None) -> bool:
     return any(capability in names for names in listed)
 
 
-def network(machine: Machine, level: str, within: str | None) -> Network | None:
+def network(machine: Description, level: str, within: str | None) -> Network | None:
     """See `Machine.network`."""
     machine.index(level)
     inner = 0 if within is None else machine.index(within)
     return next((net for net in _networks(machine, level) if _top(machine, net) >= inner), None)
 
 
-def connects(machine: Machine, level: str, within: str | None) -> bool:
+def connects(machine: Description, level: str, within: str | None) -> bool:
     """See `Machine.connects`."""
     here = machine.index(level)
     outer = len(machine.levels) if within is None else machine.index(within)
@@ -166,10 +163,10 @@ def connects(machine: Machine, level: str, within: str | None) -> bool:
     return any(top >= outer or connects(machine, machine.level_names[top], within) for top in tops)
 
 
-def _top(machine: Machine, net: Network) -> int:
+def _top(machine: Description, net: Network) -> int:
     """Position of the level whose one unit the network spans; one past the last for the whole machine."""
     return len(machine.levels) if net.within is None else machine.index(net.within)
 
 
-def _networks(machine: Machine, level: str) -> list[Network]:
+def _networks(machine: Description, level: str) -> list[Network]:
     return [net for net in machine.networks if net.level == level]

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tilescale.errors import NoPathError, UnsupportedError
-from tilescale.hda import topology
+from tilescale.hda import query, topology
+from tilescale.hda.description import Description
 from tilescale.hda.model import Mechanism, Network
 from tilescale.hda.place import Place, locate
-
-if TYPE_CHECKING:
-    from tilescale.hda.machine import Machine
 
 __all__ = ["Endpoint", "Hop", "Path", "path"]
 
@@ -103,7 +101,7 @@ class Path:
         return self.latency + min(m.seconds(nbytes, operation, bandwidth=self.bandwidth) for m in offers)
 
 
-def path(machine: Machine, level: str, a: int, b: int, sizes: Mapping[str, int | Sequence[int]]) -> Path:
+def path(machine: Description, level: str, a: int, b: int, sizes: Mapping[str, int | Sequence[int]]) -> Path:
     """See `Machine.path`."""
     at_a, at_b = locate(machine, level, a, sizes), locate(machine, level, b, sizes)
     if a == b:
@@ -118,7 +116,7 @@ def path(machine: Machine, level: str, a: int, b: int, sizes: Mapping[str, int |
     return _as_path(machine, level, a, b, hops)
 
 
-def _as_path(machine: Machine, level: str, a: int, b: int, hops: tuple[Hop, ...]) -> Path:
+def _as_path(machine: Description, level: str, a: int, b: int, hops: tuple[Hop, ...]) -> Path:
     narrowest = {hop.network: min(h.bandwidth for h in hops if h.network == hop.network) for hop in hops}
     nets = [net for name in narrowest for net in machine.networks if net.name == name]
     offered = [tuple(_scaled(m, narrowest[net.name] / net.bandwidth) for m in net.mechanisms) for net in nets]
@@ -159,7 +157,7 @@ def _typical_time(hops: tuple[Hop, ...]) -> float:
     return sum(hop.latency for hop in hops) + TYPICAL_BYTES / min(hop.bandwidth for hop in hops)
 
 
-def _between_lanes(machine: Machine, level: str, a: int, b: int, at_a: Place, at_b: Place) -> Path:
+def _between_lanes(machine: Description, level: str, a: int, b: int, at_a: Place, at_b: Place) -> Path:
     program = machine.program_level.name
     if at_a[program] != at_b[program]:
         raise NoPathError(
@@ -170,7 +168,7 @@ def _between_lanes(machine: Machine, level: str, a: int, b: int, at_a: Place, at
     return Path(level, a, b, (), layer.bandwidth or float("inf"), layer.latency, (), layer.name)
 
 
-def _through(machine: Machine, level: str, net: Network, at_a: Place, at_b: Place) -> tuple[Hop, ...]:
+def _through(machine: Description, level: str, net: Network, at_a: Place, at_b: Place) -> tuple[Hop, ...]:
     """The route over one network, or () where it does not connect the two."""
     if net.level not in at_a or at_a[net.level] == at_b[net.level]:
         return ()
@@ -195,12 +193,12 @@ def _through(machine: Machine, level: str, net: Network, at_a: Place, at_b: Plac
     )
 
 
-def _search(machine: Machine, level: str, at_a: Place, at_b: Place) -> tuple[Hop, ...]:
+def _search(machine: Description, level: str, at_a: Place, at_b: Place) -> tuple[Hop, ...]:
     """The shortest route over several networks, or () if there is none."""
     levels = [machine.level(name) for name in at_a if name in at_b]
     nets = [n for n in machine.networks if n.level in at_a and at_a[n.level] != at_b[n.level]]
     physical = [n for n in nets if all(at.kind == "unit" for at in levels if at.name == n.level)]
-    if not physical or any(machine.count(n.level) > SEARCH_LIMIT for n in physical):
+    if not physical or any(query.count(machine, n.level, None) > SEARCH_LIMIT for n in physical):
         return ()
     import networkx  # a fifth of a second to import, and few machines need it
 
@@ -222,9 +220,9 @@ def _search(machine: Machine, level: str, at_a: Place, at_b: Place) -> tuple[Hop
     return tuple(graph.edges[pair]["hop"] for pair in pairwise(nodes) if "hop" in graph.edges[pair])
 
 
-def _all_hops(machine: Machine, net: Network) -> Iterator[Hop]:
-    count = machine.count(net.level, net.within)
-    for scope in range(1 if net.within is None else machine.count(net.within)):
+def _all_hops(machine: Description, net: Network) -> Iterator[Hop]:
+    count = query.count(machine, net.level, net.within)
+    for scope in range(1 if net.within is None else query.count(machine, net.within, None)):
         units = [Endpoint(net.level, scope * count + i) for i in range(count)]
         if net.topology == "switch":
             switch = Endpoint(f"{net.name} switch", scope)
@@ -236,7 +234,7 @@ def _all_hops(machine: Machine, net: Network) -> Iterator[Hop]:
             yield Hop(net.name, units[i], units[j], topology.width(net, i, j), net.latency)
 
 
-def _no_path(machine: Machine, level: str, a: int, b: int, at_a: Place, at_b: Place) -> NoPathError:
+def _no_path(machine: Description, level: str, a: int, b: int, at_a: Place, at_b: Place) -> NoPathError:
     hints = []
     for net in machine.networks:
         if net.level in at_a and net.within is not None and at_a[net.within] != at_b[net.within]:

@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tilescale.errors import MachineFileError
+from tilescale.hda import query
+from tilescale.hda.description import Description
 from tilescale.hda.document import Entry
-from tilescale.hda.machine import Machine
 from tilescale.hda.model import KINDS, OPERATIONS, Level, MemoryLayer, Network
 
 __all__ = ["check"]
@@ -29,7 +30,7 @@ _ONLY = {
 _NEEDED = {"lanes": "threads", "program": "count", "cluster": "max_size", "unit": "count"}
 
 
-def check(machine: Machine, document: Entry) -> Iterator[MachineFileError]:
+def check(machine: Description, document: Entry) -> Iterator[MachineFileError]:
     """Every problem of a machine whose fields are right one by one; each names its file, line and field."""
     found = list(_levels(machine, document))
     yield from found
@@ -42,7 +43,7 @@ def check(machine: Machine, document: Entry) -> Iterator[MachineFileError]:
         yield from _network(machine, net, document.find(f"networks.{net.name}"))
 
 
-def _levels(machine: Machine, document: Entry) -> Iterator[MachineFileError]:
+def _levels(machine: Description, document: Entry) -> Iterator[MachineFileError]:
     for level in machine.levels:
         entry = document.find(f"levels.{level.name}")
         for field, kinds in _ONLY.items():
@@ -54,7 +55,7 @@ def _levels(machine: Machine, document: Entry) -> Iterator[MachineFileError]:
     yield from _lane_sizes(machine, document.find("levels"))
 
 
-def _level_order(machine: Machine, levels: Entry) -> Iterator[MachineFileError]:
+def _level_order(machine: Description, levels: Entry) -> Iterator[MachineFileError]:
     programs = [level.name for level in machine.levels if level.kind == "program"]
     if len(programs) != 1:
         named = f"found {', '.join(programs)}" if programs else "found none"
@@ -67,7 +68,7 @@ def _level_order(machine: Machine, levels: Entry) -> Iterator[MachineFileError]:
             )
 
 
-def _lane_sizes(machine: Machine, levels: Entry) -> Iterator[MachineFileError]:
+def _lane_sizes(machine: Description, levels: Entry) -> Iterator[MachineFileError]:
     lanes = [level for level in machine.levels if level.kind == "lanes" and level.threads]
     for fine, coarse in zip(lanes, lanes[1:], strict=False):
         if not _multiple(coarse.threads, fine.threads):
@@ -86,7 +87,7 @@ def _named(level: str | None, levels: Sequence[Level], entry: Entry, what: str) 
         yield entry.problem(f"expected {what}: {', '.join(names) or 'there is none'}; found {level!r}")
 
 
-def _layer(machine: Machine, layer: MemoryLayer, entry: Entry) -> Iterator[MachineFileError]:
+def _layer(machine: Description, layer: MemoryLayer, entry: Entry) -> Iterator[MachineFileError]:
     owners = [level for level in machine.levels if level.kind in ("program", "unit")]
     lanes = [level for level in machine.levels if level.kind == "lanes"]
     yield from _named(layer.level, owners, entry.find("level"), "a program or unit level of this machine")
@@ -99,7 +100,7 @@ def _layer(machine: Machine, layer: MemoryLayer, entry: Entry) -> Iterator[Machi
         yield entry.find("sustained").problem("more than the layer's peak `bandwidth`")
 
 
-def _layers(machine: Machine, document: Entry) -> Iterator[MachineFileError]:
+def _layers(machine: Description, document: Entry) -> Iterator[MachineFileError]:
     memory = document.find("memory")
     for scope in ("fragment", "shared", "global"):
         holders = [layer.name for layer in machine.memory if scope in layer.scopes]
@@ -109,7 +110,7 @@ def _layers(machine: Machine, document: Entry) -> Iterator[MachineFileError]:
             )
 
 
-def _network(machine: Machine, net: Network, entry: Entry) -> Iterator[MachineFileError]:
+def _network(machine: Description, net: Network, entry: Entry) -> Iterator[MachineFileError]:
     linked = [level for level in machine.levels if level.kind != "lanes"]
     yield from _named(net.level, linked, entry.find("level"), "a level of this machine that is not of kind lanes")
     if net.level not in machine.level_names:
@@ -141,8 +142,8 @@ def _mechanisms(net: Network, entry: Entry) -> Iterator[MachineFileError]:
                 yield here.find(operation).problem("more than the network's `bandwidth`, which is the peak")
 
 
-def _links(machine: Machine, net: Network, entry: Entry) -> Iterator[MachineFileError]:
-    count = machine.count(net.level, net.within)
+def _links(machine: Description, net: Network, entry: Entry) -> Iterator[MachineFileError]:
+    count = query.count(machine, net.level, net.within)
     if (net.topology in ("mesh", "torus")) != bool(net.dims):
         yield entry.find("dims").problem("a mesh or torus needs `dims`, and nothing else has them")
     elif net.dims and math.prod(net.dims) != count:

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: MIT
 """Finished operators for PyTorch, each a program of the language behind a `torch.library` operator.
 
-    ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them
-    all_gather.py reduce_scatter.py all_reduce.py all_to_all.py    collectives
-    linear.py parallelize.py            layers, and the plan that puts them into a model
-    workspace.py                        memory beside the arguments, made once
-    group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
-    products.py flat.py                 what programs share
-    small.py                            what is too small to overlap
+ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them
+all_gather.py reduce_scatter.py all_reduce.py all_to_all.py all_to_all_v.py    collectives
+moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
+linear.py parallelize.py            layers, and the plan that puts them into a model
+workspace.py                        memory beside the arguments, made once
+group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
+products.py flat.py row_exchange.py what programs share
+small.py                            what is too small to overlap
 """
 
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
 from tilescale.ops.all_reduce import all_reduce
 from tilescale.ops.all_to_all import all_to_all
+from tilescale.ops.all_to_all_v import all_to_all_v
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
+from tilescale.ops.grouped_gemm import grouped_matmul
 from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear, gather_once
+from tilescale.ops.moe_dispatch import moe_combine, moe_dispatch
+from tilescale.ops.moe_route import Routing, moe_route
 from tilescale.ops.parallelize import parallelize_module
 from tilescale.ops.reduce_scatter import reduce_scatter
 from tilescale.ops.workspace import Workspace, workspace
@@ -24,15 +29,21 @@ from tilescale.ops.workspace import Workspace, workspace
 __all__ = [
     "ColumnParallelLinear",
     "ParallelLinear",
+    "Routing",
     "RowParallelLinear",
     "Workspace",
     "all_gather",
     "all_gather_matmul",
     "all_reduce",
     "all_to_all",
+    "all_to_all_v",
     "gather_once",
+    "grouped_matmul",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "moe_combine",
+    "moe_dispatch",
+    "moe_route",
     "parallelize_module",
     "reduce_scatter",
     "workspace",

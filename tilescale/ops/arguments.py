@@ -19,6 +19,12 @@ SUMS = (*PRODUCTS, torch.float32)
 MOVES = (*SUMS, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Types that are moved."""
 
+SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""Types that have scales beside them."""
+
+BYTES = (*MOVES, *SCALED)
+"""Types that are moved byte by byte."""
+
 
 def check_tensor(
     name: str, x: torch.Tensor, dims: int | None = None, served: tuple[torch.dtype, ...] = PRODUCTS

@@ -85,6 +85,23 @@ def send_parts(source, inbox, arrived, rank, size, rows, chunk):
             T.copy(source[owner, first:last, :], inbox[rank, first:last, :], dst=owner, signal=arrived[rank, i])
 
 
+def row_bytes(x: torch.Tensor) -> int:
+    """Bytes of one of a tensor's rows."""
+    return math.prod(x.shape[1:]) * x.itemsize
+
+
+def rows_of_bytes(x: torch.Tensor, multiple: int = 16) -> torch.Tensor:
+    """A tensor of any type as (rows, bytes), each row padded to a multiple of so many bytes."""
+    flat = dense(x).view(x.shape[0], math.prod(x.shape[1:])).view(torch.uint8)
+    missing = -flat.shape[1] % multiple
+    return torch.nn.functional.pad(flat, (0, missing)) if missing else flat
+
+
+def more_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """A tensor (n, ...) with so many rows: itself, or a copy with zeros behind."""
+    return x if x.shape[0] == rows else torch.cat([x, x.new_zeros(rows - x.shape[0], *x.shape[1:])])
+
+
 def dtype_of(x: torch.Tensor) -> str:
     """The data type's name in programs."""
     return str(x.dtype).removeprefix("torch.")
@@ -98,5 +115,3 @@ def split(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
 def join(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
     """The inverse of `split`."""
     return x if dim == 0 else torch.cat(x.chunk(parts), dim)
-
-

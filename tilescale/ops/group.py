@@ -55,6 +55,11 @@ def size_of(name: str) -> int:
     return len(_ranks(name))
 
 
+def rank_of(name: str) -> int:
+    """This rank's number in a group."""
+    return _ranks(name).index(init().rank)
+
+
 def _ranks(name: str) -> tuple[int, ...]:
     if not name:
         return init().ranks

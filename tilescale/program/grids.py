@@ -45,7 +45,7 @@ class Grid:
 
     Attributes:
         count: how many programs.
-        known: variables with the values they have in each program of the grid.
+        known: variables with the values they have in each program of the grid, in the order in which programs start.
         free: variables that take several values, with how many.
         bound: variables that stand for an expression.
     """
@@ -113,9 +113,9 @@ def grid_of(
     shape = _shape(launch, sizes) if isinstance(phase, GridPhase) else []
     if shape is None:
         return None
-    axes = [axis.reshape(-1) for axis in np.meshgrid(*[np.arange(n) for n in shape], indexing="ij")]
-    number = sum(axis * math.prod(shape[:i]) for i, axis in enumerate(axes))
-    grid = Grid(math.prod(shape), dict(zip(launch.programs, axes, strict=False)))
+    number = np.arange(math.prod(shape))
+    axes = np.unravel_index(number, shape, order="F") if shape else ()
+    grid = Grid(number.size, dict(zip(launch.programs, axes, strict=False)))
     grid.known |= {var: sizes[name] for name, var in launch.extents if isinstance(var, ir.Var)}
     for stmt in ir.statements(phase.stmt):
         if isinstance(stmt, ir.For) and ir.constant(stmt.min) == 0 and ir.constant(stmt.extent) is not None:

@@ -5,18 +5,21 @@ Programs start in the order of their numbers, and one that waits keeps its place
 
 - a wait for flags that nothing in the grid signals, or for work of earlier phases, needs no other program;
 - programs that only wait for those of the same number on other devices (collectives and barriers of a coarser level;
-  flags of which every program has its own) always get on: the lowest number that is not done runs on all devices;
+  flags of which every program has its own), or of lower numbers on any device (the first programs send, those after
+  them compute), always get on: the lowest number that is not done runs on all devices;
 - any other wait may be for a program that has not started: all programs of the grid must be resident.
 
-The first two rest on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is
+The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is
 bounded anyway.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,21 +43,64 @@ def waits_across(
         sizes: units of each launched level.
     """
     names = Surroundings(program)
-    uses: list[tuple[ir.Stmt, Access, bool]] = []
-    for stmt in ir.statements(phase.stmt):
+    uses: list[_Use] = []
+    for stmt, guards in _guarded(phase.stmt):
         effects = names.effects(stmt)
         # Programs of a cluster start together.
         if launch.cluster_size == 1 and any(machine.level(m.level).kind == "program" for m in effects.meets):
             return location(stmt, "waits here")
-        uses += [(stmt, told.flag, False) for told in effects.tells]
-        uses += [(stmt, awaited.flag, True) for awaited in effects.awaits]
-    for root in {flag.root for _, flag, _ in uses}:
-        same = [(stmt, flag, waits) for stmt, flag, waits in uses if flag.root.same_as(root)]
-        waiting = [stmt for stmt, _, waits in same if waits]
-        grid = grid_of(phase, launch, machine, sizes)
-        if waiting and len(waiting) < len(same) and not _own([flag for _, flag, _ in same], grid):
-            return location(waiting[0], "waits here")
+        uses += [_Use(stmt, guards, told.flag, waits=False) for told in effects.tells]
+        uses += [_Use(stmt, guards, awaited.flag, waits=True) for awaited in effects.awaits]
+    grid = grid_of(phase, launch, machine, sizes) if uses else None
+    for root in {use.flag.root for use in uses}:
+        same = [use for use in uses if use.flag.root.same_as(root)]
+        waiting = [use for use in same if use.waits]
+        if not waiting or len(waiting) == len(same):
+            continue
+        if not _own([use.flag for use in same], grid) and not _from_lower_numbers(same, grid):
+            return location(waiting[0].stmt, "waits here")
     return None
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A flag that a statement signals or waits for, and the conditions under which it is executed."""
+
+    stmt: ir.Stmt
+    guards: tuple[ir.PrimExpr, ...]
+    flag: Access
+    waits: bool
+
+
+def _guarded(stmt: ir.Stmt, guards: tuple[ir.PrimExpr, ...] = ()) -> Iterator[tuple[ir.Stmt, tuple[ir.PrimExpr, ...]]]:
+    """A statement and all below it, each with the conditions of the branches around it."""
+    yield stmt, guards
+    if isinstance(stmt, ir.IfThenElse):
+        yield from _guarded(stmt.then_case, (*guards, stmt.condition))
+        if stmt.else_case is not None:
+            yield from _guarded(stmt.else_case, (*guards, ir.Not(stmt.condition)))
+        return
+    for inner in ir.children(stmt):
+        yield from _guarded(inner, guards)
+
+
+def _from_lower_numbers(uses: Sequence[_Use], grid: Grid | None) -> bool:
+    """Whether each program that signals has a number below those of all that wait."""
+    if grid is None:
+        return False
+    signals, waits = (
+        np.any([_executing(use, grid) for use in uses if use.waits == which], axis=0) for which in (False, True)
+    )
+    return not np.any(waits) or not np.any(signals[np.argmax(waits) :])
+
+
+def _executing(use: _Use, grid: Grid) -> np.ndarray:
+    """Which programs may execute a statement: all of them where a condition is not known."""
+    masks = [np.ones(grid.count, bool)]
+    for guard in use.guards:
+        with contextlib.suppress(Unknown):
+            masks.append(np.broadcast_to(grid.value(guard, {}), grid.count))
+    return np.logical_and.reduce(masks)
 
 
 def _own(flags: Sequence[Access], grid: Grid | None) -> bool:

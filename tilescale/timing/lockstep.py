@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Owned, Publish, Task, Work
+from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Publish, Rendezvous, Task, Work
 
 
 def in_lockstep(tasks: Sequence[Task]) -> dict[int, tuple[int, ...]] | None:
-    """Whether all tasks take the same steps: None if not, else for each meeting of all of them, by the identity of the
-    first one's step, the rows that meet in the order of ranks."""
+    """Whether all tasks take the same steps: None if not, else for each rendezvous of all of them, by the identity of
+    the first one's step, the rows that meet in the order of ranks."""
     if len(tasks) < 2:
         return None
     found = _Same(tasks)
-    return found.meetings if found.holds() else None
+    return found.rendezvous if found.holds() else None
 
 
 class _Same:
     def __init__(self, tasks: Sequence[Task]):
         self.tasks = tasks
-        self.meetings: dict[int, tuple[int, ...]] = {}
+        self.rendezvous: dict[int, tuple[int, ...]] = {}
         # For each task: place of the first one -> its own.
         self._places: list[dict[Any, Any]] = [{} for _ in tasks]
 
@@ -47,8 +47,8 @@ class _Same:
             return False
         if isinstance(first, Work):
             return _is_own(first) and all(_equal(first, step) for step in steps)
-        if isinstance(first, Meet):
-            return self._meet(steps)
+        if isinstance(first, Rendezvous):
+            return self._join(steps)
         if isinstance(first, Publish | Acquire):
             return self._order(steps)
         if isinstance(first, Fork | Launch):
@@ -63,13 +63,13 @@ class _Same:
             return False
         return all(self._steps([task.steps for task in alike]) for alike in zip(*lists, strict=True))
 
-    def _meet(self, steps: list[Meet]) -> bool:
+    def _join(self, steps: list[Rendezvous]) -> bool:
         first = steps[0]
         if not all(_equal(first, step, "place", "rank", "work") for step in steps):
             return False
         if all(step.place == first.place for step in steps) and first.size == len(steps):
             rows = {step.rank: task.row for step, task in zip(steps, self.tasks, strict=True)}
-            self.meetings[id(first)] = tuple(rows[rank] for rank in sorted(rows))
+            self.rendezvous[id(first)] = tuple(rows[rank] for rank in sorted(rows))
             return len(rows) == len(steps)
         return self._renamed(steps) and all(step.rank == first.rank for step in steps)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Part, Publish, Settle, Task, Work, merged
+from tilescale.timing.steps import Acquire, Fork, Launch, Part, Publish, Rendezvous, Settle, Task, Work, merged
 
 TURNS = 8
 """A loop that is not pipelined is simulated in at most so many turns, each of several iterations."""
@@ -79,7 +79,7 @@ class Log:
         else:
             self.task.steps.append(work)
 
-    def step(self, step: Publish | Acquire | Meet | Settle) -> None:
+    def step(self, step: Publish | Acquire | Rendezvous | Settle) -> None:
         """Something that orders tasks. What was collected comes before it."""
         if not self.muted:
             self.flush()

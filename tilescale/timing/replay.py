@@ -16,7 +16,7 @@ from tilescale.timing.collector import no_cyclic_collection
 from tilescale.timing.grids import Grid
 from tilescale.timing.lockstep import in_lockstep
 from tilescale.timing.sharing import Action, Events, Server
-from tilescale.timing.steps import Acquire, Fork, Launch, Meet, Owned, Publish, Settle, Task, Work
+from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Publish, Rendezvous, Settle, Task, Work
 from tilescale.timing.timeline import Copies, Span, Timeline, Use
 
 Place = tuple[int, int]
@@ -56,7 +56,7 @@ class Live:
         self.since = 0.0
 
 
-class Board:
+class Channel:
     """A place where tasks publish, and the tasks that wait there."""
 
     __slots__ = ("count", "last", "shown_s", "value", "waiting")
@@ -88,11 +88,11 @@ class Replay:
         self.events = Events()
         self.spans: list[Span] = []
         self._servers: dict[Hashable, Server] = {}
-        self._boards: dict[Hashable, Board] = {}
-        self._meetings: dict[Hashable, list[tuple[int, Live]]] = {}
+        self._channels: dict[Hashable, Channel] = {}
+        self._rendezvous: dict[Hashable, list[tuple[int, Live]]] = {}
         self._running = 0
         self._end_s = 0.0
-        # How many units one is simulated for, and the rows of meetings of all of them.
+        # How many units one is simulated for, and the rows of each rendezvous of all of them.
         self._units = 1
         self._all: Mapping[int, tuple[int, ...]] = {}
 
@@ -255,12 +255,12 @@ class Replay:
 
     # -- flags and barriers --------------------------------------------------------------------------------------------
 
-    def _board(self, live: Live, place: Hashable) -> Board:
+    def _channel(self, live: Live, place: Hashable) -> Channel:
         key = place if live.scope is None else (live.scope, place)
-        board = self._boards.get(key)
-        if board is None:
-            board = self._boards[key] = Board(self.values.get(place))
-        return board
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = Channel(self.values.get(place))
+        return channel
 
     def _publish(self, live: Live, step: Publish) -> bool:
         """What runs ahead is published too: it has to land first. The task goes on meanwhile."""
@@ -280,19 +280,19 @@ class Replay:
 
     def _show(self, live: Live, step: Publish) -> None:
         begin, due = self.events.now, max(self.events.now, live.visible_s) + step.delay_s
-        board = self._board(live, step.place)
+        channel = self._channel(live, step.place)
 
         def shown() -> None:
-            board.count += 1
-            board.shown_s = self.events.now
+            channel.count += 1
+            channel.shown_s = self.events.now
             if step.change is not None:
-                board.value = step.change(board.value)
-            board.last = cause
+                channel.value = step.change(channel.value)
+            channel.last = cause
             if due > begin:
-                board.last = self._span(
+                channel.last = self._span(
                     live, step.name, "sync", begin, where=step.where, cause=cause, suffix=" signals"
                 )
-            self._wake(board)
+            self._wake(channel)
 
         cause = live.last
         if due > begin:
@@ -300,32 +300,32 @@ class Replay:
         else:
             shown()
 
-    def _wake(self, board: Board) -> None:
-        over = [(live, step) for live, step in board.waiting if board.open_to(step)]
+    def _wake(self, channel: Channel) -> None:
+        over = [(live, step) for live, step in channel.waiting if channel.open_to(step)]
         if over:
-            board.waiting = [(live, step) for live, step in board.waiting if not board.open_to(step)]
+            channel.waiting = [(live, step) for live, step in channel.waiting if not channel.open_to(step)]
         for live, step in over:
             if self.events.now > live.since:
                 if not step.idle:
-                    self._span(live, step.name, "wait", live.since, where=step.where, cause=board.last)
-                live.last = board.last
-            self._acquired(live, step, self._left(board, step))
+                    self._span(live, step.name, "wait", live.since, where=step.where, cause=channel.last)
+                live.last = channel.last
+            self._acquired(live, step, self._left(channel, step))
 
     def _acquire(self, live: Live, step: Acquire) -> bool:
-        board = self._board(live, step.place)
-        if not board.open_to(step):
+        channel = self._channel(live, step.place)
+        if not channel.open_to(step):
             live.since = self.events.now
-            board.waiting.append((live, step))
+            channel.waiting.append((live, step))
             return False
-        left = self._left(board, step)
+        left = self._left(channel, step)
         if not left:
             return True
         self._acquired(live, step, left)
         return False
 
-    def _left(self, board: Board, step: Acquire) -> float:
+    def _left(self, channel: Channel, step: Acquire) -> float:
         """Seconds that a wait takes once it may end."""
-        return max(step.delay_s, board.shown_s + step.lag_s - self.events.now)
+        return max(step.delay_s, channel.shown_s + step.lag_s - self.events.now)
 
     def _acquired(self, live: Live, step: Acquire, left: float) -> None:
         if not left:
@@ -340,20 +340,20 @@ class Replay:
 
         self.events.at(begin + left, done)
 
-    # -- meetings ------------------------------------------------------------------------------------------------------
+    # -- rendezvous ----------------------------------------------------------------------------------------------------
 
-    def _meet(self, live: Live, step: Meet) -> bool:
+    def _join(self, live: Live, step: Rendezvous) -> bool:
         self.land(live, lambda: self._arrive(live, step))
         return False
 
-    def _arrive(self, live: Live, step: Meet) -> None:
+    def _arrive(self, live: Live, step: Rendezvous) -> None:
         live.since = self.events.now
         rows = self._all.get(id(step))
-        members = self._meetings.setdefault((live.scope, step.place), [])
+        members = self._rendezvous.setdefault((live.scope, step.place), [])
         members.append((step.rank, live))
         if len(members) < step.size and rows is None:
             return
-        del self._meetings[live.scope, step.place]
+        del self._rendezvous[live.scope, step.place]
         begin, cause = self.events.now, live.last
         members.sort(key=lambda member: member[0])
         work = step.work(rows or tuple(member.row for _, member in members))
@@ -436,7 +436,7 @@ _STEPS: dict[type, Callable[[Replay, Live, Any], bool]] = {
     Settle: Replay._settle,
     Publish: Replay._publish,
     Acquire: Replay._acquire,
-    Meet: Replay._meet,
+    Rendezvous: Replay._join,
     Fork: Replay._fork,
     Launch: Replay._launch,
 }

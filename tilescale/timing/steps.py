@@ -104,7 +104,7 @@ class Acquire:
 
 
 @dataclass(slots=True)
-class Meet:
+class Rendezvous:
     """A collective operation of `size` tasks: when all are there it begins, and when it has ended they go on.
 
     Attributes:
@@ -169,7 +169,7 @@ class Launch:
     tasks: list[Task] = field(default_factory=list)
 
 
-Step = Work | Settle | Publish | Acquire | Meet | Fork | Launch
+Step = Work | Settle | Publish | Acquire | Rendezvous | Fork | Launch
 
 
 def merged(demands: list[Demands], factor: float = 1.0) -> dict[Hashable, float]:

@@ -101,6 +101,65 @@ def check_collectives_and_gradients():
         assert torch.equal(leaf.grad, torch.full_like(leaf, users))
 
 
+def check_unequal_parts():
+    counts = torch.randint(0, 5, (SIZE, SIZE), generator=torch.Generator().manual_seed(1))
+    counts[0, 1] = 0
+    rows = [x[: int(counts[rank].sum())] for rank, x in enumerate(everyones(5 * SIZE, 3, 5, dtype=torch.float32))]
+    want = torch.cat([x.split(counts[rank].tolist())[RANK] for rank, x in enumerate(rows)])
+    users = torch.arange(1.0, SIZE + 1).repeat_interleave(counts[RANK])[:, None, None].expand_as(rows[RANK])
+
+    def on_host(x: torch.Tensor) -> torch.Tensor:
+        return ops.all_to_all_v(x, counts[RANK].tolist(), counts[:, RANK].tolist())
+
+    def on_device(x: torch.Tensor) -> torch.Tensor:
+        got, received = ops.all_to_all_v(x, counts[RANK], most=5)
+        assert torch.equal(received.long(), counts[:, RANK])
+        return got[: len(want)]
+
+    for call in (on_host, on_device):
+        leaf = rows[RANK].clone().requires_grad_()
+        got = call(leaf)
+        assert torch.equal(got.detach(), want)
+        (got * (RANK + 1)).sum().backward()
+        assert torch.equal(leaf.grad, users)
+    narrow = ops.all_to_all_v(rows[RANK].to(torch.float8_e5m2), counts[RANK].tolist(), counts[:, RANK].tolist(), most=5)
+    assert torch.equal(narrow.float(), want.to(torch.float8_e5m2).float())
+
+
+def check_experts_and_gradients():
+    experts, tokens, choices, k, n = 2 * SIZE, 6, 2, 16, 24
+    x, w = everyones(tokens, k), torch.cat(everyones(2, n, k, seed=1))
+    chosen = [scores.topk(choices).indices for scores in everyones(tokens, experts, seed=2)]
+    share, grads = everyones(tokens, choices, seed=3, dtype=torch.float32), everyones(tokens, n, seed=4)
+    leaf, weight, given = (t.clone().requires_grad_() for t in (x[RANK], w.chunk(SIZE)[RANK], share[RANK]))
+    results = []
+    for _ in range(2):
+        routing = ops.moe_route(chosen[RANK], experts, given)
+        y = ops.grouped_matmul(ops.moe_dispatch(leaf, routing), weight.mT, routing)
+        results.append(ops.moe_combine(y, routing, routing.weights))
+    assert torch.equal(*results), "the same bits each time"
+
+    plain = [t.float().requires_grad_() for t in (torch.stack(x), w, torch.stack(share))]
+    made = torch.einsum("rtk,enk->rten", plain[0], plain[1])
+    where = torch.stack(chosen)[..., None].expand(-1, -1, -1, n)
+    want = (made.gather(2, where) * plain[2][..., None]).sum(2)
+    close(results[0].detach(), want[RANK].detach())
+    results[0].backward(grads[RANK])
+    want.backward(torch.stack(grads).float())
+    close(leaf.grad, plain[0].grad[RANK])
+    close(weight.grad, plain[1].grad.chunk(SIZE)[RANK])
+    close(given.grad, plain[2].grad[RANK])
+
+
+def check_float8_tokens_travel_with_scales():
+    x, scales, tokens = everyones(3, 32), everyones(3, 2, dtype=torch.float32), 3 - RANK
+    routing = ops.moe_route(torch.zeros(tokens, 1, dtype=torch.int64), SIZE, most=3)  # all go to rank 0
+    rows, given = ops.moe_dispatch(x[RANK][:tokens].to(torch.float8_e4m3fn), routing, scales[RANK][:tokens])
+    if RANK == 0:
+        assert torch.equal(rows[:5].float(), torch.cat([x[0], x[1][:2]]).to(torch.float8_e4m3fn).float())
+        assert torch.equal(given[:5], torch.cat([scales[0], scales[1][:2]]))
+
+
 def check_errors_are_everyones():
     try:
         ops.matmul_reduce_scatter(torch.ones(SIZE + 1, 8).half(), torch.ones(8, 8).half())

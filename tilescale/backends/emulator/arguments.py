@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.interpret.compiler import Compiler, phantom
+from tilescale.backends.emulator.execute.memory import meta_array
+from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.errors import ArgumentError, RankMismatchError
 from tilescale.program.arguments import check_writable, readable, scalar
@@ -104,7 +105,7 @@ class _Binder:
         shape = tuple(value.shape)
         data = {self.compiler.slot(b) for b in (parameter.buffer.data, *(view.data for view in parameter.views))}
         if not any(self.compiler.root(slot) in self.compiler.flags for slot in data):
-            return phantom(shape, dtype)
+            return meta_array(shape, dtype)
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
             return to_numpy(value.detach()).astype(dtype)
         return np.zeros(shape, dtype)

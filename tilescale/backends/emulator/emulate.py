@@ -17,7 +17,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.checks import observers
 from tilescale.backends.emulator.progress import progress_bar
-from tilescale.backends.emulator.record.recorder import Clock
+from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.run import Activity, Run
 from tilescale.errors import ArgumentError, LaunchError, Location, UsageError
 from tilescale.hda import Machine
@@ -44,7 +44,7 @@ class Report:
         machine: what was emulated.
         activity: for each unit that owns tensors, in the order of the arguments, what it did.
         wall_s: seconds that the emulation took on this computer; says nothing of the machine.
-        clock: the record of which `timeline` is the simulation; None if the run was not timed.
+        recorder: the record of which `timeline` is the simulation; None if the run was not timed.
         missed: tile operations of which no element lay inside of its tensor, so that loads gave zero and stores
             nothing: the tensor's name and the line -> how many.
     """
@@ -52,7 +52,7 @@ class Report:
     machine: Machine
     activity: tuple[Activity, ...]
     wall_s: float
-    clock: Clock | None = field(default=None, repr=False, compare=False)
+    recorder: Recorder | None = field(default=None, repr=False, compare=False)
     missed: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
 
     @cached_property
@@ -62,9 +62,9 @@ class Report:
         Raises:
             UsageError: the run was not timed.
         """
-        if self.clock is None:
+        if self.recorder is None:
             raise UsageError("this run was not timed", hint="leave out time=False")
-        return self.clock.timeline()
+        return self.recorder.timeline()
 
     @property
     def time_us(self) -> float:
@@ -98,7 +98,7 @@ class Report:
         plot(self.timeline, path, engines=engines)
 
     def __str__(self) -> str:
-        parts = [self._activity()] + ([summary(self.timeline)] if self.clock is not None else [])
+        parts = [self._activity()] + ([summary(self.timeline)] if self.recorder is not None else [])
         return "\n".join(parts + [_missed(*key, count) for key, count in self.missed.items()])
 
     def _activity(self) -> str:
@@ -182,10 +182,10 @@ def emulate(
     begin = perf_counter()
     with progress_bar(program.name, progress) as advance:
         mesh = _mesh(program, target)
-        clock = Clock(target, extents, mesh) if time or not data else None
+        recorder = Recorder(target, extents, mesh) if time or not data else None
         watching = observers(settings().check if check is None else check) if data else ()
         seed = settings().schedule_seed if schedule_seed is None else schedule_seed
-        run = Run(program, target, advance, watching, seed, clock, data)
+        run = Run(program, target, advance, watching, seed, recorder, data)
         written = written_parameters(program) if data else frozenset()
         values = bind_arguments(run.compiler, program, extents, per_unit, written)
         with no_cyclic_collection(not data):
@@ -193,7 +193,7 @@ def emulate(
                 run.launch(extents, values, mesh)
             finally:
                 count_writes(unit[i] for unit in per_unit for i in written)
-    return Report(target, tuple(run.activity), perf_counter() - begin, clock, run.missed)
+    return Report(target, tuple(run.activity), perf_counter() - begin, recorder, run.missed)
 
 
 def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:

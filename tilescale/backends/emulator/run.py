@@ -12,18 +12,31 @@ from typing import Any
 import numpy as np
 
 from tilescale.backends.emulator.execute.frame import Frame
-from tilescale.backends.emulator.execute.grid import compile_part
 from tilescale.backends.emulator.execute.interleave import Interleaved
 from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.backends.emulator.execute.queues import CopyQueue
-from tilescale.backends.emulator.execute.scheduler import Deadlock, Scheduler, Task
+from tilescale.backends.emulator.execute.scheduler import Deadlock, Scheduler
+from tilescale.backends.emulator.execute.tasks import Task
 from tilescale.backends.emulator.execute.units import Unit
-from tilescale.backends.emulator.interpret import branches, statements  # noqa: F401
+from tilescale.backends.emulator.interpret import branches, expr, statements  # noqa: F401
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.phases import compile_part
+from tilescale.backends.emulator.operations import (  # noqa: F401  # noqa: F401
+    allreduce,
+    atomics,
+    barriers,
+    externs,
+    random,
+    reducers,
+    remote,
+    threads,
+    tiles,
+    words,
+)
 from tilescale.backends.emulator.operations import collectives as _collectives  # noqa: F401
-from tilescale.backends.emulator.operations import threads, tiles  # noqa: F401
-from tilescale.backends.emulator.record import costs  # noqa: F401
-from tilescale.backends.emulator.record.recorder import Clock
+from tilescale.backends.emulator.record import costs, transfers  # noqa: F401
+from tilescale.backends.emulator.record.instrumentation import Recording
+from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.errors import DeadlockError, Location
 from tilescale.hda import Machine
 from tilescale.program.model import Program
@@ -61,20 +74,21 @@ class Run:
         progress: Callable[[int], None],
         observers: Sequence[Observer] = (),
         seed: int | None = None,
-        clock: Clock | None = None,
+        recorder: Recorder | None = None,
         data: bool = True,
     ):
         self.program, self.machine = program, machine
-        self.clock = clock
-        self.compiler = Compiler(program, machine, clock, data, preempts=seed is not None)
+        self.recorder = recorder
+        instrumentation = Recording(recorder) if recorder is not None else None
+        self.compiler = Compiler(program, machine, instrumentation, data, preempts=seed is not None)
         self.body = compile_part(self.compiler, program.body)
-        # All are told what orders tasks; the clock does not ask for single accesses.
+        # All are told what orders tasks; the recorder does not ask for single accesses.
         self.observers = observers
-        self.listeners = (*observers, clock) if clock is not None else observers
+        self.listeners = (*observers, recorder) if recorder is not None else observers
         self.scheduler = Scheduler(self.listeners) if seed is None else Interleaved(self.listeners, seed)
-        if clock is not None:
-            clock.watches(lambda: self.scheduler.current, self.number)
-        self.meetings: dict[Any, Any] = {}
+        if recorder is not None:
+            recorder.watches(lambda: self.scheduler.current, self.number)
+        self.rendezvous: dict[Any, Any] = {}
         self.activity: list[Activity] = []
         # By tensor and line, the tile operations of which no element lay inside of the tensor.
         self.missed: Counter[tuple[str, Location | None]] = Counter()
@@ -155,12 +169,12 @@ class Run:
     # -- what observers are told ---------------------------------------------------------------------------------------
 
     def publishes(self, place: Hashable) -> None:
-        """The current task arrives at a barrier or meeting."""
+        """The current task arrives at a barrier or rendezvous."""
         for observer in self.listeners:
             observer.publishes(place)
 
     def acquires(self, place: Hashable) -> None:
-        """The current task leaves a barrier or meeting that was open to it."""
+        """The current task leaves a barrier or rendezvous that was open to it."""
         for observer in self.listeners:
             observer.acquires(place)
 
@@ -198,10 +212,6 @@ class Run:
             account.contributed += size
         label = f"{level} {name}"
         account.collectives[label] = account.collectives.get(label, 0) + 1
-
-    def program_ended(self, unit: Unit) -> None:
-        """A tile program has ended."""
-        self.programs_ended(unit, 1, {})
 
     def programs_ended(self, unit: Unit, count: int, collectives: Mapping[str, int]) -> None:
         """So many tile programs have ended, which took part in collectives that were not told yet."""

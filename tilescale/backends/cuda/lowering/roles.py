@@ -279,8 +279,8 @@ class _Placement:
     def _branch(self, stmt: ir.IfThenElse) -> ir.Stmt:
         """A branch with the loop in one arm.
 
-        What TileLang finds in the other arm it would give to all threads, the producer's too. So the branch comes after
-        the loop (or the loop around it), which programs of the other arm go through no time.
+        What TileLang finds in the other arm it would give to all threads, the producer's too. So the
+        branches come after the loop (or the loop around it), which programs of the other arm go through no time.
         """
         if stmt.else_case is None:
             return tir.at(ir.IfThenElse(stmt.condition, self._statement(stmt.then_case), None), stmt)
@@ -291,10 +291,10 @@ class _Placement:
         before, inner, after = self._parts(flat(stmt.then_case if is_then else stmt.else_case))
         if any(not is_scalar(s) and not is_fill(s) for s in before) or not isinstance(flat(inner)[0], ir.For):
             raise _DeclinedError("the arm of a branch that has it begins with something else")
-        rest = tir.sequence(after)
-        arms = (rest, stmt.else_case) if is_then else (stmt.then_case, rest)
-        other = ir.IfThenElse(stmt.condition, arms[0], None if tir.is_nothing(arms[1]) else arms[1])
-        return tir.sequence([*before, inner, tir.at(other, stmt)])
+        arms = [(self.taken, tir.sequence(after)), (ir.Not(self.taken), stmt.else_case if is_then else stmt.then_case)]
+        # One after the other, not two arms of one branch: their tiles can then lie in the same place.
+        rest = [tir.at(ir.IfThenElse(taken, arm, None), stmt) for taken, arm in arms if not tir.is_nothing(arm)]
+        return tir.sequence([*before, inner, *rest])
 
     def _turns(self, extent: ir.PrimExpr) -> ir.PrimExpr:
         """How often the outermost loop runs: not at all in programs that take the other arm of a branch."""

@@ -14,7 +14,8 @@ import numpy as np
 
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text
-from tilescale.backends.emulator.execute.frame import Lanes, spread
+from tilescale.backends.emulator.execute.frame import spread
+from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import ATOMIC_STORE, WRITE, Observer
 from tilescale.errors import Location, UninitializedReadError
 from tilescale.program.model import declaration
@@ -47,7 +48,7 @@ class Initialization(Observer):
         buffers = (p.buffer for p in run.program.parameters if p.buffer is not None)
         self._given = {run.compiler.root(run.compiler.slot(buffer.data)) for buffer in buffers} | run.compiler.zeroed
         self._memory: Memory[_Written] = Memory(_Written)
-        self._lanes: weakref.WeakKeyDictionary[Lanes, Lanes] = weakref.WeakKeyDictionary()
+        self._private: weakref.WeakKeyDictionary[PrivateBuffer, PrivateBuffer] = weakref.WeakKeyDictionary()
 
     def looks_at(self, home: Home) -> bool:
         return home.root not in self._given
@@ -72,10 +73,10 @@ class Initialization(Observer):
             shadow.left -= int(np.count_nonzero(done & ~cells))
             cells |= done
 
-    def accesses_lanes(self, frame: Frame, home: Home, kind: str, lanes: Lanes, index: tuple) -> None:
-        written = self._lanes.get(lanes)
+    def accesses_private(self, frame: Frame, home: Home, kind: str, buffer: PrivateBuffer, index: tuple) -> None:
+        written = self._private.get(buffer)
         if written is None:
-            written = self._lanes[lanes] = Lanes(lanes.shape, np.dtype(bool), False)
+            written = self._private[buffer] = PrivateBuffer(buffer.shape, np.dtype(bool), False)
         if kind in _WRITES:
             written.store(index, True, frame)
             return
@@ -113,7 +114,7 @@ def _write(shadow: _Written, cells: np.ndarray, index: Any, found: np.ndarray) -
         shadow.left -= new
 
 
-def _loaded(written: Lanes, index: tuple, frame: Frame) -> Any:
+def _loaded(written: PrivateBuffer, index: tuple, frame: Frame) -> Any:
     if written.lead and written.lead != frame.space:
         # Written where others ran: they agree on the value, so each of them has to have one.
         return written.data[(..., *(np.asarray(i) for i in index))].all(axis=tuple(range(len(written.lead))))

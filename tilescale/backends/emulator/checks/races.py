@@ -25,7 +25,7 @@ from tilescale.passes.written import written_parameters
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.barriers import MBarrier
     from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.execute.scheduler import Task
+    from tilescale.backends.emulator.execute.tasks import Task
     from tilescale.backends.emulator.interpret.access import Home
     from tilescale.backends.emulator.run import Run
     from tilescale.errors import Location
@@ -63,7 +63,7 @@ class Races(Observer):
         self._in_clusters = any(launch.cluster_size > 1 for launch in program.launches)
 
     def looks_at(self, home: Home) -> bool:
-        return not home.lanes and home.root not in self._constant
+        return not home.private and home.root not in self._constant
 
     @property
     def _clock(self) -> Clock:

@@ -8,19 +8,13 @@ Asynchronous copies complete at once, so the transaction counts of an mbarrier a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
-from tilescale.backends.emulator.execute.frame import Frame, uniform
-from tilescale.backends.emulator.execute.scheduler import Wait
-from tilescale.errors import Location, OutOfBoundsError
-from tilescale.program.model import declaration
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.grid import ProgramInstance
-    from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.tasks import Wait
+from tilescale.errors import Location
 
 
 @dataclass(eq=False)
@@ -89,40 +83,15 @@ class CountingBarrier:
 
 
 @dataclass
-class Crew:
+class Participants:
     """Threads that a plain barrier joins: a program's, or those of one side of a branch."""
 
     threads: int
     barrier: CountingBarrier = field(default_factory=CountingBarrier)
 
     def sync(self, frame: Frame, where: Any) -> None:
-        """All threads of the crew arrive; those of one coroutine run in step anyway."""
+        """All of them arrive; those of one coroutine run in step anyway."""
         mine = frame.threads if frame.own is None else int(np.count_nonzero(frame.own))
         if mine < self.threads:
             ticket = self.barrier.arrive(mine, self.threads, frame)
             self.barrier.wait(ticket, "all threads to synchronise", self.threads, frame, where)
-
-
-class BarrierReference:
-    """An mbarrier named in an operation's argument: `bar[i]` or a pointer to it."""
-
-    def __init__(self, compiler: Compiler, node: Any):
-        while isinstance(node, ir.Call):
-            node = node.args[0]
-        self.buffer = node.buffer
-        self.slot = compiler.slot(node.buffer.data)
-        self.index = compiler.expr(node.indices[0])
-        self.where = compiler.where
-
-    def of(self, frame: Frame, program: ProgramInstance | None = None) -> MBarrier:
-        """The barrier of the frame's program, or of another one of its cluster."""
-        index = uniform(self.index(frame), frame, "which barrier")
-        barriers = frame.slots[self.slot]
-        if not 0 <= index < len(barriers):
-            raise OutOfBoundsError(
-                f"{self.buffer.name}[{index}] is outside the barriers, of which there are {len(barriers)}",
-                where=declaration(self.buffer),
-            )
-        if program is not None:
-            barriers = program.unit.owner(self.slot).storage[self.slot]
-        return barriers[index]

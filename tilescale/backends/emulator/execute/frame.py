@@ -7,17 +7,16 @@ loop's iterations. The mask says which elements of the space are active.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.errors import UnsupportedError, UsageError
+from tilescale.errors import UsageError
 
 if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.barriers import Crew
+    from tilescale.backends.emulator.execute.barriers import Participants
+    from tilescale.backends.emulator.execute.emulation import Emulation
     from tilescale.backends.emulator.execute.units import Unit
-    from tilescale.backends.emulator.run import Run
 
 
 BREAK, CONTINUE = "break", "continue"
@@ -37,13 +36,15 @@ class Frame:
         own: which threads this frame is, None for all.
         space: shape over which array values extend: (threads,), or that of a parallel loop.
         mask: active elements of the space, None for all.
-        crew: the threads that a plain barrier of the program is for here.
+        participants: the threads that a plain barrier of the program is for here.
         dead: elements that left the innermost loop's body by break or continue; broken: those that left the loop.
     """
 
-    __slots__ = ("broken", "crew", "dead", "mask", "own", "program", "run", "slots", "space", "span", "threads", "unit")
+    __slots__ = (
+        "broken", "dead", "mask", "own", "participants", "program", "run", "slots", "space", "span", "threads", "unit",
+    )  # fmt: skip
 
-    def __init__(self, run: Run, unit: Unit, slots: list, threads: int, program: Any = None, own: Any = None):
+    def __init__(self, run: Emulation, unit: Unit, slots: list, threads: int, program: Any = None, own: Any = None):
         self.run = run
         self.unit = unit
         self.program = program
@@ -51,7 +52,7 @@ class Frame:
         self.threads = threads
         self.span = range(threads)
         self.own = own
-        self.crew: Crew | None = program.crew if program is not None else None
+        self.participants: Participants | None = program.participants if program is not None else None
         self.space: tuple[int, ...] = (threads,)
         self.mask = own
         self.dead: np.ndarray | None = None
@@ -60,7 +61,7 @@ class Frame:
     def fork(self, unit: Unit, own: np.ndarray | None) -> Frame:
         """A frame of the same program for some of its threads."""
         side = Frame(self.run, unit, self.slots.copy(), self.threads, self.program, own)
-        side.crew, side.span = self.crew, self.span
+        side.participants, side.span = self.participants, self.span
         return side
 
     def leave(self, left: Any, mask: np.ndarray) -> None:
@@ -125,65 +126,12 @@ def uniform(value: Any, frame: Frame, what: str) -> Any:
     return flat[0].item()
 
 
-class Lanes:
-    """A thread-private buffer: one instance for all while they agree, else one for each element of the space."""
+def active(frame: Frame) -> np.ndarray:
+    """Which elements of the space are active."""
+    return spread(True if frame.mask is None else frame.mask, frame)
 
-    __slots__ = ("__weakref__", "data", "known", "lead", "shape")
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, poison: Any):
-        self.shape = shape
-        # False in runs without data, where it was given a value that depends on data.
-        self.known = True
-        self.lead: tuple[int, ...] = ()
-        self.data = np.full(shape, poison, dtype)
-
-    def load(self, index: tuple, frame: Frame) -> Any:
-        """The element at `index` for every element of the space."""
-        if not self.lead:
-            if not any(is_vector(i) for i in index):
-                return self.data[index]
-            return self.data[tuple(np.asarray(i) for i in index)]
-        if self.lead != frame.space:
-            return self._agreed(index)
-        return self.data[(*np.ogrid[tuple(slice(n) for n in self.lead)], *index)]
-
-    def store(self, index: tuple, value: Any, frame: Frame) -> None:
-        """Assign on the active elements."""
-        vector = is_vector(value) or any(is_vector(i) for i in index)
-        if not self.lead and not vector and frame.mask is None:
-            self.data[index] = value
-            return
-        if self.lead and self.lead != frame.space:
-            self._settle()
-        if not self.lead:
-            self.data = np.broadcast_to(self.data, (*frame.space, *self.shape)).copy()
-            self.lead = frame.space
-        grid = np.ogrid[tuple(slice(n) for n in self.lead)]
-        if frame.mask is None:
-            self.data[(*grid, *index)] = value
-            return
-        mask = np.broadcast_to(frame.mask, self.lead)
-        where = tuple(np.broadcast_to(np.asarray(i), self.lead)[mask] for i in (*grid, *index))
-        self.data[where] = spread(value, frame)[mask]
-
-    def _agreed(self, index: tuple) -> Any:
-        """What all elements of the space where it was written hold.
-
-        Raises:
-            UnsupportedError: they differ, and which of them a reader elsewhere sees is up to the compiler.
-        """
-        picked = self.data[(..., *(np.asarray(i) for i in index))]
-        values = np.ascontiguousarray(picked.reshape(math.prod(self.lead), -1))
-        if (values.view(np.uint8) != values[:1].view(np.uint8)).any():
-            raise UnsupportedError(
-                f"a thread-private value was written for {' x '.join(map(str, self.lead))} threads or iterations, "
-                "differs between them, and is read where others run",
-                hint="keep it in shared memory or a fragment, or read it in the loop that wrote it",
-            )
-        self._settle()
-        return self.data[tuple(np.asarray(i) for i in index)]
-
-    def _settle(self) -> None:
-        """Written anew in another space: the rest stays as its last element has it."""
-        self.data = self.data[tuple(-1 for _ in self.lead)].copy()
-        self.lead = ()
+def check(holds: Any, message: str, frame: Frame) -> None:
+    """Raise UsageError unless a condition holds on all active threads."""
+    if not np.all(spread(holds, frame)[active(frame)]):
+        raise UsageError(f"{frame.unit}: the program's assertion failed: {message}")

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from tilescale.backends.emulator.execute.observe import Observer
-from tilescale.backends.emulator.execute.scheduler import Scheduler, Task
+from tilescale.backends.emulator.execute.scheduler import Scheduler
+from tilescale.backends.emulator.execute.tasks import Task
 
 Item = TypeVar("Item")
 

@@ -1,38 +1,62 @@
 # SPDX-License-Identifier: MIT
-"""What an emulation tells those who watch it: the checks, the clock.
+"""What an emulation tells those who watch it: the checks, the recorder.
 
 Events come in the order in which they happen. Who acts is the scheduler's current task; a frame says for which unit.
 Orders between tasks have three sources: a task makes others and waits for their end (`begins`, `joins`), barriers and
-meetings (`publishes`, `acquires`), and flags (`signals`, `waited`).
+rendezvous (`publishes`, `acquires`), and flags (`signals`, `waited`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.barriers import MBarrier
-    from tilescale.backends.emulator.execute.frame import Frame, Lanes
-    from tilescale.backends.emulator.execute.scheduler import Task
-    from tilescale.backends.emulator.interpret.access import Home
-    from tilescale.backends.emulator.run import Run
-    from tilescale.errors import Location
+from tilescale.backends.emulator.execute.tasks import Task
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.errors import Location
 
 READ, WRITE, ATOMIC, ATOMIC_STORE = "read", "write", "atomic", "atomic store"
 """Kinds of access. A tile that is updated in place is read and written; flags are accessed by atomics. An atomic store
 does not look at what was there before."""
 
 
+class Actor(Protocol):
+    """Who acts: what observers see of a frame."""
+
+    unit: Unit
+    space: tuple[int, ...]
+    mask: np.ndarray | None
+
+
+class Access(Protocol):
+    """A buffer and the line of an access to it.
+
+    Attributes:
+        name: the buffer's.
+        slot, root: numbers of the buffer, and of the tile or tensor behind it if it is a view.
+        private: whether every thread has its own.
+        guarded: whether it lies in device memory, where accesses outside of it are cut off.
+        replicated: the tile that a write changes, if units may hold replicas of that.
+    """
+
+    name: str
+    slot: int
+    root: int
+    private: bool
+    guarded: bool
+    replicated: int | None
+    where: Location | None
+
+
 class Observer:
     """Someone who watches a run. Every method does nothing here."""
 
-    def starts(self, run: Run) -> None:
+    def starts(self, run: Any) -> None:
         """The run is ready to be launched; its program is compiled."""
 
-    def looks_at(self, home: Home) -> bool:
+    def looks_at(self, home: Access) -> bool:
         """Whether it wants to be told of accesses to a buffer. Asked once for each place in the program."""
         return True
 
@@ -45,7 +69,7 @@ class Observer:
     def joins(self, ended: Sequence[Task]) -> None:
         """The current task goes on: all tasks that it had made and waited for have ended."""
 
-    def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
+    def accesses(self, frame: Actor, home: Access, kind: str, array: np.ndarray, index: Any) -> None:
         """A unit reads or writes the elements `array[index]` of a buffer that more than one thread can reach.
 
         Args:
@@ -55,7 +79,7 @@ class Observer:
             index: all that numpy takes as an index; `()` for the whole.
         """
 
-    def accesses_lanes(self, frame: Frame, home: Home, kind: str, lanes: Lanes, index: tuple) -> None:
+    def accesses_private(self, frame: Actor, home: Access, kind: str, buffer: Any, index: tuple) -> None:
         """The active threads read or write an element each of a thread-private buffer."""
 
     def copies(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -67,26 +91,26 @@ class Observer:
     def acquires(self, place: Hashable) -> None:
         """The current task leaves a place, and sees all that was published there until now."""
 
-    def passes(self, frame: Frame, barrier: MBarrier, phase: int, where: Location | None) -> None:
+    def passes(self, frame: Actor, barrier: Any, phase: int, where: Location | None) -> None:
         """A unit goes on after a wait for a parity, at which `(barrier, phase)` was open to it.
 
         A wait tells phases of one parity not apart: what it must have seen may be the end of an earlier one.
         """
         self.acquires((barrier, phase))
 
-    def completes(self, barrier: MBarrier, phase: int, where: Location | None) -> None:
+    def completes(self, barrier: Any, phase: int, where: Location | None) -> None:
         """The last arrival at a phase of a barrier."""
 
-    def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str, before: int) -> None:
+    def signals(self, frame: Actor, home: Access, flag: np.ndarray, op: str, before: int) -> None:
         """A unit has updated a flag, an array of one element, by "add" or "set"; what it did before is published.
 
         `before` is the value that the flag had.
         """
 
-    def waited(self, frame: Frame, home: Home, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
+    def waited(self, frame: Actor, home: Access, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
         """A unit has seen that `holds` is true of a flag's value, and sees what was published with that value."""
 
-    def orders(self, frame: Frame, array: np.ndarray, index: Any, op: str, order: str) -> None:
+    def orders(self, frame: Actor, array: np.ndarray, index: Any, op: str, order: str) -> None:
         """A unit has accessed the elements `array[index]` by stock atomics.
 
         Args:

@@ -8,20 +8,13 @@ is known only through the flags that it signals. A run ends when all queues are 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tilescale.backends.emulator.execute.scheduler import Wait
-from tilescale.backends.emulator.interpret.expr import Closure
-from tilescale.backends.emulator.interpret.steps import located
+from tilescale.backends.emulator.execute.emulation import Emulation
+from tilescale.backends.emulator.execute.tasks import Wait
+from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import Location
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.execute.units import Unit
-    from tilescale.backends.emulator.interpret.compiler import Compiler
-    from tilescale.backends.emulator.run import Run
 
 
 @dataclass(eq=False)
@@ -44,7 +37,7 @@ class CopyQueue:
         pending: what was started and is not done; the first one is being executed.
     """
 
-    def __init__(self, run: Run, unit: Unit):
+    def __init__(self, run: Emulation, unit: Unit):
         self._run, self._closed = run, False
         self.pending: deque[Start] = deque()
         self.name = f"{unit}, copy queue"
@@ -74,22 +67,3 @@ class CopyQueue:
             self._run.acquires(start)
             start.perform()
             self.pending.popleft()
-
-
-def queued(compiler: Compiler, steps: Sequence[Closure]) -> Closure:
-    """Starts an operation of these steps. They see the unit's variables as they are now, and memory as it is then."""
-    where, preempts = compiler.where, compiler.preempts
-
-    def perform(side: Frame) -> None:
-        for step in steps:
-            step(side)
-        if preempts:
-            side.run.scheduler.preempt(True)
-
-    execute = located(perform, where)
-
-    def start(frame: Frame) -> None:
-        side = frame.fork(frame.unit, None)
-        frame.run.queue_of(frame.unit).start(where, lambda: execute(side))
-
-    return start

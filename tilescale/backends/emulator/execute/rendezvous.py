@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Meetings: all units of a level come, and the last one does what is to be done for all.
+"""Rendezvous: all units of a level come, and the last one does what is to be done for all.
 
-The units of a meeting are those whose coordinates agree in all levels but the collective's.
+The units of a rendezvous are those whose coordinates agree in all levels but the collective's.
 """
 
 from __future__ import annotations
@@ -9,43 +9,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
-from tilescale.backends.emulator.execute.scheduler import Wait
+from tilescale.backends.emulator.execute.tasks import Wait
 from tilescale.backends.emulator.execute.units import Unit
-from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
-from tilescale.backends.emulator.interpret.registry import operation
 from tilescale.errors import RankMismatchError
-from tilescale.program import ops
-from tilescale.program.operations import Barrier
 
 
 class Moves(NamedTuple):
-    """What the units of a meeting send each other: the rounds of an operation by an algorithm, for a whole tensor."""
+    """What its units send each other: the rounds of an operation by an algorithm, for a whole tensor."""
 
     operation: str
     algorithm: str
     nbytes: int
 
 
-MEETING = Moves("barrier", "direct", 0)
-"""They only meet."""
+BARRIER = Moves("barrier", "direct", 0)
+"""They only wait for each other."""
 
 
-def meet(
+def rendezvous(
     frame: Frame,
     level: str,
     name: str,
     where: Any,
     payload: Any,
     finish: Callable[[list], None],
-    moves: Moves = MEETING,
+    moves: Moves = BARRIER,
 ) -> None:
     """Wait for all units of the level; the last one calls `finish` with all payloads in the order of ranks.
 
     Args:
-        moves: what its units send each other, for the clock.
+        moves: what its units send each other, for the recorder.
 
     Raises:
         RankMismatchError: the others are at another collective.
@@ -57,39 +51,39 @@ def meet(
     unit.counters[level] = turn + 1
     phase = frame.program.grid.number if frame.program is not None else -1
     key = (level, group, phase, turn)
-    meeting = frame.run.meetings.get(key)
-    if meeting is None:
-        meeting = frame.run.meetings[key] = Meeting(mine, name, where, unit)
-    if (meeting.name, meeting.where) != (name, where):
+    call = frame.run.rendezvous.get(key)
+    if call is None:
+        call = frame.run.rendezvous[key] = Rendezvous(mine, name, where, unit)
+    if (call.name, call.where) != (name, where):
         raise RankMismatchError(
-            f"{unit} calls T.{name} where {meeting.first} calls T.{meeting.name}: "
+            f"{unit} calls T.{name} where {call.first} calls T.{call.name}: "
             f"units of level {level!r} must reach the same collectives in the same order",
-            where=[w for w in (where, meeting.where) if w],
+            where=[w for w in (where, call.where) if w],
         )
-    meeting.payloads[mine.rank] = payload
-    if frame.run.clock is not None:
-        frame.run.clock.meets(frame, meeting, mine.rank, name, level, moves)
-    frame.run.publishes(meeting)
-    if len(meeting.payloads) == meeting.size:
-        frame.run.acquires(meeting)
-        finish([meeting.payloads[rank] for rank in range(meeting.size)])
-        frame.run.publishes(meeting)
-        meeting.done = True
-        del frame.run.meetings[key]
+    call.payloads[mine.rank] = payload
+    if frame.run.recorder is not None:
+        frame.run.recorder.meets(frame, call, mine.rank, name, level, moves)
+    frame.run.publishes(call)
+    if len(call.payloads) == call.size:
+        frame.run.acquires(call)
+        finish([call.payloads[rank] for rank in range(call.size)])
+        frame.run.publishes(call)
+        call.done = True
+        del frame.run.rendezvous[key]
         frame.run.scheduler.progress += 1
     frame.run.scheduler.block(
         Wait(
-            lambda: meeting.done,
+            lambda: call.done,
             f"T.{name} of level {level!r}",
-            lambda: f"{len(meeting.payloads)} of {meeting.size} units are there",
+            lambda: f"{len(call.payloads)} of {call.size} units are there",
             where,
-            meeting.absent,
+            call.absent,
         )
     )
-    frame.run.acquires(meeting)
+    frame.run.acquires(call)
 
 
-class Meeting:
+class Rendezvous:
     """One collective call of one group of units.
 
     Attributes:
@@ -107,9 +101,3 @@ class Meeting:
         """Who has not arrived."""
         missing = [rank for rank in range(self.size) if rank not in self.payloads]
         return f"{self.member.siblings_named(missing)} did not reach it"
-
-
-@operation(ops.BARRIER.name)
-def _barrier(compiler: Compiler, call: ir.Call) -> Closure:
-    level, where = Barrier.of(call).level, compiler.where
-    return lambda frame: meet(frame, level, "barrier", where, None, lambda _: None)

@@ -88,11 +88,3 @@ class Replica:
 
     array: np.ndarray
     version: int
-
-
-
-class Bound:
-    """A view's array on its way into a slot: a binding, not a value to copy."""
-
-    def __init__(self, array: np.ndarray):
-        self.array = array

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Statements and expressions of TIR as closures over frames.
 
-    compiler.py     one program for one machine: names, scales, who owns which buffer; dispatch to the rules
+    symbols.py      what a program declares: slots, owners, views, replicas; flags.py says what is a flag
+    compiler.py     one program for one machine: dispatch to the rules, scales, memory that units are given
     registry.py     the tables of rules, which this package and operations fill
-    statements.py branches.py expr.py     the rules of TIR
+    closures.py     what rules return
+    phases.py       launches and phases
+    statements.py branches.py expr.py vectors.py    the rules of TIR
     access.py slices.py     elements and regions of buffers
+    reducers.py     contributions to reducers
     scales.py       `T.Scale` regions and views
-    steps.py flags.py       closures of whole statements; what is a flag
-    abstract.py     runs in which tiles have no values
+    abstract.py     abstract execution: runs in which tiles have no values
+    instrumentation.py      what the compiler asks of who wants to write down costs
 """

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from tilescale.backends.emulator.execute.frame import Frame, Lanes
+from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.interpret.access import Element
-from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.errors import NoDataError
 
 
@@ -54,10 +55,10 @@ def store(target: Element, value: Closure) -> Closure:
 
     def run(frame: Frame) -> None:
         array = target.home.array(frame)
-        if not isinstance(array, Lanes) and not array.flags.writeable:
+        if not isinstance(array, PrivateBuffer) and not array.flags.writeable:
             return
         found = known_or_not(value)(frame)
-        if isinstance(array, Lanes):
+        if isinstance(array, PrivateBuffer):
             array.known = not isinstance(found, Unknown)
             if not array.known:
                 return

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.execute.frame import Frame, Lanes, is_vector, spread, uniform
+from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread, uniform
+from tilescale.backends.emulator.execute.memory import PrivateBuffer, meta_array
 from tilescale.backends.emulator.execute.observe import READ, WRITE, Observer
-from tilescale.backends.emulator.interpret.expr import python_int
-from tilescale.backends.emulator.numerics import convert, numpy_dtype
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.slices import slices
+from tilescale.backends.emulator.interpret.symbols import PRIVATE
+from tilescale.backends.emulator.numerics import convert, element_type, numpy_dtype
 from tilescale.errors import NoDataError, OutOfBoundsError, UnsupportedError
 from tilescale.program.model import declaration
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.units import Unit
-    from tilescale.backends.emulator.interpret.compiler import Compiler
-
 
 _NOT_CUT_OFF = (
     "copies are cut off at the end of a tensor, this is not: declare as many elements as there are units that use one, "
@@ -43,11 +42,11 @@ class Home:
         self.slot = compiler.slot(buffer.data)
         self.root = compiler.root(self.slot)
         self.name = buffer.name
-        self.lanes = buffer.scope() in ("local", "local.var")
+        self.private = buffer.scope() in PRIVATE
         self.guarded = buffer.scope() == "global"
-        self.dtype = numpy_dtype(str(buffer.dtype))
+        self.dtype = numpy_dtype(element_type(str(buffer.dtype)))
         self.safe = compiler.safe_value(buffer)
-        self.shared = not self.lanes and not buffer.scope().startswith("local")
+        self.shared = not self.private and not buffer.scope().startswith("local")
         home = compiler.home(buffer)
         same = home is None or ([str(n) for n in home[0]], home[1]) == (
             [str(n) for n in buffer.shape],
@@ -59,7 +58,7 @@ class Home:
         self._watched_by: list[Observer] | None = None
 
     def array(self, frame: Frame) -> Any:
-        """The instance that the frame's unit sees: an array, or Lanes for a thread-private buffer."""
+        """The instance that the frame's unit sees: an array, or PrivateBuffer for a thread-private buffer."""
         array = frame.slots[self.slot]
         if array is None:
             raise UnsupportedError(
@@ -70,8 +69,8 @@ class Home:
             return array
         shape = tuple(uniform(n(frame), frame, "a shape") for n in self._shape)
         if isinstance(array, np.ndarray) and not array.flags.writeable:
-            return np.broadcast_to(np.zeros((), self.dtype), shape)
-        if isinstance(array, Lanes):
+            return meta_array(shape, self.dtype)
+        if isinstance(array, PrivateBuffer):
             raise UnsupportedError(f"a view of another shape of the thread-private buffer {self.name!r}")
         flat = array.reshape(-1)
         if not np.shares_memory(flat, array):
@@ -83,10 +82,10 @@ class Home:
         for observer in self.watched_by(frame):
             observer.accesses(frame, self, kind, array, index)
 
-    def touched_lanes(self, frame: Frame, kind: str, lanes: Lanes, index: tuple) -> None:
+    def touched_private(self, frame: Frame, kind: str, buffer: PrivateBuffer, index: tuple) -> None:
         """Tell the observers of an access by the active threads to their elements of a thread-private buffer."""
         for observer in self.watched_by(frame):
-            observer.accesses_lanes(frame, self, kind, lanes, index)
+            observer.accesses_private(frame, self, kind, buffer, index)
 
     def watched_by(self, frame: Frame) -> Sequence[Observer]:
         """The observers of the frame's run that want to be told of these accesses."""
@@ -123,7 +122,7 @@ class Element:
         self.home = Home(compiler, buffer)
         self.indices = [compiler.expr(i) for i in indices]
         # Inside T.Parallel most indices are `loop variable + offset`: those accesses are slices.
-        self.slices = None if self.home.lanes else compiler.slices(indices)
+        self.slices = None if self.home.private else slices(compiler, indices)
         numbers = [(axis, ir.constant(i)) for axis, i in enumerate(indices)] if self.home.guarded else []
         self.unguarded = [(axis, number) for axis, number in numbers if number is not None]
 
@@ -139,7 +138,7 @@ class Element:
                     self.home.touched(frame, READ, view, _active_part(view, frame))
                 return view
         index = tuple(i(frame) for i in self.indices)
-        if self.home.lanes:
+        if self.home.private:
             return python_int(self.at(array, index, frame))
         if not any(is_vector(i) for i in index):
             if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
@@ -160,12 +159,12 @@ class Element:
             return np.broadcast_to(np.asarray(self.home.safe, array.dtype), frame.space)
         return np.where(inside, array[safe], self.home.safe)
 
-    def at(self, array: np.ndarray | Lanes, index: tuple, frame: Frame) -> Any:
+    def at(self, array: np.ndarray | PrivateBuffer, index: tuple, frame: Frame) -> Any:
         """The values at an index that is given by arrays."""
-        if not self.home.lanes:
+        if not self.home.private:
             return self._gather(array, index, frame)
         self.inside(index, array.shape, frame)
-        self.home.touched_lanes(frame, READ, array, index)
+        self.home.touched_private(frame, READ, array, index)
         return array.load(index, frame)
 
     # -- store --------------------------------------------------------------------------------------------------------
@@ -174,10 +173,10 @@ class Element:
         """Assign on the active elements; where several name one element, the last wins."""
         array = self.home.array(frame)
         value = convert(value, self.home.dtype)
-        if self.home.lanes:
+        if self.home.private:
             index = tuple(i(frame) for i in self.indices)
             self.inside(index, array.shape, frame)
-            self.home.touched_lanes(frame, WRITE, array, index)
+            self.home.touched_private(frame, WRITE, array, index)
             array.store(index, value, frame)
             return
         self.home.written(frame)
@@ -226,7 +225,7 @@ class Element:
             self._check_guarded(inside, index, shape, frame)
         return inside
 
-    def need(self, array: np.ndarray | Lanes) -> None:
+    def need(self, array: np.ndarray | PrivateBuffer) -> None:
         """The values of the elements are needed: an error in runs without data."""
 
     # -- bounds -------------------------------------------------------------------------------------------------------
@@ -261,18 +260,28 @@ class ElementWithoutData(Element):
         self.need(self.home.array(frame))
         return super().load(frame)
 
-    def at(self, array: np.ndarray | Lanes, index: tuple, frame: Frame) -> Any:
+    def at(self, array: np.ndarray | PrivateBuffer, index: tuple, frame: Frame) -> Any:
         self.need(array)
         return super().at(array, index, frame)
 
-    def need(self, array: np.ndarray | Lanes) -> None:
-        known = array.known if isinstance(array, Lanes) else array.flags.writeable
+    def need(self, array: np.ndarray | PrivateBuffer) -> None:
+        known = array.known if isinstance(array, PrivateBuffer) else array.flags.writeable
         if not known:
             raise NoDataError(
                 f"what happens next depends on the values of {self.home.name!r}, and this run has none",
                 hint="emulate with tensors: leave data=False out",
                 where=self.home.where,
             )
+
+
+def element(compiler: Compiler, buffer: ir.Buffer, indices: Sequence[Any]) -> Element:
+    """The access to one element."""
+    return (Element if compiler.data else ElementWithoutData)(compiler, buffer, indices)
+
+
+def python_int(value: Any) -> Any:
+    """Integer and bool scalars as Python's, which are faster to compute with; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind in "iub" else value
 
 
 def _active_part(view: np.ndarray, frame: Frame) -> Any:
@@ -356,7 +365,7 @@ class Region:
             OutOfBoundsError: outside a tile in shared memory or registers.
         """
         array = self.home.array(frame) if array is None else array
-        if isinstance(array, Lanes):
+        if isinstance(array, PrivateBuffer):
             array = self._private(array)
         begins = tuple([uniform(b(frame), frame, "where a tile begins") for b in self.begins])
         extents = self._fixed or tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
@@ -367,10 +376,10 @@ class Region:
             )
         return block
 
-    def _private(self, lanes: Lanes) -> np.ndarray:
-        if lanes.lead:
+    def _private(self, buffer: PrivateBuffer) -> np.ndarray:
+        if buffer.lead:
             raise UnsupportedError(f"a tile operation on {self.home.name!r}, which differs between threads")
-        return lanes.data
+        return buffer.data
 
     def read(self, frame: Frame, array: np.ndarray | None = None) -> np.ndarray:
         """The region's elements, of the frame's instance or of `array`, as `load`."""
@@ -389,7 +398,7 @@ class Region:
 
     def blank(self, frame: Frame) -> np.ndarray:
         """An array of the region's extents and type that says nothing of its elements."""
-        return np.broadcast_to(np.zeros((), self.home.dtype), self.block(frame).extents)
+        return meta_array(self.block(frame).extents, self.home.dtype)
 
     def write(self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None) -> None:
         """Assign `value`, of the region's extents, to the frame's instance or to `array` of `unit`; clipped."""

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.execute.barriers import Crew
+from tilescale.backends.emulator.execute.barriers import Participants
 from tilescale.backends.emulator.execute.frame import CONTINUE, Frame, is_vector, spread, without
-from tilescale.backends.emulator.execute.scheduler import Family, Wait
+from tilescale.backends.emulator.execute.scheduler import TaskGroup
+from tilescale.backends.emulator.execute.tasks import Wait
+from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
 from tilescale.backends.emulator.interpret.registry import statement
 from tilescale.program.model import location
 
@@ -118,7 +119,7 @@ def _roles(frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False) 
     even if what it waits for is there already. Before a side with a barrier all earlier ones have ended.
     """
     run, members, begun = frame.run, [], set()
-    family = Family(run.scheduler, "its threads", where)
+    group = TaskGroup(run.scheduler, "its threads", where)
     barriers = [number for number, side in enumerate(sides) if side.barrier is not None]
 
     def meet(number: int) -> None:
@@ -127,14 +128,14 @@ def _roles(frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False) 
             come = lambda: all(m.ended for m in members[:last])  # noqa: E731
             run.scheduler.block(replace(sides[last].barrier, ready=come))
             run.scheduler.current.waited = False  # of what the program waits for itself
-            run.acquires((family, last))
+            run.acquires((group, last))
 
     def turn(number: int) -> None:
         before = members[:number]
         come = lambda: all(m.ended or m.paused or (m in begun and m.wait) for m in before)  # noqa: E731
         run.scheduler.block(Wait(come, "its turn", quiet=True))
         begun.add(members[number])
-        run.acquires(family)
+        run.acquires(group)
 
     def play(number: int, frame_of: Frame) -> None:
         side = sides[number]
@@ -144,16 +145,16 @@ def _roles(frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False) 
         frame_of.leave(side.run(frame_of), side.mask)
         frame.join(frame_of)
         if in_turn and not run.scheduler.current.waited:
-            run.publishes(family)
+            run.publishes(group)
         for later in (b for b in barriers if b > number):
-            run.publishes((family, later))
+            run.publishes((group, later))
 
     unit = run.scheduler.current.name
     for number, side in enumerate(sides):
         own = frame.fork(frame.unit, side.mask)
-        own.crew = Crew(int(side.mask.sum()))
-        members.append(family.spawn(f"{unit}, {_threads(side.mask)}", lambda n=number, o=own: play(n, o)))
-    family.join()
+        own.participants = Participants(int(side.mask.sum()))
+        members.append(group.spawn(f"{unit}, {_threads(side.mask)}", lambda n=number, o=own: play(n, o)))
+    group.join()
 
 
 def _threads(mask: np.ndarray) -> str:

@@ -1,49 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""Expressions of TIR as closures over a frame.
-
-A closure returns a Python number, a numpy scalar, or an array over the frame's space (see frame.py).
-"""
+"""Expressions of TIR as closures over a frame."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, is_vector
+from tilescale.backends.emulator.interpret.access import element, python_int
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.registry import VALUES, expression
 from tilescale.backends.emulator.numerics import BINARY, INTRINSICS, convert, numpy_dtype, select
 from tilescale.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.interpret.compiler import Compiler
-
-Closure = Callable[[Frame], Any]
-_TYPES: dict[type, Callable[[Compiler, Any], Closure]] = {}
-
-
-def _expression(*types: type) -> Callable:
-    def register(function: Callable) -> Callable:
-        for kind in types:
-            _TYPES[kind] = function
-        return function
-
-    return register
-
-
-def compile_expr(compiler: Compiler, expr: Any) -> Closure:
-    """The closure of an expression.
-
-    Raises:
-        UnsupportedError: a kind of expression that the emulator does not run.
-    """
-    if isinstance(expr, bool | int | float):
-        return lambda frame: expr
-    rule = _TYPES.get(type(expr))
-    if rule is None:
-        raise UnsupportedError(f"the emulator does not run {type(expr).__name__} expressions: {expr}")
-    return rule(compiler, expr)
 
 
 def value_dtype(expr: Any) -> np.dtype:
@@ -51,25 +22,25 @@ def value_dtype(expr: Any) -> np.dtype:
     return numpy_dtype(str(expr.dtype))
 
 
-@_expression(ir.IntImm)
+@expression(ir.IntImm)
 def _int(compiler: Compiler, expr: ir.IntImm) -> Closure:
     value = bool(expr.value) if str(expr.dtype) == "bool" else int(expr.value)
     return lambda frame: value
 
 
-@_expression(ir.FloatImm)
+@expression(ir.FloatImm)
 def _float(compiler: Compiler, expr: ir.FloatImm) -> Closure:
     value = convert(float(expr.value), value_dtype(expr))
     return lambda frame: value
 
 
-@_expression(ir.StringImm)
+@expression(ir.StringImm)
 def _string(compiler: Compiler, expr: ir.StringImm) -> Closure:
     value = str(expr.value)
     return lambda frame: value
 
 
-@_expression(ir.Var)
+@expression(ir.Var)
 def _variable(compiler: Compiler, expr: ir.Var) -> Closure:
     if expr in compiler.deferred:
         return compiler.expr(compiler.deferred[expr])
@@ -77,6 +48,10 @@ def _variable(compiler: Compiler, expr: ir.Var) -> Closure:
     return lambda frame: frame.slots[slot]
 
 
+@expression(
+    ir.Add, ir.Sub, ir.Mul, ir.Div, ir.Mod, ir.FloorDiv, ir.FloorMod, ir.Min, ir.Max,
+    ir.EQ, ir.NE, ir.LT, ir.LE, ir.GT, ir.GE,
+)  # fmt: skip
 def _binary(compiler: Compiler, expr: Any) -> Closure:
     function = BINARY[type(expr).__name__]
     left, right = compiler.expr(expr.a), compiler.expr(expr.b)
@@ -84,14 +59,7 @@ def _binary(compiler: Compiler, expr: Any) -> Closure:
     return lambda frame: function(left(frame), right(frame), dtype)
 
 
-for _kind in (
-    ir.Add, ir.Sub, ir.Mul, ir.Div, ir.Mod, ir.FloorDiv, ir.FloorMod, ir.Min, ir.Max,
-    ir.EQ, ir.NE, ir.LT, ir.LE, ir.GT, ir.GE,
-):  # fmt: skip
-    _TYPES[_kind] = _binary
-
-
-@_expression(ir.And, ir.Or)
+@expression(ir.And, ir.Or)
 def _logical(compiler: Compiler, expr: Any) -> Closure:
     """Short-circuit: the right side runs only where the left one leaves it open, as bounds checks rely on."""
     left, right = compiler.expr(expr.a), compiler.expr(expr.b)
@@ -108,7 +76,7 @@ def _logical(compiler: Compiler, expr: Any) -> Closure:
     return run
 
 
-@_expression(ir.Not)
+@expression(ir.Not)
 def _not(compiler: Compiler, expr: ir.Not) -> Closure:
     inner = compiler.expr(expr.a)
 
@@ -119,7 +87,7 @@ def _not(compiler: Compiler, expr: ir.Not) -> Closure:
     return run
 
 
-@_expression(ir.Select)
+@expression(ir.Select)
 def _select(compiler: Compiler, expr: ir.Select) -> Closure:
     return choose(compiler, expr.condition, expr.true_value, expr.false_value, value_dtype(expr))
 
@@ -147,7 +115,7 @@ def under(frame: Frame, condition: np.ndarray, closure: Closure) -> Any:
         frame.mask = saved
 
 
-@_expression(ir.Cast)
+@expression(ir.Cast)
 def _cast(compiler: Compiler, expr: ir.Cast) -> Closure:
     inner, dtype = compiler.expr(expr.value), value_dtype(expr)
     if dtype.kind in "iub":
@@ -155,12 +123,7 @@ def _cast(compiler: Compiler, expr: ir.Cast) -> Closure:
     return lambda frame: convert(inner(frame), dtype)
 
 
-def python_int(value: Any) -> Any:
-    """Integer and bool scalars as Python's, which are faster to compute with; anything else as it is."""
-    return value.item() if isinstance(value, np.generic) and value.dtype.kind in "iub" else value
-
-
-@_expression(ir.Let)
+@expression(ir.Let)
 def _let(compiler: Compiler, expr: ir.Let) -> Closure:
     slot, value, body = compiler.slot(expr.var), compiler.expr(expr.value), compiler.expr(expr.body)
 
@@ -171,17 +134,17 @@ def _let(compiler: Compiler, expr: ir.Let) -> Closure:
     return run
 
 
-@_expression(ir.BufferLoad)
+@expression(ir.BufferLoad)
 def _load(compiler: Compiler, expr: ir.BufferLoad) -> Closure:
-    return compiler.element(expr.buffer, expr.indices).load
+    return element(compiler, expr.buffer, expr.indices).load
 
 
-@_expression(ir.Call)
+@expression(ir.Call)
 def _call(compiler: Compiler, expr: ir.Call) -> Closure:
     name = ir.op_name(expr)
     if name == "tirx.if_then_else":
         return choose(compiler, *expr.args, value_dtype(expr))
-    rule = compiler.value_operation(name)
+    rule = VALUES.get(name)
     if rule is not None:
         return rule(compiler, expr)
     function = INTRINSICS.get(name)

@@ -9,11 +9,11 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
-from tilescale.backends.emulator.execute.scheduler import Family
-from tilescale.backends.emulator.execute.units import Bound, Replica, Unit
+from tilescale.backends.emulator.execute.programs import run_together
+from tilescale.backends.emulator.execute.units import Replica, Unit
 from tilescale.backends.emulator.interpret.access import Region
+from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
 from tilescale.backends.emulator.interpret.registry import value_operation
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level
@@ -41,7 +41,7 @@ def compile_scale(compiler: Compiler, stmt: ir.AttrStmt) -> Closure:
         return lambda frame: frame.program.cluster.execute(body, frame, bound, where)
     if executes.kind == "program":
         return lambda frame: frame.program.cluster.fork(body, frame, where)
-    return _fork_lanes(compiler, stmt, executes, body)
+    return _fork_groups(compiler, stmt, executes, body)
 
 
 def _bound_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
@@ -66,7 +66,7 @@ def _works_on_tiles(stmt: ir.Stmt) -> bool:
     return ir.contains(stmt, tile_operation)
 
 
-def _fork_lanes(compiler: Compiler, stmt: ir.AttrStmt, level: Level, body: Closure) -> Closure:
+def _fork_groups(compiler: Compiler, stmt: ir.AttrStmt, level: Level, body: Closure) -> Closure:
     owned = compiler.owned_by(level.name)
     replicated, bound = _replicas_in(compiler, stmt.body), _bound_in(compiler, stmt.body)
     # A replica of a unit's own view goes back to that view; of a tile around the region, unit 0's becomes the tile.
@@ -117,17 +117,6 @@ def _version(compiler: Compiler, slot: int, unit: Unit) -> int:
     return owner.versions.get(root, 0) if owner is not None else 0
 
 
-def run_together(frame: Frame, body: Closure, frames: list[Frame], where: Any) -> None:
-    """Run `body` on every frame as a coroutine of its own; return when all have ended."""
-    if len(frames) == 1:
-        body(frames[0])
-        return
-    family = Family(frame.run.scheduler, "its units", where)
-    for side in frames:
-        family.spawn(str(side.unit), lambda s=side: body(s))
-    family.join()
-
-
 def _replicas_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
     found: set[int] = set()
 
@@ -149,6 +138,13 @@ def _rank(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 # -- views -------------------------------------------------------------------------------------------------------------
+
+
+class Bound:
+    """A view's array on its way into a slot: a binding, not a value to copy."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
 
 
 class ViewOf:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, is_vector
-from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,27 @@ class Slices:
         if order != list(range(len(axes))):
             view = view.transpose(order)
         return view[tuple(slice(None) if a in axes else None for a in range(self.rank))]
+
+
+def slices(compiler: Compiler, indices: Sequence[Any]) -> Slices | None:
+    """The indices as slices over the parallel loops around them, if they are that simple."""
+    if not compiler.axes or not compiler.sliceable or any(not isinstance(i, ir.PrimExpr | int) for i in indices):
+        return None
+    parts = [_slice(compiler, i) for i in indices]
+    axes = [axis for part in parts if part is not None for axis in [part[0]] if axis is not None]
+    if None in parts or len(set(axes)) != len(axes):
+        return None
+    return Slices(len(set(compiler.axes.values())), tuple(parts))
+
+
+def _slice(compiler: Compiler, index: Any) -> tuple[int | None, Closure] | None:
+    if not any(var in compiler.axes for var in ir.variables(index)):
+        return None, compiler.expr(index)
+    if isinstance(index, ir.Var):
+        return compiler.axes[index], lambda frame: 0
+    if isinstance(index, ir.Add):
+        for var, rest in ((index.a, index.b), (index.b, index.a)):
+            free = not any(v in compiler.axes for v in ir.variables(rest))
+            if isinstance(var, ir.Var) and var in compiler.axes and free:
+                return compiler.axes[var], compiler.expr(rest)
+    return None

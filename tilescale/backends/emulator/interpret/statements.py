@@ -13,17 +13,14 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.execute.frame import BREAK, CONTINUE, Frame, is_vector, spread, uniform, without
-from tilescale.backends.emulator.execute.units import Bound
-from tilescale.backends.emulator.interpret import abstract
-from tilescale.backends.emulator.interpret.compiler import PRIVATE, Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.execute.frame import BREAK, CONTINUE, Frame, check, is_vector, spread, uniform, without
+from tilescale.backends.emulator.interpret import abstract, vectors
+from tilescale.backends.emulator.interpret.access import element
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.reducers import accumulation
 from tilescale.backends.emulator.interpret.registry import statement
-from tilescale.backends.emulator.interpret.scales import compile_scale
-from tilescale.backends.emulator.operations.externs import check
-from tilescale.backends.emulator.record.costs import loop_cost
-from tilescale.backends.emulator.record.loops import timed
-from tilescale.backends.emulator.record.tally import tally
+from tilescale.backends.emulator.interpret.scales import Bound, compile_scale
 from tilescale.errors import UnsupportedError
 from tilescale.passes.structure import location
 from tilescale.program.ops import SCALE
@@ -46,7 +43,11 @@ def _block(compiler: Compiler, stmt: ir.SBlock) -> Closure:
 
 @statement(ir.AttrStmt)
 def _attribute(compiler: Compiler, stmt: ir.AttrStmt) -> Closure:
-    return compile_scale(compiler, stmt) if str(stmt.attr_key) == SCALE else compiler.stmt(stmt.body)
+    if str(stmt.attr_key) == SCALE:
+        return compile_scale(compiler, stmt)
+    if str(stmt.attr_key) == "reduce_scope":
+        compiler.reduction = stmt.node
+    return compiler.stmt(stmt.body)
 
 
 @statement(ir.DeclBuffer, ir.AllocBuffer)
@@ -59,7 +60,8 @@ def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
     if any(v in compiler.loop_variables and v not in compiler.open_loops for v in ir.variables(stmt.value)):
         compiler.deferred[stmt.var] = stmt.value
         return lambda frame: None
-    slot, value = compiler.slot(stmt.var), compiler.expr(stmt.value)
+    slot = compiler.slot(stmt.var)
+    value = (vectors.kept if vectors.is_of_vectors(stmt.value) else Compiler.expr)(compiler, stmt.value)
     if not compiler.data:
         value = abstract.known_or_not(value)
     compiler.bindings[stmt.var] = value
@@ -77,18 +79,18 @@ def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
 
 @statement(ir.BufferStore)
 def _store(compiler: Compiler, stmt: ir.BufferStore) -> Closure:
-    target, value = compiler.element(stmt.buffer, stmt.indices), compiler.expr(stmt.value)
-    store = (lambda frame: target.store(frame, value(frame))) if compiler.data else abstract.store(target, value)
-    if compiler.clock is None or compiler.axes:
+    store = (vectors.store if vectors.is_of_vectors(stmt.value) else _store_scalar)(compiler, stmt)
+    if compiler.instrumentation is None or compiler.axes:
         return store
-    clock, record = compiler.clock, loop_cost(compiler, tally(stmt, {}), "store")
+    return compiler.instrumentation.store(compiler, stmt, store)
 
-    def run(frame: Frame) -> None:
-        if not clock.log.muted:
-            record(frame, (frame.active(),))
-        store(frame)
 
-    return run
+def _store_scalar(compiler: Compiler, stmt: ir.BufferStore) -> Closure:
+    op = compiler.accumulates(stmt) if compiler.axes and compiler.data else None
+    if op is not None:
+        return accumulation(compiler, stmt, op)
+    target, value = element(compiler, stmt.buffer, stmt.indices), compiler.expr(stmt.value)
+    return (lambda frame: target.store(frame, value(frame))) if compiler.data else abstract.store(target, value)
 
 
 @statement(ir.Evaluate)
@@ -157,9 +159,9 @@ def _serial(compiler: Compiler, stmt: ir.For) -> Closure:
 
         return run
 
-    if compiler.clock is None or compiler.axes:
+    if compiler.instrumentation is None or compiler.axes:
         return over(body)
-    return timed(compiler, stmt, body, over)
+    return compiler.instrumentation.loop(compiler, stmt, body, over)
 
 
 def _longest(count: Any, frame: Frame) -> int:
@@ -281,13 +283,13 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
     compiler.sliceable = all(ir.constant(loop.min) == 0 for loop in nest)
     body = compiler.stmt(nest[-1].body)
     del compiler.open_loops[-len(nest) :]
-    told = _Told(compiler, nest[-1].body) if compiler.clock is not None else None
+    tells = compiler.instrumentation.nest(compiler, nest[-1].body) if compiler.instrumentation is not None else None
     compiler.axes = {}
 
     def run(frame: Frame) -> None:
         space = tuple(uniform(e(frame), frame, "a loop's extent") for e in extents)
         first = [uniform(b(frame), frame, "where a loop begins") for b in begins]
-        if 0 in space or (told is not None and not told.runs(frame, space)):
+        if 0 in space or (tells is not None and not tells(frame, space)):
             return
         saved = frame.space, frame.mask, frame.dead, frame.broken
         frame.space, frame.mask, frame.dead, frame.broken = space, None, None, None
@@ -298,27 +300,6 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
         frame.space, frame.mask, frame.dead, frame.broken = saved
 
     return run
-
-
-class _Told:
-    """What the clock is told of a nest of parallel loops, and whether the nest then runs."""
-
-    def __init__(self, compiler: Compiler, body: ir.Stmt):
-        self.clock = compiler.clock
-        found = tally(body, compiler.axes)
-        self.record = loop_cost(compiler, found, "elementwise")
-        self.private = [compiler.slot(b.data) for b in found.stores if b.scope() in PRIVATE]
-        written = {compiler.root(compiler.slot(b.data)) for b in found.stores}
-        self.computes = compiler.data or bool(written & compiler.flags)
-
-    def runs(self, frame: Frame, space: tuple[int, ...]) -> bool:
-        """Tell it; without data only flags are computed."""
-        if not self.clock.log.muted:
-            self.record(frame, space)
-        if not self.computes:
-            for slot in self.private:
-                frame.slots[slot].known = False
-        return self.computes
 
 
 @cache

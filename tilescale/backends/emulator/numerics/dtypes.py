@@ -7,6 +7,7 @@ Types that numpy lacks (bfloat16, float8, float6, float4, int4) come from ml_dty
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,9 @@ if hasattr(torch, "float4_e2m1fn_x2"):
 _TORCH_MIN_SIZE = 1024
 
 
+_VECTOR = re.compile(r"(.+?)x(\d+)")
+
+
 @functools.cache
 def numpy_dtype(tilelang_name: str) -> np.dtype:
     """The numpy type of one element of a TileLang scalar type, e.g. "bfloat16", "float8_e4m3", "int4".
@@ -87,6 +91,20 @@ def numpy_dtype(tilelang_name: str) -> np.dtype:
             f"the emulator has no data type {tilelang_name!r}", hint="it knows " + ", ".join(sorted(_DTYPES))
         )
     return _DTYPES[name]
+
+
+@functools.cache
+def lanes_of(tilelang_name: str) -> int:
+    """How many lanes a TileLang type has: 4 for "float16x4", 1 for scalar types."""
+    found = _VECTOR.fullmatch(tilelang_name)
+    return int(found[2]) if found is not None else 1
+
+
+@functools.cache
+def element_type(tilelang_name: str) -> str:
+    """The type of one lane, e.g. "float16" of "float16x4"."""
+    found = _VECTOR.fullmatch(tilelang_name)
+    return found[1] if found is not None else tilelang_name
 
 
 @functools.cache

@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: MIT
 """What operations do, a family a file.
 
-    tiles.py multicast.py threads.py externs.py     TileLang's: on tiles, of threads, functions that are called by name
+    tiles.py multicast.py rows.py   TileLang's operations on tiles
+    reducers.py     results to which iterations contribute
+    threads.py atomics.py   indices, shuffles, votes; atomics on elements
+    allreduce.py random.py  reductions over threads; random numbers
+    words.py        loads and stores of several elements, cp.async, ldmatrix
+    barriers.py     mbarriers, barriers of programs and clusters, `T.barrier`
+    externs.py      functions that are called by name
+    pointers.py     arguments that point to elements
     remote.py       copies to and from a peer, signals, waits
     collectives.py pieces.py gathers.py     collectives: on tiles, by pieces; gathers that copy queues make
 """

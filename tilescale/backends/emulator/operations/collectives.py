@@ -12,10 +12,10 @@ from tilelang_core import ir
 from tilescale.backends import base
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame
-from tilescale.backends.emulator.execute.rendezvous import Moves, meet
+from tilescale.backends.emulator.execute.rendezvous import Moves, rendezvous
 from tilescale.backends.emulator.interpret.access import Region
+from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
 from tilescale.backends.emulator.interpret.registry import operation
 from tilescale.backends.emulator.operations import pieces
 from tilescale.backends.emulator.operations.gathers import queued_gather
@@ -122,9 +122,9 @@ def _collective(
         frame.run.collected(frame.unit, name, level, brought(frame))
         moves = chosen.moves(frame, whole(frame))
         if compiler.data:
-            meet(frame, level, name, where, arguments.payload(frame), finish, moves)
+            rendezvous(frame, level, name, where, arguments.payload(frame), finish, moves)
         else:
-            meet(frame, level, name, where, None, lambda _: None, moves)
+            rendezvous(frame, level, name, where, None, lambda _: None, moves)
 
     return run
 
@@ -220,7 +220,7 @@ def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
 
         def join(frame: Frame) -> None:
             whole = part(frame) * frame.unit.around(level).siblings
-            meet(frame, level, "all_gather", where, None, lambda _: None, chosen.moves(frame, whole))
+            rendezvous(frame, level, "all_gather", where, None, lambda _: None, chosen.moves(frame, whole))
 
         return join
     axis = made.axis

@@ -7,14 +7,13 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
-from tilescale.backends.emulator.execute.queues import queued
+from tilescale.backends.emulator.execute.memory import address
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.access import Block, Region
+from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
 from tilescale.backends.emulator.interpret.scales import instance
-from tilescale.backends.emulator.operations.remote import Flag, address
-from tilescale.backends.emulator.record.costs import sends
+from tilescale.backends.emulator.operations.remote import Flag, queued
 from tilescale.errors import UsageError
 from tilescale.program.asynchronous import Parts
 from tilescale.program.operations import Collective
@@ -36,7 +35,8 @@ class _Gather:
         self.source, self.target = Region(compiler, gather.source), Region(compiler, gather.target)
         self.flag = Flag(compiler, gather.flags, 1, "add", gather.level)
         self.parts = Parts.of(ir.region_parts(gather.source)[2], ir.region_parts(gather.target)[2])
-        self.record = sends(compiler, gather, self.source, self.flag) if compiler.clock is not None else None
+        watching = compiler.instrumentation
+        self.record = watching.chunk(compiler, gather, self.source, self.flag) if watching is not None else None
         compiler.reached |= {self.target.home.root, self.flag.region.home.root}
 
     def run(self, frame: Frame) -> None:

@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.execute.memory import address
 from tilescale.backends.emulator.execute.observe import ATOMIC, ATOMIC_STORE
-from tilescale.backends.emulator.execute.queues import queued
-from tilescale.backends.emulator.execute.scheduler import Wait
+from tilescale.backends.emulator.execute.tasks import Wait
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.access import Block, Region
+from tilescale.backends.emulator.interpret.closures import Closure, located
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
-from tilescale.backends.emulator.interpret.registry import COSTS, operation
+from tilescale.backends.emulator.interpret.registry import operation
 from tilescale.backends.emulator.interpret.scales import instance
 from tilescale.backends.emulator.operations.tiles import fitted
 from tilescale.errors import PeerOutOfRangeError
@@ -89,7 +88,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     if not compiler.is_queued(call):
         return run
     gate = [waits(compiler, copy.after)] if copy.after is not None else []
-    record = [COSTS[ops.COPY.name](compiler, call)] if compiler.clock is not None else []
+    record = [compiler.instrumentation.copy(compiler, call)] if compiler.instrumentation is not None else []
     return queued(compiler, [*gate, *record, run])
 
 
@@ -121,11 +120,6 @@ class Flag:
         frame.run.signalled(frame.unit, self.level, address(flag))
         for observer in frame.run.observers:
             observer.signals(frame, self.region.home, flag, self.op, before)
-
-
-def address(flag: np.ndarray) -> int:
-    """Where a flag lies: what tells it from all others."""
-    return flag.__array_interface__["data"][0]
 
 
 @operation(ops.SIGNAL.name, collective=False)
@@ -168,3 +162,22 @@ def waits(compiler: Compiler, wait: operations.Wait) -> Closure:
             observer.waited(frame, flag.home, element, lambda seen: bool(holds(seen, wanted)))
 
     return run
+
+
+def queued(compiler: Compiler, steps: Sequence[Closure]) -> Closure:
+    """Starts an operation of these steps. They see the unit's variables as they are now, and memory as it is then."""
+    where, preempts = compiler.where, compiler.preempts
+
+    def perform(side: Frame) -> None:
+        for step in steps:
+            step(side)
+        if preempts:
+            side.run.scheduler.preempt(True)
+
+    execute = located(perform, where)
+
+    def start(frame: Frame) -> None:
+        side = frame.fork(frame.unit, None)
+        frame.run.queue_of(frame.unit).start(where, lambda: execute(side))
+
+    return start

@@ -14,15 +14,17 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator import numerics
-from tilescale.backends.emulator.execute.barriers import BarrierReference
-from tilescale.backends.emulator.execute.frame import Frame, Lanes, spread, uniform
+from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import ATOMIC, READ, WRITE
 from tilescale.backends.emulator.execute.units import Unit
-from tilescale.backends.emulator.interpret.access import Region
+from tilescale.backends.emulator.interpret.access import Region, element
+from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
 from tilescale.backends.emulator.interpret.registry import ignore, operation
+from tilescale.backends.emulator.operations.barriers import BarrierReference
 from tilescale.backends.emulator.operations.multicast import multicast
+from tilescale.backends.emulator.operations.rows import rows_copy
 from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
 
 ignore("tl.GemmWarpPolicy")
@@ -57,9 +59,9 @@ def copy_tile(
 def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     notes = call.annotations or {}
     source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
-    if "gather4_rows" in notes or "scatter4_rows" in notes:
-        raise UnsupportedError("the emulator does not run TMA gather and scatter copies")
-    if source.home.lanes or target.home.lanes:
+    if "gather4_rows" in notes:
+        return rows_copy(compiler, source, target, notes)
+    if source.home.private or target.home.private:
         return _private_copy(compiler, call) if compiler.data else _forgotten(target)
     if "dst_block" in notes:
         return _cluster_copy(compiler, source, target, notes)
@@ -76,7 +78,7 @@ def _forgotten(target: Region) -> Closure:
 
     def run(frame: Frame) -> None:
         array = target.home.array(frame)
-        if isinstance(array, Lanes):
+        if isinstance(array, PrivateBuffer):
             array.known = False
 
     return run
@@ -107,7 +109,7 @@ def _private_copy(compiler: Compiler, call: ir.Call) -> Closure:
         buffer, begins, sizes = ir.region_parts(region)
         step = [ir.Var(f"step{i}", "int32") for i in range(len(begins))]
         steps.append([compiler.slot(v) for v in step])
-        elements.append(compiler.element(buffer, [b + v for b, v in zip(begins, step, strict=True)]))
+        elements.append(element(compiler, buffer, [b + v for b, v in zip(begins, step, strict=True)]))
         extents.append([compiler.expr(n) for n in sizes])
 
     def run(frame: Frame) -> None:
@@ -136,8 +138,8 @@ def _fill(compiler: Compiler, call: ir.Call) -> Closure:
 
     def run(frame: Frame) -> None:
         array = target.home.array(frame)
-        if isinstance(array, Lanes):
-            _fill_lanes(array, target, value(frame), frame)
+        if isinstance(array, PrivateBuffer):
+            _fill_private(array, target, value(frame), frame)
             return
         if not array.flags.writeable:
             return
@@ -149,13 +151,13 @@ def _fill(compiler: Compiler, call: ir.Call) -> Closure:
     return run
 
 
-def _fill_lanes(lanes: Lanes, target: Region, value: Any, frame: Frame) -> None:
+def _fill_private(buffer: PrivateBuffer, target: Region, value: Any, frame: Frame) -> None:
     begins = [uniform(b(frame), frame, "where a fill begins") for b in target.begins]
     extents = [uniform(e(frame), frame, "an extent") for e in target.extents]
     value = numerics.convert(value, target.home.dtype)
     for index in product(*(range(b, b + e) for b, e in zip(begins, extents, strict=True))):
-        target.home.touched_lanes(frame, WRITE, lanes, index)
-        lanes.store(index, value, frame)
+        target.home.touched_private(frame, WRITE, buffer, index)
+        buffer.store(index, value, frame)
 
 
 # -- matrix products ---------------------------------------------------------------------------------------------------
@@ -240,19 +242,19 @@ def _reduce(compiler: Compiler, call: ir.Call) -> Closure:
     source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
     kind, dim, clear = str(call.args[2].value), ir.constant(call.args[3]), bool(ir.constant(call.args[4]))
     propagate = bool(ir.attribute(call, "nan_propagate", False))
-    if source.home.lanes or target.home.lanes:
-        return lambda frame: _reduce_lanes(source, target, kind, dim, clear, frame)
+    if source.home.private or target.home.private:
+        return lambda frame: _reduce_private(source, target, kind, dim, clear, frame)
     return lambda frame: numerics.reduce(
         source.read(frame), target.target(frame, reads=not clear), kind, dim, clear, nan_propagate=propagate
     )
 
 
-def _reduce_lanes(source: Region, target: Region, kind: str, dim: int, clear: bool, frame: Frame) -> None:
+def _reduce_private(source: Region, target: Region, kind: str, dim: int, clear: bool, frame: Frame) -> None:
     """A reduction of thread-private buffers: each thread its own."""
     values, result = source.home.array(frame), target.home.array(frame)
-    for kind, home, lanes in ((READ, source.home, values), (WRITE, target.home, result)):
-        for index in np.ndindex(lanes.shape):
-            home.touched_lanes(frame, kind, lanes, index)
+    for kind, home, buffer in ((READ, source.home, values), (WRITE, target.home, result)):
+        for index in np.ndindex(buffer.shape):
+            home.touched_private(frame, kind, buffer, index)
     if values.lead and values.lead != result.lead:
         result.data = np.broadcast_to(result.data, (*values.lead, *result.shape)).copy()
         result.lead = values.lead
@@ -316,42 +318,3 @@ def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
 operation("tl.tileop.atomicadd")(_tile_atomic("add"))
 operation("tl.tileop.atomicmax")(_tile_atomic("max"))
 operation("tl.tileop.atomicmin")(_tile_atomic("min"))
-
-_REDUCER_OPS = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or", "bitxor": "xor"}
-
-
-@operation("tl.tileop.reducer_init")
-def _reducer_init(compiler: Compiler, call: ir.Call) -> Closure:
-    reducer = Region(compiler, call.args[0])
-    op = compiler.reducer_op(reducer.home.buffer)
-    initial = compiler.expr(call.args[1]) if len(call.args) > 1 else None
-
-    def run(frame: Frame) -> None:
-        array = reducer.target(frame)
-        array[...] = numerics.identity(op, array.dtype)
-        if initial is not None:
-            value = np.full(array.shape, uniform(initial(frame), frame, "the initial value of a reducer"))
-            numerics.atomic_update(array, (), value, _REDUCER_OPS[op])
-
-    return run
-
-
-@operation("tl.reducer_update")
-def _reducer_update(compiler: Compiler, call: ir.Call) -> Closure:
-    load = call.args[0]
-    target, value = compiler.element(load.buffer, load.indices), compiler.expr(call.args[1])
-    op = _REDUCER_OPS[compiler.reducer_op(load.buffer)]
-
-    def run(frame: Frame) -> None:
-        array, index = target.home.array(frame), tuple(spread(i(frame), frame) for i in target.indices)
-        target.inside(index, array.shape, frame)
-        target.touched(frame, ATOMIC, array, index)
-        numerics.atomic_update(array, index, value(frame), op, mask=frame.mask)
-
-    return run
-
-
-@operation("tl.tileop.finalize_reducer_v2")
-def _finalize(compiler: Compiler, call: ir.Call) -> Closure:
-    reducer, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
-    return lambda frame: target.write(frame, reducer.read(frame))

@@ -8,25 +8,17 @@ memory, links. Numbers come from the machine description (`tilescale/timing/rate
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any
 
 from tilelang_core import ir
-from tilescale.backends.emulator.execute.frame import Frame, uniform
-from tilescale.backends.emulator.execute.units import Unit
-from tilescale.backends.emulator.interpret.access import Block, Region
+from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.interpret.access import Region
+from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
-from tilescale.backends.emulator.interpret.registry import cost
-from tilescale.backends.emulator.interpret.scales import instance
-from tilescale.backends.emulator.operations.remote import Flag, Peer
-from tilescale.backends.emulator.operations.threads import pointed
+from tilescale.backends.emulator.operations.pointers import pointed
+from tilescale.backends.emulator.record.registry import cost
 from tilescale.backends.emulator.record.tally import Tally, points
-from tilescale.cost.operations import copy_choice
-from tilescale.errors import UnsupportedError
-from tilescale.hda import Mechanism
-from tilescale.program import ops
-from tilescale.program.operations import Collective, Copy, Signal
 from tilescale.timing.steps import Part, merged
 
 Demands = dict[Any, float]
@@ -39,20 +31,20 @@ class Traffic:
         self.region, self.writes = Region(compiler, region), writes
         self.kind = ir.scope_kind(self.region.home.buffer)
         self.root = compiler.root(self.region.home.slot)
-        self.clock = compiler.clock
-        layer = self.clock.rates.layers[self.kind]
+        self.recorder = compiler.instrumentation.recorder
+        layer = self.recorder.rates.layers[self.kind]
         self.latency = 0.0 if writes else layer.latency
         self.per_program = layer.per_program
         self.itemsize = self.region.home.dtype.itemsize
 
     def demands(self, frame: Frame) -> tuple[Demands, float, int]:
         """What it demands, how long it takes at least, and how many bytes it is."""
-        if self.region.home.lanes:
+        if self.region.home.private:
             return {}, 0.0, 0
         if self.kind != "global":
             nbytes = self.region.block(frame).nbytes
-            return self.clock.rates.on_chip(self.kind, nbytes), self.latency, nbytes
-        demands, nbytes = self.clock.touches(frame, self._tile, self.writes)
+            return self.recorder.rates.on_chip(self.kind, nbytes), self.latency, nbytes
+        demands, nbytes = self.recorder.touches(frame, self._tile, self.writes)
         floor = nbytes / self.per_program if self.per_program and frame.program is not None else 0.0
         return demands, floor + self.latency, nbytes
 
@@ -63,7 +55,7 @@ class Traffic:
 
 def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bool = False) -> Closure:
     """A step that moves tiles; it is a transfer if one of them lies in device memory."""
-    clock, where = compiler.clock, compiler.where
+    recorder, where = compiler.instrumentation.recorder, compiler.where
     kind = "transfer" if any(side.kind == "global" for side in sides) else "compute"
 
     def record(frame: Frame) -> None:
@@ -71,7 +63,7 @@ def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bo
         nbytes = max(size for _, _, size in found)
         floor = max(seconds for _, seconds, _ in found)
         part = Part(name, kind, where, merged([demands for demands, _, _ in found]), nbytes)
-        clock.work(frame, part, floor, asynchronous=asynchronous)
+        recorder.work(frame, part, floor, asynchronous=asynchronous)
 
     return record
 
@@ -98,7 +90,7 @@ def _fill(compiler: Compiler, call: ir.Call) -> Closure:
 @cost("tirx.ptx_wait_group", "tl.tma_store_wait", runs=True)
 def _settle(compiler: Compiler, call: ir.Call) -> Closure:
     left = ir.constant(call.args[0]) if len(call.args) else 0
-    return lambda frame: compiler.clock.settle(left or 0)
+    return lambda frame: compiler.instrumentation.recorder.settle(left or 0)
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -108,7 +100,7 @@ def _product(a: int, b: int, transpose: tuple[int, int]) -> Callable[[Compiler, 
     """A matrix product whose operands are arguments `a` and `b`, and the result the one after."""
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        clock, where = compiler.clock, compiler.where
+        recorder, where = compiler.instrumentation.recorder, compiler.where
         left, result = Region(compiler, call.args[a]), Region(compiler, call.args[b + 1])
         operands = [Traffic(compiler, call.args[i], False) for i in (a, b)]
         flipped = bool(ir.constant(call.args[transpose[0]]))
@@ -118,9 +110,9 @@ def _product(a: int, b: int, transpose: tuple[int, int]) -> Callable[[Compiler, 
         def record(frame: Frame) -> None:
             shape, out = left.block(frame).extents[-2:], result.block(frame).extents[-2:]
             flops = 2 * math.prod(out) * shape[0 if flipped else 1] * dense
-            arithmetic = clock.rates.product(flops / dense, str(left.home.buffer.dtype))
+            arithmetic = recorder.rates.product(flops / dense, str(left.home.buffer.dtype))
             moved = [side.demands(frame)[0] for side in operands if side.kind == "shared"]
-            clock.work(frame, Part("gemm", "compute", where, merged([arithmetic, *moved]), flops=flops))
+            recorder.work(frame, Part("gemm", "compute", where, merged([arithmetic, *moved]), flops=flops))
 
         return record
 
@@ -135,7 +127,7 @@ def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
     """An operation that takes each element of its first tile once, and stores its second."""
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        clock, where = compiler.clock, compiler.where
+        recorder, where = compiler.instrumentation.recorder, compiler.where
         is_tile = ir.op_name(call.args[0]) == "tl.region" or isinstance(call.args[0], ir.BufferLoad)
         sides = [Traffic(compiler, call.args[0], False)] if is_tile else []
         if len(call.args) > 1 and ir.op_name(call.args[1]) == "tl.region":
@@ -145,11 +137,11 @@ def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
             found = [side.demands(frame) for side in sides]
             count = max([size // side.itemsize for side, (_, _, size) in zip(sides, found, strict=True)], default=0)
             dtype = str(sides[0].region.home.buffer.dtype) if sides else "float32"
-            arithmetic = clock.rates.arithmetic({("vector", dtype): 2 * count})
+            arithmetic = recorder.rates.arithmetic({("vector", dtype): 2 * count})
             demands = merged([arithmetic, *(demands for demands, _, _ in found)])
             floor = max([seconds for _, seconds, _ in found], default=0.0)
             kind = "transfer" if any(side.kind == "global" for side in sides) else "compute"
-            clock.work(frame, Part(name, kind, where, demands, flops=count), floor)
+            recorder.work(frame, Part(name, kind, where, demands, flops=count), floor)
 
         return record
 
@@ -158,7 +150,7 @@ def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
 
 for _name in ("reduce", "cumsum", "cummax", "atomicadd", "atomicmax", "atomicmin", "reducer_init"):
     cost(f"tl.tileop.{_name}")(_elements(_name))
-cost("tl.tileop.finalize_reducer_v2")(_elements("finalize_reducer"))
+cost("tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2")(_elements("finalize_reducer"))
 cost("tl.reducer_update")(lambda compiler, call: lambda frame: None)
 
 
@@ -166,18 +158,18 @@ def _atomic(lanes: int = 1, returns: bool = False) -> Callable[[Compiler, ir.Cal
     """An update of one element, or of `lanes` neighbouring ones, by each active thread: read, and written."""
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        clock, where = compiler.clock, compiler.where
+        recorder, where = compiler.instrumentation.recorder, compiler.where
         home = pointed(compiler, call.args[0]).home
         scope, root = ir.scope_kind(home.buffer), compiler.root(home.slot)
         far = scope == "global"
-        latency = clock.rates.latency(scope) if returns else 0.0
+        latency = recorder.rates.latency(scope) if returns else 0.0
 
         def record(frame: Frame) -> None:
             nbytes = 2 * lanes * home.dtype.itemsize * frame.active()
-            moved = clock.rates.on_chip(scope, nbytes)
+            moved = recorder.rates.on_chip(scope, nbytes)
             if far:
-                moved, _ = clock.touches(frame, lambda _: ((root, where), nbytes), True)
-            clock.work(frame, Part("atomic", "transfer" if far else "compute", where, moved, nbytes), latency)
+                moved, _ = recorder.touches(frame, lambda _: ((root, where), nbytes), True)
+            recorder.work(frame, Part("atomic", "transfer" if far else "compute", where, moved, nbytes), latency)
 
         return record
 
@@ -195,12 +187,12 @@ cost("tl.atomic_addx4_elem_op", runs=True)(_atomic(lanes=4))
 
 def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, tuple[int, ...]], None]:
     """Writes down what a statement on single elements costs over a space of points."""
-    clock, where = compiler.clock, compiler.where
+    recorder, where = compiler.instrumentation.recorder, compiler.where
     flops = sum(found.operations.values())
     slots = [(compiler.root(compiler.slot(access.buffer.data)), access) for access in found.accesses]
-    layer = clock.rates.layers["global"]
+    layer = recorder.rates.layers["global"]
     kind = "transfer" if slots else "compute"
-    one = merged([clock.rates.arithmetic(found.operations), clock.rates.on_chip("shared", found.shared)])
+    one = merged([recorder.rates.arithmetic(found.operations), recorder.rates.on_chip("shared", found.shared)])
 
     def record(frame: Frame, space: tuple[int, ...]) -> None:
         every = math.prod(space)
@@ -209,12 +201,12 @@ def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, t
         for slot, access in slots:
             nbytes = access.nbytes * access.times * points(space, access.axes)
             total += nbytes
-            moved, _ = clock.touches(frame, _mine(slot, nbytes), access.writes)
+            moved, _ = recorder.touches(frame, _mine(slot, nbytes), access.writes)
             parts.append(moved)
         floor = layer.latency if any(not access.writes for _, access in slots) else 0.0
         if layer.per_program and frame.program is not None:
             floor += total / layer.per_program
-        clock.work(frame, Part(name, kind, where, merged(parts), total, flops * every), floor)
+        recorder.work(frame, Part(name, kind, where, merged(parts), total, flops * every), floor)
 
     programs = [compiler.slot(var) for var in compiler.launch.programs] if compiler.launch is not None else []
 
@@ -222,169 +214,3 @@ def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, t
         return lambda frame: ((slot, where, tuple(frame.slots[s] for s in programs)), nbytes)
 
     return record
-
-
-# -- to and from a peer ------------------------------------------------------------------------------------------------
-
-
-@cost(ops.COPY.name, runs=True)
-def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
-    """A put takes its start-up and its bytes' way, and is seen there a latency later. A get takes there and back."""
-    clock, where, copy = compiler.clock, compiler.where, Copy.of(call)
-    near = Traffic(compiler, copy.near, not copy.to_peer)
-    peer = Peer(compiler, copy.peer, copy.level)
-    is_queued = compiler.is_queued(call)
-    choose = _by_host(copy.impl) if is_queued else _by_choice(compiler, call)
-    name = "put" if copy.to_peer else "get"
-    tells = None
-    if copy.signal is not None:
-        tells = _tells(compiler, copy.signal, copy.value, copy.op, peer)
-
-    def record(frame: Frame) -> None:
-        here, there = frame.run.number(frame.unit), frame.run.number(peer.unit(frame))
-        demands, _, nbytes = near.demands(frame)
-        way = _way(clock, here, there, nbytes, name, choose, copy.level, frame.program is not None)
-        far = clock.far_memory(there, nbytes) if there != here else {}
-        part = Part(name, "transfer", where, merged([demands, way.demands, far]), nbytes)
-        if is_queued:
-            clock.work(frame, part, way.moving + way.latency)
-        elif copy.to_peer:
-            clock.work(frame, part, way.startup + way.moving, way.latency)
-        else:
-            clock.work(frame, part, way.startup + way.moving + 2 * way.latency)
-        if tells is not None:
-            tells(frame)
-
-    return record
-
-
-def sends(
-    compiler: Compiler, gather: Collective, source: Region, flag: Flag
-) -> Callable[[Frame, Unit, Block | None, Block], None]:
-    """What a chunk of a gather takes on a copy queue: its way to a unit, None where it is there, and the signal.
-
-    Like all that a queue executes it is over when it has arrived, and its start-up was while others were before it.
-    """
-    clock, where, choose, root = compiler.clock, compiler.where, _by_host(gather.impl), source.home.root
-    told = f"signal {flag.region.home.name}"
-
-    def record(frame: Frame, unit: Unit, block: Block | None, element: Block) -> None:
-        here, there = frame.run.number(frame.unit), frame.run.number(unit)
-        if block is not None:
-            tile = (root, block.begins, block.extents), block.nbytes
-            demands, nbytes = clock.touches(frame, lambda _: tile, False)
-            far = clock.far_memory(there, nbytes)
-            way = Way({}, 0.0, 0.0, clock.rates.latency("global"))
-            if here != there:
-                way = _way(clock, here, there, nbytes, "put", choose, gather.level, False)
-            part = Part(gather.name, "transfer", where, merged([demands, way.demands, far]), nbytes)
-            clock.work(frame, part, way.moving + way.latency)
-        if element.within:
-            clock.signal(element.view(), "add", 1, _delay(clock, here, there), where, told)
-
-    return record
-
-
-Chooser = Callable[[Sequence[Mechanism]], list[Mechanism]]
-"""Which mechanisms of a way come into question."""
-
-
-def _by_choice(compiler: Compiler, call: ir.Call) -> Chooser:
-    """The mechanism that the cost model takes for a copy; all where no rule of it fits."""
-    clock, whole = compiler.clock, compiler.executing == compiler.machine.tensor_level
-    try:
-        chosen = copy_choice(call, clock.machine, clock.extents, None if whole else clock.rates.places).name
-    except UnsupportedError:
-        return list
-    return lambda offers: [m for m in offers if m.name == chosen] or list(offers)
-
-
-def _by_host(impl: str | None) -> Chooser:
-    """What moves data while no program runs, or what was asked for.
-
-    Raises (when called):
-        UnsupportedError: the way offers no such mechanism.
-    """
-
-    def choose(offers: Sequence[Mechanism]) -> list[Mechanism]:
-        able = [m for m in offers if (m.name == impl if impl else m.started_by == "host")]
-        if not able:
-            found = ", ".join(m.name for m in offers) or "nothing"
-            raise UnsupportedError(
-                f"no {impl or 'mechanism that runs without programs'} on the way of this copy, which offers {found}",
-                hint="copy from inside a program, or between units of one network that has a copy engine",
-            )
-        return able
-
-    return choose
-
-
-class Way(NamedTuple):
-    """What a transfer between two units takes: demands on links; seconds until it begins, that its bytes take at least,
-    and from then until they are there."""
-
-    demands: Demands
-    startup: float
-    moving: float
-    latency: float
-
-
-def _way(
-    clock: Any, here: int, there: int, nbytes: int, operation: str, choose: Chooser, level: str, by_program: bool
-) -> Way:
-    if here == there:
-        return _inside(clock, nbytes, level)
-    path = clock.rates.path(here, there, clock.sizes)
-    offers = choose([m for m in path.mechanisms if m.rate(operation)])
-    if not offers:
-        return Way(clock.rates.over(path, nbytes, 1.0), 0.0, 0.0, path.latency)
-    best = min(offers, key=lambda m: m.seconds(nbytes, operation, bandwidth=path.bandwidth))
-    rate = min(best.rate(operation), path.bandwidth)
-    demands: dict[Hashable, float] = dict(clock.rates.over(path, nbytes, rate / path.bandwidth))
-    if by_program and best.per_program:
-        # All that a program has under way shares what it reaches alone.
-        demands[best.name] = nbytes / best.per_program
-        rate = min(rate, best.per_program)
-    return Way(demands, best.startup, nbytes / rate, path.latency)
-
-
-def _inside(clock: Any, nbytes: int, level: str) -> Way:
-    """Between units that share a tensor-owning one: lanes of a program, programs of a cluster."""
-    network = clock.machine.network(level)
-    if network is None:
-        layer = clock.rates.layers["shared"]
-        return Way(clock.rates.on_chip("shared", 2 * nbytes), layer.latency, 0.0, layer.latency)
-    offers = network.mechanisms
-    startup = min(m.startup for m in offers)
-    return Way({network.name: nbytes / network.bandwidth}, startup, 0.0, network.latency)
-
-
-@cost(ops.SIGNAL.name, runs=True)
-def _signal(compiler: Compiler, call: ir.Call) -> Closure:
-    signal = Signal.of(call)
-    peer = Peer(compiler, signal.peer, signal.level) if signal.peer is not None else None
-    return _tells(compiler, signal.flag, signal.value, signal.op, peer)
-
-
-def _tells(compiler: Compiler, flag: Any, value: Any, op: str, peer: Peer | None) -> Closure:
-    clock, where = compiler.clock, compiler.where
-    region, amount = Region(compiler, flag), compiler.expr(value)
-
-    def record(frame: Frame) -> None:
-        unit = peer.unit(frame) if peer is not None else None
-        array = None if unit is None else instance(compiler, region.home.slot, frame, unit)
-        block = region.block(frame, array)
-        here = frame.run.number(frame.unit)
-        delay = _delay(clock, here, here if unit is None else frame.run.number(unit))
-        if block.within:
-            name = f"signal {region.home.name}"
-            clock.signal(block.view(), op, uniform(amount(frame), frame, "a signal's value"), delay, where, name)
-
-    return record
-
-
-def _delay(clock: Any, here: int, there: int) -> float:
-    """Seconds until a signal is seen."""
-    return clock.rates.path(here, there, clock.sizes).latency if here != there else clock.rates.latency("global")
-
-

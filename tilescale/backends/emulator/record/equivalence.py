@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""In what the programs of a grid may differ, without data.
+"""Program equivalence: in what the programs of a grid may differ, without data.
 
 Then a program only says what it demands of the machine. Where programs neither order nor address each other, two of
 them demand the same, unless their numbers decide more than where their tiles lie: a branch, the extent of a loop.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang_core import ir
-from tilescale.backends.emulator.interpret import flags
-from tilescale.backends.emulator.interpret.compiler import PRIVATE, Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
-from tilescale.backends.emulator.interpret.registry import orders
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.symbols import PRIVATE
+from tilescale.backends.emulator.record.registry import orders
 from tilescale.program.model import Launch
 from tilescale.program.operations import Barrier, Collective, Copy, Rank, Signal, TileView, operation, signalled
 from tilescale.program.ops import SCALE
@@ -30,7 +30,7 @@ OF_ONE_PROGRAM = frozenset(
 
 
 @dataclass(frozen=True)
-class Alike:
+class Equivalence:
     """What tells the programs of a grid phase apart, and one grid of it from another.
 
     Attributes:
@@ -46,7 +46,7 @@ class Alike:
     by_rank: bool
 
 
-def alike(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Alike | None:
+def equivalence(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Equivalence | None:
     """In what the programs of a phase differ; None where they order each other or others, or where there is data.
 
     Args:
@@ -59,7 +59,7 @@ def alike(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Alike | None:
         return None
     survey = _Survey(compiler, launch)
     survey.statement(stmt)
-    return Alike(
+    return Equivalence(
         tuple(axis for axis, var in enumerate(launch.programs) if var in survey.deciding),
         tuple((compiler.slot(var), compiler.bindings[var]) for var in survey.bound if var in compiler.bindings),
         tuple(sorted(map(compiler.slot, _around(compiler, launch, stmt)))),
@@ -75,7 +75,7 @@ def _rank_of(compiler: Compiler, node: Any) -> str | None:
 
 def _reaches_out(compiler: Compiler, node: Any) -> bool:
     """Whether a node may order what others do, or address them."""
-    if isinstance(node, ir.While) or flags.reaches(compiler, node):
+    if isinstance(node, ir.While) or compiler.reaches_flags(node):
         return True
     if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
         return compiler.machine.level(str(node.value.value)).kind == "cluster"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a serial loop is written down for the clock: as a whole where nothing in it orders tasks.
+"""How a serial loop is written down for the recorder: as a whole where nothing in it orders tasks.
 
 A loop that does the same in every iteration is recorded once and counted; without data it is also run once only.
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, is_vector
-from tilescale.backends.emulator.interpret.compiler import PRIVATE, Compiler
-from tilescale.backends.emulator.interpret.expr import Closure
-from tilescale.backends.emulator.interpret.flags import reaches
-from tilescale.backends.emulator.interpret.registry import has_cost, orders
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.symbols import PRIVATE
+from tilescale.backends.emulator.record.registry import has_cost, orders
 from tilescale.program.operations import Copy, operation
 from tilescale.program.ops import SCALE
 
@@ -29,7 +29,7 @@ def stages(stmt: ir.For) -> int:
 
 
 def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure]) -> Closure:
-    """The closure of a serial loop that tells the clock what it does.
+    """The closure of a serial loop that tells the recorder what it does.
 
     Args:
         body: the closure of its body.
@@ -46,12 +46,12 @@ def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closu
 def _counted(
     compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure], depth: int
 ) -> Closure:
-    clock, slot = compiler.clock, compiler.slot(stmt.loop_var)
+    recorder, slot = compiler.instrumentation.recorder, compiler.slot(stmt.loop_var)
     begin, extent = compiler.expr(stmt.min), compiler.expr(stmt.extent)
 
     def first_only(frame: Frame) -> Any:
         left = body(frame)
-        clock.log.muted = True
+        recorder.log.muted = True
         return left
 
     plain, whole = loop(body), loop(first_only)
@@ -60,7 +60,7 @@ def _counted(
         count = extent(frame)
         if is_vector(count) or count < 1:
             return plain(frame)
-        log = clock.log
+        log = recorder.log
         muted = log.muted
         log.begin_loop(count)
         if compiler.data:
@@ -77,15 +77,15 @@ def _counted(
 
 def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int) -> Closure:
     """A pipelined loop whose iterations differ: their sum, as so many equal ones."""
-    clock, extent = compiler.clock, compiler.expr(stmt.extent)
+    recorder, extent = compiler.instrumentation.recorder, compiler.expr(stmt.extent)
 
     def run(frame: Frame) -> Any:
         count = extent(frame)
         if is_vector(count) or count < 1:
             return plain(frame)
-        clock.log.begin_loop(1)
+        recorder.log.begin_loop(1)
         plain(frame)
-        clock.log.end_loop(count, depth, summed=True)
+        recorder.log.end_loop(count, depth, summed=True)
         return None
 
     return run
@@ -93,15 +93,15 @@ def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int) -> 
 
 def _ahead(compiler: Compiler, plain: Closure, depth: int) -> Closure:
     """A pipelined loop that synchronises: each load runs while the iterations before it do."""
-    clock = compiler.clock
+    recorder = compiler.instrumentation.recorder
 
     def run(frame: Frame) -> Any:
-        log = clock.log
+        log = recorder.log
         before, log.ahead = log.ahead, depth - 1
         plain(frame)
         log.ahead = before
         if not log.muted:
-            clock.settle(0)
+            recorder.settle(0)
         return None
 
     return run
@@ -109,7 +109,7 @@ def _ahead(compiler: Compiler, plain: Closure, depth: int) -> Closure:
 
 def _orders(compiler: Compiler, node: Any) -> bool:
     """Whether a node orders tasks, or may leave the loop around it."""
-    if isinstance(node, ir.While) or reaches(compiler, node):
+    if isinstance(node, ir.While) or compiler.reaches_flags(node):
         return True
     if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
         return compiler.machine.level(str(node.value.value)).kind in ("program", "cluster")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.backends.emulator.execute.scheduler import Task, Wait
-from tilescale.backends.emulator.record.equivalence import Alike
+from tilescale.backends.emulator.execute.tasks import Task, Wait
+from tilescale.backends.emulator.record.equivalence import Equivalence
 from tilescale.timing.record import Look
 from tilescale.timing.steps import Task as Recorded
 
@@ -35,11 +35,11 @@ class _Whole:
     over: bool = False
 
 
-class Takeover:
+class Memoization:
     """All grids of one phase."""
 
-    def __init__(self, alike: Alike):
-        self.alike = alike
+    def __init__(self, equivalence: Equivalence):
+        self.equivalence = equivalence
         self._known: dict[Hashable, _Whole] = {}
 
     def run(self, grid: Grid) -> None:
@@ -49,24 +49,24 @@ class Takeover:
         known = self._known.get(key)
         if known is not None:
             run.scheduler.block(Wait(lambda: known.over, "a unit that does the same", quiet=True))
-            run.clock.takes_over(known.tasks, known.cache)
+            run.recorder.takes_over(known.tasks, known.cache)
             run.programs_ended(grid.device.unit, grid.count, known.collectives)
             return
         mine = _Whole()
         if key is not None:
             self._known[key] = mine
-        mine.collectives = _Programs(self.alike, grid).run()
-        mine.tasks, mine.cache, mine.over = run.clock.launched.tasks, run.clock.cache_of_now(), True
+        mine.collectives = _Programs(self.equivalence, grid).run()
+        mine.tasks, mine.cache, mine.over = run.recorder.launched.tasks, run.recorder.cache_of_now(), True
 
     def _key(self, grid: Grid) -> Hashable:
         """What tells this grid from others of the phase; None where that cannot be said."""
         device = grid.device
-        found = [device.slots[slot] for slot in self.alike.around]
+        found = [device.slots[slot] for slot in self.equivalence.around]
         values = tuple((v.shape, str(v.dtype)) if isinstance(v, np.ndarray) else v for v in found)
         if not all(v is None or isinstance(v, tuple | int | float | np.generic) for v in values):
             return None
-        rank = device.run.number(device.unit) if self.alike.by_rank else None
-        cache = device.run.clock.cache_of_now()
+        rank = device.run.number(device.unit) if self.equivalence.by_rank else None
+        cache = device.run.recorder.cache_of_now()
         return grid.shape, values, rank, cache.history if cache is not None else None
 
 
@@ -82,8 +82,8 @@ class _Steps:
 class _Programs:
     """The programs of one grid."""
 
-    def __init__(self, alike: Alike, grid: Grid):
-        self.alike, self.grid = alike, grid
+    def __init__(self, equivalence: Equivalence, grid: Grid):
+        self.equivalence, self.grid = equivalence, grid
         self.run_, self.unit = grid.device.run, grid.device.unit
         # What decides -> where the tiles are looked for; that and what was found -> steps.
         self._looks: dict[Index, list[Look]] = {}
@@ -91,13 +91,13 @@ class _Programs:
 
     def run(self) -> Counter[str]:
         """Write down all of them, in the order and at the places in the cache's history in which they would run."""
-        grid, clock = self.grid, self.run_.clock
+        grid, recorder = self.grid, self.run_.recorder
         before = Counter(self._collectives)
-        clock.starts(min(grid.plan.resident, grid.count))
+        recorder.starts(min(grid.plan.resident, grid.count))
         for number, (index,) in enumerate(grid.clusters):
             self._one(number, index)
             if number + grid.plan.resident < grid.count:
-                clock.starts(1)
+                recorder.starts(1)
         for steps in self._steps.values():
             each = Counter({name: count * steps.times for name, count in steps.collectives.items()})
             self.run_.programs_ended(self.unit, steps.times, each)
@@ -108,13 +108,13 @@ class _Programs:
         return self.run_.activity[self.run_.number(self.unit)].collectives
 
     def _one(self, number: int, index: Index) -> None:
-        kind = tuple(index[axis] for axis in self.alike.deciding)
+        kind = tuple(index[axis] for axis in self.equivalence.deciding)
         looks = self._looks.get(kind)
         found = None if looks is None else tuple([self._look(look, index) for look in looks])
         known = self._steps.get((kind, found))
         if known is not None:
             known.times += 1
-            self.run_.clock.repeats(self.grid.label(index), known.task)
+            self.run_.recorder.repeats(self.grid.label(index), known.task)
             return
         before = Counter(self._collectives)
         log = self._really(number, index, found)
@@ -127,17 +127,17 @@ class _Programs:
         frame = look.frame
         for slot, value in zip(self.grid.plan.slots, index, strict=True):
             frame.slots[slot] = value
-        for slot, value in self.alike.bindings:
+        for slot, value in self.equivalence.bindings:
             if frame.slots[slot] is not None:
                 frame.slots[slot] = value(frame)
         tile, nbytes = look.tile(frame)
-        return self.run_.clock.in_cache(tile, nbytes * look.times), nbytes
+        return self.run_.recorder.in_cache(tile, nbytes * look.times), nbytes
 
     def _really(self, number: int, index: Index, found: tuple[tuple[bool, int], ...] | None) -> Any:
         """Run a program to its end; `found` is what the cache has said already. Returns its log."""
         ended: list[Task] = []
         task = self.grid.start(number, [index], lambda: ended.append(task))[0]
-        log = self.run_.clock.log_of(task)
+        log = self.run_.recorder.log_of(task)
         log.looks, log.answers = [], iter([held for held, _ in found]) if found is not None else None
         self.run_.scheduler.block(Wait(lambda: bool(ended), "its program", quiet=True))
         return log

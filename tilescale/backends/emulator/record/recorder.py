@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Writes down what the tasks of a run do, for a simulation of when they do it.
 
-The steps come from the costs of operations (costs.py) and, for what orders tasks, from what observers are told.
+The steps come from the costs of operations (costs.py, transfers.py) and, for what orders tasks, from what observers
+are told.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from typing import Any
 import numpy as np
 
 from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.memory import address
 from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.backends.emulator.execute.queues import Start
-from tilescale.backends.emulator.execute.rendezvous import Meeting, Moves
-from tilescale.backends.emulator.execute.scheduler import Task
-from tilescale.backends.emulator.operations.remote import address
+from tilescale.backends.emulator.execute.rendezvous import Moves, Rendezvous
+from tilescale.backends.emulator.execute.tasks import Task
 from tilescale.collectives.routes import Sizes
 from tilescale.collectives.select import numbering
 from tilescale.errors import Location
 from tilescale.hda import Machine
+from tilescale.timing import steps
 from tilescale.timing.plans import Plans
 from tilescale.timing.rates import Cache, Rates, bandwidth, cache_name
 from tilescale.timing.record import Log, Look
 from tilescale.timing.replay import Replay
-from tilescale.timing.steps import Acquire, Launch, Meet, Owned, Part, Publish, Settle, Work
+from tilescale.timing.steps import Acquire, Launch, Owned, Part, Publish, Settle, Work
 from tilescale.timing.steps import Task as Recorded
 from tilescale.timing.timeline import Timeline
 
@@ -36,7 +38,7 @@ Tile = Callable[[Frame], tuple[Hashable, int]]
 """What tells the tile that an operation touches from others, and its bytes."""
 
 
-class Clock(Observer):
+class Recorder(Observer):
     """The record of one run.
 
     Args:
@@ -60,7 +62,7 @@ class Clock(Observer):
         # Flags by place, and what they hold as far as was told.
         self._flags: dict[Hashable, np.ndarray] = {}
         self._seen: dict[Hashable, Any] = {}
-        self._meetings = 0
+        self._rendezvous = 0
         self._caches: dict[int, Cache] = {}
         self._memory = self.rates.layers["global"]
         self._startup = _startup(machine)
@@ -102,15 +104,15 @@ class Clock(Observer):
         for task in ended:
             del self._logs[task]
 
-    def launches(self, count: int, resident: int, group: int, where: Location | None, alike: bool) -> None:
-        """The current task starts a grid of programs, of which the machine holds so many at once. Where they are
-        `alike`, those that are not run are told by `repeats` or `takes_over`, and all starts by `starts`."""
+    def launches(self, count: int, resident: int, group: int, where: Location | None, same: bool) -> None:
+        """The current task starts a grid of programs, of which the machine holds so many at once. Where they do the
+        `same`, those that are not run are told by `repeats` or `takes_over`, and all starts by `starts`."""
         places, log = self.rates.places, self.log
         if self._memory.cache_capacity:
             self._caches[log.task.row] = self._caches.get(log.task.row) or Cache(self._memory.cache_capacity, resident)
             self._caches[log.task.row].together = resident
         seconds = self.machine.tensor_level.launch
-        log.launch(Launch(places, max(resident // places, 1), group, seconds, f"launch of {count}", where, alike))
+        log.launch(Launch(places, max(resident // places, 1), group, seconds, f"launch of {count}", where, same))
 
     # -- programs that do the same -------------------------------------------------------------------------------------
 
@@ -153,7 +155,7 @@ class Clock(Observer):
     # -- order ---------------------------------------------------------------------------------------------------------
 
     def publishes(self, place: Hashable) -> None:
-        if isinstance(place, Meeting):
+        if isinstance(place, Rendezvous):
             return
         number = self._places.setdefault(place, len(self._places))
         self._counts[number] = self._counts.get(number, 0) + 1
@@ -217,21 +219,22 @@ class Clock(Observer):
         self.log.step(Settle(left))
 
     def meets(
-        self, frame: Frame, meeting: Meeting, rank: int, name: str, level: str, moves: Moves
+        self, frame: Frame, rendezvous: Rendezvous, rank: int, name: str, level: str, moves: Moves
     ) -> None:
         """The current task takes part in a collective of a level."""
         on_tiles = frame.program is not None
-        if not meeting.number:
-            self._meetings += 1
-            meeting.number = self._meetings
-        where = meeting.where
+        if not rendezvous.number:
+            self._rendezvous += 1
+            rendezvous.number = self._rendezvous
+        where = rendezvous.where
 
         def work(rows: tuple[int, ...]) -> Work:
             plan = self.plans.plan(moves.operation, level, rows, moves.nbytes, moves.algorithm, on_tiles)
             kind = "sync" if name == "barrier" else "collective"
             return Work([Part(f"{name} ({plan.algorithm})", kind, where, plan.links, plan.nbytes)], plan.seconds)
 
-        self.log.step(Meet(("meeting", meeting.number), meeting.size, rank, f"wait for {name}", where, work))
+        place = "rendezvous", rendezvous.number
+        self.log.step(steps.Rendezvous(place, rendezvous.size, rank, f"wait for {name}", where, work))
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

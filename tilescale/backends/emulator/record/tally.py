@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang_core import ir
-from tilescale.backends.emulator.numerics import numpy_dtype
+from tilescale.backends.emulator.numerics import element_type, lanes_of, numpy_dtype
 
 _SUMS = (ir.Add, ir.Sub)
 _ARITHMETIC = (
@@ -55,7 +55,8 @@ class Tally:
 
     def count(self, unit: str, dtype: str, times: int) -> None:
         """Note operations of a unit."""
-        self.operations[unit, dtype] = self.operations.get((unit, dtype), 0) + times
+        key = unit, element_type(dtype)
+        self.operations[key] = self.operations.get(key, 0) + times * lanes_of(dtype)
 
 
 def tally(stmt: ir.Stmt, axes: Mapping[ir.Var, int]) -> Tally:
@@ -132,7 +133,8 @@ def _type(expr: Any) -> str:
 def _access(
     into: Tally, buffer: ir.Buffer, indices: Sequence[Any], writes: bool, axes: Mapping[ir.Var, int], times: int
 ) -> None:
-    size = numpy_dtype(str(buffer.dtype)).itemsize
+    lanes = max(lanes_of(str(of.dtype)) for of in (buffer, *indices))
+    size = numpy_dtype(element_type(str(buffer.dtype))).itemsize * lanes
     kind = ir.scope_kind(buffer)
     if kind == "shared":
         into.shared += size * times

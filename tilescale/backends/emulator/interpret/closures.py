@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Closures of whole statements: where they stand, and where a unit may be interrupted."""
+"""Closures over frames, which statements and expressions become; those of whole statements know where they stand.
+
+The closure of an expression returns a Python number, a numpy scalar, or an array over the frame's space.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang_core import ir
-from tilescale.backends.emulator.interpret.expr import Closure
+from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.errors import Location, TileScaleError
+
+Closure = Callable[[Frame], Any]
 
 
 def is_step(stmt: ir.Stmt) -> bool:

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""Memory that units have: what is in it when it is fresh, and buffers of which every thread has its own."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilescale.backends.emulator.execute.frame import is_vector, spread
+from tilescale.backends.emulator.numerics import convert
+from tilescale.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.execute.frame import Frame
+
+
+def poison(dtype: np.dtype) -> Any:
+    """What fresh memory holds: NaN, or a pattern that no program means."""
+    if dtype.kind == "b":
+        return False
+    if dtype.kind in "iu":
+        return np.frombuffer(b"\xcd" * dtype.itemsize, dtype)[0]
+    return convert(float("nan"), dtype)
+
+
+def poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Fresh memory."""
+    return np.full(shape, poison(dtype), dtype)
+
+
+def meta_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array of that shape without data: all of its elements are one that nobody may write."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def address(flag: np.ndarray) -> int:
+    """Where a flag lies: what tells it from all others."""
+    return flag.__array_interface__["data"][0]
+
+
+class PrivateBuffer:
+    """A thread-private buffer: one instance for all while they agree, else one for each element of the space."""
+
+    __slots__ = ("__weakref__", "data", "known", "lead", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, poison: Any):
+        self.shape = shape
+        # False in runs without data, where it was given a value that depends on data.
+        self.known = True
+        self.lead: tuple[int, ...] = ()
+        self.data = np.full(shape, poison, dtype)
+
+    def load(self, index: tuple, frame: Frame) -> Any:
+        """The element at `index` for every element of the space."""
+        if not self.lead:
+            if not any(is_vector(i) for i in index):
+                return self.data[index]
+            return self.data[tuple(np.asarray(i) for i in index)]
+        if self.lead != frame.space:
+            return self._agreed(index)
+        return self.data[(*np.ogrid[tuple(slice(n) for n in self.lead)], *index)]
+
+    def store(self, index: tuple, value: Any, frame: Frame) -> None:
+        """Assign on the active elements."""
+        vector = is_vector(value) or any(is_vector(i) for i in index)
+        if not self.lead and not vector and frame.mask is None:
+            self.data[index] = value
+            return
+        if self.lead and self.lead != frame.space:
+            self._settle()
+        if not self.lead:
+            self.data = np.broadcast_to(self.data, (*frame.space, *self.shape)).copy()
+            self.lead = frame.space
+        grid = np.ogrid[tuple(slice(n) for n in self.lead)]
+        if frame.mask is None:
+            self.data[(*grid, *index)] = value
+            return
+        mask = np.broadcast_to(frame.mask, self.lead)
+        where = tuple(np.broadcast_to(np.asarray(i), self.lead)[mask] for i in (*grid, *index))
+        self.data[where] = spread(value, frame)[mask]
+
+    def _agreed(self, index: tuple) -> Any:
+        """What all elements of the space where it was written hold.
+
+        Raises:
+            UnsupportedError: they differ, and which of them a reader elsewhere sees is up to the compiler.
+        """
+        picked = self.data[(..., *(np.asarray(i) for i in index))]
+        values = np.ascontiguousarray(picked.reshape(math.prod(self.lead), -1))
+        if (values.view(np.uint8) != values[:1].view(np.uint8)).any():
+            raise UnsupportedError(
+                f"a thread-private value was written for {' x '.join(map(str, self.lead))} threads or iterations, "
+                "differs between them, and is read where others run",
+                hint="keep it in shared memory or a fragment, or read it in the loop that wrote it",
+            )
+        self._settle()
+        return self.data[tuple(np.asarray(i) for i in index)]
+
+    def _settle(self) -> None:
+        """Written anew in another space: the rest stays as its last element has it."""
+        self.data = self.data[tuple(-1 for _ in self.lead)].copy()
+        self.lead = ()

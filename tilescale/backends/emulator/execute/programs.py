@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""Running programs: alone, or as a cluster of those that are resident together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tilescale.backends.emulator.execute.barriers import CountingBarrier, Participants
+from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.scheduler import TaskGroup
+from tilescale.backends.emulator.execute.tasks import Wait
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.errors import PeerOutOfRangeError
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.execute.grid import Grid
+
+
+def run_together(frame: Frame, body: Callable[[Frame], Any], frames: list[Frame], where: Any) -> None:
+    """Run `body` on every frame as a coroutine of its own; return when all have ended."""
+    if len(frames) == 1:
+        body(frames[0])
+        return
+    group = TaskGroup(frame.run.scheduler, "its units", where)
+    for side in frames:
+        group.spawn(str(side.unit), lambda s=side: body(s))
+    group.join()
+
+
+class Cluster:
+    """Programs that are resident together; without clusters, a single program."""
+
+    def __init__(self, grid: Grid, number: int, indices: list[tuple[int, ...]]):
+        plan, device = grid.plan, grid.device
+        self.barrier = CountingBarrier()
+        self.unit = device.unit
+        self.arrivals: list[ProgramInstance] = []
+        self.bound: list[int] = []
+        self.round = 0
+        if plan.cluster_level is not None:
+            self.unit = Unit(plan.cluster_level.name, number, device.unit, siblings=len(grid.clusters))
+        self.programs = [ProgramInstance(grid, self, rank, index) for rank, index in enumerate(indices)]
+        if plan.cluster_level is not None:
+            plan.allocate_shared(self.unit, device)
+            for program in self.programs:
+                program.bind(self.unit.storage)
+
+    def execute(self, body: Callable[[Frame], Any], frame: Frame, bound: list[int], where: Any) -> None:
+        """All programs of the cluster arrive; then the body, which binds `bound`, runs once, for all as one unit."""
+        run, ticket = frame.run, self.round
+        arrival, departure = (self, "arrives", ticket), (self, "leaves", ticket)
+        frame.program.arrived = frame.slots
+        run.publishes(arrival)
+        self.arrivals.append(frame.program)
+        if len(self.arrivals) == len(self.programs):
+            self.arrivals, self.bound = [], bound
+            first = self.programs[0]
+            run.acquires(arrival)
+            body(Frame(frame.run, self.unit, first.arrived.copy(), frame.threads, first))
+            run.publishes(departure)
+            self.round += 1
+            run.scheduler.progress += 1
+        run.scheduler.block(
+            Wait(
+                lambda: self.round > ticket,
+                "its cluster",
+                lambda: f"{len(self.arrivals)} of {len(self.programs)} programs are there",
+                where,
+            )
+        )
+        run.acquires(departure)
+
+    def fork(self, body: Callable[[Frame], Any], frame: Frame, where: Any) -> None:
+        """From the cluster as one unit back to each of its programs."""
+        sides = []
+        for program in self.programs:
+            side = Frame(frame.run, program.unit, program.arrived.copy(), frame.threads, program)
+            for slot in self.bound:
+                side.slots[slot] = frame.slots[slot]
+            sides.append(side)
+        run_together(frame, body, sides, where)
+
+    def release(self) -> None:
+        """Free what the programs held on chip."""
+        for program in self.programs:
+            if program.unit is not program.grid.device.unit:
+                program.unit.storage.clear()
+                program.unit.children.clear()
+                program.frame.slots.clear()
+
+
+class ProgramInstance:
+    """One running tile program."""
+
+    def __init__(self, grid: Grid, cluster: Cluster, rank: int, index: tuple[int, ...]):
+        plan, device = grid.plan, grid.device
+        self.grid, self.cluster, self.cluster_rank = grid, cluster, rank
+        self._named: dict[int, CountingBarrier] = {}
+        # The states of its threads' random number generators, once they have some.
+        self.random: Any = None
+        if plan.program_level is plan.tensor_level:
+            self.unit = device.unit
+        else:
+            linear = sum(i * math.prod(grid.shape[:axis]) for axis, i in enumerate(index))
+            siblings = len(grid.shape) and (plan.launch.cluster_size if plan.cluster_level else grid.count)
+            number = rank if plan.cluster_level else linear
+            self.unit = Unit(plan.program_level.name, number, cluster.unit, index=index, siblings=siblings)
+            cluster.unit.children[(plan.program_level.name, number)] = self.unit
+        self.participants = Participants(plan.launch.thread_count)
+        self.frame = Frame(device.run, self.unit, device.slots.copy(), plan.launch.thread_count, self)
+        plan.allocate(self.unit, self.frame)
+        self.arrived: list[Any] = []
+        self.bind(dict(zip(plan.slots, index, strict=True)))
+        self.bind(plan.threads)
+        self.bind(plan.private(self.frame))
+
+    def bind(self, values: Mapping[int, Any]) -> None:
+        """Give slots of this program's frame their values."""
+        for slot, value in values.items():
+            self.frame.slots[slot] = value
+
+    def in_cluster(self, rank: int) -> ProgramInstance:
+        """The program of that rank in this one's cluster.
+
+        Raises:
+            PeerOutOfRangeError: the cluster has no such program.
+        """
+        programs = self.cluster.programs
+        if not 0 <= rank < len(programs):
+            raise PeerOutOfRangeError(f"{self.unit} names program {rank} of its cluster, which has {len(programs)}")
+        return programs[rank]
+
+    def named_barrier(self, number: int) -> CountingBarrier:
+        """A named barrier of this program."""
+        return self._named.setdefault(number, CountingBarrier())

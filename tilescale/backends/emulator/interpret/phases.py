@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: MIT
+"""Launches and phases as closures: a device runs its phases in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.execute.grid import Grid, Plan
+from tilescale.backends.emulator.execute.residency import resident
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.symbols import PRIVATE
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
+
+
+def compile_part(compiler: Compiler, part: Part) -> Closure:
+    """The closure of a part of a program, run on a device's frame."""
+    if isinstance(part, Sequence):
+        return _in_order([compile_part(compiler, p) for p in part.parts])
+    if isinstance(part, DevicePhase):
+        with compiler.executing_as(compiler.machine.tensor_level):
+            return compiler.stmt(part.stmt)
+    if isinstance(part, Control):
+        return _control(compiler, part)
+    if isinstance(part, GridPhase):
+        return _grid_phase(compiler, part)
+    return _launch(compiler, part)
+
+
+def _in_order(parts: list[Closure]) -> Closure:
+    def run(frame: Frame) -> None:
+        for part in parts:
+            part(frame)
+
+    return run
+
+
+def _control(compiler: Compiler, part: Control) -> Closure:
+    stmt = part.stmt
+    if isinstance(stmt, ir.For):
+        compiler.loop_variables.discard(stmt.loop_var)
+    bodies = [compile_part(compiler, p) for p in part.parts]
+    if isinstance(stmt, ir.IfThenElse):
+        condition = compiler.expr(stmt.condition)
+
+        def branch(frame: Frame) -> None:
+            taken = uniform(condition(frame), frame, "a condition around phases")
+            if taken or len(bodies) > 1:
+                bodies[0 if taken else 1](frame)
+
+        return branch
+    if isinstance(stmt, ir.While):
+        condition = compiler.expr(stmt.condition)
+
+        def loop_while(frame: Frame) -> None:
+            while uniform(condition(frame), frame, "a condition around phases"):
+                bodies[0](frame)
+
+        return loop_while
+    slot, begin, extent = compiler.slot(stmt.loop_var), compiler.expr(stmt.min), compiler.expr(stmt.extent)
+
+    def loop(frame: Frame) -> None:
+        first = uniform(begin(frame), frame, "where a loop begins")
+        for i in range(first, first + uniform(extent(frame), frame, "a loop's extent")):
+            frame.slots[slot] = i
+            bodies[0](frame)
+
+    return loop
+
+
+def _launch(compiler: Compiler, launch: Launch) -> Closure:
+    compiler.launch = launch
+    compiler.begin_function(launch)
+    body = compile_part(compiler, launch.body)
+    owned = compiler.device_buffers(launch)
+
+    def run(frame: Frame) -> None:
+        compiler.allocate(owned, frame.unit, frame)
+        body(frame)
+
+    return run
+
+
+def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
+    launch = compiler.launch
+    extents = [compiler.expr(n) for n in launch.grid]
+    slots = [compiler.slot(v) for v in launch.programs]
+    compiler.loop_variables -= set(launch.programs)
+    threads = {compiler.slot(var): _thread_index(launch, axis) for var, axis in launch.thread_vars}
+    compiler.begin_function(launch)
+    body = compiler.stmt(phase.stmt)
+    plan = _plan(compiler, launch, slots, threads)
+    if compiler.instrumentation is not None:
+        plan.memoized = compiler.instrumentation.memoized(compiler, launch, phase.stmt)
+
+    def run(frame: Frame) -> None:
+        shape = tuple(uniform(n(frame), frame, "the grid's extent") for n in extents)
+        Grid(plan, shape, frame).run(body)
+
+    return run
+
+
+def _plan(compiler: Compiler, launch: Launch, slots: list[int], threads: Mapping[int, Any]) -> Plan:
+    machine = compiler.machine
+    cluster = next((level for level in machine.levels if level.kind == "cluster"), None)
+    cluster = cluster if launch.cluster_size > 1 else None
+    own = compiler.owned_by(machine.program_level.name)
+    shared = compiler.owned_by(cluster.name) if cluster is not None else []
+    private = [b for b in launch.buffers if b.scope() in PRIVATE]
+    sizes = compiler.bytes_in("shared", launch), compiler.bytes_in("fragment", launch)
+    return Plan(
+        launch,
+        machine.program_level,
+        machine.tensor_level,
+        cluster,
+        resident(machine, launch, *sizes),
+        slots,
+        threads,
+        allocate=lambda unit, frame: compiler.allocate(own, unit, frame),
+        allocate_shared=lambda unit, frame: compiler.allocate(shared, unit, frame),
+        private=lambda frame: compiler.private(private, frame),
+    )
+
+
+def _thread_index(launch: Launch, axis: int) -> Any:
+    x, y, _ = launch.threads
+    extent = launch.threads[axis]
+    linear = np.arange(launch.thread_count, dtype=np.int32)
+    return linear // (1, x, x * y)[axis] % extent if extent > 1 else 0

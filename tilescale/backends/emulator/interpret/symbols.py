@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""What a program declares: slots of its variables and buffers, who owns which, which are views, replicas, flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.backends.emulator.interpret import flags
+from tilescale.backends.emulator.numerics import convert, element_type, numpy_dtype
+from tilescale.errors import Location
+from tilescale.hda import Machine
+from tilescale.program.effects import Surroundings, statements
+from tilescale.program.model import Launch, Program, bytes_of
+from tilescale.program.operations import Rank, TileView
+from tilescale.program.ops import RANK, VIEW
+
+PRIVATE = ("local", "local.var")
+"""Scopes of which every thread has its own."""
+
+
+class Symbols:
+    """The symbol table of a program on a machine.
+
+    Attributes:
+        launch: that whose statements are being compiled.
+        views: slot of a view -> what it shows.
+        flags: slots of the tensors that are flags; `zeroed`, those that are zero when a call begins.
+        signals: root of a flag tensor -> the lines that signal it; for reports.
+        reached: roots of buffers whose instance of one unit another unit accesses by its rank.
+        loop_variables: of the loops that are not around all that is compiled.
+    """
+
+    def __init__(self, program: Program, machine: Machine):
+        self.program = program
+        self.machine = machine
+        self.launch: Launch | None = None
+        self._slots: dict[ir.Var, int] = {}
+        self._homes: dict[int, ir.Buffer] = {}
+        self._barriers: dict[int, tuple[int, ...]] = {}
+        self._owners: dict[int, str] = {}
+        self._safe: dict[int, ir.PrimExpr] = {}
+        self.views: dict[int, TileView] = {}
+        self.signals: dict[int, list[Location | None]] = {}
+        self.reached: set[int] = set()
+        self._replicated: set[int] = set()
+        self._reducers: dict[int, str] = {}
+        # Those of `T.alloc_reducer(replication=...)`: fragments to which iterations of parallel loops add their parts.
+        self._accumulators: dict[int, str] = {}
+        self.loop_variables: set[ir.Var] = set()
+        # Variables that differ between threads of a program.
+        self._thread_variables: set[ir.Var] = set()
+        self._survey()
+
+    def _survey(self) -> None:
+        """Find where buffers come from: parameters, allocations, views."""
+        for parameter in self.program.parameters:
+            if parameter.buffer is not None:
+                self._homes[self.slot(parameter.buffer.data)] = parameter.buffer
+        for launch in self.program.launches:
+            self._thread_variables.update(var for var, _ in launch.thread_vars)
+            for buffer in launch.buffers:
+                self._homes.setdefault(self.slot(buffer.data), buffer)
+            self._owners.update((self.slot(data), level) for data, level in launch.owners)
+            self._barriers.update((self.slot(data), counts) for data, counts in launch.barriers)
+            self._survey_reducers(dict(launch.notes))
+        for stmt, _, _ in statements(self.program.body):
+            self._survey_statement(stmt)
+        self.surroundings = Surroundings(self.program)
+        self.flags = {self.slot(root) for root in flags.named(self.program, self.surroundings)}
+        self.zeroed = {self.slot(data) for launch in self.program.launches for data in launch.flags}
+
+    def _survey_statement(self, node: ir.Stmt) -> None:
+        if isinstance(node, ir.Bind) and ir.op_name(node.value) == VIEW.name:
+            view = self.views[self.slot(node.var)] = TileView.of(node.value)
+            if view.layout.is_replica:
+                self._replicated.add(self.root(self.slot(view.base.data)))
+        elif isinstance(node, ir.Bind) and self.differs_between_threads(node.value):
+            self._thread_variables.add(node.var)
+        elif isinstance(node, ir.For):
+            self.loop_variables.add(node.loop_var)
+        elif isinstance(node, ir.SBlock):
+            self._survey_reducers(node.annotations)
+
+    def _survey_reducers(self, notes: Mapping[str, Any]) -> None:
+        for data, info in notes.get("reducer_info_v2", {}).items():
+            self._reducers[self.slot(data)] = str(info["op"])
+        for data, info in notes.get("reducer_info", {}).items():
+            self._accumulators[self.slot(data)] = str(info["op"])
+
+    def differs_between_threads(self, expr: Any) -> bool:
+        """Whether the value of an expression may differ between threads of a program."""
+
+        def lane(node: Any) -> bool:
+            if ir.op_name(node) == RANK.name:
+                return self.machine.level(Rank.of(node).level).kind == "lanes"
+            return isinstance(node, ir.Var) and node in self._thread_variables
+
+        return ir.contains(expr, lane)
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+
+    def slot(self, var: ir.Var) -> int:
+        """The slot number of a variable or of a buffer's data."""
+        return self._slots.setdefault(var, len(self._slots))
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots a frame has."""
+        return len(self._slots)
+
+    def home(self, buffer: ir.Buffer) -> tuple[Sequence[Any], str] | None:
+        """Shape and type with which the memory of a buffer was declared; None if it is not known."""
+        slot = self.slot(buffer.data)
+        if slot in self.views:
+            return self.views[slot].shape, str(buffer.dtype)
+        home = self._homes.get(slot)
+        return (home.shape, str(home.dtype)) if home is not None else None
+
+    def root(self, slot: int) -> int:
+        """The slot of the tile or tensor behind a view."""
+        while slot in self.views:
+            slot = self.slot(self.views[slot].base.data)
+        return slot
+
+    def replicated_root(self, buffer: ir.Buffer) -> int | None:
+        """The slot of the tile that a write to `buffer` changes, if units may hold replicas of that; else None."""
+        slot = self.slot(buffer.data)
+        while slot in self.views:
+            if self.views[slot].layout.is_replica:
+                return None
+            slot = self.slot(self.views[slot].base.data)
+        return slot if slot in self._replicated else None
+
+    def is_replicated(self, slot: int) -> bool:
+        """Whether units hold replicas of a tile."""
+        return slot in self._replicated
+
+    # -- buffers -------------------------------------------------------------------------------------------------------
+
+    def reaches_flags(self, node: Any) -> bool:
+        """Whether a node is an access to flags."""
+        return hasattr(node, "buffer") and self.root(self.slot(node.buffer.data)) in self.flags
+
+    def begin_function(self, launch: Launch) -> None:
+        """What is compiled from here on is a function of its own for stock TileLang, but in a plain program."""
+        if self.program.is_hierarchical:
+            self._safe.clear()
+        self.note_safe_values(dict(launch.notes))
+
+    def note_safe_values(self, notes: Mapping[str, Any]) -> None:
+        """The notes of a block hold from here on, after its end too, as in stock TileLang."""
+        for data, value in notes.get("safe_value_map", {}).items():
+            self._safe[self.slot(data)] = value
+
+    def safe_value(self, buffer: ir.Buffer) -> Any:
+        """What a guarded load outside a tensor yields."""
+        value = self._safe.get(self.slot(buffer.data))
+        dtype = numpy_dtype(element_type(str(buffer.dtype)))
+        return convert(getattr(value, "value", value) or 0, dtype)
+
+    def owner_level(self, buffer: ir.Buffer) -> str:
+        """The level whose units own an instance of an allocation each."""
+        default = self.machine.tensor_level if buffer.scope() == "global" else self.machine.program_level
+        return self._owners.get(self.slot(buffer.data), default.name)
+
+    def owned_by(self, level: str) -> list[ir.Buffer]:
+        """The launch's buffers of which every unit of `level` owns an instance, thread-private ones left out."""
+        return [
+            b
+            for b in self.launch.buffers
+            if b.scope() not in PRIVATE and b.scope() != "global" and self.owner_level(b) == level
+        ]
+
+    def device_buffers(self, launch: Launch) -> list[ir.Buffer]:
+        """The launch's workspaces in device memory."""
+        return [b for b in launch.buffers if b.scope() == "global"]
+
+    def owned_buffer(self, slot: int) -> ir.Buffer:
+        """The allocation of a slot."""
+        return self._homes[slot]
+
+    def buffer_named(self, data: ir.Var) -> ir.Buffer | None:
+        """The parameter or allocation that a data variable is of; None for other variables."""
+        return self._homes.get(self.slot(data))
+
+    def bytes_in(self, kind: str, launch: Launch) -> int:
+        """Bytes that one program allocates in shared memory or in fragments."""
+        prefix = {"shared": "shared", "fragment": "local.fragment"}[kind]
+        total = 0
+        for buffer in launch.buffers:
+            size = bytes_of(buffer.shape, buffer.dtype)
+            if buffer.scope().startswith(prefix) and size is not None:
+                total += self._instances(buffer, launch) * size
+        return total
+
+    def _instances(self, buffer: ir.Buffer, launch: Launch) -> int:
+        """How many instances of a tile one program holds: of its own, or one for each unit that has a replica."""
+        root = self.slot(buffer.data)
+        replicas = [
+            view.level
+            for slot, view in self.views.items()
+            if view.layout.is_replica and self.root(slot) == root
+        ]
+        levels = [self.machine.level(name) for name in (self.owner_level(buffer), *replicas)]
+        return max(launch.thread_count // level.threads if level.kind == "lanes" else 1 for level in levels)
+
+    def reducer_op(self, buffer: ir.Buffer) -> str:
+        """The combining operation of a reducer."""
+        return self._reducers[self.slot(buffer.data)]
+
+    def accumulates(self, stmt: ir.BufferStore) -> str | None:
+        """The combining operation, if a store adds a part to a fragment that is a reducer."""
+        op = self._accumulators.get(self.slot(stmt.buffer.data))
+        return op if op is not None and isinstance(stmt.value, _COMBINES[op]) else None
+
+
+_COMBINES = {"sum": ir.Add, "max": ir.Max, "min": ir.Min}

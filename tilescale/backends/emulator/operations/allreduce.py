@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""Reductions over threads of a program: `T.tvm_thread_allreduce` under the `T.attr` that names a combination."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.frame import Frame, spread
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.registry import operation
+from tilescale.backends.emulator.numerics import convert
+from tilescale.backends.emulator.operations.pointers import pointed
+from tilescale.errors import UsageError
+
+
+@operation("tirx.tvm_thread_allreduce")
+def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
+    """How many values, the values, which threads bring theirs, where results go, and indices of threads."""
+    if compiler.reduction is None:
+        raise UsageError(
+            "T.tvm_thread_allreduce stands under no combination",
+            hint='write it in `with T.attr(T.comm_reducer(lambda x, y: x + y, [zero]), "reduce_scope", ...)`',
+        )
+    count = ir.constant(call.args[0])
+    values = [compiler.expr(v) for v in call.args[1 : 1 + count]]
+    takes_part, targets = compiler.expr(call.args[1 + count]), call.args[2 + count : 2 + 2 * count]
+    results = [pointed(compiler, target) for target in targets]
+    over = [compiler.expr(index) for index in call.args[2 + 2 * count :]]
+    reduction = compiler.reduction
+    left, right = ([compiler.slot(v) for v in side] for side in (reduction.lhs, reduction.rhs))
+    combined = [compiler.expr(e) for e in reduction.result]
+    neutral = [compiler.expr(e) for e in reduction.identity_element]
+    shape = compiler.launch.threads[::-1]
+
+    def fold(frame: Frame, brought: list[np.ndarray], axis: int) -> list[np.ndarray]:
+        """The values of all threads along an axis, combined in their order; each of these threads gets the result."""
+        work = frame.fork(frame.unit, None)
+        work.mask = None
+        lines = [np.moveaxis(v.reshape(shape), axis, 0) for v in brought]
+        work.space = lines[0].shape[1:]
+        total = [line[0] for line in lines]
+        for step in range(1, shape[axis]):
+            for slot, value in zip(left, total, strict=True):
+                work.slots[slot] = value
+            for slot, line in zip(right, lines, strict=True):
+                work.slots[slot] = line[step]
+            total = [c(work) for c in combined]
+        return [
+            np.moveaxis(np.broadcast_to(value, line.shape), 0, axis).reshape(-1)
+            for value, line in zip(total, lines, strict=True)
+        ]
+
+    def run(frame: Frame) -> None:
+        active = spread(takes_part(frame), frame) != 0
+        brought = [
+            np.where(active, spread(v(frame), frame), n(frame)) for v, n in zip(values, neutral, strict=True)
+        ]
+        for axis in _axes([spread(index(frame), frame) for index in over], shape):
+            brought = fold(frame, brought, axis)
+        for target, value in zip(results, brought, strict=True):
+            target.store(frame, convert(value, target.home.dtype))
+
+    return run
+
+
+def _axes(indices: list[np.ndarray], shape: tuple[int, ...]) -> list[int]:
+    """Which axes of the threads, the slowest first, some indices of threads run along."""
+    grid = np.indices(shape).reshape(len(shape), -1)
+    return [axis for axis, along in enumerate(grid) if shape[axis] > 1 and any((i == along).all() for i in indices)]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""Atomics on elements: every active element of the space makes its own update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator import numerics
+from tilescale.backends.emulator.execute.frame import Frame, active, spread
+from tilescale.backends.emulator.execute.observe import ATOMIC, ATOMIC_STORE
+from tilescale.backends.emulator.interpret.abstract import known_or_not
+from tilescale.backends.emulator.interpret.access import Element
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.registry import value_operation
+from tilescale.backends.emulator.operations.pointers import elements, neighbours, pointed
+from tilescale.errors import UnsupportedError
+
+
+def _atomic(op: str, returns: bool, width: int = 1) -> Callable[[Compiler, ir.Call], Closure]:
+    """An update of `width` neighbouring elements; every active element of the space makes its own."""
+
+    def rule(compiler: Compiler, call: ir.Call) -> Closure:
+        target = pointed(compiler, call.args[0])
+        if target.home.private:
+            raise UnsupportedError(f"the emulator does not run atomics on thread-private memory ({target.home.name!r})")
+        if width > 1:
+            targets, values = elements(compiler, call.args[0], width), neighbours(compiler, call.args[1], width)
+            return lambda frame: _wide_atomic(targets, values, op, frame)
+        value = compiler.expr(call.args[1]) if op != "load" else lambda frame: 0
+        order = _memory_order(call, 1 if op == "load" else 2)
+        if not compiler.data:
+            value = known_or_not(value)
+        return lambda frame: _update(target, value(frame), op, order, returns, frame)
+
+    return rule
+
+
+_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
+
+
+def _memory_order(call: ir.Call, position: int) -> str:
+    """The memory order of an atomic, by TileLang's numbers; without one it is relaxed."""
+    return _ORDERS[ir.constant(call.args[position]) if len(call.args) > position else 0]
+
+
+def _update(target: Element, value: Any, op: str, order: str, returns: bool, frame: Frame) -> Any:
+    array = target.home.array(frame)
+    if not array.flags.writeable:  # a run without data
+        return target.load(frame) if returns else None
+    # Adding nothing is a way to look at memory: it must not wake those who wait for a change.
+    if op != "load" and (op not in ("add", "or") or np.any(value)):
+        target.home.written(frame)
+    index = tuple(i(frame) for i in target.indices)
+    result = _update_at(target, array, index, value, op, frame, returns)
+    if frame.run.observers:
+        taken = active(frame) & target.inside(index, array.shape, frame)
+        touched = tuple(spread(i, frame)[taken] for i in index)
+        for observer in frame.run.observers:
+            observer.orders(frame, array, touched, op, order)
+    return result
+
+
+def _update_at(
+    target: Element, array: np.ndarray, index: tuple, value: Any, op: str, frame: Frame, returns: bool = False
+) -> Any:
+    taken = active(frame) & target.inside(index, array.shape, frame)
+    target.touched(frame, ATOMIC_STORE if op == "store" else ATOMIC, array, index, taken)
+    if not taken.all():
+        index = tuple(np.where(taken, i, 0) for i in index)
+    index = tuple(spread(i, frame) for i in index)
+    return numerics.atomic_update(array, index, value, op, mask=taken, return_prev=returns)
+
+
+def _wide_atomic(targets: list[Element], values: Closure, op: str, frame: Frame) -> None:
+    array = targets[0].home.array(frame)
+    if not array.flags.writeable:
+        return
+    targets[0].home.written(frame)
+    for target, value in zip(targets, values(frame), strict=True):
+        _update_at(target, array, tuple(i(frame) for i in target.indices), value, op, frame)
+
+
+for _op in ("add", "max", "min"):
+    value_operation(f"tl.atomic_{_op}_elem_op")(_atomic(_op, False))
+    value_operation(f"tl.atomic_{_op}_ret_elem_op")(_atomic(_op, True))
+value_operation("tl.atomic_or_elem_op")(_atomic("or", False))
+value_operation("tl.atomic_store_elem_op")(_atomic("store", False))
+value_operation("tl.atomic_load_elem_op")(_atomic("load", True))
+value_operation("tl.atomic_addx2_elem_op")(_atomic("add", False, width=2))
+value_operation("tl.atomic_addx4_elem_op")(_atomic("add", False, width=4))

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT
+"""Barriers of programs and clusters, and those of all units of a level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.barriers import MBarrier
+from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.execute.programs import ProgramInstance
+from tilescale.backends.emulator.execute.rendezvous import rendezvous
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.registry import operation
+from tilescale.errors import OutOfBoundsError
+from tilescale.program import ops
+from tilescale.program.model import declaration
+from tilescale.program.operations import Barrier
+
+
+class BarrierReference:
+    """An mbarrier named in an operation's argument: `bar[i]` or a pointer to it."""
+
+    def __init__(self, compiler: Compiler, node: Any):
+        while isinstance(node, ir.Call):
+            node = node.args[0]
+        self.buffer = node.buffer
+        self.slot = compiler.slot(node.buffer.data)
+        self.index = compiler.expr(node.indices[0])
+        self.where = compiler.where
+
+    def of(self, frame: Frame, program: ProgramInstance | None = None) -> MBarrier:
+        """The barrier of the frame's program, or of another one of its cluster."""
+        index = uniform(self.index(frame), frame, "which barrier")
+        barriers = frame.slots[self.slot]
+        if not 0 <= index < len(barriers):
+            raise OutOfBoundsError(
+                f"{self.buffer.name}[{index}] is outside the barriers, of which there are {len(barriers)}",
+                where=declaration(self.buffer),
+            )
+        if program is not None:
+            barriers = program.unit.owner(self.slot).storage[self.slot]
+        return barriers[index]
+
+
+@operation("tl.mbarrier_wait_parity", "tirx.ptx_wait_barrier")
+def _barrier_wait(compiler: Compiler, call: ir.Call) -> Closure:
+    barrier, parity = BarrierReference(compiler, call.args[0]), compiler.expr(call.args[1])
+    return lambda frame: barrier.of(frame).wait(uniform(parity(frame), frame, "a parity"), frame, barrier.where)
+
+
+@operation(
+    "tirx.ptx_arrive_barrier", "tirx.ptx_arrive_barrier_expect_tx", "tl.ptx_cp_async_barrier_noinc", collective=False
+)
+def _barrier_arrive(compiler: Compiler, call: ir.Call) -> Closure:
+    barrier = BarrierReference(compiler, call.args[0])
+    return lambda frame: barrier.of(frame).arrive(frame.active(), frame, barrier.where)
+
+
+@operation("tl.tcgen05_mma_arrive", collective=False)
+def _mma_arrive(compiler: Compiler, call: ir.Call) -> Closure:
+    barrier = BarrierReference(compiler, call.args[0])
+    return lambda frame: barrier.of(frame).arrive(1, frame, barrier.where)
+
+
+@operation("tl.ptx_arrive_cluster_barrier", collective=False)
+def _remote_arrive(compiler: Compiler, call: ir.Call) -> Closure:
+    barrier, rank = BarrierReference(compiler, call.args[0]), compiler.expr(call.args[1])
+
+    def run(frame: Frame) -> None:
+        program = frame.program.in_cluster(uniform(rank(frame), frame, "a rank in the cluster"))
+        barrier.of(frame, program).arrive(frame.active(), frame, barrier.where)
+
+    return run
+
+
+@operation("tirx.tvm_storage_sync")
+def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure | None:
+    """Threads of one coroutine run in step; a barrier that is named with a count meets other coroutines."""
+    where = compiler.where
+    if len(call.args) < 3:
+        # Under a condition that tells lanes apart TileLang synchronises only those that meet it: the executing unit's.
+        return (lambda frame: None) if compiler.threads_apart else lambda frame: frame.participants.sync(frame, where)
+    number, count = compiler.expr(call.args[1]), compiler.expr(call.args[2])
+
+    def run(frame: Frame) -> None:
+        name, expected = uniform(number(frame), frame, "a barrier"), uniform(count(frame), frame, "a count")
+        barrier = frame.program.named_barrier(name)
+        ticket = barrier.arrive(frame.active(), expected, frame)
+        barrier.wait(ticket, f"named barrier {name}", expected, frame, where)
+
+    return run
+
+
+@operation("tl.named_barrier_arrive")
+def _named_arrive(compiler: Compiler, call: ir.Call) -> Closure:
+    number, count = compiler.expr(call.args[0]), compiler.expr(call.args[1])
+
+    def run(frame: Frame) -> None:
+        name, expected = uniform(number(frame), frame, "a barrier"), uniform(count(frame), frame, "a count")
+        frame.program.named_barrier(name).arrive(frame.active(), expected, frame)
+
+    return run
+
+
+@operation("tl.cluster_sync", "tl.cluster_arrive", "tl.cluster_arrive_relaxed", "tl.cluster_wait")
+def _cluster_barrier(compiler: Compiler, call: ir.Call) -> Closure:
+    arrives, waits = "wait" not in call.op.name, "arrive" not in call.op.name
+    where = compiler.where
+
+    def run(frame: Frame) -> None:
+        cluster, own = frame.program.cluster, frame.own is None and "all" or frame.own.tobytes()
+        expected = frame.threads * len(cluster.programs)
+        key = (frame.unit.path(), own)
+        if arrives:
+            cluster.barrier.tickets[key] = cluster.barrier.arrive(frame.active(), expected, frame)
+        if waits:
+            cluster.barrier.wait(cluster.barrier.tickets[key], "its cluster's barrier", expected, frame, where)
+
+    return run
+
+
+@operation("tl.sync_grid")
+def _grid_barrier(compiler: Compiler, call: ir.Call) -> Closure:
+    where = compiler.where
+
+    def run(frame: Frame) -> None:
+        grid = frame.program.grid
+        expected = frame.threads * grid.count
+        ticket = grid.barrier.arrive(frame.active(), expected, frame)
+        grid.barrier.wait(ticket, "the grid's barrier", expected, frame, where)
+
+    return run
+
+
+@operation(ops.BARRIER.name)
+def _barrier(compiler: Compiler, call: ir.Call) -> Closure:
+    level, where = Barrier.of(call).level, compiler.where
+    return lambda frame: rendezvous(frame, level, "barrier", where, None, lambda _: None)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""Arguments that point to elements: `T.access_ptr(x[i], ...)`, `T.address_of(x[i])`, `T.tvm_access_ptr(...)`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.frame import Frame, spread
+from tilescale.backends.emulator.interpret.access import Element, element
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.numerics import lanes_of
+from tilescale.errors import UnsupportedError
+
+_OF_ELEMENTS = ("tl.access_ptr", "tirx.address_of")
+
+
+def pointed(compiler: Compiler, pointer: Any) -> Element:
+    """The element that an argument points to.
+
+    Raises:
+        UnsupportedError: another kind of pointer.
+    """
+    return elements(compiler, pointer, 1)[0]
+
+
+def elements(compiler: Compiler, pointer: Any, count: int) -> list[Element]:
+    """The elements that follow one another in memory from the one that an argument points to. Raises as `pointed`."""
+    buffer, indices = _target(compiler, pointer)
+    shape, lanes = list(buffer.shape), lanes_of(str(buffer.dtype))
+    if lanes > 1:
+        shape, indices = [*shape, lanes], [*indices, 0]
+    return [element(compiler, buffer, _moved(shape, indices, step)) for step in range(count)]
+
+
+def buffer_of(compiler: Compiler, pointer: Any) -> ir.Buffer:
+    """The buffer that an argument points into. Raises as `pointed`."""
+    return _target(compiler, pointer)[0]
+
+
+def _target(compiler: Compiler, pointer: Any) -> tuple[ir.Buffer, list[Any]]:
+    while ir.op_name(pointer) in _OF_ELEMENTS:
+        pointer = pointer.args[0]
+    if isinstance(pointer, ir.BufferLoad):
+        return pointer.buffer, [i.base if isinstance(i, ir.Ramp) else i for i in pointer.indices]
+    if ir.op_name(pointer) == "tirx.tvm_access_ptr":
+        buffer = compiler.buffer_named(pointer.args[1])
+        if buffer is not None and str(buffer.dtype) == str(pointer.args[0].dtype):
+            return buffer, _indices(list(buffer.shape), pointer.args[2])
+    raise UnsupportedError(f"the emulator does not follow the pointer {pointer}")
+
+
+def _moved(shape: list[Any], indices: list[Any], step: int) -> list[Any]:
+    if step == 0 or len(indices) == 1:
+        return [*indices[:-1], indices[-1] + step]
+    position = step
+    for axis, index in enumerate(indices):
+        position = position + index * math.prod(shape[axis + 1 :])
+    return _indices(shape, position)
+
+
+def _indices(shape: list[Any], position: Any) -> list[Any]:
+    """The indices of an element that has a position among all, in the order of memory."""
+    found = []
+    for extent in reversed(shape[1:]):
+        found.append(position % extent)
+        position = position // extent
+    return [position, *reversed(found)]
+
+
+def neighbours(compiler: Compiler, pointer: Any, count: int) -> Any:
+    """The closure of the values of `count` elements from the one pointed to, as arrays over the space."""
+    loads = [e.load for e in elements(compiler, pointer, count)]
+
+    def run(frame: Frame) -> list[np.ndarray]:
+        return [spread(load(frame), frame) for load in loads]
+
+    return run

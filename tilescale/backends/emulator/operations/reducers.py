@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Reducers: results to which each iteration of a parallel loop contributes a part."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator import numerics
+from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.interpret.access import Region, element
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.reducers import UPDATES, combine
+from tilescale.backends.emulator.interpret.registry import operation
+
+
+@operation("tl.tileop.reducer_init")
+def _reducer_init(compiler: Compiler, call: ir.Call) -> Closure:
+    reducer = Region(compiler, call.args[0])
+    op = compiler.reducer_op(reducer.home.buffer)
+    initial = compiler.expr(call.args[1]) if len(call.args) > 1 else None
+
+    def run(frame: Frame) -> None:
+        array = reducer.target(frame)
+        array[...] = numerics.identity(op, array.dtype)
+        if initial is not None:
+            value = np.full(array.shape, uniform(initial(frame), frame, "the initial value of a reducer"))
+            numerics.atomic_update(array, (), value, UPDATES[op])
+
+    return run
+
+
+@operation("tl.reducer_update")
+def _reducer_update(compiler: Compiler, call: ir.Call) -> Closure:
+    load = call.args[0]
+    target, value = element(compiler, load.buffer, load.indices), compiler.expr(call.args[1])
+    op = compiler.reducer_op(load.buffer)
+    return lambda frame: combine(target, value(frame), op, frame)
+
+
+@operation("tl.tileop.finalize_reducer_v2")
+def _finalize(compiler: Compiler, call: ir.Call) -> Closure:
+    reducer, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+    return lambda frame: target.write(frame, reducer.read(frame))
+
+
+@operation("tl.tileop.finalize_reducer")
+def _finalize_in_place(compiler: Compiler, call: ir.Call) -> Closure:
+    """The parts that iterations have added are in the fragment already."""
+    return lambda frame: None

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""Which operations have costs: a table that costs.py fills, beside the tables of what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilescale.backends.emulator.interpret.registry import IGNORED, OPERATIONS, Rule
+
+COSTS: dict[str, Rule] = {}
+RUN_WITHOUT_DATA: set[str] = set()
+"""Operations that have a cost and also run where tiles have no values."""
+
+
+def cost(*names: str, runs: bool = False) -> Callable[[Rule], Rule]:
+    """Register the cost of operations on tiles: a rule whose closure writes down what one execution demands.
+
+    Args:
+        names: TIR names.
+        runs: whether the operation also runs without data, since it does more than to compute.
+    """
+
+    def register(rule: Rule) -> Rule:
+        COSTS.update(dict.fromkeys(names, rule))
+        if runs:
+            RUN_WITHOUT_DATA.update(names)
+        return rule
+
+    return register
+
+
+def has_cost(name: str | None) -> bool:
+    """Whether an operation is one that takes time and orders nothing."""
+    return name in COSTS
+
+
+def orders(name: str | None) -> bool:
+    """Whether an operation may order what tasks do."""
+    return name in IGNORED if name in COSTS else name in OPERATIONS

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""What operations between two units cost: the way of a transfer over the machine's links, signals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.access import Block, Region
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.scales import instance
+from tilescale.backends.emulator.operations.remote import Flag, Peer
+from tilescale.backends.emulator.record.costs import Demands, Traffic
+from tilescale.backends.emulator.record.recorder import Recorder
+from tilescale.backends.emulator.record.registry import cost
+from tilescale.cost.operations import copy_choice
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Mechanism
+from tilescale.program import ops
+from tilescale.program.operations import Collective, Copy, Signal
+from tilescale.timing.steps import Part, merged
+
+
+@cost(ops.COPY.name, runs=True)
+def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
+    """A put takes its start-up and its bytes' way, and is seen there a latency later. A get takes there and back."""
+    recorder, where, copy = compiler.instrumentation.recorder, compiler.where, Copy.of(call)
+    near = Traffic(compiler, copy.near, not copy.to_peer)
+    peer = Peer(compiler, copy.peer, copy.level)
+    is_queued = compiler.is_queued(call)
+    choose = _by_host(copy.impl) if is_queued else _by_choice(compiler, call)
+    name = "put" if copy.to_peer else "get"
+    tells = None
+    if copy.signal is not None:
+        tells = _tells(compiler, copy.signal, copy.value, copy.op, peer)
+
+    def record(frame: Frame) -> None:
+        here, there = frame.run.number(frame.unit), frame.run.number(peer.unit(frame))
+        demands, _, nbytes = near.demands(frame)
+        way = _way(recorder, here, there, nbytes, name, choose, copy.level, frame.program is not None)
+        far = recorder.far_memory(there, nbytes) if there != here else {}
+        part = Part(name, "transfer", where, merged([demands, way.demands, far]), nbytes)
+        if is_queued:
+            recorder.work(frame, part, way.moving + way.latency)
+        elif copy.to_peer:
+            recorder.work(frame, part, way.startup + way.moving, way.latency)
+        else:
+            recorder.work(frame, part, way.startup + way.moving + 2 * way.latency)
+        if tells is not None:
+            tells(frame)
+
+    return record
+
+
+def chunk_cost(
+    compiler: Compiler, gather: Collective, source: Region, flag: Flag
+) -> Callable[[Frame, Unit, Block | None, Block], None]:
+    """What a chunk of a gather takes on a copy queue: its way to a unit, None where it is there, and the signal.
+
+    Like all that a queue executes it is over when it has arrived, and its start-up was while others were before it.
+    """
+    recorder, where = compiler.instrumentation.recorder, compiler.where
+    choose, root = _by_host(gather.impl), source.home.root
+    told = f"signal {flag.region.home.name}"
+
+    def record(frame: Frame, unit: Unit, block: Block | None, element: Block) -> None:
+        here, there = frame.run.number(frame.unit), frame.run.number(unit)
+        if block is not None:
+            tile = (root, block.begins, block.extents), block.nbytes
+            demands, nbytes = recorder.touches(frame, lambda _: tile, False)
+            far = recorder.far_memory(there, nbytes)
+            way = Way({}, 0.0, 0.0, recorder.rates.latency("global"))
+            if here != there:
+                way = _way(recorder, here, there, nbytes, "put", choose, gather.level, False)
+            part = Part(gather.name, "transfer", where, merged([demands, way.demands, far]), nbytes)
+            recorder.work(frame, part, way.moving + way.latency)
+        if element.within:
+            recorder.signal(element.view(), "add", 1, _delay(recorder, here, there), where, told)
+
+    return record
+
+
+Chooser = Callable[[Sequence[Mechanism]], list[Mechanism]]
+"""Which mechanisms of a way come into question."""
+
+
+def _by_choice(compiler: Compiler, call: ir.Call) -> Chooser:
+    """The mechanism that the cost model takes for a copy; all where no rule of it fits."""
+    recorder, whole = compiler.instrumentation.recorder, compiler.executing == compiler.machine.tensor_level
+    try:
+        chosen = copy_choice(call, recorder.machine, recorder.extents, None if whole else recorder.rates.places).name
+    except UnsupportedError:
+        return list
+    return lambda offers: [m for m in offers if m.name == chosen] or list(offers)
+
+
+def _by_host(impl: str | None) -> Chooser:
+    """What moves data while no program runs, or what was asked for.
+
+    Raises (when called):
+        UnsupportedError: the way offers no such mechanism.
+    """
+
+    def choose(offers: Sequence[Mechanism]) -> list[Mechanism]:
+        able = [m for m in offers if (m.name == impl if impl else m.started_by == "host")]
+        if not able:
+            found = ", ".join(m.name for m in offers) or "nothing"
+            raise UnsupportedError(
+                f"no {impl or 'mechanism that runs without programs'} on the way of this copy, which offers {found}",
+                hint="copy from inside a program, or between units of one network that has a copy engine",
+            )
+        return able
+
+    return choose
+
+
+class Way(NamedTuple):
+    """What a transfer between two units takes: demands on links; seconds until it begins, that its bytes take at least,
+    and from then until they are there."""
+
+    demands: Demands
+    startup: float
+    moving: float
+    latency: float
+
+
+def _way(
+    recorder: Recorder,
+    here: int,
+    there: int,
+    nbytes: int,
+    operation: str,
+    choose: Chooser,
+    level: str,
+    by_program: bool,
+) -> Way:
+    if here == there:
+        return _inside(recorder, nbytes, level)
+    path = recorder.rates.path(here, there, recorder.sizes)
+    offers = choose([m for m in path.mechanisms if m.rate(operation)])
+    if not offers:
+        return Way(recorder.rates.over(path, nbytes, 1.0), 0.0, 0.0, path.latency)
+    best = min(offers, key=lambda m: m.seconds(nbytes, operation, bandwidth=path.bandwidth))
+    rate = min(best.rate(operation), path.bandwidth)
+    demands: dict[Hashable, float] = dict(recorder.rates.over(path, nbytes, rate / path.bandwidth))
+    if by_program and best.per_program:
+        # All that a program has under way shares what it reaches alone.
+        demands[best.name] = nbytes / best.per_program
+        rate = min(rate, best.per_program)
+    return Way(demands, best.startup, nbytes / rate, path.latency)
+
+
+def _inside(recorder: Recorder, nbytes: int, level: str) -> Way:
+    """Between units that share a tensor-owning one: lanes of a program, programs of a cluster."""
+    network = recorder.machine.network(level)
+    if network is None:
+        layer = recorder.rates.layers["shared"]
+        return Way(recorder.rates.on_chip("shared", 2 * nbytes), layer.latency, 0.0, layer.latency)
+    offers = network.mechanisms
+    startup = min(m.startup for m in offers)
+    return Way({network.name: nbytes / network.bandwidth}, startup, 0.0, network.latency)
+
+
+@cost(ops.SIGNAL.name, runs=True)
+def _signal(compiler: Compiler, call: ir.Call) -> Closure:
+    signal = Signal.of(call)
+    peer = Peer(compiler, signal.peer, signal.level) if signal.peer is not None else None
+    return _tells(compiler, signal.flag, signal.value, signal.op, peer)
+
+
+def _tells(compiler: Compiler, flag: Any, value: Any, op: str, peer: Peer | None) -> Closure:
+    recorder, where = compiler.instrumentation.recorder, compiler.where
+    region, amount = Region(compiler, flag), compiler.expr(value)
+
+    def record(frame: Frame) -> None:
+        unit = peer.unit(frame) if peer is not None else None
+        array = None if unit is None else instance(compiler, region.home.slot, frame, unit)
+        block = region.block(frame, array)
+        here = frame.run.number(frame.unit)
+        delay = _delay(recorder, here, here if unit is None else frame.run.number(unit))
+        if block.within:
+            name = f"signal {region.home.name}"
+            recorder.signal(block.view(), op, uniform(amount(frame), frame, "a signal's value"), delay, where, name)
+
+    return record
+
+
+def _delay(recorder: Recorder, here: int, there: int) -> float:
+    """Seconds until a signal is seen."""
+    rates = recorder.rates
+    return rates.path(here, there, recorder.sizes).latency if here != there else rates.latency("global")
+
+

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: MIT
+"""Products of the rows of each expert with its own weights, as `moe_dispatch` lays them out.
+
+A tile of rows is of one expert, so a block looks up whose it is, and multiplies as in any product. What is behind the
+last expert's rows costs blocks that end at once. Weights in float8 have a scale for each square of 128, their rows one
+for each 128 columns (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3.2): sums of 128 are scaled, and added
+up in float32.
+"""
+
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import ArgumentError
+from tilescale.ops.arguments import MULTIPLE, PRODUCTS, check_tensor, dense
+from tilescale.ops.flat import dtype_of
+from tilescale.ops.kernels import local_kernel
+from tilescale.ops.moe_route import ALIGN, Routing
+from tilescale.ops.products import DEPTH
+from tilescale.ops.row_exchange import UNIT_BYTES
+
+SQUARE = 128
+"""Rows and columns of a float8 weight that share a scale."""
+
+COLUMNS = 256
+"""Columns of a block's tile; half as many where they do not divide N."""
+
+STAGES = 3
+"""Steps that are loaded ahead: the result does not lie where they were, as there is a condition around them."""
+
+
+def grouped_matmul(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    routing: Routing,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """The rows of each expert of this rank times its weights.
+
+    Args:
+        x: (room, K), in the rows in which `moe_dispatch` gave the tokens; bfloat16, float16, or float8 with scales.
+        b: (experts of this rank, K, N), contiguous or the transposes of contiguous matrices (`weight.mT`), of the type
+            of x; K and N are multiples of 8. Of float8 it is the latter, and they are multiples of 128.
+        routing: of these tokens.
+        scales: for float8: of x, (room, K / 128), and of b, (experts of this rank, K / 128, N / 128), float32.
+
+    Returns:
+        (room, N), of the type of x, bfloat16 for float8; rows that are nobody's are anything. It can be differentiated,
+        but for float8.
+
+    Raises:
+        ArgumentError: names the argument that is not served, and what is.
+    """
+    check_tensor("x", x, 2, (*PRODUCTS, torch.float8_e4m3fn))
+    check_tensor("b", b, 3, (x.dtype,))
+    _check_shapes(x, b, routing)
+    if scales is None:
+        check_tensor("x", x)
+        return torch.ops.tilescale.grouped_matmul(x, b, routing.counts, routing.owners)
+    of_x, of_b = scales
+    check_tensor("b", b, 3, (torch.float8_e4m3fn,))
+    if not b.mT.is_contiguous() or b.shape[1] % SQUARE or b.shape[2] % SQUARE:
+        raise ArgumentError(
+            f"b has shape {tuple(b.shape)} and strides {b.stride()}",
+            hint=f"of float8, it is the transposes of contiguous matrices, K and N are multiples of {SQUARE}",
+        )
+    squares = b.shape[1] // SQUARE, b.shape[2] // SQUARE
+    for name, given, shape in ("scales[0]", of_x, (x.shape[0], squares[0])), ("scales[1]", of_b, (len(b), *squares)):
+        check_tensor(name, given, len(shape), (torch.float32,))
+        if given.shape != shape:
+            raise ArgumentError(f"{name} has shape {tuple(given.shape)}", hint=f"here it is {shape}")
+    return torch.ops.tilescale.grouped_matmul_scaled(x, b, of_x, of_b, routing.owners)
+
+
+def _check_shapes(x: torch.Tensor, b: torch.Tensor, routing: Routing) -> None:
+    experts = routing.counts.shape[0]
+    if x.shape[0] != routing.room:
+        raise ArgumentError(f"x has {x.shape[0]} rows, routing says {routing.room}", hint="give what was dispatched")
+    if b.shape[0] != experts or b.shape[1] != x.shape[1]:
+        raise ArgumentError(
+            f"b has shape {tuple(b.shape)}, here are {experts} experts and x has {x.shape[1]} columns",
+            hint="b is (experts of this rank, K, N)",
+        )
+    if b.shape[1] % MULTIPLE or b.shape[2] % MULTIPLE:
+        raise ArgumentError(f"b has shape {tuple(b.shape)}", hint=f"K and N are multiples of {MULTIPLE}: pad it")
+
+
+@torch.library.custom_op("tilescale::grouped_matmul", mutates_args=())
+def _operator(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
+    """The products."""
+    is_transposed = b.mT.is_contiguous() and not b.is_contiguous()
+    result = x.new_empty(x.shape[0], b.shape[2])
+    made = local_kernel(program, b.shape[2], b.shape[1], dtype_of(x), is_transposed)
+    made(dense(x), dense(b.mT if is_transposed else b), owners, result)
+    return result
+
+
+@torch.library.custom_op("tilescale::grouped_outer", mutates_args=())
+def _outer(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """For each expert the transpose of its rows of x times its rows of y."""
+    result = x.new_empty(counts.shape[0], x.shape[1], y.shape[1])
+    local_kernel(outer_program, counts.shape[0], x.shape[1], y.shape[1], dtype_of(x))(
+        dense(x), dense(y), counts, result
+    )
+    return result
+
+
+@torch.library.custom_op("tilescale::grouped_matmul_scaled", mutates_args=())
+def _scaled(
+    x: torch.Tensor, b: torch.Tensor, of_x: torch.Tensor, of_b: torch.Tensor, owners: torch.Tensor
+) -> torch.Tensor:
+    """The products of float8 matrices."""
+    rows, N, K = x.shape[0], b.shape[2], b.shape[1]
+    result = x.new_empty(rows, N, dtype=torch.bfloat16)
+    wide = _wide(x)
+    made = local_kernel(scaled_program, N, K, wide.shape[1], dtype_of(x))
+    made(wide, b.mT, dense(of_x), of_b.mT.contiguous(), owners, result)
+    return result
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """A matrix whose first columns are x: x, or what it is the front of, as where tokens came with their scales."""
+    stride = x.stride(0)
+    is_front = x.stride(1) == 1 and stride % UNIT_BYTES == 0 and x.storage_offset() == 0
+    if is_front and x.untyped_storage().nbytes() >= x.shape[0] * stride * x.itemsize:
+        return x.as_strided((x.shape[0], stride), (stride, 1))
+    return dense(x)
+
+
+@_operator.register_fake
+def _(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], b.shape[2])
+
+
+@_outer.register_fake
+def _(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(counts.shape[0], x.shape[1], y.shape[1])
+
+
+@_scaled.register_fake
+def _(x: torch.Tensor, b: torch.Tensor, of_x: torch.Tensor, of_b: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], b.shape[2], dtype=torch.bfloat16)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, b, counts, owners = ctx.saved_tensors
+    dx = torch.ops.tilescale.grouped_matmul(grad, b.mT, counts, owners)
+    # As the transposes of (N, K), which is how weights lie.
+    db = torch.ops.tilescale.grouped_outer(grad, x, counts).mT
+    return dx, db, None, None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)
+
+
+def program(N: int, K: int, dtype: str, transposed: bool) -> Any:
+    """C[m] = A[m] B[owner of m], tile by tile; tiles of nobody are left out."""
+    room, experts, wide = T.dynamic("room"), T.dynamic("experts"), COLUMNS if N % COLUMNS == 0 else COLUMNS // 2
+
+    @T.prim_func
+    def grouped_matmul(
+        A: T.Tensor((room, K), dtype),
+        B: T.Tensor((experts, N, K) if transposed else (experts, K, N), dtype),
+        owners: T.Tensor((room // ALIGN,), "int32"),
+        C: T.Tensor((room, N), dtype),
+    ):
+        with T.Kernel(T.ceildiv(N, wide), room // ALIGN, threads=256) as (column, tile):
+            a = T.alloc((ALIGN, DEPTH), dtype, level="l1")
+            b = T.alloc((wide, DEPTH) if transposed else (DEPTH, wide), dtype, level="l1")
+            c = T.alloc((ALIGN, wide), "float32", level="l0")
+            out = T.alloc((ALIGN, wide), dtype, level="l1")
+            if owners[tile] >= 0:
+                T.clear(c)
+                for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
+                    T.copy(A[tile * ALIGN, k * DEPTH], a)
+                    if transposed:
+                        T.copy(B[owners[tile], column * wide, k * DEPTH], b)
+                    else:
+                        T.copy(B[owners[tile], k * DEPTH, column * wide], b)
+                    T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+                T.copy(c, out)
+                T.copy(out, C[tile * ALIGN, column * wide])
+
+    return grouped_matmul
+
+
+def outer_program(experts: int, M: int, N: int, dtype: str) -> Any:
+    """C[e] = X[rows of e]^T Y[rows of e]: whole steps of rows, then those that are left."""
+    room, side = T.dynamic("room"), ALIGN
+
+    @T.prim_func
+    def grouped_outer(
+        X: T.Tensor((room, M), dtype),
+        Y: T.Tensor((room, N), dtype),
+        counts: T.Tensor((experts,), "int32"),
+        C: T.Tensor((experts, M, N), dtype),
+    ):
+        with T.Kernel(T.ceildiv(N, side), T.ceildiv(M, side), experts, threads=256) as (bn, bm, expert):
+            x, y, last_x, last_y = (T.alloc((DEPTH, side), dtype, level="l1") for _ in range(4))
+            c = T.alloc((side, side), "float32", level="l0")
+            out = T.alloc((side, side), dtype, level="l1")
+            first = T.alloc_var("int32", init=0)
+            for e in T.serial(experts):
+                if e < expert:
+                    first += T.ceildiv(counts[e], ALIGN) * ALIGN
+            T.clear(c)
+            for step in T.Pipelined(counts[expert] // DEPTH, num_stages=STAGES):
+                T.copy(X[first + step * DEPTH, bm * side], x)
+                T.copy(Y[first + step * DEPTH, bn * side], y)
+                T.gemm(x, y, c, transpose_A=True)
+            left = counts[expert] % DEPTH
+            if left > 0:
+                begin = first + counts[expert] - left
+                load_left(last_x, X, begin, left, bm * side, M, room)
+                load_left(last_y, Y, begin, left, bn * side, N, room)
+                T.gemm(last_x, last_y, c, transpose_A=True)
+            T.copy(c, out)
+            T.copy(out, C[expert, bm * side, bn * side])
+
+    return grouped_outer
+
+
+@T.macro
+def load_left(tile, source, begin, left, column, width, room):
+    """The last rows of an expert; beyond them, and beyond the last column, zeros."""
+    for i, j in T.Parallel(tile.shape[0], tile.shape[1]):
+        value = source[T.min(begin + i, room - 1), T.min(column + j, width - 1)]
+        tile[i, j] = T.if_then_else((i < left) & (column + j < width), value, T.cast(0, tile.dtype))
+
+
+def scaled_program(N: int, K: int, stride: int, dtype: str) -> Any:
+    """As `program`, of float8: what each square adds is scaled."""
+    room, experts, wide = T.dynamic("room"), T.dynamic("experts"), SQUARE
+
+    @T.prim_func
+    def grouped_matmul_scaled(
+        A: T.Tensor((room, stride), dtype),  # its first K columns
+        B: T.Tensor((experts, N, K), dtype),
+        of_A: T.Tensor((room, K // SQUARE), "float32"),
+        of_B: T.Tensor((experts, N // SQUARE, K // SQUARE), "float32"),
+        owners: T.Tensor((room // ALIGN,), "int32"),
+        C: T.Tensor((room, N), "bfloat16"),
+    ):
+        with T.Kernel(N // wide, room // ALIGN, threads=256) as (column, tile):
+            a = T.alloc((ALIGN, SQUARE), dtype, level="l1")
+            b = T.alloc((wide, SQUARE), dtype, level="l1")
+            scale = T.alloc((ALIGN,), "float32", level="l0")
+            part, c = (T.alloc((ALIGN, wide), "float32", level="l0") for _ in range(2))
+            out = T.alloc((ALIGN, wide), "bfloat16", level="l1")
+            if owners[tile] >= 0:
+                T.clear(c)
+                for k in T.Pipelined(K // SQUARE, num_stages=STAGES):
+                    T.copy(A[tile * ALIGN, k * SQUARE], a)
+                    T.copy(B[owners[tile], column * wide, k * SQUARE], b)
+                    for i in T.Parallel(ALIGN):
+                        scale[i] = of_A[tile * ALIGN + i, k] * of_B[owners[tile], column, k]
+                    T.gemm(a, b, part, transpose_B=True, clear_accum=True)
+                    for i, j in T.Parallel(ALIGN, wide):
+                        c[i, j] += part[i, j] * scale[i]
+                T.copy(c, out)
+                T.copy(out, C[tile * ALIGN, column * wide])
+
+    return grouped_matmul_scaled
