@@ -35,7 +35,7 @@ TIMEOUT_S = 5
 
 PRELUDE = """
 import os, resource, signal, socket, subprocess, sys, threading, time
-def say(*words): print(*words, time.monotonic(), flush=True)
+def say(*words): os.write(1, (" ".join(map(str, (*words, time.monotonic()))) + "\\n").encode())
 say("PID", os.getpid())
 os.environ.setdefault("TILESCALE_TIMEOUT_S", "{timeout}")
 """
