@@ -206,14 +206,14 @@ if rank == 1 and os.fork() == 0:
 """),
     Fault("a rank starts a program that joins as this rank", """
 if rank == 1:
-    say('FAULT')
-    code = 'from tilescale.comm import init; init()'
-    said = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stderr
+    code = 'import time, torch; from tilescale import comm; print("FAULT", time.monotonic(), flush=True); comm.init()'
+    said = subprocess.run([sys.executable, '-c', code], stderr=subprocess.PIPE, text=True).stderr
     said = said[said.rindex('tilescale.errors.') + 17:]
     say('ERROR', 'the program:', ' '.join(said.split()), '|')
 """),
     Fault("ranks run different versions", "", """
-import importlib.metadata
+import importlib.metadata, torch
+from tilescale import comm
 own = importlib.metadata.version
 if os.environ['RANK'] == '1': importlib.metadata.version = lambda name: '9.9' if name == 'torch' else own(name)
 say('FAULT')
@@ -293,7 +293,7 @@ def wait_for_end(output: str, name: str) -> None:
 def readable(text: str) -> str:
     """What an error says, without what differs from run to run."""
     text = re.sub(r"\(pid \d+ on [^)]+\)", "(pid 4711 on node0)", text)
-    text = re.sub(r"process \d+", "process 4712", text)
+    text = re.sub(r"process \d+", "process 4712", text).replace("a rank (process 4712)", "a rank (process 4711)")
     text = re.sub(r"/\S+/job.py:\d+", "job.py:12", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:29500", text)
     text = text.split(" hint: ")[0].split(" at job.py:12 (")[0]
