@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import random
@@ -19,7 +20,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tilescale.comm import SymmetricHeap, Team, heap_of
-from tilescale.comm.heap import open_heaps, provider
+from tilescale.comm.heap import descriptors, open_heaps, provider
 from tilescale.errors import (
     HeapExhaustedError,
     NotSymmetricError,
@@ -319,3 +320,19 @@ def test_a_killed_rank_ends_the_others(run_job, tmp_path) -> None:
     assert done.code != 0
     assert "RankFailedError" in done.output and "rank 1" in done.output
     assert not list(tmp_path.iterdir())
+
+
+def test_no_descriptors_for_a_mailbox_is_said_by_all_ranks(run_ranks, monkeypatch) -> None:
+    """The rank that has none says so before the others wait for its memory."""
+
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def work(heap: SymmetricHeap) -> None:
+        heap.zeros(1)
+        heap.team.barrier()
+        monkeypatch.setattr(descriptors, "Mailbox", refuse)
+        heap.zeros(32 * MIB)
+
+    for error in on_ranks(run_ranks, 2, work, capacity=512 * MIB):
+        assert isinstance(error, HeapExhaustedError) and "Too many open files" in error.message, error

@@ -44,8 +44,8 @@ def run(
 ) -> None:
     """Run SCRIPT with its ARGS on RANKS local processes.
 
-    Every line of output is marked with its rank. When a rank fails, the others report it and stop, its error is shown
-    last, and its exit code is that of this command. Ctrl-C ends all ranks.
+    Every line of output is marked with its rank. The rank that fails first shows its error, the others a line each; its
+    exit code is that of this command. Ctrl-C ends all ranks, and so does the end of this command.
     """
     env = dict(os.environ)
     if machine is not None:
