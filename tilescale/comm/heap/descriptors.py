@@ -119,8 +119,8 @@ def exchange(
 ) -> dict[int, int]:
     """Send `descriptor` to `senders` in the mailboxes called `names`, and wait for theirs, which the caller then owns.
 
-    Raises RankFailedError if a rank fails meanwhile or the time is up, LaunchError if one cannot be reached, DeviceError
-    if this process can have no more descriptors.
+    Raises RankFailedError if a rank fails meanwhile or the time is up, LaunchError if one cannot be reached,
+    DeviceError if this process can have no more descriptors.
     """
     senders = list(senders)
     for rank in senders:
