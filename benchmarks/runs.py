@@ -17,7 +17,8 @@ from steps import Steps
 
 import tilescale
 from tilescale.tuning.race import Heat, line, race, record
-from tilescale.tuning.timers import TIMERS, machine, versions
+from tilescale.tuning.timers import TIMERS
+from tilescale.tuning.versions import machine, versions
 
 
 def say(text: str, error: bool = False) -> None:

@@ -2,6 +2,7 @@
 """Tests do not depend on the shell that they are started from, and each process of theirs uses one processor."""
 
 import os
+import tempfile
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 for _name in [name for name in os.environ if name.startswith("TILESCALE_")]:
     del os.environ[_name]
 
-os.environ["TILESCALE_CACHE_DIR"] = "/nonexistent/tilescale"  # whoever keeps something names a folder of its own
+_kept = tempfile.TemporaryDirectory(prefix="tilescale-tests-")
+os.environ["TILESCALE_CACHE_DIR"] = _kept.name  # nothing that is measured or tuned outlives the process
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests run side by side, and idle threads of OpenMP spin
 

@@ -7,7 +7,9 @@
     tilescale.init              join the job          tilescale.Machine       machines as data
     tilescale.empty, zeros, from_tensor               tensors that peers can reach
     tilescale.use_machine       trace for a machine   tilescale.errors        one class per mistake
+    tilescale.stand_in          external functions for the emulator
     tilescale.ops               finished operators and layers for PyTorch
+    tilescale.autotune          the fastest configuration     tilescale.calibrated    a machine as it was measured
 
 Importing this package reads nothing, writes nothing and probes nothing; names load what they need when first used.
 """
@@ -23,9 +25,11 @@ _HOMES = {
     "Kernel": "tilescale.runtime.kernel",
     "Machine": "tilescale.hda",
     "Move": "tilescale.passes.overlap.schedule",
-    "Report": "tilescale.backends.emulator.emulate",
+    "Report": "tilescale.backends.emulator.report",
     "Schedule": "tilescale.passes.overlap.schedule",
     "World": "tilescale.comm",
+    "autotune": "tilescale.tuning.autotune",
+    "calibrated": "tilescale.cost.calibrated",
     "compile": "tilescale.runtime.compile",
     "current_machine": "tilescale.hda.current",
     "emulate": "tilescale.backends.emulator.emulate",
@@ -33,6 +37,7 @@ _HOMES = {
     "from_tensor": "tilescale.comm",
     "init": "tilescale.comm",
     "jit": "tilescale.runtime.compile",
+    "stand_in": "tilescale.backends.emulator.operations.stand_ins",
     "use_machine": "tilescale.hda.current",
     "zeros": "tilescale.comm",
 }
@@ -42,13 +47,17 @@ __all__ = sorted([*_HOMES, *_MODULES])
 
 if TYPE_CHECKING:
     from tilescale import errors, hda, language, ops
-    from tilescale.backends.emulator.emulate import Report, emulate
+    from tilescale.backends.emulator.emulate import emulate
+    from tilescale.backends.emulator.operations.stand_ins import stand_in
+    from tilescale.backends.emulator.report import Report
     from tilescale.comm import World, empty, from_tensor, init, zeros
+    from tilescale.cost.calibrated import calibrated
     from tilescale.hda import Machine
     from tilescale.hda.current import current_machine, use_machine
     from tilescale.passes.overlap.schedule import Move, Schedule
     from tilescale.runtime.compile import compile, jit
     from tilescale.runtime.kernel import Kernel
+    from tilescale.tuning.autotune import autotune
 
 
 def __getattr__(name: str) -> Any:

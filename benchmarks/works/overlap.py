@@ -15,6 +15,7 @@ from programs import Tiling
 from trials import Case, checked, ours
 
 import tilescale
+from tilescale.tuning.libraries import fused_group, load_kernels
 from tilescale.tuning.race import Contender, Heat, Runner
 
 CHUNK_ROWS = 512
@@ -37,20 +38,6 @@ def _heat(work: str, shape: tuple[int, int, int], contenders: list[Contender]) -
     m, n, k = shape
     gpus, flops = tilescale.init().size, 2 * m * n * k
     return Heat(work, shape, "bfloat16", gpus, "eager", "cublas alone", contenders, flops)
-
-
-def _fused_group() -> str:
-    """The name of the group that PyTorch's fused operators take."""
-    import torch.distributed._symmetric_memory  # noqa: F401 - it registers the operators
-
-    return dist.group.WORLD.group_name
-
-
-def _load_kernels(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Make CUDA load what handles a part: loading waits for the device, on which a fused operator waits for peers."""
-    parts = torch.stack([torch.mm(a, b.T)] * 2)
-    parts.sum(0)
-    torch.cuda.synchronize()
 
 
 class AllGather:
@@ -108,10 +95,10 @@ class AllGather:
         """PyTorch's fused operator."""
         import torch.distributed._symmetric_memory as symm
 
-        group, b = _fused_group(), trials.nothing(self.n, self.k)
+        group, b = fused_group(), trials.nothing(self.n, self.k)
         a = symm.empty(self.rows, self.k, dtype=torch.bfloat16, device=trials.device())
         symm.rendezvous(a, dist.group.WORLD)
-        _load_kernels(a, b)
+        load_kernels(a, b.T)
 
         def call() -> torch.Tensor:
             return torch.ops.symm_mem.fused_all_gather_matmul(a, [b.T], gather_dim=0, group_name=group)[1][0]
@@ -195,8 +182,8 @@ class ReduceScatter:
 
     def symm_mem(self) -> Runner:
         """PyTorch's fused operator."""
-        (a, b), group = self.operands(), _fused_group()
-        _load_kernels(a[: self.rows], b)
+        (a, b), group = self.operands(), fused_group()
+        load_kernels(a[: self.rows], b.T)
         scatter = torch.ops.symm_mem.fused_matmul_reduce_scatter
         call = lambda: scatter(a, b.T, "sum", scatter_dim=0, group_name=group)  # noqa: E731
         return checked(self.draw, trials.into(a, b), call)

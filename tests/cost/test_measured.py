@@ -102,7 +102,7 @@ def test_what_nobody_measured_stays_as_described():
     assert calibrated(H200, nothing) == H200
 
 
-def test_measurements_are_of_one_machine(environment):
+def test_measurements_are_of_one_machine():
     with pytest.raises(UsageError, match="measurements of h200-sxm-8, not of wafer-mesh"):
         calibrated("wafer-mesh", CALIBRATION)
     with pytest.raises(UsageError, match="nobody has measured wafer-mesh here"):

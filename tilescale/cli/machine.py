@@ -11,6 +11,7 @@ from typing import IO, Any
 import click
 from rich.console import Console
 
+from tilescale.cli.names import MachineName
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
 from tilescale.hda.draw import terminal
@@ -42,11 +43,12 @@ class Failure(click.ClickException):
         """Prints to stderr, or `file`."""
         console = Console(file=file, stderr=file is None, soft_wrap=True, highlight=False)
         console.print("[bold red]error:[/]", end=" ")
-        console.print(self.message, markup=False)
+        console.print(self.message, markup=False, emoji=False)
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
+def reported() -> Iterator[None]:
+    """Errors of TileScale inside are shown as those of this command."""
     try:
         yield
     except TileScaleError as error:
@@ -65,12 +67,12 @@ def machine() -> None:
 @machine.command("list")
 def list_machines() -> None:
     """List the built-in machines."""
-    with _reported():
-        _console().print(terminal.listing(Machine.load(name) for name in Machine.names()))
+    with reported():
+        console().print(terminal.listing(Machine.load(name) for name in Machine.names()))
 
 
 @machine.command()
-@click.argument("name")
+@click.argument("name", type=MachineName())
 @click.option("--svg", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Draw it into this file.")
 def show(name: str, svg: Path | None) -> None:
     """Show a machine: its levels, memory layers, networks and rates.
@@ -80,7 +82,7 @@ def show(name: str, svg: Path | None) -> None:
       tilescale machine show h200-sxm-8x4
       tilescale machine show gb200-nvl72 --svg rack.svg
     """
-    with _reported():
+    with reported():
         found = Machine.load(name)
     _show(found, svg)
 
@@ -93,7 +95,7 @@ def detect(svg: Path | None) -> None:
     GPUs are counted through NVML with their memory and links; without any, sockets, cores and memory are. What cannot
     be counted comes from the built-in description that fits best.
     """
-    with _reported():
+    with reported():
         found = Machine.detect()
     _show(found, svg)
 
@@ -105,7 +107,7 @@ def check(file: Path) -> None:
 
     Exit code 0 if it is right, 2 if not.
     """
-    with _reported():
+    with reported():
         found = Machine.load(file)
     levels, layers = ", ".join(found.level_names), ", ".join(layer.name for layer in found.memory)
     networks = ", ".join(net.name for net in found.networks) or "none"
@@ -114,7 +116,7 @@ def check(file: Path) -> None:
 
 def _show(found: Machine, svg: Path | None) -> None:
     if svg is None:
-        _console().print(terminal.picture(found))
+        console().print(terminal.picture(found))
         return
     from tilescale.hda.draw.svg import picture
 
@@ -125,7 +127,8 @@ def _show(found: Machine, svg: Path | None) -> None:
     click.echo(f"{found.name} drawn into {svg}")
 
 
-def _console() -> Console:
+def console() -> Console:
+    """Standard output."""
     # Piped into a file or a pager, lines are as long as they need to be.
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=160)

@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Measuring on the machine at hand, and what follows: calibrations, tuned configurations, races against libraries.
 
-race.py timers.py      contenders in turns, and how a call is timed
-chart.py curves.py     pictures of their rows
+autotune.py search.py              the decorator; configurations traced, estimated, measured
+database.py digest.py files.py     what was found, by what it holds for; files written in one step
+inputs.py checks.py                what kernels are timed on, and whether they are right
+places.py versions.py progress.py  where times come from, what ran, and a bar
+calibrate.py probes.py programs.py what is measured of a machine, and the programs by which it is
+bench.py table.py                  collectives and operators beside libraries, as a table
+libraries.py                       the same work by cuBLAS, NCCL and PyTorch
+race.py timers.py                  contenders in turns, and how a call is timed
+chart.py curves.py                 pictures of their rows
 """

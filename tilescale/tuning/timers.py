@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
 from typing import Any
@@ -81,21 +80,3 @@ def _between_events(call: Callable[[], Any], calls: int) -> float:
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) * 1e3 / calls
-
-
-def machine() -> dict[str, Any]:
-    """This computer, as a results file names it."""
-    return {"gpu": torch.cuda.get_device_name(0), "gpus": torch.cuda.device_count()}
-
-
-def versions() -> dict[str, str]:
-    """What ran, as a results file names it."""
-    import tilelang
-
-    import tilescale
-
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    return {
-        "tilescale": tilescale.__version__, "tilelang": tilelang.__version__, "torch": torch.__version__,
-        "cuda": str(torch.version.cuda), "nccl": nccl, "python": platform.python_version(),
-    }  # fmt: skip

@@ -12,7 +12,9 @@ from tilelang_core import ir
 from tilescale.backends.emulator.execute.memory import meta_array
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
+from tilescale.backends.emulator.pairs import Pairs, shape_of
 from tilescale.errors import ArgumentError, RankMismatchError
+from tilescale.passes.present import check_present
 from tilescale.program.arguments import check_writable, readable, scalar
 from tilescale.program.extents import evaluate, solve
 from tilescale.program.model import Parameter, Program
@@ -31,11 +33,13 @@ def bind_arguments(
     extents: list[tuple[str, int]],
     per_unit: list[list[Any]],
     written: frozenset[int],
+    pairs: Pairs,
 ) -> list[dict[int, Any]]:
     """For each unit, slot -> array or scalar; symbolic extents are bound from the shapes.
 
     Args:
         written: positions of the parameters whose tensors the run changes.
+        pairs: takes those that hold two elements in a byte.
     Raises:
         ArgumentError: count, type, data type or shape differ from the program's, or a tensor cannot take results.
         RankMismatchError: units disagree about a symbolic extent.
@@ -47,7 +51,7 @@ def bind_arguments(
     }
     result = []
     for rank, values in enumerate(per_unit):
-        result.append(_Binder(compiler, program, rank, sizes).bind(values, written))
+        result.append(_Binder(compiler, program, rank, sizes, pairs).bind(values, written))
     _check_agreement(compiler, program, result)
     return result
 
@@ -55,8 +59,9 @@ def bind_arguments(
 class _Binder:
     """Binds the arguments of one unit."""
 
-    def __init__(self, compiler: Compiler, program: Program, rank: int, sizes: dict[ir.Var, int]):
+    def __init__(self, compiler: Compiler, program: Program, rank: int, sizes: dict[ir.Var, int], pairs: Pairs):
         self.compiler, self.program, self.rank, self.known = compiler, program, rank, sizes
+        self.pairs = pairs
         self.slots: dict[int, Any] = {}
 
     def bind(self, values: list[Any], written: frozenset[int]) -> dict[int, Any]:
@@ -64,26 +69,33 @@ class _Binder:
         if len(values) != len(parameters):
             names = ", ".join(p.name for p in parameters)
             raise self._error(f"{len(values)} arguments were given", f"it takes {len(parameters)}: {names}")
+        try:
+            self._bind(values, written)
+        except ArgumentError as error:
+            raise self._error(error.message, error.hint) from None
+        return self.slots
+
+    def _bind(self, values: list[Any], written: frozenset[int]) -> None:
+        check_present(self.program, values)
+        parameters = self.program.parameters
         shapes: list[tuple[int, ...] | None] = []
         for position, (parameter, value) in enumerate(zip(parameters, values, strict=True)):
-            try:
-                if position in written:
-                    check_writable(parameter, value)
-                if parameter.buffer is None:
-                    self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
-            except ArgumentError as error:
-                raise self._error(error.message, error.hint) from None
-            if parameter.buffer is not None:
-                self._tensor(parameter, value)
-            shapes.append(tuple(value.shape) if parameter.buffer is not None else None)
+            if position in written:
+                check_writable(parameter, value)
+            if parameter.buffer is None:
+                self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
+            elif value is not None:
+                self._tensor(parameter, value, position in written)
+            is_tensor = parameter.buffer is not None and value is not None
+            shapes.append(shape_of(parameter, value) if is_tensor else None)
         self.known = solve(parameters, shapes, self.known)
         self.slots |= {self.compiler.slot(var): size for var, size in self.known.items()}
         for parameter, shape in zip(parameters, shapes, strict=True):
+            self._check_known(parameter)
             if shape is not None:
                 self._check_shape(parameter, shape)
-        return self.slots
 
-    def _error(self, found: str, hint: str) -> ArgumentError:
+    def _error(self, found: str, hint: str | None) -> ArgumentError:
         return ArgumentError(f"{self.program.name}, arguments of unit {self.rank}: {found}", hint=hint)
 
     def _scalar(self, parameter: Parameter, value: Any) -> Any:
@@ -91,18 +103,18 @@ class _Binder:
         dtype = numpy_dtype(str(parameter.var.dtype))
         return float(dtype.type(number)) if isinstance(number, float) else number
 
-    def _tensor(self, parameter: Parameter, value: Any) -> None:
+    def _tensor(self, parameter: Parameter, value: Any, written: bool) -> None:
         if not self.compiler.data:
             self._bound(parameter, self._without_data(parameter, value))
             return
-        self._bound(parameter, self._array(parameter, value))
+        self._bound(parameter, self._array(parameter, value, written))
 
     def _without_data(self, parameter: Parameter, value: Any) -> np.ndarray:
         """An array of the argument's shape: without data, but for flags, which are a copy of it or zero."""
         import torch
 
         dtype = numpy_dtype(str(parameter.buffer.dtype))
-        shape = tuple(value.shape)
+        shape = shape_of(parameter, value)
         data = {self.compiler.slot(b) for b in (parameter.buffer.data, *(view.data for view in parameter.views))}
         if not any(self.compiler.root(slot) in self.compiler.flags for slot in data):
             return meta_array(shape, dtype)
@@ -110,39 +122,53 @@ class _Binder:
             return to_numpy(value.detach()).astype(dtype)
         return np.zeros(shape, dtype)
 
-    def _array(self, parameter: Parameter, value: Any) -> np.ndarray:
+    def _array(self, parameter: Parameter, value: Any, written: bool) -> np.ndarray:
         import torch
 
         if not isinstance(value, torch.Tensor):
-            raise self._error(f"{parameter.name!r} is {type(value).__name__}", "pass a torch.Tensor")
+            raise ArgumentError(f"{parameter.name!r} is {type(value).__name__}", hint="pass a torch.Tensor")
         if value.device.type != "cpu":
-            raise self._error(f"{parameter.name!r} is on {value.device}", "pass CPU tensors to the emulator: x.cpu()")
+            raise ArgumentError(
+                f"{parameter.name!r} is on {value.device}", hint="pass CPU tensors to the emulator: x.cpu()"
+            )
         array = to_numpy(readable(value.detach()))
+        elements = self.pairs.elements(parameter, array, written)
+        if elements is not None:
+            return elements
         wanted = numpy_dtype(str(parameter.buffer.dtype))
         if array.dtype != wanted and array.dtype.itemsize == wanted.itemsize and wanted.kind == "b":
             array = array.view(wanted)
         if array.dtype != wanted:
-            raise self._error(
+            raise ArgumentError(
                 f"{parameter.name!r} is {value.dtype}, the program declares {parameter.buffer.dtype}",
-                "convert the tensor: x.to(...)",
+                hint="convert the tensor: x.to(...)",
             )
         return array
 
     def _bound(self, parameter: Parameter, array: np.ndarray) -> None:
         if array.ndim != len(parameter.shape):
-            raise self._error(
-                f"{parameter.name!r} has shape {array.shape}", f"the program declares {self._declared(parameter)}"
+            raise ArgumentError(
+                f"{parameter.name!r} has shape {array.shape}", hint=f"the program declares {self._declared(parameter)}"
             )
         self.slots[self.compiler.slot(parameter.buffer.data)] = array
         for view in parameter.views:
             self.slots[self.compiler.slot(view.data)] = array
 
+    def _check_known(self, parameter: Parameter) -> None:
+        unknown = {var for extent in parameter.shape for var in ir.variables(extent)} - self.known.keys()
+        if unknown:
+            names = ", ".join(sorted(var.name for var in unknown))
+            raise ArgumentError(
+                f"{names} in the shape of {parameter.name!r} does not follow from the arguments",
+                hint=f"pass a tensor, not None, of which {names} is an extent",
+            )
+
     def _check_shape(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
         wanted = tuple(evaluate(n, self.known) for n in parameter.shape)
         if any(w is not None and w != n for w, n in zip(wanted, shape, strict=True)):
             what = "its shard of " if any(not v.layout.is_replica for v in parameter.views) else ""
-            raise self._error(
-                f"{parameter.name!r} has shape {shape}", f"{what}{self._declared(parameter)} has shape {wanted}"
+            raise ArgumentError(
+                f"{parameter.name!r} has shape {shape}", hint=f"{what}{self._declared(parameter)} has shape {wanted}"
             )
 
     def _declared(self, parameter: Parameter) -> str:
@@ -154,12 +180,12 @@ def _check_agreement(compiler: Compiler, program: Program, bound: list[dict[int,
     first = bound[0]
     for rank, slots in enumerate(bound[1:], start=1):
         for parameter in program.parameters:
-            for extent in parameter.buffer.shape if parameter.buffer is not None else ():
-                if isinstance(extent, ir.Var):
-                    slot = compiler.slot(extent)
-                    if slots.get(slot) != first.get(slot):
-                        raise RankMismatchError(
-                            f"{program.name}: {parameter.name!r} makes {extent} = {first.get(slot)} on unit 0 and "
-                            f"{slots.get(slot)} on unit {rank}",
-                            hint="all units pass tensors of the same shapes",
-                        )
+            extents = parameter.buffer.shape if parameter.buffer is not None else ()
+            for var in sorted({var for extent in extents for var in ir.variables(extent)}, key=str):
+                slot = compiler.slot(var)
+                if slots.get(slot) != first.get(slot):
+                    raise RankMismatchError(
+                        f"{program.name}: {parameter.name!r} makes {var} = {first.get(slot)} on unit 0 and "
+                        f"{slots.get(slot)} on unit {rank}",
+                        hint="all units pass tensors of the same shapes",
+                    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.backends.emulator.checks.clocks import Clock, Place
-from tilescale.backends.emulator.checks.explain import Mark, race_error
+from tilescale.backends.emulator.checks.explain import LATELY, Mark, Race, race_error
 from tilescale.backends.emulator.checks.flags import Flag, Update
 from tilescale.backends.emulator.checks.phases import Phases
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
@@ -108,13 +108,13 @@ class Races(Observer):
 
     def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str, before: int) -> None:
         clock = self._clock
-        clock.signals = (*clock.signals[-3:], Mark(home, flag, clock.time))
+        clock.signals = (*clock.signals[-LATELY:], Mark(home, flag, clock.time))
         update = Update(before, flag.item(), clock.publish(), stores=op == "set")
         self._flag(flag, before).add(update)
 
     def waited(self, frame: Frame, home: Home, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
         clock, value = self._clock, flag.item()
-        clock.waits, clock.notes = Mark(home, flag, clock.time), {}
+        clock.waits, clock.notes = (*clock.waits[-LATELY:], Mark(home, flag, clock.time)), {}
         found = self._flag(flag, value)
         found.settle(value)
         found.wait(clock, holds)
@@ -159,7 +159,8 @@ class Races(Observer):
         except Conflict as conflict:
             access = self._access(clock, kind, home, frame)
             hit = np.asarray(cells[index]) == conflict.number
-            raise race_error(self._run, conflict.other, access, shadow.box(array, index, hit), shadow.owner) from None
+            race = Race(conflict.other, access, self._table[conflict.number])
+            raise race_error(self._run, race, shadow.box(array, index, hit), shadow.owner) from None
 
     def _is_shared(self, home: Home, clock: Clock) -> bool:
         """Whether memory on chip is reached by others than a program's own task."""

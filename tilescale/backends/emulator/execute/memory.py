@@ -68,11 +68,7 @@ class PrivateBuffer:
         if not self.lead and not vector and frame.mask is None:
             self.data[index] = value
             return
-        if self.lead and self.lead != frame.space:
-            self._settle()
-        if not self.lead:
-            self.data = np.broadcast_to(self.data, (*frame.space, *self.shape)).copy()
-            self.lead = frame.space
+        self.part(frame)
         grid = np.ogrid[tuple(slice(n) for n in self.lead)]
         if frame.mask is None:
             self.data[(*grid, *index)] = value
@@ -80,6 +76,14 @@ class PrivateBuffer:
         mask = np.broadcast_to(frame.mask, self.lead)
         where = tuple(np.broadcast_to(np.asarray(i), self.lead)[mask] for i in (*grid, *index))
         self.data[where] = spread(value, frame)[mask]
+
+    def part(self, frame: Frame) -> None:
+        """Give every element of the space an instance of its own, where all share one."""
+        if self.lead and self.lead != frame.space:
+            self._settle()
+        if not self.lead:
+            self.data = np.broadcast_to(self.data, (*frame.space, *self.shape)).copy()
+            self.lead = frame.space
 
     def _agreed(self, index: tuple) -> Any:
         """What all elements of the space where it was written hold.

@@ -2,12 +2,13 @@
 """What operations do, a family a file.
 
     tiles.py multicast.py rows.py   TileLang's operations on tiles
+    blockscaled.py  products of operands with scales
     reducers.py     results to which iterations contribute
     threads.py atomics.py   indices, shuffles, votes; atomics on elements
     allreduce.py random.py  reductions over threads; random numbers
     words.py        loads and stores of several elements, cp.async, ldmatrix
     barriers.py     mbarriers, barriers of programs and clusters, `T.barrier`
-    externs.py      functions that are called by name
+    externs.py stand_ins.py functions that are called by name, and Python functions for those of the user
     pointers.py     arguments that point to elements
     remote.py       copies to and from a peer, signals, waits
     collectives.py pieces.py gathers.py     collectives: on tiles, by pieces; gathers that copy queues make

@@ -13,21 +13,17 @@ from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, check, is_vector, spread
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.registry import operation
+from tilescale.backends.emulator.interpret.registry import operation, value_operation
 from tilescale.backends.emulator.operations.pointers import neighbours, pointed
-from tilescale.errors import UnsupportedError
+from tilescale.backends.emulator.operations.stand_ins import call_stand_in
 
 
-@operation("tirx.call_extern", collective=False)
+@value_operation("tirx.call_extern", "tirx.call_pure_extern")
 def _extern(compiler: Compiler, call: ir.Call) -> Closure:
-    """Other functions of the user's are text that only nvcc understands."""
-    name = str(call.args[0].value)
+    """TileLang's own functions, and those for which the user has a stand-in."""
+    name, args = str(call.args[0].value), list(call.args[1:])
     rule = _EXTERNS.get(name)
-    if rule is None:
-        raise UnsupportedError(
-            f"the emulator does not run the external function {name!r}", hint="express it with TileLang operations"
-        )
-    return rule(compiler, list(call.args[1:]))
+    return rule(compiler, args) if rule is not None else call_stand_in(compiler, name, args, str(call.dtype))
 
 
 def _dp4a(compiler: Compiler, args: list[Any]) -> Closure:

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: MIT
+"""Kernels find their best configuration once, in simulated time where there are no GPUs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import tilescale
+from tests.tuning import programs
+from tilescale.cli import main
+from tilescale.errors import UsageError
+from tilescale.tuning import autotune
+from tilescale.tuning.autotune import Autotuned
+from tilescale.tuning.checks import Check
+from tilescale.tuning.inputs import Fill, tensors_for
+from tilescale.tuning.places import Place
+from tilescale.tuning.race import Runner
+from tilescale.tuning.search import Search
+
+PROGRAMS = Path(programs.__file__)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the programs that were searched for."""
+    names, run = [], Search.run
+
+    def counted(self: Search, *given: Any) -> Any:
+        names.append(self.name)
+        return run(self, *given)
+
+    monkeypatch.setattr(Search, "run", counted)
+    return names
+
+
+def again(tuned: Autotuned) -> Autotuned:
+    """The same in another process: nothing is known but what the database has."""
+    return Autotuned(tuned.jit, tuned.options)
+
+
+def test_the_best_configuration_is_found_once(asked: list[str]):
+    matmul = again(programs.matmul)
+    kernel = matmul(128, 128, 64)
+    assert isinstance(kernel, tilescale.Kernel) and asked == ["matmul"]
+    found = matmul.result
+    times = {trial.us for trial in found.trials if trial.us is not None}
+    assert found.simulated and found.us == min(times) and len(times) > 1
+    failed = [trial for trial in found.trials if trial.failed]
+    assert {trial.config["block"] for trial in failed} == {4096}
+    assert all("AllocationTooLargeError" in trial.failed for trial in failed)
+    assert matmul(128, 128, 64) is kernel and again(matmul).tune(128, N=128, K=64) == found
+    assert asked == ["matmul"]
+    assert again(matmul).tune(128, 128, 64, refresh=True).config == found.config and len(asked) == 2
+
+
+def test_other_shapes_and_machines_are_other_searches(asked: list[str]):
+    programs.total.tune(1 << 10)
+    programs.total.tune(1 << 12)
+    with tilescale.use_machine("mi300x-8"):
+        programs.total.tune(1 << 10)
+    assert len(asked) == 3
+
+
+def test_algorithms_are_configurations_too():
+    found = programs.total.tune(1 << 14)
+    assert found.config["impl"] in ("one_shot", "two_shot")
+    (failed,) = [trial for trial in found.trials if trial.failed]
+    assert failed.config["impl"] == "star" and "T.allreduce at level 'device' has" in failed.failed
+
+
+def test_who_chooses_is_not_tuned(asked: list[str]):
+    assert programs.matmul(64, 64, 32, block=16).prim_func is not None
+    programs.matmul(64, 64, 32, 16, 1)
+    assert asked == []
+
+
+def test_eager_style_runs_with_the_best(asked: list[str]):
+    x = torch.randn(512)
+    assert torch.equal(programs.scaled(x), 2 * x) and torch.equal(programs.scaled(x, factor=4), 4 * x)
+    assert asked == ["scaled", "scaled"], "configs follow the arguments"
+    assert torch.equal(programs.scaled(x), 2 * x) and len(asked) == 2
+
+
+def test_wrong_uses_are_errors():
+    with pytest.raises(UsageError, match="above @tilescale.jit, not above a function"):
+        tilescale.autotune(configs=[{}])(programs.matrix_product)
+    with pytest.raises(UsageError, match=r"@tilescale.autotune\(configs="):
+        tilescale.autotune(programs.matmul.jit, configs=[])
+    with pytest.raises(UsageError, match="configs name depth, which matmul does not take"):
+        tilescale.autotune(configs=[{"depth": 3}])(programs.matmul.jit).tune(64, 64, 32)
+    with pytest.raises(UsageError, match="configs is empty"):
+        tilescale.autotune(configs=[])(programs.matmul.jit)(64, 64, 32)
+    with pytest.raises(UsageError, match="supply_type='Nothing'"):
+        tilescale.autotune(configs=[{}], supply_type="Nothing")
+
+
+def test_parameters_are_those_of_tilelang():
+    import inspect
+
+    import tilelang
+
+    theirs, ours = (inspect.signature(f).parameters for f in (tilelang.autotune, tilescale.autotune))
+    assert [*ours][: len(theirs)] == [*theirs]
+    for name in theirs.keys() - {"configs", "supply_type"}:
+        assert ours[name].default == theirs[name].default, name
+
+
+@pytest.mark.parametrize(("off", "most", "right"), [(0.001, 0.0, True), (1.0, 0.0, False), (1.0, 0.2, True)])
+def test_results_are_compared(off: float, most: float, right: bool):
+    check = Check(lambda x: 2 * x, None, 1e-2, 1e-2, most)
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        y = 2 * x
+        y[0] += off
+        return y
+
+    if right:
+        check.run(kernel, [torch.ones(8)])
+    else:
+        with pytest.raises(ValueError, match="wrong: 1 of 8 elements of output 0, by up to 1"):
+            check.run(kernel, [torch.ones(8)])
+
+
+def test_what_changes_its_arguments_is_compared_by_them():
+    def add(x: torch.Tensor, y: torch.Tensor) -> None:
+        y += x
+
+    Check(lambda x, y: y.add_(x), None, 1e-2, 1e-2, 0.0).run(add, [torch.ones(4), torch.ones(4)])
+    with pytest.raises(ValueError, match="wrong: 4 of 4 elements of output 1"):
+        Check(lambda x, y: y.sub_(x), None, 1e-2, 1e-2, 0.0).run(add, [torch.ones(4), torch.ones(4)])
+
+
+# -- measured ----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A timer of calls on this computer."""
+
+    def meet(self) -> None:
+        pass
+
+    def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
+        def group(calls: int) -> float:
+            begin = time.perf_counter()
+            call()
+            return (time.perf_counter() - begin) * 1e6
+
+        return group
+
+
+@dataclass(frozen=True)
+class Called(Place):
+    """A place where kernels are called, as on GPUs: here the emulator runs them."""
+
+    name = "calls"
+
+    def timer(self, mode: str) -> Clock:
+        return Clock()
+
+    def runner(self, program: tilescale.Kernel, fill: Fill | None = None, check: Check | None = None) -> Runner:
+        given = tensors_for(program, fill)
+        return Runner(lambda: program(*given), lambda seed: check.run(program, given))
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_kernels_are_compared_and_timed(factor: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(autotune, "here", lambda machine: Called(machine, tilescale.init(), False, 1))
+    how = {"ref_prog": lambda x: factor * x, "rep": 1, "warmup": 0}
+    scaled = tilescale.autotune(configs=[{"block": 64}, {"block": 256}], **how)(programs.scaled.jit)
+    x = torch.randn(512)
+    if factor == 2:
+        assert torch.equal(scaled(x), 2 * x)
+        assert not scaled.result.simulated and all(t.us and t.estimated_us for t in scaled.result.trials)
+    else:
+        with pytest.raises(UsageError, match="(?s)block=64: ValueError: wrong: 5.. of 512 elements.*block=256"):
+            scaled(x)
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def cli(*words: str) -> Any:
+    return CliRunner().invoke(main, ["tune", *words])
+
+
+def test_the_command_shows_and_keeps(asked: list[str]):
+    done = cli(f"{PROGRAMS}:matmul", "64", "64", "K=32")
+    assert done.exit_code == 0, done.output
+    assert "fastest: block=16" in done.output and "simulated" in done.output
+    assert "block=4096, stages=1 does not work: AllocationTooLargeError" in done.output
+    found = json.loads(cli(f"{PROGRAMS}:matmul", "64", "64", "32", "--json").output)
+    assert found["config"]["block"] == 16 and asked == ["matmul"]
+    assert json.loads(cli("--machine", "mi300x-8", f"{PROGRAMS}:matmul", "64", "64", "32", "--json").output)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.py"], "there is no file nowhere.py"),
+        (["no.such.module:f"], "neither a file nor a module"),
+        ([str(PROGRAMS)], "which function? autotuned in"),
+        ([f"{PROGRAMS}:product"], "matmul, total, scaled"),
+        ([f"{PROGRAMS}:matmul", "--machine", "h900"], "h900"),
+    ],
+)
+def test_the_command_says_what_is_wrong(words: list[str], message: str):
+    done = cli(*words)
+    assert done.exit_code == 2 and message in done.output
+
+
+def test_the_help_teaches():
+    text = cli("--help").output
+    assert "@tilescale.autotune(configs=" in text and "tilescale tune gemm.py 4096 4096 4096" in text

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""A digest changes with all that a function uses, and with nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tilescale.tuning.digest import source_digest
+
+TEXT = """
+import functools
+import math
+
+TILE = 64
+OTHER = 3
+
+def helper(n):
+    return inner(n) + 1
+
+def inner(n):
+    return n * TILE
+
+def around(width):
+    def function(n):
+        def nested():
+            return helper(n) * width
+        return nested() + math.sqrt(n)
+    return function
+
+function = around(16)
+wrapped = functools.lru_cache(function)
+"""
+
+
+def digest(folder: Path, text: str = TEXT, name: str = "function") -> str:
+    """Of a function of a module with this text."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"module_{len(list(folder.iterdir()))}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return source_digest(getattr(module, name))
+
+
+def test_the_same_text_has_the_same_digest(tmp_path: Path):
+    assert digest(tmp_path) == digest(tmp_path) == digest(tmp_path, name="wrapped")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("nested() + math", "nested() - math"),
+        ("helper(n) * width", "helper(n) + width"),
+        ("inner(n) + 1", "inner(n) + 2"),
+        ("n * TILE", "n + TILE"),
+        ("TILE = 64", "TILE = 128"),
+        ("around(16)", "around(32)"),
+    ],
+)
+def test_whatever_it_uses_counts(tmp_path: Path, old: str, new: str):
+    assert old in TEXT and digest(tmp_path) != digest(tmp_path, TEXT.replace(old, new))
+
+
+@pytest.mark.parametrize(("old", "new"), [("OTHER = 3", "OTHER = 4"), ("import math", "import math  # roots")])
+def test_nothing_else_does(tmp_path: Path, old: str, new: str):
+    assert digest(tmp_path) == digest(tmp_path, TEXT.replace(old, new))
+
+
+def test_circles_end(tmp_path: Path):
+    text = "def function(n):\n    return other(n)\n\ndef other(n):\n    return function(n - 1)\n"
+    assert digest(tmp_path, text) != digest(tmp_path, text.replace("n - 1", "n - 2"))

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""Python functions that stand in for external ones, which are text that only a C compiler understands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.frame import Frame, active, is_vector, spread
+from tilescale.backends.emulator.execute.memory import PrivateBuffer
+from tilescale.backends.emulator.execute.observe import READ, WRITE
+from tilescale.backends.emulator.interpret.abstract import forgotten
+from tilescale.backends.emulator.interpret.access import Element, python_int
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.numerics import convert, numpy_dtype
+from tilescale.backends.emulator.operations.pointers import is_pointer, pointed
+from tilescale.errors import NoDataError, UnsupportedError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_STAND_INS: dict[str, Callable[..., Any]] = {}
+
+
+def stand_in(name: str) -> Callable[[Function], Function]:
+    """Register a Python function that does in the emulator what the external function `name` does on hardware.
+
+    It is called once for each thread that calls the external one, with Python numbers for numbers, and for a pointer
+    with a one-dimensional array that begins at the element pointed to and may be written. What it returns is the value.
+    The checks see accesses through `T.access_ptr`, which says how many elements there are and which way they go; what
+    the function does to a thread's own variables is not checked.
+
+        @tilescale.stand_in("saturating_add")
+        def saturating_add(a, b):
+            return min(a + b, 255)
+
+    Args:
+        name: as in `T.call_extern(dtype, name, ...)`. A function that is registered again takes the place of the first.
+    """
+
+    def register(function: Function) -> Function:
+        _STAND_INS[name] = function
+        return function
+
+    return register
+
+
+def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str) -> Closure:
+    """The closure of a call of an external function.
+
+    Raises:
+        UnsupportedError: nobody stands in for it.
+    """
+    function = _STAND_INS.get(name)
+    if function is None:
+        raise UnsupportedError(
+            f"the emulator does not run the external function {name!r}",
+            hint=f'say in Python what it does: @tilescale.stand_in("{name}"), or express it with TileLang operations',
+        )
+    given = [_Pointer(compiler, arg) if is_pointer(compiler, arg) else _Number(compiler, arg) for arg in args]
+    wanted = None if dtype == "handle" else numpy_dtype(dtype)
+    if not compiler.data:
+        pointers = [argument.element for argument in given if isinstance(argument, _Pointer)]
+        return forgotten(pointers) if wanted is None else _unknown(name)
+
+    def run(frame: Frame) -> Any:
+        for argument in given:
+            argument.begin(frame)
+        if wanted is not None and not any(argument.differs for argument in given):
+            return python_int(convert(function(*[argument.of(()) for argument in given]), wanted))
+        found = np.zeros(frame.space, wanted or np.dtype(np.int32))
+        for index in map(tuple, np.argwhere(active(frame))):
+            value = function(*[argument.of(index) for argument in given])
+            if wanted is not None:
+                found[index] = convert(value, wanted)
+        return found
+
+    return run
+
+
+def _unknown(name: str) -> Closure:
+    def run(frame: Frame) -> Any:
+        raise NoDataError(f"what {name} returns is unknown in a run without data", hint="leave data=False out")
+
+    return run
+
+
+class _Number:
+    """An argument that is a number, for each element of the space."""
+
+    def __init__(self, compiler: Compiler, arg: Any):
+        self._closure = compiler.expr(arg)
+        self.differs = False
+
+    def begin(self, frame: Frame) -> None:
+        """A call begins."""
+        self._value = self._closure(frame)
+        self.differs = is_vector(self._value)
+        if self.differs:
+            self._value = spread(self._value, frame)
+
+    def of(self, index: tuple[int, ...]) -> Any:
+        """What the element of the space at `index` brings, as a Python number."""
+        value = self._value[index] if self.differs else self._value
+        return value.item() if isinstance(value, np.generic) else value
+
+
+class _Pointer:
+    """An argument that points to elements."""
+
+    differs = True
+
+    def __init__(self, compiler: Compiler, arg: Any):
+        self.element: Element = pointed(compiler, arg)
+        # `T.access_ptr` names how many elements there are, and whether they are read (1), written (2) or both.
+        declared = ir.op_name(arg) == "tl.access_ptr"
+        self._extent = compiler.expr(arg.args[1]) if declared else None
+        self._mask = ir.constant(arg.args[2]) if declared else 0
+
+    def begin(self, frame: Frame) -> None:
+        """A call begins."""
+        home = self.element.home
+        self._array = home.array(frame)
+        self._indices = [spread(i(frame), frame) for i in self.element.indices]
+        self._count = spread(self._extent(frame), frame) if self._extent is not None else None
+        writes = bool(self._mask & 2) or self._extent is None
+        if isinstance(self._array, PrivateBuffer):
+            self._array.part(frame)
+            for index in np.ndindex(self._array.shape) if writes else ():
+                home.touched_private(frame, WRITE, self._array, index)
+        elif writes:
+            home.written(frame)
+        self._frame = frame
+
+    def of(self, index: tuple[int, ...]) -> np.ndarray:
+        """The elements from where one element of the space points to."""
+        place = [int(i[index]) for i in self._indices]
+        array = self._array.data[index] if isinstance(self._array, PrivateBuffer) else self._array
+        if not all(0 <= i < n for i, n in zip(place, array.shape, strict=True)):
+            raise self.element.home.out_of_bounds(self._frame, place, array.shape)
+        view = array.reshape(-1)[np.ravel_multi_index(place, array.shape) :]
+        if self._count is not None and not isinstance(self._array, PrivateBuffer):
+            view = view[: int(self._count[index])]
+            for bit, kind in ((1, READ), (2, WRITE)):
+                if self._mask & bit:
+                    self.element.home.touched(self._frame, kind, view)
+        return view

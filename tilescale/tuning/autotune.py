@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: MIT
+"""`tilescale.autotune`: TileLang's decorator, over all ranks of a job, with a cost model and a database."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale.errors import UsageError
+from tilescale.tuning.checks import Check
+from tilescale.tuning.database import Database, Key, Tuned
+from tilescale.tuning.digest import source_digest
+from tilescale.tuning.inputs import SUPPLIES, Fill
+from tilescale.tuning.places import Place, here
+from tilescale.tuning.progress import steps
+from tilescale.tuning.race import Runner
+from tilescale.tuning.search import Config, Search
+from tilescale.tuning.versions import versions
+
+PASSES = "__pass_configs__"
+"""TileLang's name for options of its passes within a configuration."""
+
+ROUNDS = 10
+"""Groups of calls of a configuration, in turns with those of the others."""
+
+
+def autotune(
+    func: Any = None,
+    *,
+    configs: Sequence[Config] | Mapping[str, Sequence[Any]] | Callable[..., Sequence[Config]],
+    warmup: int = 25,
+    rep: int = 100,
+    timeout: int = 100,
+    supply_type: Any = "Auto",
+    ref_prog: Callable[..., Any] | None = None,
+    supply_prog: Callable[..., Any] | None = None,
+    rtol: float = 1e-2,
+    atol: float = 1e-2,
+    max_mismatched_ratio: float = 0.01,
+    skip_check: bool = False,
+    manual_check_prog: Callable[..., Any] | None = None,
+    cache_input_tensors: bool = False,
+    do_not_specialize: Sequence[str] | None = None,
+    early_stop: bool = False,
+    early_stop_factor: float = 2.0,
+    top: int | None = 8,
+    refresh: bool = False,
+) -> Any:
+    """`tilelang.autotune` for whole machines: a kernel factory that finds its best configuration by itself.
+
+    Stands above `@tilescale.jit`. At the first call for a shape all configurations are traced, the cost model leaves
+    the best few, and these are measured on all ranks together, in turns; the winner stays in a database on disk, so the
+    next process asks nobody. Without GPUs the time is the emulator's. A call that names one of the tunable parameters
+    itself is not tuned.
+
+    Args:
+        configs: the configurations, dictionaries of parameters of the function; or a dictionary of lists, for all
+            combinations; or a function of the call's arguments that returns either.
+        warmup, rep: milliseconds of calls of each configuration that are not timed, and that are.
+        timeout: seconds that a configuration may take to be traced, and to be compiled.
+        supply_type: how inputs are filled: one of TileLang's `TensorSupplyType`, or its name.
+        supply_prog: takes a list of what has `name`, `shape` and `dtype`, returns the inputs.
+        ref_prog: takes the inputs, returns what the outputs must be, or changes its inputs where the kernel returns
+            nothing; on GPUs a configuration that is off by more than `rtol`, `atol` in more than `max_mismatched_ratio`
+            of the elements is out.
+        skip_check: whether nothing is compared.
+        manual_check_prog: takes the lists of outputs and of references, and raises if they differ too much.
+        cache_input_tensors: whether configurations are given the same inputs, which takes less memory.
+        do_not_specialize: parameters of the function whose values the result does not depend on.
+        early_stop: leave out configurations whose estimate is more than `early_stop_factor` times the least.
+        top: how many configurations are measured at most; None for all.
+        refresh: tune even if the database has a result, and replace it.
+
+    Returns:
+        A decorator for what `tilescale.jit` returns.
+
+    Raises:
+        UsageError: there is nothing to decorate or it is no `tilescale.jit`, no configuration, or a parameter that the
+            function does not have; when called: no configuration works, with the reason of each.
+        LaunchError: the job has another number of ranks than the program's devices.
+    """
+    if func is not None:
+        raise UsageError("autotune has no configurations", hint="write @tilescale.autotune(configs=[...]) above @jit")
+    supply = getattr(supply_type, "name", supply_type)
+    if supply not in SUPPLIES:
+        raise UsageError(f"supply_type={supply_type!r}", hint=f"there is {', '.join(SUPPLIES)}")
+    if early_stop and early_stop_factor < 1:
+        raise UsageError(f"early_stop_factor={early_stop_factor}", hint="give at least 1")
+    check = None if skip_check else Check(ref_prog, manual_check_prog, rtol, atol, max_mismatched_ratio)
+    options = Options(
+        configs, warmup, rep, timeout, supply, supply_prog, check, cache_input_tensors,
+        frozenset(do_not_specialize or ()), early_stop_factor if early_stop else None, top, refresh,
+    )  # fmt: skip
+    return lambda jit: Autotuned(jit, options)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a decorator was given, as `autotune` says."""
+
+    configs: Any
+    warmup: int
+    rep: int
+    timeout: int
+    supply: str
+    supply_prog: Callable[..., Any] | None
+    check: Check | None
+    shared_inputs: bool
+    open: frozenset[str]
+    within: float | None
+    top: int | None
+    refresh: bool
+
+    def configurations(self, *args: Any, **kwargs: Any) -> list[Config]:
+        """All configurations for a call's arguments. Raises UsageError if there is none."""
+        found = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
+        if isinstance(found, Mapping):
+            found = [dict(zip(found, values, strict=True)) for values in itertools.product(*found.values())]
+        if not found:
+            raise UsageError("configs is empty", hint="name at least one configuration")
+        return list(found)
+
+
+@dataclass
+class Autotuned:
+    """A `tilescale.jit` object that calls itself with the best configuration.
+
+    Attributes:
+        jit: what is tuned.
+        result: of the last call, a `Tuned`; None before the first one.
+    """
+
+    jit: Any
+    options: Options
+    result: Tuned | None = None
+    _known: dict[Key, Tuned] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not all(hasattr(self.jit, name) for name in ("get_tir", "compile", "initialize_jit_mode", "tracing")):
+            raise UsageError(
+                f"autotune stands above @tilescale.jit, not above a {type(self.jit).__name__}",
+                hint="write @tilescale.autotune(configs=[...]) in the line above @tilescale.jit",
+            )
+        functools.update_wrapper(self, self._function)
+
+    @property
+    def _function(self) -> Any:
+        return getattr(self.jit.func, "orig_func", self.jit.func)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters of the function."""
+        return inspect.signature(self._function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the `tilescale.jit` object, with the best configuration for these arguments. Raises as `autotune` says."""
+        with self._passes(config := self._config(args, kwargs)):
+            return self.jit(*args, **{**kwargs, **_parameters(config)})
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """The kernel of the best configuration. Raises as `autotune` says."""
+        return self._kernel(self._config(args, kwargs), args, kwargs)
+
+    def _kernel(self, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._passes(config):
+            return self.jit.compile(*args, **{**kwargs, **_parameters(config)})
+
+    @contextlib.contextmanager
+    def _passes(self, config: Config) -> Iterator[None]:
+        """Kernels are compiled with the configuration's own options for TileLang's passes, as it takes them."""
+        before = self.jit.pass_configs
+        self.jit.pass_configs = {**(before or {}), **config[PASSES]} if PASSES in config else before
+        try:
+            yield
+        finally:
+            self.jit.pass_configs = before
+
+    def tune(self, *args: Any, refresh: bool = False, top: int | None = None, **kwargs: Any) -> Tuned:
+        """The result for these arguments: kept, or found now. Collective. Raises as `autotune` says."""
+        configs = self.options.configurations(*args, **kwargs)
+        self._check_names(configs)
+        with self.jit.tracing() as machine:
+            place = here(machine)
+        key, database = self._key(configs, place, args, kwargs), Database.of_user()
+        again = refresh or self.options.refresh
+        found = None if again else self._known.get(key) or place.team.broadcast(database.read(key))
+        if found is None:
+            with steps(place.team.rank) as shown:
+                found = self._search(configs, args, kwargs, place, top).run(place, shown)
+            if place.team.rank == 0:
+                database.write(key, found)
+        self._known[key] = self.result = found
+        return found
+
+    def _config(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Config:
+        """The best configuration; {} if the caller has chosen."""
+        configs = self.options.configurations(*args, **kwargs)
+        given = {*kwargs, *list(self.signature.parameters)[: len(args)]}
+        return {} if given & set(configs[0]) else self.tune(*args, **kwargs).config
+
+    def _check_names(self, configs: Sequence[Config]) -> None:
+        known = self.signature.parameters
+        for config in configs:
+            if wrong := sorted(set(_parameters(config)) - set(known)):
+                raise UsageError(
+                    f"configs name {', '.join(wrong)}, which {self._function.__name__} does not take",
+                    hint=f"its parameters are {', '.join(known)}",
+                )
+
+    def _key(self, configs: Sequence[Config], place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+        bound = self.signature.bind_partial(*args, **kwargs).arguments
+        special = {name: _plain(value) for name, value in bound.items() if name not in self.options.open}
+        machine, space = place.machine, json.dumps([dict(c) for c in configs], sort_keys=True, default=str)
+        return Key(
+            program=self._function.__name__,
+            source=source_digest(self._function),
+            arguments=json.dumps(special, sort_keys=True, default=str),
+            space=hashlib.sha256(space.encode()).hexdigest()[:16],
+            machine=f"{machine.name} {machine.digest}",
+            place=f"{place.units} x {place.name}",
+            versions=tuple(sorted(versions().items())),
+        )
+
+    def _search(
+        self, configs: Sequence[Config], args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, top: int | None
+    ) -> Search:
+        options = self.options
+        is_eager = self.jit.initialize_jit_mode(*args, **kwargs) == "eager"
+        given = self._tensors(args, {**kwargs, **_parameters(configs[0])}) if is_eager else None
+        fill = Fill(options.supply, options.supply_prog, given, {} if options.shared_inputs else None)
+
+        def build(config: Config) -> Runner:
+            return place.runner(self._kernel(config, args, kwargs), fill, options.check)
+
+        return Search(
+            name=self._function.__name__,
+            configs=configs,
+            trace=lambda config: self.jit.get_tir(*args, **{**kwargs, **_parameters(config)}),
+            build=build,
+            shapes=given,
+            top=top or options.top,
+            within=options.within,
+            rounds=ROUNDS,
+            warmup=options.warmup,
+            rep=options.rep,
+            timeout=options.timeout,
+        )
+
+    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """What the kernel of a call in eager style is given."""
+        _, tensors = self.jit.func.parse_args(*args, **kwargs)
+        return list(tensors.values())
+
+
+def _parameters(config: Config) -> dict[str, Any]:
+    """What of a configuration the function is called with."""
+    return {name: value for name, value in config.items() if name != PASSES}
+
+
+def _plain(value: Any) -> Any:
+    """An argument as a key has it: tensors by shape, steps and type."""
+    if hasattr(value, "stride") and hasattr(value, "dtype"):
+        return [list(value.shape), list(value.stride()), str(value.dtype)]
+    return value

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""Measure a machine: all probes, on all ranks together, in turns, within a time limit."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tilescale.cost.calibrated import folder, forget
+from tilescale.cost.measured import KINDS, Contention, Measured
+from tilescale.errors import UsageError
+from tilescale.hda import Machine
+from tilescale.hda.current import use_machine
+from tilescale.tuning import probes
+from tilescale.tuning.files import save
+from tilescale.tuning.places import Place
+from tilescale.tuning.probes import Group, groups
+from tilescale.tuning.progress import Steps
+from tilescale.tuning.race import Heat, race
+from tilescale.tuning.versions import versions
+
+ROUNDS = 5
+"""Groups of calls of each probe."""
+
+
+def calibrate(place: Place, steps: Steps, *, quick: bool = False, limit_s: float = 150.0) -> Measured:
+    """Measure; collective.
+
+    Args:
+        quick: leave out most sizes: to see that it works.
+        limit_s: seconds after which what is left stays unmeasured.
+
+    Raises:
+        UsageError: the GPUs are not those of the machine, or its programs own tensors of their own.
+    """
+    check(place)
+    begin = time.monotonic()
+    points: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    steps.begin(sum(1 for _ in groups(place, quick)), "")
+    with use_machine(place.machine):
+        for group in groups(place, quick):  # anew, so that each one's tensors go with it
+            if place.team.broadcast(time.monotonic() - begin > limit_s):
+                break
+            steps.step(group.title)
+            points[group.kind] += _points(place, group)
+    made = {kind: tuple(found) for kind, found in points.items()}
+    return Measured(
+        machine=place.machine.name,
+        gpu="" if place.simulated else place.name,
+        units=place.units,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        versions=versions(),
+        source=f"tilescale calibrate, {ROUNDS} rounds in turns",
+        simulated=place.simulated,
+        **made,
+    )
+
+
+def keep(found: Measured) -> Path:
+    """Write a calibration into the user's cache, where choices find it. Raises UsageError if that cannot be done."""
+    stamp = found.date.replace(":", "").split("+")[0]
+    path = folder() / f"{found.machine}-{stamp}{'-simulated' if found.simulated else ''}.json"
+    save(path, found.text)
+    forget()
+    return path
+
+
+def check(place: Place) -> None:
+    """Whether probes can measure that machine here. Raises UsageError as `calibrate`."""
+    machine = place.machine
+    if machine.tensor_level == machine.program_level:
+        raise UsageError(
+            f"programs of {machine.name} own their tensors; there is nothing above them that a calibration measures"
+        )
+    products = machine.identify.products
+    if not place.simulated and products and not any(product in place.name for product in products):
+        raise UsageError(
+            f"the GPUs here are {place.name}, {machine.name} has {', '.join(products)}",
+            hint=f"name their machine: --machine {_fitting(place.name)}",
+        )
+
+
+def _fitting(gpu: str) -> str:
+    """The built-in machine with such GPUs, or what to write instead."""
+    known = [Machine.load(name) for name in Machine.names()]
+    return next((m.name for m in known if any(p in gpu for p in m.identify.products)), "YOUR-DESCRIPTION.yaml")
+
+
+def _points(place: Place, group: Group) -> list[Any]:
+    entries = [probe.contender for probe in group.probes]
+    heat = Heat(group.title, (), probes.TYPE, place.units, group.mode, entries[0].name, entries, calls=group.calls)
+    rows = race(heat, place.timer(group.mode), place.team, 1 if place.simulated else ROUNDS, seeds=range(1))
+    if group.kind == "contention":
+        return [_contention(row) for row in rows[1:] if row["ratio"] is not None]
+    timed = [(probe, row) for probe, row in zip(group.probes, rows, strict=True) if row["us"] is not None]
+    return [probe.point(row["us"], tuple(row["spread"])) for probe, row in timed]
+
+
+def _contention(row: dict[str, Any]) -> Contention:
+    ratio, us, (low, high) = row["ratio"], row["us"], row["spread"]
+    return Contention(
+        mechanism=row["contender"], shape=probes.BESIDE, dtype=probes.TYPE, ratio=ratio,
+        spread=(round(ratio * low / us, 4), round(ratio * high / us, 4)),
+    )  # fmt: skip

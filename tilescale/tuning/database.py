@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""The performance database: what was found fastest, a file for each program, shapes, machine and versions.
+
+Files are written whole or not at all, so ranks and processes may tune side by side: the last one's result stays. A file
+that is none of ours is no result, and the next one replaces it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tilescale.settings import settings
+from tilescale.tuning.files import save
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a result holds for.
+
+    Attributes:
+        program: name of the function.
+        source: digest of its source and of all that it uses.
+        arguments: that it is specialised for: shapes, types.
+        space: digest of the configurations among which was chosen.
+        machine: name and digest.
+        place: what computed, and on how many ranks.
+        versions: of what ran.
+    """
+
+    program: str
+    source: str
+    arguments: str
+    space: str
+    machine: str
+    place: str
+    versions: tuple[tuple[str, str], ...]
+
+    @property
+    def digest(self) -> str:
+        """A stable hash, 24 hexadecimal digits."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration and what became of it.
+
+    Attributes:
+        config: names of the function's parameters -> values.
+        estimated_us: by the cost model; None where it has none.
+        us: measured, the median over the rounds on the slowest rank; None for who was left out, or failed.
+        spread: the fastest and the slowest round.
+        failed: why there is no time, if it was tried.
+    """
+
+    config: Mapping[str, Any]
+    estimated_us: float | None = None
+    us: float | None = None
+    spread: tuple[float, float] | None = None
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A result.
+
+    Attributes:
+        config: the fastest configuration.
+        us: what it takes.
+        simulated: whether that is the emulator's time.
+        date: ISO, UTC.
+        trials: every configuration, the fastest first, those that failed last.
+    """
+
+    config: Mapping[str, Any]
+    us: float
+    simulated: bool
+    date: str
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True)
+class Database:
+    """Results in a folder."""
+
+    folder: Path
+
+    @classmethod
+    def of_user(cls) -> Database:
+        """This user's own: `tuned` in the cache that TILESCALE_CACHE_DIR names."""
+        return cls(settings().cache / "tuned")
+
+    def read(self, key: Key) -> Tuned | None:
+        """The result that was kept, if there is one."""
+        try:
+            text = json.loads(self._path(key).read_text(encoding="utf-8"))
+            trials = tuple(Trial(**_pair(trial)) for trial in text["trials"])
+            return Tuned(text["config"], text["us"], text["simulated"], text["date"], trials)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, key: Key, found: Tuned) -> None:
+        """Keep a result. Raises UsageError where the folder cannot be written."""
+        save(self._path(key), json.dumps({"key": asdict(key), **asdict(found)}, indent=1) + "\n")
+
+    def all(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Keys and results of every file, as they are written."""
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                text = json.loads(path.read_text(encoding="utf-8"))
+                yield text.pop("key"), text
+            except (OSError, ValueError, KeyError, AttributeError):
+                continue
+
+    def _path(self, key: Key) -> Path:
+        return self.folder / f"{key.program}-{key.digest}.json"
+
+
+def _pair(trial: dict[str, Any]) -> dict[str, Any]:
+    return {**trial, "spread": tuple(trial["spread"]) if trial["spread"] else None}

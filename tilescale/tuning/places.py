@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""Where times come from: this job's GPUs, or without any the simulation of the emulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.backends.emulator.emulate import emulate
+from tilescale.comm import World, init
+from tilescale.cost.calibrated import in_force
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Machine
+from tilescale.passes.pipeline import analyse
+from tilescale.runtime.compile import compile as compile_program
+from tilescale.runtime.kernel import Kernel
+from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
+from tilescale.settings import settings
+from tilescale.tuning.checks import Check
+from tilescale.tuning.inputs import Fill, tensors_for
+from tilescale.tuning.race import Runner, Timer
+
+WAIT_S = 3.0
+"""Longest wait of a kernel for its peers: one that hangs is out soon."""
+
+
+class Nobody:
+    """The timer of simulated calls: a call returns its own time."""
+
+    def meet(self) -> None:
+        """Nothing is under way."""
+
+    def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
+        """As `race.Timer`."""
+        return lambda calls: call()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where programs are timed.
+
+    Attributes:
+        machine: what they are for.
+        team: the ranks that measure together.
+        simulated: whether times are the emulator's.
+        units: that own tensors and take part: ranks, or units of a machine that is simulated.
+    """
+
+    machine: Machine
+    team: World
+    simulated: bool
+    units: int
+
+    @property
+    def name(self) -> str:
+        """What computes: the GPU's name, or the machine's with a word that says that it is simulated."""
+        if self.simulated:
+            return f"{self.machine.name} (simulated)"
+        import torch
+
+        return str(torch.cuda.get_device_name(self.team.device))
+
+    def timer(self, mode: str) -> Timer:
+        """A timer for calls made in a "graph", "eager", or on the "host"."""
+        if self.simulated:
+            return Nobody()
+        from tilescale.tuning.timers import TIMERS
+
+        return TIMERS[mode]()
+
+    def runner(self, program: ir.PrimFunc | Kernel, fill: Fill | None = None, check: Check | None = None) -> Runner:
+        """What calls a program, or its kernel, on inputs of its own; collective. On GPUs it is compared first.
+
+        Raises:
+            UnsupportedError: nothing but the emulator runs it.
+        """
+        if self.simulated:
+            func = program.prim_func if isinstance(program, Kernel) else program
+            us = simulated_us(func, self.machine)
+            return Runner(lambda: us)
+        kernel = program
+        if not isinstance(program, Kernel):
+            kernel = compile_program(program, machine=self.machine, wait_s=WAIT_S)
+        if kernel.device == "cpu":  # asking builds it, before anybody waits for a peer
+            raise UnsupportedError(f"{kernel} is emulated here: its time would be that of the emulation")
+        given = tensors_for(kernel, fill or Fill())
+
+        def checked(seed: int) -> None:
+            kernel(*given)
+            kernel.synchronize()
+            if check is not None:
+                check.run(kernel, given)
+
+        return Runner(lambda: kernel(*given), checked)
+
+
+def here(machine: Machine, units: int | None = None) -> Place:
+    """This job's GPUs if it has some, else the machine in simulation; collective.
+
+    Args:
+        units: how many units that own tensors take part in a simulation; None for all of the machine.
+
+    Raises:
+        LaunchError, UsageError: as `tilescale.init` and `World.device`.
+    """
+    import torch
+
+    world, most = init(), machine.count(machine.tensor_level.name)
+
+    if settings().emulate or not torch.cuda.is_available():
+        return Place(machine, world, True, min(units or most, most))
+    torch.cuda.set_device(world.device)
+    if world.size > 1 and not settings().share_gpus:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("nccl", device_id=world.device)
+    return Place(machine, world, False, world.size)
+
+
+def simulated_us(func: ir.PrimFunc, machine: Machine, shapes: Sequence[Any] | None = None) -> float:
+    """Simulated microseconds of a program on a machine, with the numbers that were measured here if there are some.
+
+    Args:
+        shapes: what a unit passes, tensors of any device, where the program leaves extents open.
+
+    Raises:
+        ArgumentError, NoDataError, UnsupportedError, ...: as `tilescale.emulate` without data.
+    """
+    args = None if shapes is None else _arguments(func, machine, shapes)
+    return emulate(func, args, machine=in_force(machine), data=False, progress=False).time_us
+
+
+def _arguments(func: ir.PrimFunc, machine: Machine, given: Sequence[Any]) -> list[list[Any]]:
+    """The same for each unit of the launch, with the outputs that a call would allocate."""
+    program = analyse(func, machine)
+    outputs = Outputs(program, output_positions(program, None), "meta")
+    mine = outputs.allocate(place_arguments(program, outputs.positions, given))
+    return [mine] * math.prod(ir.constant(extent) or machine.count(name) for name, extent in program.extents)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: MIT
+"""What a calibration measures: groups of contenders that take turns, and the point that follows from each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tilescale.collectives import TENSORS, names, records
+from tilescale.collectives.record import Algorithm
+from tilescale.cost.measured import Collective, Flag, Launch, Product, Wire
+from tilescale.hda import Mechanism, Network
+from tilescale.tuning import programs
+from tilescale.tuning.inputs import Fill
+from tilescale.tuning.libraries import library_collective, library_product
+from tilescale.tuning.places import Place
+from tilescale.tuning.race import Contender, Runner
+
+KIB, MIB = 1 << 10, 1 << 20
+TYPE = "bfloat16"
+
+SIZES = (64 * KIB, MIB, 16 * MIB, 256 * MIB)
+"""Bytes of transfers that the host starts."""
+
+STEPS, FEW_STEPS = 32, 4
+"""Tiles that each of many programs moves: on devices, and in simulation, where more say nothing new."""
+
+ALONE = 256
+"""Tiles that one program moves by itself."""
+
+ROUNDS = 100
+"""Signals that follow one another."""
+
+SHAPES = ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 4096), (8192, 3584, 8192), (1024, 8192, 8192))
+
+OPERATIONS = ("allreduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+WHOLE = tuple(4 * KIB << n for n in range(0, 17, 2))
+"""Bytes of tensors of collectives, up to 256 MiB."""
+
+BESIDE = (8192, 8192, 4096)
+COPIED = 64 * MIB
+"""A product, and what is copied beside it: less than it takes."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One thing to measure.
+
+    Attributes:
+        make: makes what is called; collective.
+        point: makes a point of microseconds and their spread.
+    """
+
+    name: str
+    make: Callable[[], Runner]
+    point: Callable[..., Any]
+
+    @property
+    def contender(self) -> Contender:
+        """As races take it."""
+        return Contender(self.name, self.make)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Probes that take turns. `kind`: the field of `Measured` that their points go to; `mode`: as in races."""
+
+    kind: str
+    title: str
+    mode: str
+    calls: int
+    probes: tuple[Probe, ...]
+
+
+def groups(place: Place, quick: bool) -> Iterator[Group]:
+    """All that is measured at a place, what choices most depend on first; `quick` leaves out most of it."""
+    network = place.machine.network(place.machine.tensor_level.name)
+    for mode in ("graph", "eager"):
+        made = _probe("launch", place, programs.launch, (), partial(_timed, Launch, mode=mode))
+        yield Group("launches", f"launches, {mode}", mode, 8, (made,))
+    linked = place.units > 1 and network is not None
+    if linked:
+        yield Group("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), _flag),))
+        for operation in OPERATIONS[:1] if quick else OPERATIONS:
+            for nbytes in WHOLE[:5:4] if quick else WHOLE:
+                calls = 8 if nbytes <= 4 * MIB else 2
+                probes = tuple(_collectives(place, operation, nbytes))
+                yield Group("collectives", f"{operation}, {nbytes >> 10} KiB", "graph", calls, probes)
+    shapes = SHAPES[:2] if quick else SHAPES
+    yield Group("products", "products", "eager", 4, tuple(_product(place, shape) for shape in shapes))
+    if linked and network is not None:
+        yield Group("wires", "wires", "graph", 3, tuple(_wires(place, network, quick)))
+        yield from () if quick else _contention(place, network)
+
+
+def _probe(
+    name: str,
+    place: Place,
+    program: Callable[..., Any],
+    given: tuple[Any, ...],
+    point: Callable[..., Any],
+    fill: Fill | None = None,
+) -> Probe:
+    return Probe(name, lambda: place.runner(program(place.machine, place.units, *given), fill), point)
+
+
+def _timed(kind: Callable[..., Any], us: float, spread: tuple[float, float], **fields: Any) -> Any:
+    return kind(us=us, spread=spread, **fields)
+
+
+def _flag(us: float, spread: tuple[float, float]) -> Flag:
+    low, high = spread
+    return Flag(nbytes=0, us=us / ROUNDS, spread=(low / ROUNDS, high / ROUNDS))
+
+
+# -- wires -------------------------------------------------------------------------------------------------------------
+
+
+def _wires(place: Place, network: Network, quick: bool) -> Iterator[Probe]:
+    places = place.machine.count(place.machine.program_level.name, place.machine.tensor_level.name)
+    for mechanism in network.mechanisms:
+        if mechanism.on_request:
+            continue
+        if mechanism.started_by == "host":
+            for nbytes in SIZES[::3] if quick else SIZES:
+                yield _wire(place, mechanism, "put", nbytes, None, programs.whole_copy, (nbytes, mechanism.name))
+            continue
+        many = FEW_STEPS if place.simulated else STEPS
+        cases = (("put", 1, ALONE), ("put", places, many), ("get", places, many))
+        for operation, count, steps in cases:
+            if mechanism.rate(operation) is None or (quick and count > 1):
+                continue
+            nbytes, together = count * steps * programs.TILE, count if count == 1 else None
+            program, given = programs.TILE_COPIES[operation], (count, steps, mechanism.name)
+            yield _wire(place, mechanism, operation, nbytes, together, program, given)
+
+
+def _wire(
+    place: Place,
+    mechanism: Mechanism,
+    operation: str,
+    nbytes: int,
+    count: int | None,
+    program: Callable[..., Any],
+    given: tuple[Any, ...],
+) -> Probe:
+    def point(us: float, spread: tuple[float, float]) -> Wire:
+        slowest, fastest = (round(nbytes / t / 1e3, 2) for t in reversed(spread))
+        return Wire(
+            mechanism=mechanism.name, operation=operation, nbytes=nbytes, programs=count,
+            gb_s=round(nbytes / us / 1e3, 2), spread=(slowest, fastest),
+        )  # fmt: skip
+
+    return _probe(f"{mechanism.name} {operation} {nbytes} by {count}", place, program, given, point)
+
+
+# -- products and collectives ------------------------------------------------------------------------------------------
+
+
+def _product(place: Place, shape: tuple[int, int, int]) -> Probe:
+    """By the vendor's library, or in simulation by a plain grid of tiles."""
+    if place.simulated:
+        point = partial(_timed, Product, shape=shape, dtype=TYPE, by="tilescale")
+        return _probe(str(shape), place, programs.product, (shape,), point)
+    point = partial(_timed, Product, shape=shape, dtype=TYPE, by="cublas")
+    return Probe(str(shape), lambda: library_product(shape), point)
+
+
+def _collectives(place: Place, operation: str, nbytes: int) -> Iterator[Probe]:
+    """By each algorithm of whole tensors that is taken without being asked for; who cannot is out when it is built."""
+    n, fill = nbytes // 2 // place.units * place.units, Fill(kept={})
+    for name in names(operation, TENSORS):
+        record = records()[name]
+        if record.on_request or record.against(place.units, TYPE) is not None:
+            continue
+        point = partial(
+            _timed, Collective, operation=operation, algorithm=name, units=place.units, nbytes=nbytes, dtype=TYPE
+        )
+        yield Probe(name, partial(_collective, place, operation, n, record, fill), point)
+
+
+def _collective(place: Place, operation: str, n: int, record: Algorithm, fill: Fill) -> Runner:
+    if record.library and not place.simulated:
+        return library_collective(operation, n)
+    return place.runner(programs.collective(place.machine, place.units, operation, n, record.name), fill)
+
+
+def _contention(place: Place, network: Network) -> Iterator[Group]:
+    """A product alone and with copies beside it; the ratio of their times is the point of the second."""
+    for mechanism in network.mechanisms:
+        if mechanism.started_by == "host" and mechanism.put and not mechanism.on_request:
+            alone = _probe("alone", place, programs.product, (BESIDE,), _nothing)
+            beside = _probe(mechanism.name, place, programs.product, (BESIDE, COPIED, mechanism.name), _nothing)
+            yield Group("contention", f"{mechanism.name} beside a product", "eager", 4, (alone, beside))
+
+
+def _nothing(us: float, spread: tuple[float, float]) -> None:
+    """A time by itself is no point."""

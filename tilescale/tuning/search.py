@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""The search: all configurations are traced, the cost model puts them in order, and the best few are measured in turns.
+
+What cannot be traced, estimated, compiled or run is a trial that says why, and the others go on. Ranks share out the
+estimates, measure together, and agree on the result, since all of them see the same times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.errors import TileScaleError, UsageError
+from tilescale.tuning.database import Trial, Tuned
+from tilescale.tuning.places import Place, simulated_us
+from tilescale.tuning.progress import Steps
+from tilescale.tuning.race import Contender, Heat, Runner, race
+
+Config = Mapping[str, Any]
+
+ASSUMED_US = 1000.0
+"""What a call takes if the cost model says nothing of it."""
+
+MOST_CALLS = 1000
+"""In a group: what a host can queue."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched for, and how hard.
+
+    Attributes:
+        name: of the program.
+        configs: all configurations.
+        trace: makes the program of a configuration.
+        build: makes what calls its kernel.
+        shapes: arguments of a unit, where programs leave extents open.
+        top: how many are measured at most; None for all.
+        within: those are left out whose estimate is more than this many times the least; None for nobody.
+        rounds: groups of calls of each.
+        warmup, rep: milliseconds of calls of each that are not timed, and that are.
+        timeout: seconds that a configuration may take to be traced, and to be built.
+    """
+
+    name: str
+    configs: Sequence[Config]
+    trace: Callable[[Config], ir.PrimFunc]
+    build: Callable[[Config], Runner]
+    shapes: Sequence[Any] | None = None
+    top: int | None = 8
+    within: float | None = None
+    rounds: int = 10
+    warmup: float = 25.0
+    rep: float = 100.0
+    timeout: float = 100.0
+
+    def run(self, place: Place, steps: Steps) -> Tuned:
+        """The fastest configuration; collective.
+
+        Raises:
+            UsageError: no configuration works; says why of each.
+        """
+        trials = self._estimated(place, steps)
+        trials = trials if place.simulated else self._measured(trials, place, steps)
+        timed = sorted((t for t in trials if t.us is not None), key=lambda t: t.us or 0.0)
+        if not timed:
+            reasons = "\n".join(f"    {words(t.config)}: {t.failed}" for t in trials[:16])
+            raise UsageError(f"no configuration of {self.name} works:\n{reasons}", hint="mend one of them")
+        waiting = [t for t in trials if t.us is None]
+        others = sorted(waiting, key=lambda t: (t.failed is not None, t.estimated_us or 0.0))
+        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        best = timed[0]
+        return Tuned(best.config, best.us or 0.0, place.simulated, date, (*timed, *others))
+
+    def _estimated(self, place: Place, steps: Steps) -> list[Trial]:
+        """A trial for each configuration; every rank estimates its share."""
+        team, mine = place.team, {}
+        own = range(team.rank, len(self.configs), team.size)
+        for i in steps.over(own, "estimated"):
+            mine[i] = self._estimate(self.configs[i], place)
+        found = {i: trial for share in team.all_gather(mine) for i, trial in share.items()}
+        return [found[i] for i in range(len(self.configs))]
+
+    def _estimate(self, config: Config, place: Place) -> Trial:
+        try:
+            with limited(self.timeout):
+                func = self.trace(config)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this configuration's affair
+            return Trial(config, failed=said(error))
+        try:
+            us = simulated_us(func, place.machine, self.shapes)
+        except TileScaleError as error:
+            return Trial(config, failed=said(error) if place.simulated else None)
+        except Exception as error:  # noqa: BLE001
+            return Trial(config, failed=said(error))
+        return Trial(config, us, us if place.simulated else None)
+
+    def _measured(self, trials: Sequence[Trial], place: Place, steps: Steps) -> list[Trial]:
+        """Trials with the times of the best few, measured in turns."""
+        chosen = self._best(trials)
+        entries = [Contender(str(i), lambda i=i: self._built(trials[i])) for i in chosen]
+        known = [trials[i].estimated_us for i in chosen if trials[i].estimated_us]
+        calls = _calls(self.rep / self.rounds, min((us for us in known if us is not None), default=ASSUMED_US))
+        heat = Heat(self.name, (), "", place.units, "eager", None, entries, calls=calls)
+        steps.begin(len(chosen) * (1 + self.rounds), "measured")
+        rows = race(
+            heat, place.timer("eager"), place.team, self.rounds, seeds=range(1), step=lambda _, what: steps.step(what)
+        )
+        found = list(trials)
+        for row in rows:
+            i = int(row["contender"])
+            spread = tuple(row["spread"]) if row["spread"] else None
+            found[i] = replace(trials[i], us=row["us"], spread=spread, failed=row.get("failed"))
+        return found
+
+    def _built(self, trial: Trial) -> Runner:
+        with limited(self.timeout):
+            made = self.build(trial.config)
+
+        def warm(seed: int) -> None:
+            if made.check is not None:
+                made.check(seed)
+            for _ in range(_calls(self.warmup, trial.estimated_us or ASSUMED_US)):
+                made.call()
+
+        return Runner(made.call, warm, made.group)
+
+    def _best(self, trials: Sequence[Trial]) -> list[int]:
+        """Those to be measured: the least estimates first, then whom the cost model says nothing of."""
+        able = [i for i, trial in enumerate(trials) if trial.failed is None]
+        able.sort(key=lambda i: (trials[i].estimated_us is None, trials[i].estimated_us or 0.0))
+        least = min((t.estimated_us for t in trials if t.estimated_us is not None), default=None)
+        if least is not None and self.within is not None:
+            able = [i for i in able if (trials[i].estimated_us or least) <= self.within * least]
+        return able[: self.top]
+
+
+def _calls(milliseconds: float, us: float) -> int:
+    """How many calls of so many microseconds take that long."""
+    return min(max(round(milliseconds * 1e3 / us), 1), MOST_CALLS)
+
+
+def words(config: Config) -> str:
+    """A configuration in a line."""
+    return ", ".join(f"{name}={value}" for name, value in config.items())
+
+
+def said(error: BaseException) -> str:
+    """What an error says, in a line or a few."""
+    return f"{type(error).__name__}: {error}".strip()[:600]
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Python code inside is interrupted by a TimeoutError after so many seconds, in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_signal: int, _frame: Any) -> None:
+        raise TimeoutError(f"took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
