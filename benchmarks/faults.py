@@ -212,10 +212,9 @@ if rank == 1:
     say('ERROR', 'the program:', ' '.join(said.split()), '|')
 """),
     Fault("ranks run different versions", "", """
-import importlib.metadata, torch
-from tilescale import comm
-own = importlib.metadata.version
-if os.environ['RANK'] == '1': importlib.metadata.version = lambda name: '9.9' if name == 'torch' else own(name)
+import importlib.metadata, torch, tilescale.comm.world
+own, found = importlib.metadata.version, sys.modules['tilescale.comm.world']
+if os.environ['RANK'] == '1': found.version = lambda name: '9.9' if name == 'torch' else own(name)
 say('FAULT')
 """),
     Fault("the heap is full", """
@@ -296,14 +295,18 @@ def readable(text: str) -> str:
     text = re.sub(r"process \d+", "process 4712", text).replace("a rank (process 4712)", "a rank (process 4711)")
     text = re.sub(r"/\S+/job.py:\d+", "job.py:12", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:29500", text)
-    text = text.split(" hint: ")[0].split(" at job.py:12 (")[0]
+    return text.split(" hint: ")[0].split(" at job.py:12 (")[0]
+
+
+def cell(text: str) -> str:
+    """Text in a table of Markdown."""
     return text.replace("|", "\\|")
 
 
 def table(rows: list[Row]) -> str:
     """The rows in Markdown."""
     lines = ["| what happens | the others know after | and say |", "|---|---|---|"]
-    lines += [f"| {row.name} | {row.seconds:.2f} s | {row.said} |" for row in rows]
+    lines += [f"| {cell(row.name)} | {row.seconds:.2f} s | {cell(row.said)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
