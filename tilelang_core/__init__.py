@@ -10,10 +10,13 @@
     compile.py   lowering and compiling with the stock compiler
     catalogue.py the operations of CUDA programs
     accesses.py  what TileLang's own statements read and write
+    jit_kernel.py  its compiled kernel and the profiler, to extend; targets
     tl.py        names of TileLang's and TVM's operations
     tiles.py     typed views of TileLang's operations on tiles
     rules.py     what TileLang checks before it lowers
+    launches.py  the ways to launch, in one form
     stock.py     TileLang's language under one name
+    logs.py      what TileLang logs while it compiles for us
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
 
@@ -24,9 +27,10 @@ from tilelang_core.version import TESTED, TileLangVersionError, require_tilelang
 
 require_tilelang()
 
-from tilelang_core import dialect, modules  # noqa: E402
+from tilelang_core import dialect, logs, modules  # noqa: E402
 
 dialect.install()
+logs.install()
 modules.install()
 
 __all__ = ["TESTED", "TileLangVersionError", "require_tilelang"]

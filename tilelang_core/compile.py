@@ -17,6 +17,8 @@ from tilelang.backend.target import determine_target
 from tilelang.jit import JITImpl, _CallFormCache
 from tvm import tirx
 
+from tilelang_core import logs
+
 __all__ = [
     "JIT",
     "Generated",
@@ -69,7 +71,7 @@ def generate(
     target = determine_target(target, return_object=True)
     own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
     config = {**dict(own), **(pass_configs or {})}
-    with tvm.transform.PassContext(opt_level=3, config=config), target, _text_through(rewrite):
+    with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target, _text_through(rewrite):
         lowered = tilelang.lower(func, target=target)
     kernels = [kernel.attrs for kernel in lowered.device_mod.functions.values() if kernel.attrs]
     dynamic = [int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs]
@@ -89,7 +91,7 @@ def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = No
 
 def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = None, **options: Any) -> Any:
     """`tilelang.compile`: a kernel for the GPU at hand. `rewrite` has the last word on its text."""
-    with _text_through(rewrite):
+    with logs.following(), _text_through(rewrite):
         return tilelang.compile(func, **options)
 
 
@@ -155,11 +157,32 @@ class JIT(JITImpl):
             "pass_configs": self.pass_configs,
             "compile_flags": self.compile_flags,
         }
-        return self.finish(self.get_tir(*args, **kwargs), options)
+        func = self.get_tir(*args, **kwargs)
+        kernel = self.finish(func, options)
+        if self.debug_root_path:
+            folder, name = Path(self.debug_root_path), self.func.__name__
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"tilelang_jit_kernel_{name}.c").write_text(f"{kernel.get_kernel_source()}\n", encoding="utf-8")
+            (folder / f"tilelang_jit_program_{name}.py").write_text(f"{func.script()}\n", encoding="utf-8")
+        return kernel
 
-    def par_compile(self, configs: Iterable[dict[str, Any] | tuple[Any, ...]], **_: Any) -> list[Any]:
-        """The kernels of several configurations; nothing is generated before they are used."""
-        return [self.compile(**c) if isinstance(c, dict) else self.compile(*c) for c in configs]
+    def par_compile(
+        self,
+        configs: Iterable[dict[str, Any] | tuple[Any, ...]],
+        num_workers: int | None = None,
+        ignore_error: bool = False,
+    ) -> list[Any]:
+        """The kernels of several configurations, one after another, as nothing is generated before they are used."""
+        return [self._one_of_several(config, ignore_error) for config in configs]
+
+    def _one_of_several(self, config: dict[str, Any] | tuple[Any, ...], ignore_error: bool) -> Any:
+        """The kernel of a configuration; None if it cannot be traced and that is to be ignored."""
+        try:
+            return self.compile(**config) if isinstance(config, dict) else self.compile(*config)
+        except Exception:
+            if not ignore_error:
+                raise
+            return None
 
 
 def jit(function: Callable, *, tracing: Callable, finish: Callable, **options: Any) -> JIT:

@@ -16,8 +16,10 @@ A builder failure is logged by TileLang with the whole rewritten source; for err
 from __future__ import annotations
 
 import ast
+import linecache
 import logging
 import sys
+import traceback
 from pathlib import Path
 
 import tilelang
@@ -102,8 +104,33 @@ def _stored(name: ast.Name) -> ast.Name:
 
 
 class _DropLocatedErrors(logging.Filter):
+    """Drops records of errors that name the user's line; one of TileLang's that says nothing at all gets it."""
+
     def filter(self, record: logging.LogRecord) -> bool:
-        return not getattr(sys.exc_info()[1], QUIET_ATTR, False)
+        error = sys.exc_info()[1]
+        if isinstance(error, AssertionError) and not str(error):
+            file, line = _user_line(error)
+            error.args = (f"TileLang does not take this: {linecache.getline(file, line).strip()} ({file}:{line})",)
+        return not getattr(error, QUIET_ATTR, False)
+
+
+def _user_line(error: BaseException) -> tuple[str, int]:
+    """File and line of the innermost call of an error's traceback outside of TileLang and of this package."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = (_TILELANG_ROOT, str(Path(__file__).parent))
+    return next((place for place in reversed(frames) if not place[0].startswith(own)), frames[-1])
+
+
+def names_bound_at(file: str, line: int) -> list[str]:
+    """The names that a `with` statement in a line of a file binds, for messages; none if there is no such statement."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return []
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
+    here = [node for node in found if node.lineno <= line <= node.body[0].lineno]
+    targets = [item.optional_vars for node in here[-1:] for item in node.items if item.optional_vars]
+    return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
 
 
 def install() -> None:

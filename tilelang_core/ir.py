@@ -7,6 +7,7 @@ Passes and interpreters import TIR names from here and nowhere else.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -72,13 +73,13 @@ from tvm.tirx.stmt import ForKind
 from tvm_ffi import Array
 
 __all__ = [
-    "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "Add", "AllocBuffer", "Analyzer", "And", "Array", "AssertStmt",
-    "AttrStmt", "Bind", "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call", "Cast",
-    "DeclBuffer", "Div", "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse", "IntImm",
-    "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock",
-    "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "attribute",
-    "bits", "buffer_location", "children", "constant", "constants", "contains", "fingerprint", "int_node",
-    "integer", "is_pure", "op_name", "parameters", "proves", "region_parts", "scope_kind", "simplify", "statements",
+    "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "VARIABLE", "Add", "AllocBuffer", "Analyzer", "And", "Array",
+    "AssertStmt", "AttrStmt", "Bind", "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call",
+    "Cast", "DeclBuffer", "Div", "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse",
+    "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock",
+    "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits",
+    "buffer_location", "children", "constant", "constants", "contains", "fingerprint", "int_node", "integer",
+    "is_pure", "op_name", "parameters", "proves", "region_parts", "scope_kind", "simplify", "statements",
     "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
 ]  # fmt: skip
 
@@ -152,6 +153,9 @@ def torch_dtype(dtype: str) -> Any:
 SHARED = ("shared", "shared.dyn")
 """Scopes of tiles in shared memory; barriers and others have their own."""
 
+VARIABLE = "local.var"
+"""Scope of a variable, as `T.alloc_var` makes it."""
+
 
 def scope_kind(buffer: Buffer) -> str:
     """Which kind of memory a buffer lies in: "fragment", "shared" or "global"."""
@@ -168,12 +172,20 @@ def int_node(value: Any) -> PrimExpr:
 
 def stmt_location(stmt: Stmt) -> tuple[str, int] | None:
     """File and line of the user's program that emitted a statement."""
-    return span_to_location(get_stmt_span(stmt))
+    return _location(span_to_location(get_stmt_span(stmt)))
 
 
 def buffer_location(buffer: Buffer) -> tuple[str, int] | None:
     """File and line where a buffer was declared."""
-    return span_to_location(get_buffer_span(buffer))
+    return _location(span_to_location(get_buffer_span(buffer)))
+
+
+def _location(found: tuple[str, int] | None) -> tuple[str, int] | None:
+    """TileLang makes every name absolute, that of a prompt's input too, by which its lines are known: "<input 3>"."""
+    if found is None:
+        return None
+    name = os.path.basename(found[0])
+    return (name if name.startswith("<") else found[0]), found[1]
 
 
 def children(stmt: Stmt) -> Iterator[Stmt]:

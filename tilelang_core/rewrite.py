@@ -13,8 +13,8 @@ from tvm.tirx import stmt_functor
 from tilelang_core import tl
 
 __all__ = [
-    "BLOCK_ORDER", "address_of", "at", "call", "copy_nest", "elected", "evaluate", "extern", "extern_name",
-    "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker", "parallel",
+    "BLOCK_ORDER", "LAUNCH", "address_of", "at", "beginning", "call", "copy_nest", "elected", "evaluate", "extern",
+    "extern_name", "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker", "parallel",
     "parameter_buffer", "recall", "region", "register_limit", "relaunched", "renamed", "rewrite", "sequence",
     "specialized", "tile_call",
 ]  # fmt: skip
@@ -22,7 +22,7 @@ __all__ = [
 BLOCK_ORDER = "threadblock_swizzle_pattern"
 """AttrStmt key: the order in which the blocks of a grid have their indices."""
 
-_LAUNCH = "tilelang_root"
+LAUNCH = "tilelang_root"
 """Name of the root block of a launch."""
 
 _KINDS = [
@@ -132,6 +132,11 @@ def region(buffer: tirx.Buffer, begins: Sequence[Any], extents: Sequence[Any], a
     """A region argument of a tile operation; access is "r", "w" or "rw"."""
     mode = {"r": 1, "w": 2, "rw": 3}[access]
     return call(tl.REGION, tirx.BufferLoad(buffer, list(begins)), mode, *extents)
+
+
+def beginning(area: tirx.Call, begins: Sequence[Any]) -> tirx.Call:
+    """The same region argument, beginning elsewhere."""
+    return recall(area, [tirx.BufferLoad(area.args[0].buffer, list(begins)), *area.args[1:]])
 
 
 def tile_call(name: str, *args: Any, **annotations: Any) -> tirx.Stmt:
@@ -250,7 +255,7 @@ def launch_nest(
     body: tirx.Stmt,
 ) -> tirx.Stmt:
     """TileLang's form of a launch: loops over the grid, thread indices, the root block with its allocations."""
-    block = tirx.SBlock([], [], [], _LAUNCH, body, None, list(buffers), [], annotations)
+    block = tirx.SBlock([], [], [], LAUNCH, body, None, list(buffers), [], annotations)
     binds = [tirx.Bind(var, call(tl.THREAD_INDEX, axis, dtype="int32")) for var, axis in thread_vars]
     nest = tirx.SeqStmt([*binds, tirx.SBlockRealize([], tirx.IntImm("bool", 1), block)])
     for axis, (var, extent) in reversed(list(enumerate(programs))):
@@ -277,12 +282,12 @@ def relaunched(
 
     def enter(node: Any) -> Any:
         nonlocal met
-        if not isinstance(node, tirx.SBlock) or node.name_hint != _LAUNCH:
+        if not isinstance(node, tirx.SBlock) or node.name_hint != LAUNCH:
             return None
         met += 1
         if met - 1 != number:
             return node
-        return tirx.SBlock([], [], [], _LAUNCH, body, None, [*node.alloc_buffers, *buffers], [], annotations)
+        return tirx.SBlock([], [], [], LAUNCH, body, None, [*node.alloc_buffers, *buffers], [], annotations)
 
     return func.with_body(rewrite(func.body, enter=enter))
 

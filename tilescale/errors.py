@@ -81,6 +81,9 @@ class TileScaleError(Exception):
         self.hint = hint
         self.where: tuple[Location, ...] = (where,) if isinstance(where, Location) else tuple(where or ())
         super().__init__(self._render())
+        from tilescale import tracebacks
+
+        tracebacks.install()
 
     def _render(self) -> str:
         lines = [self.message]
@@ -96,6 +99,12 @@ class TileScaleError(Exception):
         """The same error with more places; used where an outer layer knows the line and an inner one does not."""
         self.where = self.where + tuple(p for p in places if p not in self.where)
         return self
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints for it."""
+        from tilescale import tracebacks
+
+        return tracebacks.lines(self)
 
     def __reduce__(self):
         # Errors travel between ranks: the keyword-only arguments must survive pickling.
@@ -244,6 +253,16 @@ class HeapExhaustedError(TileScaleError):
 
 class NotSymmetricError(TileScaleError):
     """A tensor that peers are to reach, but that lies in no symmetric heap, or in another one than the rest."""
+
+
+def check_type(name: str, value: object, wanted: str, *types: type) -> None:
+    """Check an argument of a public function; a bool is no number.
+
+    Raises:
+        UsageError: it is of none of these types; `wanted` says what to pass.
+    """
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise UsageError(f"{name}={value!r} is of type {type(value).__name__}", hint=f"pass {wanted}")
 
 
 def picklable(error: BaseException) -> BaseException:

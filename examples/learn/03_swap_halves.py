@@ -76,8 +76,11 @@ exercise = learn.Exercise(
         "DeadlockError": "both warpgroups have to arrive at the same barriers, equally often.",
         "wrong values": "The two warpgroups run at their own pace. Which statement makes sure that the other one has "
         "written its box when you read it, and which that it has read yours when you write it again?",
+        "too slow": "Does `theirs` come through the box? To read the other half of X and square it once more takes "
+        "longer than to be handed it by the warpgroup that has it.",
         "CollectiveNotReachedError": "both warpgroups have to arrive at the same barriers: no barrier inside `if wg`.",
     },
+    timed=5,
     sizes={"h200-sxm-8": (2, 5, 1), "gb200-nvl72": (3,)},
     unit="rounds",
 )

@@ -29,8 +29,6 @@ SOLVED, UNWRITTEN, WRONG, LATE = "solved", "not written yet", "not right yet", "
 SEEDS = (None, 1)
 """The orders in which the units of a launch run: in turns, then a random one."""
 WIDTH = 110
-SLACK = 1.06
-"""How much longer than the solution a program may take."""
 LIMIT_S = 60.0
 """How long tracing or a launch may take; those of the solutions take seconds."""
 
@@ -130,7 +128,7 @@ class _Trial:
         if asked.timed is None:
             return None
         mine, enough = (timed(asked, version).time_us for version in (self.program, asked.right))
-        if mine <= SLACK * enough:
+        if mine <= asked.slack * enough:
             return None
         where = f"{asked.timed} {asked.unit} of {next(iter(asked.sizes))}"
         return (
@@ -151,9 +149,9 @@ class _Trial:
 
     def _advice(self, error: BaseException) -> str:
         """What an error means in the exercise, if possible for the tensor that its message names first."""
-        kind, tensor = type(error).__name__, re.search(r"(\w+)\[|$", str(error))[1]
+        kind, tensor = type(error).__name__, re.search(r"(\w+)\[", str(error))
         known = {**ADVICE, **self.exercise.advice}
-        text = known.get(f"{kind} of {tensor}") or known.get(kind)
+        text = known.get(f"{kind} of {tensor and tensor[1]}") or known.get(kind)
         return fill(f"What it means here: {text}", WIDTH) if text else ""
 
     def _line_of(self, error: BaseException) -> str:

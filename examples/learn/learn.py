@@ -64,6 +64,7 @@ class Exercise:
             message names first ("RaceError of inbox"); "wrong values" and "too slow" say what to look at.
         demand: what else a report has to show: from the report and the size to a complaint, or None.
         timed: the size, on the first machine, at which it must not take much longer than the solution.
+        slack: how much longer than the solution it may take there; the times are exact.
         sizes: which sizes run on which machine.
         unit: what a size counts.
     """
@@ -74,6 +75,7 @@ class Exercise:
     advice: Mapping[str, str] = field(default_factory=dict)
     demand: Callable[[tilescale.Report, int], str | None] = lambda report, size: None
     timed: int | None = None
+    slack: float = 1.06
     sizes: Mapping[str, Sequence[int]] = field(default_factory=lambda: DEVICES)
     unit: str = "devices"
 
@@ -85,7 +87,7 @@ class Exercise:
     @property
     def statement(self) -> str:
         """What to write, with hints."""
-        return ast.get_docstring(ast.parse(Path(self.file).read_text(encoding="utf-8")))
+        return ast.get_docstring(ast.parse(Path(self.file).read_text(encoding="utf-8"))) or ""
 
     @property
     def solution(self) -> Path:
@@ -127,6 +129,7 @@ def ladder() -> list[Path]:
 def load(path: Path) -> ModuleType:
     """The module in a file whose name is no identifier."""
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

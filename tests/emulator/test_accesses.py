@@ -9,7 +9,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import assert_same, blank, values
-from tilescale.errors import OutOfBoundsError, UnsupportedError, UsageError
+from tilescale.errors import OutOfBoundsError, UninitializedReadError, UnsupportedError, UsageError
 
 
 def ints(*shape, fill=-7):
@@ -53,6 +53,31 @@ def test_private_values_that_differ_are_not_read_where_others_run():
     assert args[0].tolist() == [5] * 32
     with pytest.raises(UnsupportedError, match="thread-private value was written for 64"):
         tilescale.emulate(program, [ints(32), 0])
+
+
+def test_private_values_that_differ_are_no_tile():
+    @T.prim_func
+    def add(X: T.Tensor((2,), "float32"), Y: T.Tensor((2,), "float32")):
+        with T.Kernel(1, threads=32):
+            mine = T.alloc_local((2,), "float32")
+            T.copy(X, mine)
+            mine[1] = mine[1] + T.get_thread_binding()
+            T.atomic_add(Y, mine)
+
+    with pytest.raises(UsageError, match="'mine' as a whole tile differs between threads"):
+        tilescale.emulate(add, [torch.ones(2), torch.zeros(2)])
+
+
+def test_private_tiles_are_written_before_they_are_read():
+    @T.prim_func
+    def add(X: T.Tensor((2,), "float32"), Y: T.Tensor((2,), "float32")):
+        with T.Kernel(1, threads=32):
+            mine = T.alloc_local((2,), "float32")
+            T.copy(X[0:1], mine[1:2])
+            T.atomic_add(Y, mine)
+
+    with pytest.raises(UninitializedReadError, match=r"reads mine\[0\]"):
+        tilescale.emulate(add, [torch.ones(2), torch.zeros(2)])
 
 
 def test_short_circuit_conditions_guard_accesses():

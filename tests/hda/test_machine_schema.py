@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from tilescale.errors import MachineFileError, UnknownMachineError
+from tilescale.errors import MachineFileError, UnknownMachineError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.load import derive
 
@@ -46,6 +46,8 @@ MISTAKES = [
     ("shared: true", "shared: true\n    per_program_max: 65 KiB", "memory.l0.per_program_max", 23, "more than"),
     ("scopes: [global]", "scopes: [host]", "memory", 17, "exactly one layer with scope 'global', found none"),
     ("title: a small machine", "title: a\ntitle: b", "title", 2, "given twice, first in line 1"),
+    ("float32: 16 op", "float13: 16 op", "levels.core.compute.vector.rates.float13", 13, "no such data type"),
+    ("threads: 1", "threads: 100000000000000000000", "levels.lane.threads", 5, "from 1 to 16777216"),
     ("levels:\n", "extends: nothing-built-in\nlevels:\n", "extends", 2, "built-in machine or a file"),
 ]
 
@@ -59,6 +61,34 @@ def test_a_mistake_names_file_line_and_field(describe, old, new, field, line, wo
     assert f"{path}:{line}" in text
     assert field in text and words in text
     assert caught.value.where[0].line == line
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BOMB, "at most 100000 entries"),
+        ("levels: &levels\n  chip: *levels\n", "sections inside sections without an end"),
+        (f"levels: {'[' * 3000}", "sections inside sections without an end"),
+    ],
+    ids=["repeats itself", "contains itself", "deep"],
+)
+def test_a_description_that_does_not_end(tmp_path, text, words):
+    path = tmp_path / "endless.yaml"
+    path.write_text(text)
+    with pytest.raises(MachineFileError, match=words) as caught:
+        Machine.load(path)
+    assert str(path) in str(caught.value) and caught.value.hint
+
+
+@pytest.mark.parametrize("given", [3, None, ["h200-sxm-8"]])
+def test_something_else_than_a_name(given):
+    with pytest.raises(UsageError, match="machine=.* is of type"):
+        Machine.load(given)
 
 
 def test_all_problems_are_reported_at_once(describe):

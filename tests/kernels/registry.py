@@ -12,6 +12,7 @@ from . import (
     gemm_schedules,
     gemm_special,
     indexing,
+    launches,
     linear_attention,
     movement,
     normalization,
@@ -40,6 +41,7 @@ FAMILIES = (
     atomics,
     roles,
     cluster,
+    launches,
 )
 
 KERNELS: tuple[PlainKernel, ...] = tuple(kernel for family in FAMILIES for kernel in family.KERNELS)

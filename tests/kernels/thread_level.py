@@ -180,6 +180,39 @@ def _match_inputs(rng):
     return [randint(rng, 0, 12, 32, 16), randint(rng, 0, 12, 32), poison(32, dtype=torch.int32)]
 
 
+def rows_of_threads(T):
+    """Each thread copies a row of its own, from device and from shared memory, into registers and back."""
+
+    @T.prim_func
+    def main(x: T.Tensor((32, 16), T.float16), out: T.Tensor((2, 32, 16), T.float16)):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            tile = T.alloc_shared((32, 16), T.float16)
+            row = T.alloc_local((16,), T.float16)
+            T.copy(x, tile)
+            if tx < 32:
+                T.copy(x[tx, 0:16], row)
+                T.copy(row, out[0, 31 - tx, 0:16])
+                T.copy(tile[tx, 0:16], row)
+                T.copy(row, out[1, tx, 0:16])
+
+    return main
+
+
+def private_tile_added(T):
+    """A copy into registers that all threads hold alike, added up by atomics."""
+
+    @T.prim_func
+    def main(x: T.Tensor((4, 2), T.float32), out: T.Tensor((2,), T.float32)):
+        with T.Kernel(4, threads=32) as bx:
+            both = T.alloc_local([2], T.float32)
+            T.copy(x[bx, 0:2], both)
+            both[1] = both[1] * 2.0
+            T.atomic_add(out, both)
+
+    return main
+
+
 _F32, _I32, _I8 = torch.float32, torch.int32, torch.int8
 _EXACT = {"rtol": 0.0, "atol": 0.0}
 
@@ -240,5 +273,21 @@ KERNELS = (
         reference=lambda args: {1: f64(args[0]).sum(1), 2: f64(args[0]) / f64(args[0]).sum()},
         covers=("sync_grid", "warp_reduce_sum"),
         atol=1e-4,
+    ),
+    PlainKernel(
+        name="rows_of_threads",
+        build=rows_of_threads,
+        inputs=lambda rng: [randn(rng, 32, 16), poison(2, 32, 16, dtype=torch.float16)],
+        reference=lambda args: {1: torch.stack([f64(args[0]).flip(0), f64(args[0])])},
+        covers=("alloc_local", "copy of a thread"),
+        **_EXACT,
+    ),
+    PlainKernel(
+        name="private_tile_added",
+        build=private_tile_added,
+        inputs=lambda rng: [randn(rng, 4, 2, dtype=_F32), torch.zeros(2)],
+        reference=lambda args: {1: f64(args[0]).sum(0) * torch.tensor([1.0, 2.0])},
+        covers=("alloc_local", "atomic_add"),
+        atol=1e-5,
     ),
 )

@@ -361,3 +361,58 @@ def test_errors_after_a_macro_of_tilelang_name_the_users_line(mistake):
                 T.reduce_sum(tile, total, dim=1)
                 with T.Scale("device"):
                     T.allreduce(None)  # <-
+
+
+# -- threads that act together -----------------------------------------------------------------------------------------
+
+
+def waits(X, Y, F, rank):
+    T.wait(F[0], ">=", 1)
+
+
+def signals(X, Y, F, rank):
+    T.signal(F[0], dst=1 - rank)
+
+
+def copies(X, Y, F, rank):
+    T.copy(X, Y, dst=1 - rank, signal=F[0])
+
+
+def by_threads(statement, condition):
+    """A program in which the threads that a condition holds for execute a statement."""
+    act = T.macro(statement)
+
+    @T.prim_func
+    def f(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32"), F: T.Tensor((4,), "int32")):
+        with T.Kernel(device=2, block=1, threads=128):
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                tx = T.get_thread_binding()
+                if condition(tx, rank):
+                    act(X, Y, F, rank)
+
+    return f
+
+
+@pytest.mark.parametrize("statement", [waits, signals, copies])
+@pytest.mark.parametrize(
+    ("condition", "count"),
+    [
+        (lambda tx, rank: tx == 0, 1),
+        (lambda tx, rank: tx < 48, 48),
+        (lambda tx, rank: tx % 2 == 1, 64),
+        (lambda tx, rank: T.Not(tx // 16 > 0), 16),
+    ],
+)
+def test_some_threads_of_a_warp(statement, condition, count):
+    with pytest.raises(UsageError, match=f"that {count} of 128 threads take, which are no whole warps") as found:
+        by_threads(statement, condition)
+    assert found.value.where and "out of the condition" in found.value.hint
+
+
+@pytest.mark.parametrize("statement", [waits, signals, copies])
+@pytest.mark.parametrize(
+    "condition",
+    [lambda tx, rank: tx < 64, lambda tx, rank: tx // 32 == 1, lambda tx, rank: rank == 0, lambda tx, rank: tx >= 0],
+)
+def test_whole_warps(statement, condition):
+    assert by_threads(statement, condition) is not None

@@ -37,7 +37,7 @@ both_calls = pytest.mark.parametrize(
         ([torch.ones(8), torch.ones(8, dtype=torch.float64)], "'Y' is torch.float64"),
         ([torch.ones(8), torch.ones(8, device="meta")], "'Y' is on meta, this program runs on cpu"),
         ([torch.ones(8), [0.0] * 8], "'Y' is list"),
-        ([torch.ones(8), None], "'Y' is NoneType"),
+        ([torch.ones(8), None], "'Y' is None, and 'double_program' uses it"),
     ],
 )
 def test_wrong_arguments(args: list[Any], message: str):
@@ -45,6 +45,37 @@ def test_wrong_arguments(args: list[Any], message: str):
         tilescale.compile(programs.double(8))(*args)
     assert "double_program" in str(info.value) or "runs on cpu" in str(info.value)
     assert info.value.hint
+
+
+@both_calls
+def test_what_no_statement_names_may_be_none(call: Callable[..., Any]):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def second(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32"), Z: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[i] = Y[i] + n
+
+    y = torch.ones(8)
+    call(second, None, y, None)
+    torch.testing.assert_close(y, torch.full((8,), 9.0), rtol=0, atol=0)
+    with pytest.raises(ArgumentError, match="'Y' is None"):
+        call(second, y, None, None)
+
+
+@both_calls
+def test_an_extent_has_to_follow_from_what_is_passed(call: Callable[..., Any]):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def scaled(X: T.Tensor((n,), "float32"), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                Y[i] = n
+
+    with pytest.raises(ArgumentError, match="n in the shape of 'X' does not follow from the arguments"):
+        call(scaled, None, torch.ones(4))
 
 
 def test_the_error_names_the_parameters_to_pass():

@@ -5,6 +5,7 @@ import pytest
 
 import tilescale.language as T
 from tests.cuda.support import program
+from tilescale.errors import ArgumentError
 from tilescale.program.extents import evaluate, inside_expressions, solve
 
 
@@ -47,3 +48,39 @@ def test_an_extent_as_a_number():
 def test_only_extents_inside_expressions_have_to_be_passed():
     assert {var.name for var in inside_expressions(traced(2))} == {"n"}
     assert not inside_expressions(traced(1))
+
+
+def of_shapes(*shapes):
+    """A program with a tensor of each shape, whose extents are expressions."""
+
+    @T.prim_func
+    def f(X: T.Tensor(shapes[0], "int32"), Y: T.Tensor(shapes[1], "int32")):
+        with T.Kernel(1, threads=32):
+            X[0] = 1
+
+    return program(f).parameters
+
+
+def names(known):
+    return {var.name: size for var, size in known.items()}
+
+
+def test_an_extent_is_solved_for_the_variable_in_it():
+    n, m = T.dynamic("n"), T.dynamic("m")
+    found = of_shapes((n * 4,), (2 * m - 1,))
+    assert names(solve(found, [(20,), (7,)])) == {"n": 5, "m": 4}
+    assert names(solve(found, [None, (7,)])) == {"m": 4}
+    assert names(solve(of_shapes((n * m,), (5 - m,)), [(6,), (3,)])) == {"m": 2, "n": 3}
+
+
+def test_a_quotient_says_what_nothing_else_says():
+    n = T.dynamic("n")
+    assert names(solve(of_shapes((n // 4,), (n + 1,)), [(2,), (12,)])) == {"n": 11}
+    assert names(solve(of_shapes((n // 4,), (n + 1,)), [(2,), None])) == {"n": 8}
+
+
+@pytest.mark.parametrize("size", [7, 0])
+def test_an_extent_that_no_value_makes(size):
+    n, m = T.dynamic("n"), T.dynamic("m")
+    with pytest.raises(ArgumentError, match=rf"'Y' has an extent of {size} where .*: no m makes that"):
+        solve(of_shapes((n,), ((m + 2) * 4,)), [(3,), (size,)])

@@ -55,6 +55,9 @@ class Executable:
             False, and nothing done, for others.
         synchronize: waits until every call has ended, and raises what went wrong in it.
         reset: collective, makes it run again after a call that failed on the device.
+        stock: TileLang's own kernel, if it has compiled the program.
+        simulated_s: where calls are emulated, the seconds that one takes on the machine if each unit passes arguments
+            like these, which stay as they are.
     """
 
     run: Callable[[list[list[Any]]], Any]
@@ -64,6 +67,8 @@ class Executable:
     again: Callable[[tuple[Any, ...]], bool] = lambda values: False
     synchronize: Callable[[], None] = lambda: None
     reset: Callable[[], None] = lambda: None
+    stock: Any = None
+    simulated_s: Callable[[list[Any]], float] | None = None
 
 
 class Lowered(Protocol):
@@ -95,6 +100,7 @@ class Backend:
         priority: the first available one that lowers a program, highest first, runs it.
         generates: whether it generates text.
         serves: whether it generates text for a machine.
+        target: what its text for a machine is compiled for, as `tilelang.compile` takes it. Raises UnsupportedError.
         collectives: the algorithms that it has for a collective.
     """
 
@@ -104,6 +110,7 @@ class Backend:
     priority: int
     generates: bool = False
     serves: Callable[[Machine], bool] = lambda machine: False
+    target: Callable[[Machine], Any] = lambda machine: None
     collectives: Callable[[Collective, Wanted, Target], Available] = lambda made, wanted, target: everything(
         target.machine, wanted
     )

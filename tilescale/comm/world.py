@@ -18,7 +18,7 @@ from tilescale.comm.failure_log import Failure
 from tilescale.comm.launchers import Joined, join
 from tilescale.comm.rendezvous import open_session
 from tilescale.comm.team import Team
-from tilescale.errors import RankMismatchError, UsageError
+from tilescale.errors import RankMismatchError, UsageError, check_type
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ def init(*, timeout_s: float | None = None) -> World:
     global _world
     if _world is None:
         limit = settings().timeout_s if timeout_s is None else timeout_s
+        check_type("timeout_s", limit, "a number of seconds", int, float)
         if limit <= 0:
             raise UsageError(f"timeout_s={limit}", hint="give a number of seconds above 0")
         _world = _enter(join(os.environ, limit), limit)

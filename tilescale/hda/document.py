@@ -54,13 +54,27 @@ class Entry:
         return here
 
 
+MOST_ENTRIES = 100_000
+"""Of one file, what its aliases repeat counted each time."""
+
+
 @dataclass
 class _Reader:
     file: str
     loader: yaml.SafeLoader = field(default_factory=lambda: yaml.SafeLoader(""))
+    entries: int = 0
 
     def entry(self, node: yaml.Node, line: int, path: str) -> Entry:
-        """The entry of a node; `line` is that of its key, where a person looks."""
+        """The entry of a node; `line` is that of its key, where a person looks.
+
+        Raises:
+            MachineFileError: a key given twice, or more entries than `MOST_ENTRIES`.
+        """
+        self.entries += 1
+        if self.entries > MOST_ENTRIES:
+            raise Entry(None, self.file, line, path).problem(
+                f"a description has at most {MOST_ENTRIES} entries", hint="aliases (*name) repeat what they stand for"
+            )
         if isinstance(node, yaml.MappingNode):
             return Entry(self.mapping(node, path), self.file, line, path)
         if isinstance(node, yaml.SequenceNode):
@@ -89,9 +103,22 @@ def _parse(path: Path) -> Entry:
         raise MachineFileError(f"not readable as YAML: {error.problem}", where=where) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise MachineFileError(f"not readable as YAML: {error}", where=Location(str(path), 1)) from None
+    except RecursionError:
+        raise _too_deep(path) from None
     if not isinstance(node, yaml.MappingNode):
         raise Entry(None, str(path), 1).problem("expected a mapping with `levels`, `memory` and `networks`")
-    return _Reader(str(path)).entry(node, 1, "")
+    try:
+        return _Reader(str(path)).entry(node, 1, "")
+    except RecursionError:
+        raise _too_deep(path) from None
+
+
+def _too_deep(path: Path) -> MachineFileError:
+    return MachineFileError(
+        "sections inside sections without an end",
+        hint="an alias (*name) cannot stand inside of what it stands for",
+        where=Location(str(path), 1),
+    )
 
 
 def merge(base: Entry, over: Entry) -> Entry:

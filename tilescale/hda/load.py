@@ -10,7 +10,7 @@ from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
 
-from tilescale.errors import MachineFileError, UnknownMachineError
+from tilescale.errors import MachineFileError, UnknownMachineError, check_type
 from tilescale.hda import topology, units
 from tilescale.hda.document import Entry, merge, read
 from tilescale.hda.machine import Machine
@@ -31,6 +31,7 @@ def names() -> tuple[str, ...]:
 
 def load(name_or_path: str | PathLike[str]) -> Machine:
     """See `Machine.load`."""
+    check_type("machine", name_or_path, "a machine, a built-in name or a path", str, PathLike)
     given = fspath(name_or_path)
     path = _locate(given, Path.cwd())
     if path is None:

@@ -11,6 +11,7 @@ from tilescale.errors import PeerOutOfRangeError, UsageError
 from tilescale.hda import query
 from tilescale.hda.description import Description
 from tilescale.hda.model import Level, Network
+from tilescale.hda.units import format_count
 
 __all__ = ["Place", "locate"]
 
@@ -112,7 +113,8 @@ def _built(machine: Description, at: Level, digit: int, sizes: Sizes) -> tuple[i
     if at.kind == "program" and at.virtual:
         return extent, digit
     if extent > count:
-        raise UsageError(f"the launch asks for {extent} units of level {at.name!r}, machine {machine.name} has {count}")
+        asked = format_count(extent, "unit")
+        raise UsageError(f"the launch asks for {asked} of level {at.name!r}, machine {machine.name} has {count}")
     return count, _on_mesh(machine, at, digit, sizes)
 
 

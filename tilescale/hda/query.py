@@ -9,7 +9,7 @@ from tilescale.errors import UnsupportedError, UsageError
 from tilescale.hda.description import Description
 from tilescale.hda.model import ComputeUnit, Level, MemoryLayer, Network
 
-__all__ = ["capacity", "connects", "count", "has", "network", "rate", "rates", "residency"]
+__all__ = ["advice_at_the_end", "capacity", "connects", "count", "has", "network", "rate", "rates", "residency"]
 
 REGISTER_BYTES = 4
 """Registers are counted in 32 bits, as `registers_per_thread` is everywhere."""
@@ -38,6 +38,13 @@ def _per_parent(machine: Description, fine: int, coarse: int) -> int:
     if child.kind == "cluster":
         return (machine.program_level.count or 1) // (child.max_size or 1)
     return child.count or 1
+
+
+def advice_at_the_end(machine: Description, level: str) -> str:
+    """What a program does about a neighbour that the last unit of a level does not have."""
+    if any(net.level == level and net.topology == "mesh" for net in machine.networks):
+        return "units at an edge have no neighbour there: put the statement under a condition, if rank + 1 < size"
+    return "wrap it round: (rank + 1) % size"
 
 
 def _threads(machine: Description, program: Level) -> int:

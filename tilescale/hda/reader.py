@@ -83,7 +83,7 @@ class Reader:
     _level = _layer = _text
 
     def _integer(self, entry: Entry, metadata: Mapping[str, Any]) -> int:
-        _expect(type(entry.value) is int and entry.value > 0)
+        _expect(type(entry.value) is int and 0 < entry.value <= schema.MOST)
         return int(entry.value)
 
     def _boolean(self, entry: Entry, metadata: Mapping[str, Any]) -> bool:
@@ -117,6 +117,9 @@ class Reader:
 
     def _rates(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
         _expect(isinstance(entry.value, dict) and bool(entry.value))
+        for dtype, item in entry.value.items():
+            if not units.is_dtype(dtype):
+                self.problems.append(item.problem("there is no such data type", hint=f"such as {units.DTYPES}"))
         return tuple((dtype, self._rate_of(item)) for dtype, item in entry.value.items())
 
     def _rate_of(self, entry: Entry) -> float:

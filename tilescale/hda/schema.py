@@ -12,11 +12,14 @@ from typing import Any
 
 from tilescale.hda import units
 
-__all__ = ["EXPECTED", "describe", "of", "spec", "table"]
+__all__ = ["EXPECTED", "MOST", "describe", "of", "spec", "table"]
+
+MOST = 1 << 24
+"""The largest number in a description; there is a table or a node of a graph for some of what is counted."""
 
 EXPECTED = {
     "text": "text",
-    "integer": "a whole number above 0",
+    "integer": f"a whole number from 1 to {MOST}",
     "boolean": "true or false",
     "fraction": "a number above 0 and at most 1",
     "level": "the name of a level of this machine",
@@ -24,7 +27,7 @@ EXPECTED = {
     "names": "a list of names",
     "choice": "one of",
     "choices": "a list of",
-    "integers": "a list of whole numbers above 0",
+    "integers": f"a list of whole numbers from 1 to {MOST}",
     "pair": "a list of two unit numbers from 0",
     "rates": 'data types with their rate, such as "float16: 989 TFLOP/s"',
     "share": 'a bandwidth such as "361 GB/s", or a share of the network\'s such as "80 %"',

@@ -13,12 +13,15 @@ from collections.abc import Callable
 from fractions import Fraction
 
 __all__ = [
+    "DTYPES",
     "EXAMPLES",
     "format_bandwidth",
     "format_bytes",
     "format_clock",
+    "format_count",
     "format_rate",
     "format_time",
+    "is_dtype",
     "parse",
 ]
 
@@ -30,6 +33,13 @@ EXAMPLES = {
     "rate": '"989 TFLOP/s"',
 }
 """The kinds of quantity, each with an example that `parse` accepts."""
+
+_DTYPE = re.compile(
+    r"bfloat16|tfloat32|float(16|32|64)|float8_(e4m3|e5m2|e3m4|e8m0)(fn|fnuz|fnu)?|float6_(e2m3|e3m2)(fn)?"
+    r"|float4_e2m1(fn)?|u?int(1|2|4|8|16|32|64)|bool"
+)
+DTYPES = "float16, bfloat16, tfloat32, float8_e4m3, float4_e2m1, int8, ..."
+"""Data types that a description may name, for messages."""
 
 _DECIMAL = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
@@ -78,6 +88,11 @@ def parse(text: object, kind: str, clock: float | None = None) -> float | int:
     return float(value)
 
 
+def is_dtype(name: str) -> bool:
+    """Whether a machine may have a rate for a data type of this name."""
+    return _DTYPE.fullmatch(name) is not None
+
+
 def _scale(unit: re.Match[str]) -> Fraction:
     parts = unit.groupdict()
     bits = Fraction(1, 8) if parts.get("what") in ("b", "bit") else Fraction(1)
@@ -98,6 +113,11 @@ def format_bytes(size: float) -> str:
 def format_bandwidth(bandwidth: float) -> str:
     """Bytes per second in the largest decimal unit that leaves at least 1: "450 GB/s"."""
     return _decimal(bandwidth, "B/s")
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number of things: "1 unit", "3 units"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def format_rate(rate: float) -> str:

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 from typing import Any
+
+import numpy as np
 
 from tilelang_core import ir, trace
 from tilelang_core.ir import scope_kind
 from tilescale.collectives import FORMS, form_of, names
 from tilescale.errors import CollectiveNotReachedError, NoPathError, PeerOutOfRangeError, UsageError
 from tilescale.hda import Level, Network
+from tilescale.hda.query import advice_at_the_end
 from tilescale.language.context import Context, here
+from tilescale.program.grids import Grid, Unknown
 from tilescale.program.ops import RANK, REDUCTIONS
 
 
@@ -25,10 +30,11 @@ def check_peer(context: Context, level: Level, peer: Any) -> None:
         )
     value, extent = ir.constant(peer), context.extent(level)
     if value is not None and (value < 0 or isinstance(extent, int) and value >= extent):
-        there = f"units 0 to {extent - 1}" if isinstance(extent, int) else "units from 0"
+        last = extent - 1 if isinstance(extent, int) else None
+        there = "unit 0 alone" if last == 0 else "units from 0" if last is None else f"units 0 to {last}"
         raise PeerOutOfRangeError(
             f"peer {value} of level {level.name!r}: the launch has {there}",
-            hint="wrap it round: (rank + 1) % size",
+            hint=advice_at_the_end(context.machine, level.name),
             where=here(),
         )
 
@@ -121,6 +127,36 @@ def check_reduction(op: str) -> str:
             f"op={op!r}: a reduction is one of {', '.join(REDUCTIONS)}", hint="choose one of these", where=here()
         )
     return op
+
+
+# -- threads that act together -----------------------------------------------------------------------------------------
+
+
+def check_whole_warps(context: Context) -> None:
+    """Raise UsageError under a condition that some threads of a warp take and others do not.
+
+    Threads of a program signal and wait together: one of them polls, and all see what it acquired. A condition that
+    depends on more than the thread's own index is looked at where it is known.
+    """
+    warp = min((x.threads for x in context.machine.levels if x.kind == "lanes" and x.threads > 1), default=1)
+    number = np.arange(context.threads)
+    extents, indices = context.thread_extents, context.frame.get_thread_bindings()
+    steps = [math.prod(extents[:axis]) for axis in range(len(indices))]
+    known = {var: number // step % n for var, step, n in zip(indices, steps, extents, strict=False)}
+    for condition in trace.conditions():
+        try:
+            taken = np.broadcast_to(Grid(context.threads, known).value(expanded(condition), {}), number.shape)
+        except Unknown:
+            continue
+        split = [w for w in np.split(taken, range(warp, context.threads, warp)) if w.any() != w.all()]
+        if split and taken.dtype == bool:
+            raise UsageError(
+                f"{context.name} under a condition that {int(taken.sum())} of {context.threads} threads take, which "
+                f"are no whole warps: {condition}",
+                hint=f"move {context.name} out of the condition: all threads of a program act together, and see what "
+                "was acquired; or let whole warps take it",
+                where=here(),
+            )
 
 
 # -- who reaches a collective ------------------------------------------------------------------------------------------

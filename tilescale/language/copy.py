@@ -3,18 +3,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
 from tilescale.language.asynchronous import after_of, check_alike, check_fixed, check_queue
-from tilescale.language.checks import check_impl, check_path, check_peer
+from tilescale.language.checks import check_impl, check_path, check_peer, check_whole_warps
 from tilescale.language.context import Context, extents_of, here, shape_of
 from tilescale.language.signal import check_signal_op, flag_region
 from tilescale.program.asynchronous import owns_a_queue
 from tilescale.program.ops import COPY
 
 _OURS = ("dst", "src", "signal", "value", "op", "after", "impl")
+
+
+@overload
+def copy(
+    source: Any, target: Any, /, *, dst: Any, signal: Any = None, value: Any = None, op: str | None = None,
+    after: tuple[Any, str, Any] | None = None, impl: str | None = None,
+) -> ir.Call: ...  # fmt: skip
+
+
+@overload
+def copy(source: Any, target: Any, /, *, src: Any, impl: str | None = None) -> ir.Call: ...
+
+
+@overload
+def copy(source: Any, target: Any, /, **kwargs: Any) -> Any: ...
 
 
 def copy(*args: Any, **kwargs: Any) -> Any:
@@ -97,6 +112,7 @@ def _remote(
     regions = trace.copy_regions(source, target)
     buffer = ir.region_parts(regions[0 if far == "src" else 1])[0]
     check_peer(context, level, peer)
+    check_whole_warps(context)
     network = check_path(context, level, buffer)
     check_impl(network, impl)
     _check_extents(*regions)

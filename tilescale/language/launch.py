@@ -10,6 +10,7 @@ from tilelang_core import ir, stock, trace
 from tilescale.errors import LaunchError, TileScaleError
 from tilescale.hda import Level, Machine
 from tilescale.hda.current import current_machine
+from tilescale.hda.units import format_count
 from tilescale.language.context import here, plain, require_trace
 from tilescale.program.ops import EXTENT, MACHINE
 
@@ -137,7 +138,7 @@ class _Request:
         if isinstance(wanted, int) and wanted > there:
             place = f"one unit of {within!r}" if within else f"machine {self.machine.name!r}"
             raise LaunchError(
-                f"the launch asks for {wanted} units of level {level.name!r}; {place} has {there}",
+                f"the launch asks for {format_count(wanted, 'unit')} of level {level.name!r}; {place} has {there}",
                 hint=f"launch at most {there}, or choose another machine",
                 where=here(),
             )

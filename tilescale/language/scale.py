@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilelang_core import ir, stock, trace
@@ -74,12 +74,22 @@ def size(level: str) -> Any:
     return _size(context, context.level(level))
 
 
-class _Both(tuple):
+class _Both(Sequence):
     """A rank and a size. Under one name they are no number, and must not pass for one: `rank == 0` would be false."""
 
-    __hash__ = tuple.__hash__
+    def __init__(self, both: tuple[Any, Any]):
+        self._both = both
 
-    def _refused(self, other: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
+        return self._both[index]
+
+    def __len__(self) -> int:
+        return len(self._both)
+
+    def __repr__(self) -> str:
+        return "a rank and a size under one name"
+
+    def _refused(self, *_: Any) -> Any:
         raise UsageError(
             "T.Scale gives a rank and a size, here under one name",
             hint="write `with T.Scale(level) as (rank, size):`, or `as (rank, _):`",
@@ -87,6 +97,8 @@ class _Both(tuple):
         )
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
+    __hash__ = __index__ = __int__ = __float__ = __bool__ = __neg__ = _refused
+    __tvm_ffi_object__ = property(_refused)
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = _refused
 
 

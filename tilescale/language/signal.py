@@ -7,7 +7,14 @@ from typing import Any
 
 from tilelang_core import ir, stock, trace
 from tilescale.errors import UsageError
-from tilescale.language.checks import check_connected, check_path, check_peer, check_reached, scope_kind
+from tilescale.language.checks import (
+    check_connected,
+    check_path,
+    check_peer,
+    check_reached,
+    check_whole_warps,
+    scope_kind,
+)
 from tilescale.language.context import Context, here
 from tilescale.program.ops import BARRIER, COMPARISONS, FLAGS, SIGNAL, WAIT
 
@@ -95,9 +102,10 @@ def signal(flag: Any, value: Any = 1, op: str = "add", dst: Any = None) -> ir.Ca
     Raises:
         PeerOutOfRangeError: a constant peer that the launch does not have.
         NoPathError: no network connects the units.
-        UsageError: not a flag, or an unknown op.
+        UsageError: not a flag, an unknown op, or a condition around it that only some threads of a warp take.
     """
     context = Context("T.signal" if dst is None else "T.signal(dst=)")
+    check_whole_warps(context)
     region = flag_region(flag)
     check_signal_op(op)
     if dst is None:
@@ -117,9 +125,9 @@ def wait(flag: Any, compare: str, value: Any) -> ir.Call:
         value: what it is compared with.
 
     Raises:
-        UsageError: not a flag, or an unknown comparison.
+        UsageError: not a flag, an unknown comparison, or a condition around it that only some threads of a warp take.
     """
-    Context("T.wait")
+    check_whole_warps(Context("T.wait"))
     check_comparison("T.wait(flag[i], {}, value)", compare)
     return trace.call(WAIT, flag_region(flag), ir.int_node(value), compare=compare)
 

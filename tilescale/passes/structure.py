@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tilelang_core import ir, tl
+from tilelang_core.launches import in_one_form
 from tilelang_core.rules import counted_from_the_begin
 from tilelang_core.trace import DEFAULT_THREADS
 from tilescale.hda import Machine
@@ -44,7 +45,7 @@ def structure(func: ir.PrimFunc, machine: Machine) -> Program:
         name=str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "program",
         func=func,
         parameters=_parameters(func),
-        body=_Builder(machine).host(counted_from_the_begin(func).body),
+        body=_Builder(machine).host(in_one_form(counted_from_the_begin(func)).body),
         is_hierarchical=ir.contains(func.body, _is_ours),
     )
 

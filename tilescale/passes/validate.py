@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilelang_core import ir
+from tilelang_core.dialect import names_bound_at
 from tilescale.errors import Location, PhaseError, UsageError
 from tilescale.hda import Machine
 from tilescale.passes.room import check_room
@@ -143,12 +144,12 @@ def check_device_phases(program: Program, machine: Machine) -> None:
 def _check_device_phases(launch: Launch, machine: Machine) -> None:
     program, device = machine.program_level.name, machine.tensor_level.name
     indices = {*launch.programs, *(var for var, _ in launch.thread_vars)}
-    tiles = {data: b for data, b in _tiles(launch, machine).items() if b.scope() != "local.var"}
+    tiles = {data: b for data, b in _tiles(launch, machine).items() if b.scope() != ir.VARIABLE}
     for stmt in _device_statements(launch.body):
         used = next((var for var in ir.uses(stmt) if var in indices or var in tiles), None)
         if used is not None and used in indices:
             raise PhaseError(
-                f"{used.name!r} is an index of a {program}, but this runs once per {device}",
+                f"{_written_as(used, launch)!r} is an index of a {program}, but this runs once per {device}",
                 hint=f"write it inside T.Scale({program!r}); ranks of coarser levels are there too",
                 where=location(stmt),
             )
@@ -169,6 +170,13 @@ def _device_statements(part: Part) -> Iterator[ir.Stmt]:
             yield from _device_statements(inner)
     elif isinstance(part, DevicePhase):
         yield from ir.statements(part.stmt)
+
+
+def _written_as(index: ir.Var, launch: Launch) -> str:
+    """An index of a launch under the name that `with T.Kernel(...) as (x, y):` gives it."""
+    names = names_bound_at(launch.where.file, launch.where.line) if launch.where else []
+    number = next((i for i, var in enumerate(launch.programs) if var.same_as(index)), len(names))
+    return names[number] if number < len(names) else index.name
 
 
 def check_tiles(program: Program, machine: Machine) -> None:

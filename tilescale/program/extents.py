@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from tilelang_core import ir
+from tilescale.errors import ArgumentError
 from tilescale.program.model import Parameter, Program
 
 
@@ -23,22 +25,86 @@ def _immediate(dtype: str, value: float) -> ir.PrimExpr:
 def solve(
     parameters: Iterable[Parameter], shapes: Iterable[Sequence[int] | None], known: Mapping[ir.Var, float] | None = None
 ) -> dict[ir.Var, float]:
-    """The variables in the shapes of parameters: n is the size of an extent n, or units times that of n // units.
+    """The variables in the shapes of parameters, from the shapes that a unit passes.
+
+    Where no other extent has n, that of a shard, n // units, says that n is units times as large. A variable that no
+    shape determines is not in the result.
 
     Args:
-        shapes: what a unit passes for each parameter; None for a scalar.
+        shapes: what a unit passes for each parameter; None for a scalar, and for a tensor that is not there.
         known: numbers of units that a launch leaves open, and scalars; in the result too.
+
+    Raises:
+        ArgumentError: an extent that no value of its variable makes, such as 7 for 4 * n.
     """
     solved = dict(known or {})
-    for parameter, shape in zip(parameters, shapes, strict=True):
-        for extent, size in zip(parameter.shape, shape or (), strict=False):
-            if isinstance(extent, ir.Var):
-                solved.setdefault(extent, size)
-            elif isinstance(extent, ir.FloorDiv) and isinstance(extent.a, ir.Var):
-                units = evaluate(extent.b, solved)
-                if units is not None:
-                    solved.setdefault(extent.a, size * units)
+    pairs = [
+        (parameter, extent, size)
+        for parameter, shape in zip(parameters, shapes, strict=True)
+        for extent, size in zip(parameter.shape, shape or (), strict=False)
+    ]
+    exact = [pair for pair in pairs if not ir.contains(pair[1], lambda node: isinstance(node, ir.FloorDiv))]
+    for left in (exact, pairs):
+        before = -1
+        while before != len(left):  # what one extent says may be what another one needs
+            before = len(left)
+            left = [pair for pair in left if not _solved(*pair, solved)]
     return solved
+
+
+def _solved(parameter: Parameter, extent: Any, size: int, solved: dict[ir.Var, float]) -> bool:
+    """Whether all variables of an extent are known, the one that is missing by what its size says."""
+    unknown = ir.variables(extent) - solved.keys()
+    if len(unknown) == 1:
+        (var,) = unknown
+        try:
+            value = _inverse(extent, var, size, solved)
+        except ValueError:
+            raise ArgumentError(
+                f"{parameter.name!r} has an extent of {size} where the program declares {extent}: no {var} makes that",
+                hint=f"pass a tensor whose extent is {extent}",
+            ) from None
+        if value is None:
+            return False
+        solved[var] = value
+    return len(unknown) <= 1
+
+
+def _inverse(expr: ir.PrimExpr, var: ir.Var, value: int, known: Mapping[ir.Var, float]) -> int | None:
+    """For which `var` an expression has a value; None: that cannot be said. Raises ValueError if for none."""
+    while not expr.same_as(var):
+        rule = _INVERSES.get(type(expr))
+        if rule is None:
+            return None
+        is_left = var in ir.variables(expr.a)
+        other = evaluate(expr.b if is_left else expr.a, known)
+        if other is None:
+            return None
+        found = rule(value, other, is_left)
+        if found is None:
+            return None
+        expr, value = expr.a if is_left else expr.b, found
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _divided(value: int, other: int, is_left: bool) -> int:
+    if other == 0 or value % other:
+        raise ValueError
+    return value // other
+
+
+_INVERSES: dict[type, Callable[[int, int, bool], int | None]] = {
+    ir.Add: lambda value, other, is_left: value - other,
+    ir.Sub: lambda value, other, is_left: value + other if is_left else other - value,
+    ir.Mul: _divided,
+    ir.FloorDiv: lambda value, other, is_left: value * other if is_left else None,
+}
+"""Of an operation's value and one operand, the other: operand, value, and whether it is the left one that is missing.
+
+A quotient has no rest: shards divide.
+"""
 
 
 def inside_expressions(program: Program) -> frozenset[ir.Var]:

@@ -3,7 +3,10 @@
 
     compile.py     `tilescale.compile` and `tilescale.jit`
     kernel.py      what they return: a program bound to a machine
+    drop_in.py     the same under the names of TileLang's kernels
+    profiler.py    its profiler, where it is emulated
     outputs.py     the argument list of a call, and the tensors that the call allocates
     placement.py   DTensor arguments against the program's views
     schedule.py    a program's phases in words
+    text.py        texts of several lines, as prompts show them
 """

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang_core import compile as stock
-from tilelang_core import ir
+from tilelang_core import ir, jit_kernel
 from tilescale.comm import Team
-from tilescale.errors import UsageError
+from tilescale.errors import UsageError, check_type
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine, use_machine
+from tilescale.hda.names import BuiltIn
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.runtime.kernel import Kernel
 
@@ -22,11 +23,6 @@ SCHEDULES = ("sequential", "overlap")
 
 def compile(  # noqa: A001 - TileLang's name
     func: ir.PrimFunc,
-    *,
-    machine: Machine | str | None = None,
-    schedule: str | Schedule = "sequential",
-    wait_s: float | None = None,
-    team: Team | None = None,
     out_idx: list[int] | int | None = None,
     execution_backend: str | None = None,
     target: Any = None,
@@ -34,6 +30,11 @@ def compile(  # noqa: A001 - TileLang's name
     verbose: bool | None = None,
     pass_configs: dict[str, Any] | None = None,
     compile_flags: list[str] | str | None = None,
+    *,
+    machine: Machine | BuiltIn | str | None = None,
+    schedule: str | Schedule = "sequential",
+    wait_s: float | None = None,
+    team: Team | None = None,
 ) -> Kernel:
     """Bind a traced function to a machine.
 
@@ -56,15 +57,18 @@ def compile(  # noqa: A001 - TileLang's name
     Raises:
         UnknownMachineError, MachineFileError: as `Machine.load`.
         UsageError: not a traced function, an unknown schedule or one of another program, a `wait_s` that is not
-            positive, or a function traced for another machine that cannot be traced again.
+            positive, options of other types, a target that TileLang does not know, or a function traced for another
+            machine that cannot be traced again.
     """
     if not isinstance(schedule, Schedule) and schedule not in SCHEDULES:
         raise UsageError(
             f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}, or a tilescale.Schedule",
             hint="leave schedule out",
         )
+    _check_options(wait_s=wait_s, team=team, out_idx=out_idx, pass_configs=pass_configs, compile_flags=compile_flags)
     if wait_s is not None and not (math.isfinite(wait_s) and wait_s > 0):
         raise UsageError(f"wait_s={wait_s}", hint="give a number of seconds above 0, or leave it out")
+    _check_target(target)
     options = {
         "wait_s": wait_s,
         "team": team,
@@ -79,10 +83,35 @@ def compile(  # noqa: A001 - TileLang's name
     return Kernel(func, as_machine(machine), options, schedule)
 
 
+_OPTIONS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "wait_s": ("a number of seconds", (int, float)),
+    "team": ("a tilescale.comm.Team", (Team,)),
+    "out_idx": ("a position, or a list of them", (int, list, tuple)),
+    "pass_configs": ("a dictionary of TileLang's pass settings", (dict,)),
+    "compile_flags": ("a flag, or a list of them", (str, list, tuple)),
+}
+
+
+def _check_options(**given: Any) -> None:
+    """Raises UsageError for an option of another type."""
+    for name, value in given.items():
+        if value is not None:
+            check_type(name, value, _OPTIONS[name][0], *_OPTIONS[name][1])
+    for position in given["out_idx"] if isinstance(given["out_idx"], list | tuple) else ():
+        check_type("out_idx", position, "positions of parameters", int)
+
+
+def _check_target(target: Any) -> None:
+    """Raises UsageError for a target that TileLang does not know."""
+    problem = jit_kernel.wrong_target(target)
+    if problem is not None:
+        raise UsageError(f"target={target!r}: {problem}", hint='leave it out, or {"kind": "cuda", "arch": "sm_90a"}')
+
+
 def jit(
     function: Callable | None = None,
     *,
-    machine: Machine | str | None = None,
+    machine: Machine | BuiltIn | str | None = None,
     schedule: str | Schedule = "sequential",
     wait_s: float | None = None,
     **options: Any,
@@ -110,4 +139,6 @@ def jit(
             **options,
         )
 
+    if function is not None:
+        check_type("function", function, "a function that returns a @T.prim_func, or is one in eager style", Callable)
     return decorate if function is None else decorate(function)

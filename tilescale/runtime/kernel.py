@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from html import escape
 from typing import Any
 
 from tilelang_core import ir
@@ -13,19 +14,23 @@ from tilescale import backends
 from tilescale.comm import Team, current_world, init
 from tilescale.errors import ArgumentError, LaunchError, RankMismatchError, UnsupportedError
 from tilescale.hda import Machine
+from tilescale.hda.units import format_count
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.pipeline import analyse
+from tilescale.passes.present import check_present
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import check_writable, count_writes, readable, scalar
 from tilescale.program.model import Parameter, Program
+from tilescale.runtime.drop_in import DropIn
 from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule import describe
+from tilescale.runtime.text import Text
 
 
-class Kernel:
+class Kernel(DropIn):
     """A compiled program.
 
     Call it with this rank's tensors: every rank of the job calls it with its own (SPMD), a view's shards where the
@@ -53,6 +58,10 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<tilescale.Kernel {self.program.name} for {self.machine.name}>"
 
+    def _repr_html_(self) -> str:
+        """A notebook's view of it."""
+        return f"<b>{escape(self.program.name)}</b><pre>{escape(self.schedule)}</pre>"
+
     @property
     def ir(self) -> ir.PrimFunc:
         """The traced TIR; with a schedule other than "sequential" what that made of it."""
@@ -75,11 +84,7 @@ class Kernel:
         Raises:
             UnsupportedError: the program uses levels that have no CUDA lowering, or the machine has no CUDA target.
         """
-        return self._lowered(backends.generator()).source(self.options)
-
-    def get_kernel_source(self) -> str:
-        """`source`, under TileLang's name."""
-        return self.source
+        return Text(self._lowered(backends.generator()).source(self.options))
 
     @property
     def schedule(self) -> str:
@@ -88,7 +93,7 @@ class Kernel:
             chosen = self._lowered(backends.generator()).notes
         except UnsupportedError:
             chosen = ()
-        return describe(self.program, self.machine, chosen, self.moves)
+        return Text(describe(self.program, self.machine, chosen, self.moves))
 
     @property
     def device(self) -> str:
@@ -215,6 +220,7 @@ class Kernel:
     def _given(self, args: Sequence[Any]) -> list[Any]:
         """This rank's part of the arguments, None for outputs, after all that can be said of them on the host."""
         values = place_arguments(self.program, self._outputs.positions, args)
+        check_present(self.program, values, self._outputs.positions)
         for i, parameter in enumerate(self.program.parameters):
             if i in self._outputs.positions:
                 continue
@@ -281,8 +287,8 @@ class Kernel:
             levels = ", ".join(f"{name}={extent}" for name, extent in self.program.extents)
             who = "the job has" if self.options.get("team") is None else "its team has"
             raise LaunchError(
-                f"{self.program.name!r} launches {units} units that own tensors{f' ({levels})' if levels else ''}, "
-                f"{who} {ranks} rank{'s' if ranks > 1 else ''}",
+                f"{self.program.name!r} launches {format_count(units, 'unit')} that own tensors"
+                f"{f' ({levels})' if levels else ''}, {who} {format_count(ranks, 'rank')}",
                 hint=f"start it with `tilescale run -n {units} ...`, or emulate all of them in one process with "
                 "tilescale.emulate(func, one list of tensors per unit)",
                 where=self.program.launches[0].where,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilelang_core import ir
@@ -57,6 +57,8 @@ class Outputs:
     def __init__(self, program: Program, positions: Sequence[int], device: str):
         self.positions = positions
         self._program, self._device = program, device
+        asked = {var for i in positions for n in program.parameters[i].shape for var in ir.variables(n)}
+        self._scalars = [(i, p.var) for i, p in enumerate(program.parameters) if p.var in asked]
         self._known: dict[Any, list[tuple[int, list[int], Any]]] = {}
 
     def allocate(self, values: list[Any]) -> list[Any]:
@@ -70,9 +72,10 @@ class Outputs:
         import torch
 
         shapes = tuple(getattr(value, "shape", None) for value in values)
-        made = self._known.get(shapes)
+        scalars = tuple((var, values[i]) for i, var in self._scalars)
+        made = self._known.get((shapes, scalars))
         if made is None:
-            made = self._known[shapes] = self._solve(shapes)
+            made = self._known[shapes, scalars] = self._solve(shapes, scalars)
         complete = list(values)
         for position, shape, dtype in made:
             complete[position] = torch.empty(shape, dtype=dtype, device=self._device)
@@ -83,8 +86,8 @@ class Outputs:
         outputs = [values[i] for i in self.positions]
         return outputs[0] if len(outputs) == 1 else outputs or None
 
-    def _solve(self, shapes: tuple[Any, ...]) -> list[tuple[int, list[int], Any]]:
-        sizes = solve(self._program.parameters, shapes)
+    def _solve(self, shapes: tuple[Any, ...], given: Iterable[tuple[ir.Var, int]]) -> list[tuple[int, list[int], Any]]:
+        sizes = solve(self._program.parameters, shapes, dict(given))
         parameters = [(i, self._program.parameters[i]) for i in self.positions]
         return [(i, _shape(p, sizes), ir.torch_dtype(str(p.buffer.dtype))) for i, p in parameters]
 

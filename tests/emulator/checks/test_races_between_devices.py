@@ -118,6 +118,27 @@ def test_the_report_names_the_flags_around_the_accesses():
     )
 
 
+def test_the_report_names_the_flag_that_came_too_early():
+    @T.prim_func
+    def program(X: T.Tensor((8, 8), "float32"), Y: T.Tensor((8, 8), "float32"), F: T.Tensor((3,), "int32")):
+        with T.Kernel(device=2, block=1, threads=64):
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.signal(F[0], dst=1 - rank)  # early
+                T.copy(X, Y, dst=1 - rank)  # late data
+                T.signal(F[1], dst=1 - rank)
+                T.wait(F[1], ">=", 0)
+                T.wait(F[0], ">=", 1)  # trusts
+                T.wait(F[2], ">=", 0)
+                T.copy(Y, X)  # use
+
+    error = race(program, tensors(2, (8, 8), (8, 8), (3,)), "late data", "use")
+    assert f"device 1, block 0 signals F[0] before that (line {line_of('early')})" in error.message
+    assert f"device 0, block 0 waited for F[0] (line {line_of('trusts')})" in error.message
+    assert error.hint.startswith(
+        f"F[0] is signalled (line {line_of('early')}) before line {line_of('late data')} writes, and does not tell"
+    )
+
+
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +238,10 @@ def ring(devices, buffers, credit):
 @pytest.mark.parametrize("devices", [5, 8])  # in a smaller ring what has come round is order enough
 @pytest.mark.parametrize(("buffers", "credit"), [(1, 2), (2, 3), (1, 6), (3, 4)])
 def test_one_buffer_too_few(devices, buffers, credit):
-    race(ring(devices, buffers, credit), tensors(devices, (8, 8), (2,)), "fill", "empty")
+    error = race(ring(devices, buffers, credit), tensors(devices, (8, 8), (2,)), "fill", "empty")
+    fill, empty = f"line {line_of('fill')}", f"line {line_of('empty')}"
+    assert error.hint.startswith(f"{fill} uses the buffer again before {empty} is done with what was there")
+    assert f"T.signal(free[i], dst=peer) after {empty} and T.wait(free[i], ...) before {fill}" in error.hint
 
 
 @pytest.mark.parametrize("devices", WORLDS)
@@ -248,7 +272,8 @@ def steps(devices, barrier):
 
 @pytest.mark.parametrize("devices", WORLDS)
 def test_a_buffer_that_is_used_again_without_a_barrier(devices):
-    race(steps(devices, False), tensors(devices, (8, 8), (8, 8)), "again", "before")
+    error = race(steps(devices, False), tensors(devices, (8, 8), (8, 8)), "again", "before")
+    assert devices == 1 or "uses the buffer again" in error.hint
     in_every_order(steps(devices, True), lambda: tensors(devices, (8, 8), (8, 8)))
 
 

@@ -216,3 +216,47 @@ def test_a_peer_that_has_not_written_yet():
 
     with pytest.raises(UninitializedReadError, match=r"device 0, block 0 reads box\[0:4\]"):
         tilescale.emulate(program, [[torch.zeros(4)] for _ in range(2)], check="uninitialized")
+
+
+def hint(program, args):
+    """What the error advises."""
+    with pytest.raises(UninitializedReadError) as caught:
+        tilescale.emulate(program, args)
+    return caught.value.hint
+
+
+def test_an_inbox_that_nobody_waits_for():
+    @T.prim_func
+    def program(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(device=2, block=1, threads=64):
+            inbox, told = T.alloc((64,), "float32", "l2"), T.alloc_flags((1,), "int32")
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.copy(X, inbox, dst=1 - rank, signal=told[0])  # to a peer
+                T.copy(inbox, Y)
+
+    advice = hint(program, [[torch.ones(64), torch.zeros(64)] for _ in range(2)])
+    assert advice.startswith(f"line {line_of('to a peer')} writes inbox from another unit: wait before it is read")
+
+
+def test_a_workspace_of_all_blocks():
+    @T.prim_func
+    def program(X: T.Tensor((2, 64), "float32")):
+        with T.Kernel(device=1, block=2, threads=64) as bx:
+            both = T.alloc((2, 64), "float32", "l2")
+            T.copy(X[bx, 0:64], both[bx, 0:64])  # each its own
+            T.copy(both[1 - bx, 0:64], X[bx, 0:64])
+
+    advice = hint(program, [torch.ones(2, 64)])
+    assert advice.startswith(f"line {line_of('each its own')} writes both in each block; say that this comes first:")
+    assert 'T.barrier() in T.Scale("block")' in advice
+
+
+def test_a_tile_of_its_own_that_is_written_later():
+    @T.prim_func
+    def program(X: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((64,), "float32")
+            T.copy(tile, X)
+            T.clear(tile)
+
+    assert hint(program, [torch.ones(64)]).startswith("write tile before it is read: T.clear")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from tilescale.backends.base import Backend
 from tilescale.backends.cuda.support import collectives, lower, serves
+from tilescale.backends.cuda.target import target_for
 from tilescale.settings import settings
 
 
@@ -29,5 +30,6 @@ BACKEND = Backend(
     priority=10,
     generates=True,
     serves=serves,
+    target=target_for,
     collectives=collectives,
 )

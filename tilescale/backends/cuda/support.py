@@ -82,6 +82,7 @@ class PlainLowered:
             gathers=False,
             device="cuda",
             direct=kernel.torch_function,
+            stock=kernel,
             synchronize=_synchronize,
         )
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The emulator: runs any program for any described machine on the CPU.
 
-    emulate.py      the entry: machine, extents, report; progress.py shows a bar
+    emulate.py      the entry: machine and extents; progress.py shows a bar
+    report.py       what it returns: activity, time, pictures
+    simulated.py    how long a call takes on the machine
     arguments.py    tensors bound to the program; pairs.py takes those apart that hold two elements in a byte
     coverage.py     which of stock TileLang's operations run
     run.py          one emulation: units, accounts, deadlock reports
@@ -36,9 +38,15 @@ class _Emulated:
 
     def build(self, options: dict[str, Any]) -> Executable:
         from tilescale.backends.emulator.emulate import emulate
+        from tilescale.backends.emulator.simulated import simulated_s
 
         func, machine = self.program.func, self.target.machine
-        return Executable(lambda per_unit: emulate(func, per_unit, machine=machine), gathers=True, device="cpu")
+        return Executable(
+            lambda per_unit: emulate(func, per_unit, machine=machine),
+            gathers=True,
+            device="cpu",
+            simulated_s=lambda values: simulated_s(self.program, machine, values),
+        )
 
 
 BACKEND = Backend("emulator", available=lambda: True, lower=_Emulated, priority=0)

@@ -14,6 +14,7 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.backends.emulator.pairs import Pairs, shape_of
 from tilescale.errors import ArgumentError, RankMismatchError
+from tilescale.passes.present import check_present
 from tilescale.program.arguments import check_writable, readable, scalar
 from tilescale.program.extents import evaluate, solve
 from tilescale.program.model import Parameter, Program
@@ -68,26 +69,33 @@ class _Binder:
         if len(values) != len(parameters):
             names = ", ".join(p.name for p in parameters)
             raise self._error(f"{len(values)} arguments were given", f"it takes {len(parameters)}: {names}")
+        try:
+            self._bind(values, written)
+        except ArgumentError as error:
+            raise self._error(error.message, error.hint) from None
+        return self.slots
+
+    def _bind(self, values: list[Any], written: frozenset[int]) -> None:
+        check_present(self.program, values)
+        parameters = self.program.parameters
         shapes: list[tuple[int, ...] | None] = []
         for position, (parameter, value) in enumerate(zip(parameters, values, strict=True)):
-            try:
-                if position in written:
-                    check_writable(parameter, value)
-                if parameter.buffer is None:
-                    self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
-            except ArgumentError as error:
-                raise self._error(error.message, error.hint) from None
-            if parameter.buffer is not None:
+            if position in written:
+                check_writable(parameter, value)
+            if parameter.buffer is None:
+                self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
+            elif value is not None:
                 self._tensor(parameter, value, position in written)
-            shapes.append(shape_of(parameter, value) if parameter.buffer is not None else None)
+            is_tensor = parameter.buffer is not None and value is not None
+            shapes.append(shape_of(parameter, value) if is_tensor else None)
         self.known = solve(parameters, shapes, self.known)
         self.slots |= {self.compiler.slot(var): size for var, size in self.known.items()}
         for parameter, shape in zip(parameters, shapes, strict=True):
+            self._check_known(parameter)
             if shape is not None:
                 self._check_shape(parameter, shape)
-        return self.slots
 
-    def _error(self, found: str, hint: str) -> ArgumentError:
+    def _error(self, found: str, hint: str | None) -> ArgumentError:
         return ArgumentError(f"{self.program.name}, arguments of unit {self.rank}: {found}", hint=hint)
 
     def _scalar(self, parameter: Parameter, value: Any) -> Any:
@@ -118,9 +126,11 @@ class _Binder:
         import torch
 
         if not isinstance(value, torch.Tensor):
-            raise self._error(f"{parameter.name!r} is {type(value).__name__}", "pass a torch.Tensor")
+            raise ArgumentError(f"{parameter.name!r} is {type(value).__name__}", hint="pass a torch.Tensor")
         if value.device.type != "cpu":
-            raise self._error(f"{parameter.name!r} is on {value.device}", "pass CPU tensors to the emulator: x.cpu()")
+            raise ArgumentError(
+                f"{parameter.name!r} is on {value.device}", hint="pass CPU tensors to the emulator: x.cpu()"
+            )
         array = to_numpy(readable(value.detach()))
         elements = self.pairs.elements(parameter, array, written)
         if elements is not None:
@@ -129,27 +139,36 @@ class _Binder:
         if array.dtype != wanted and array.dtype.itemsize == wanted.itemsize and wanted.kind == "b":
             array = array.view(wanted)
         if array.dtype != wanted:
-            raise self._error(
+            raise ArgumentError(
                 f"{parameter.name!r} is {value.dtype}, the program declares {parameter.buffer.dtype}",
-                "convert the tensor: x.to(...)",
+                hint="convert the tensor: x.to(...)",
             )
         return array
 
     def _bound(self, parameter: Parameter, array: np.ndarray) -> None:
         if array.ndim != len(parameter.shape):
-            raise self._error(
-                f"{parameter.name!r} has shape {array.shape}", f"the program declares {self._declared(parameter)}"
+            raise ArgumentError(
+                f"{parameter.name!r} has shape {array.shape}", hint=f"the program declares {self._declared(parameter)}"
             )
         self.slots[self.compiler.slot(parameter.buffer.data)] = array
         for view in parameter.views:
             self.slots[self.compiler.slot(view.data)] = array
 
+    def _check_known(self, parameter: Parameter) -> None:
+        unknown = {var for extent in parameter.shape for var in ir.variables(extent)} - self.known.keys()
+        if unknown:
+            names = ", ".join(sorted(var.name for var in unknown))
+            raise ArgumentError(
+                f"{names} in the shape of {parameter.name!r} does not follow from the arguments",
+                hint=f"pass a tensor, not None, of which {names} is an extent",
+            )
+
     def _check_shape(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
         wanted = tuple(evaluate(n, self.known) for n in parameter.shape)
         if any(w is not None and w != n for w, n in zip(wanted, shape, strict=True)):
             what = "its shard of " if any(not v.layout.is_replica for v in parameter.views) else ""
-            raise self._error(
-                f"{parameter.name!r} has shape {shape}", f"{what}{self._declared(parameter)} has shape {wanted}"
+            raise ArgumentError(
+                f"{parameter.name!r} has shape {shape}", hint=f"{what}{self._declared(parameter)} has shape {wanted}"
             )
 
     def _declared(self, parameter: Parameter) -> str:
@@ -161,12 +180,12 @@ def _check_agreement(compiler: Compiler, program: Program, bound: list[dict[int,
     first = bound[0]
     for rank, slots in enumerate(bound[1:], start=1):
         for parameter in program.parameters:
-            for extent in parameter.buffer.shape if parameter.buffer is not None else ():
-                if isinstance(extent, ir.Var):
-                    slot = compiler.slot(extent)
-                    if slots.get(slot) != first.get(slot):
-                        raise RankMismatchError(
-                            f"{program.name}: {parameter.name!r} makes {extent} = {first.get(slot)} on unit 0 and "
-                            f"{slots.get(slot)} on unit {rank}",
-                            hint="all units pass tensors of the same shapes",
-                        )
+            extents = parameter.buffer.shape if parameter.buffer is not None else ()
+            for var in sorted({var for extent in extents for var in ir.variables(extent)}, key=str):
+                slot = compiler.slot(var)
+                if slots.get(slot) != first.get(slot):
+                    raise RankMismatchError(
+                        f"{program.name}: {parameter.name!r} makes {var} = {first.get(slot)} on unit 0 and "
+                        f"{slots.get(slot)} on unit {rank}",
+                        hint="all units pass tensors of the same shapes",
+                    )

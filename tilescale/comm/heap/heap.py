@@ -11,7 +11,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import index
+from typing import TYPE_CHECKING, SupportsIndex
 
 from tilescale.comm.call import Call
 from tilescale.comm.heap import open_heaps
@@ -28,6 +29,7 @@ from tilescale.errors import (
     RankMismatchError,
     ShapeError,
     UsageError,
+    check_type,
 )
 from tilescale.hda.units import format_bytes
 from tilescale.settings import settings
@@ -163,6 +165,9 @@ class SymmetricHeap:
 
         All ranks' copies are complete by the time that this returns. Raises as `empty`.
         """
+        import torch
+
+        check_type("tensor", tensor, "a torch.Tensor", torch.Tensor)
         call, value = Call.here("from_tensor"), tensor.detach()
         # The heap's memory has no address on a GPU of which it is not a peer: the tensor comes to the heap's device.
         value = value.to(self.device) if value.is_cuda else value
@@ -248,10 +253,14 @@ class SymmetricHeap:
         import torch
 
         self._check_ready(call)
-        extents = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+        check_type("shape", shape, "a number, or a sequence of them", SupportsIndex, Sequence)
+        for size in shape if isinstance(shape, Sequence) else ():
+            check_type("shape", size, "numbers", SupportsIndex)
+        extents = tuple(map(index, shape)) if isinstance(shape, Sequence) else (index(shape),)
         if any(size < 0 for size in extents):
             raise ShapeError(f"a symmetric tensor of shape {extents}", where=call.where)
-        dtype = dtype or torch.get_default_dtype()
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        check_type("dtype", dtype, "a torch.dtype", torch.dtype)
         self._agree(call, extents, str(dtype))
         block = self._place(call, math.prod(extents) * dtype.itemsize)
         address = self.addresses.address(self.team.rank, block.offset)

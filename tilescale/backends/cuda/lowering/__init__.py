@@ -11,6 +11,7 @@ persistent.py                warps that keep their roles in all turns of a persi
 roles.py statements.py       what a loop's producer executes: loads, and the waits before them
 deferred.py senders.py       copies and signals that are completed later: at the end of a turn, by who only sends
 devices.py signature.py      the stage of devices, and the parameters that it asks for
+operands.py                  peers, values and flag indices that are read from memory
 signals.py completion.py     rules: signals, waits and barriers, and where copies are complete
 exchange.py                  rules: collectives of devices on tiles
 implemented.py               which algorithms there are for which collective

@@ -18,6 +18,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering.arguments import Given, HostVariable, Parameters
 from tilescale.backends.cuda.lowering.markers import Executing, acquired, executed, one_thread, sync
+from tilescale.backends.cuda.lowering.operands import READING, read_before
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.signature import Signature
@@ -85,7 +86,7 @@ class DeviceStage(Signature):
         if isinstance(node, ir.Bind):
             return self._bind(node)
         if isinstance(node, ir.Evaluate) and ir.op_name(node.value) in ops.ALL_OPS:
-            return self._operation(node.value)
+            return self._settled(node.value)
         return None
 
     def _marked(self, node: ir.AttrStmt) -> ir.Stmt | None:
@@ -121,6 +122,11 @@ class DeviceStage(Signature):
         if level.kind == "program":
             return self.program_number()
         raise self.unsupported(f"the rank of level {name!r} has no CUDA lowering")
+
+    def _settled(self, call: ir.Call) -> ir.Stmt:
+        """An operation, after what it has to know from memory."""
+        reads, settled = read_before(call) if call.op.name in READING else ([], call)
+        return tir.sequence([*(self.stmt(read) for read in reads), self._operation(settled)])
 
     def _operation(self, call: ir.Call) -> ir.Stmt:
         name, level = call.op.name, ir.attribute(call, "level")

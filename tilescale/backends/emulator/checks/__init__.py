@@ -17,7 +17,7 @@ from tilescale.backends.emulator.checks.initialization import Initialization
 from tilescale.backends.emulator.checks.races import Races
 from tilescale.backends.emulator.checks.replicas import Replicas
 from tilescale.backends.emulator.execute.observe import Observer
-from tilescale.errors import UsageError
+from tilescale.errors import UsageError, check_type
 
 _CHECKS: dict[str, type[Observer]] = {
     "races": Races,
@@ -35,6 +35,7 @@ def observers(check: str | Iterable[str]) -> list[Observer]:
     Raises:
         UsageError: a check that does not exist.
     """
+    check_type("check", check, "names of checks", str, Iterable)
     names = {check} if isinstance(check, str) else set(check)
     if names == {"all"}:
         names = set(CHECKS)

@@ -28,7 +28,7 @@ class Clock:
         known: the past of others that it has seen.
         joined: when its parent saw it end, the parent's clock and time; None before.
         notes: what a check keeps about the task until its time advances.
-        waits, signals: flags that it waited for, and signalled, last; for reports.
+        waits, signals: flags that it waited for, and signalled, the last ones; for reports.
     """
 
     __slots__ = ("_given", "depth", "joined", "known", "name", "notes", "signals", "time", "waits")
@@ -39,7 +39,7 @@ class Clock:
         self.known: Known = {} if parent is None else parent._inheritance()
         self.joined: tuple[Clock, int] | None = None
         self.notes: dict[Any, Any] = {}
-        self.waits: Any = None
+        self.waits: tuple[Any, ...] = ()
         self.signals: tuple[Any, ...] = ()
         self._given: Known | None = None
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilescale.backends.emulator.checks.states import Access
+from tilescale.backends.emulator.checks.states import Access, State
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text, same_memory
 from tilescale.backends.emulator.execute.observe import READ, WRITE
 from tilescale.backends.emulator.execute.units import Unit
@@ -17,6 +18,9 @@ from tilescale.errors import RaceError
 if TYPE_CHECKING:
     from tilescale.backends.emulator.interpret.access import Home
     from tilescale.backends.emulator.run import Run
+
+LATELY = 15
+"""Signals and waits of a task that are kept for reports beside the last one."""
 
 _VERBS = {READ: "reads", WRITE: "writes"}
 
@@ -41,13 +45,40 @@ class Mark:
         return f"{self.home.name}[{', '.join(map(str, index))}]"
 
     @property
+    def place(self) -> int:
+        """Where the flag lies in memory."""
+        return int(self.flag.__array_interface__["data"][0])
+
+    @property
     def line(self) -> str:
         """Where it stands, in brackets."""
         return f" (line {self.home.where.line})" if self.home.where else ""
 
 
-def race_error(run: Run, first: Access, second: Access, box: Box, owner: np.ndarray) -> RaceError:
-    """The error for two accesses, in the order in which they came, that race on a box of elements of some memory."""
+@dataclass(frozen=True)
+class Race:
+    """Two accesses that race, in the order in which they came, and what had been done to the elements before."""
+
+    first: Access
+    second: Access
+    past: State
+
+    @property
+    def reuse(self) -> tuple[Access, Access] | None:
+        """The read and the write, if the write overwrites too early what the same task had written for the reader."""
+        if self.second.kind == WRITE and self.first.kind == READ:
+            read, write, before = self.first, self.second, self.past.write
+        elif self.second.kind == READ and self.first.kind == WRITE:
+            read, write, before = self.second, self.first, self.past.before
+        else:
+            return None
+        known = before is not None and before.clock is write.clock and read.clock.knows(before.clock, before.time)
+        return (read, write) if known and read.clock is not write.clock else None
+
+
+def race_error(run: Run, race: Race, box: Box, owner: np.ndarray) -> RaceError:
+    """The error for a race on a box of elements of some memory."""
+    first, second = race.first, race.second
     region = region_text(declared_name(run, second.home), box)
     holder = owner_of(second.unit, first.home.root, owner)
     place = f" of {holder}" if holder is not None and holder.level else ""
@@ -59,7 +90,7 @@ def race_error(run: Run, first: Access, second: Access, box: Box, owner: np.ndar
         lines.append(f"  {'; '.join(map(str, shared))} were given the same tensor")
     error = RaceError(
         "\n".join(lines),
-        hint="pass a tensor of its own for each of them" if len(shared) > 1 else _remedy(run, first, second),
+        hint="pass a tensor of its own for each of them" if len(shared) > 1 else _remedy(run, race),
         where=[replace(a.home.where, what=f"{verb(a)} here") for a in (first, second) if a.home.where],
     )
     error.located = True
@@ -79,40 +110,80 @@ def verb(access: Access) -> str:
 def _flags(first: Access, second: Access) -> list[str]:
     """Which flags the two signalled and waited for around their accesses: often the wrong one, or at the wrong time."""
     lines = []
-    for access in (first, second):
-        before = [m for m in access.clock.signals if m.time < access.time]
-        after = [m for m in access.clock.signals if m.time >= access.time]
+    for access, other in ((first, second), (second, first)):
+        told = _told(access, other) or access.clock.signals
+        before = [m for m in told if m.time < access.time]
+        after = [m for m in told if m.time >= access.time]
         if after:
             lines.append(f"{who(access)} signals {after[0].name} after that{after[0].line}")
         elif before and access.kind != READ:
             lines.append(f"{who(access)} signals {before[-1].name} before that{before[-1].line}")
-        if access.waited is not None:
-            lines.append(f"{who(access)} waited last for {access.waited.name}{access.waited.line}")
+        for mark in (_shared(access.waits, other.clock.signals) or access.waits)[-1:]:
+            lines.append(f"{who(access)} waited {'last ' * (mark is access.waits[-1])}for {mark.name}{mark.line}")
     return lines
+
+
+def _told(access: Access, other: Access) -> list[Mark]:
+    """The signals of one task to the flag of the other's last wait for something that it signalled."""
+    awaited = _shared(other.waits, access.clock.signals)
+    return _shared(access.clock.signals, awaited[-1:])
+
+
+def _shared(marks: Sequence[Mark], others: Sequence[Mark]) -> list[Mark]:
+    """Those of flags that the others are of too."""
+    flags = {other.place for other in others}
+    return [mark for mark in marks if mark.place in flags]
 
 
 def _line(access: Access) -> str:
     return f"line {access.home.where.line}" if access.home.where else verb(access)
 
 
-def _remedy(run: Run, first: Access, second: Access) -> str:
+def _remedy(run: Run, race: Race) -> str:
+    first, second = race.first, race.second
     for queued, other in ((first, second), (second, first)):
         if run.is_queue(queued.clock.name):
             return _remedy_of_queue(queued, other)
+    if race.reuse is not None:
+        return _credit(run, *race.reuse)
     atomic = [a for a in (first, second) if a.kind not in _VERBS]
     level = _apart(first.unit, second.unit)
-    order = _primitives(run, level)
+    order = primitives(run, level)
     one, other = _line(first), _line(second)
     if one == other:
         text = f"say who comes first at {one}: {order}"
     elif {first.kind, second.kind} == {READ, WRITE} and first.kind == WRITE:
-        text = f"between {one} and {other}: {order}"
+        text = f"{_told_early(first, second)}between {one} and {other}: {order}"
     else:
         text = f"say which of {one} and {other} comes first: {order}"
     if len(atomic) == 1:
         return f"{text}; or make both atomic"
     adds = one == other or first.kind == second.kind == WRITE
     return f"{text}; or T.atomic_add, if they are to add up" if adds else text
+
+
+def _told_early(first: Access, second: Access) -> str:
+    """What a signal before the write, for which the reader waited, does not tell."""
+    for write, read in ((first, second), (second, first)):
+        told = _told(write, read)
+        if (write.kind, read.kind) == (WRITE, READ) and told and told[-1].time < write.time:
+            mark = told[-1]
+            return f"{mark.name} is signalled{mark.line} before {_line(write)} writes, and does not tell of that; "
+    return ""
+
+
+def _credit(run: Run, read: Access, write: Access) -> str:
+    """For a buffer that is used again too early: an answer of the reader, beside the signal that there is."""
+    level = _apart(read.unit, write.unit)
+    kind = None if level is None else run.machine.level(level).kind
+    early = f"{_line(write)} uses the buffer again before {_line(read)} is done with what was there"
+    if kind in (None, "lanes"):
+        return f"{early}: {primitives(run, level)}; or give each turn a buffer of its own"
+    answer = "T.signal(free[i], dst=peer)" if kind == "unit" else "T.signal(free[i])"
+    return (
+        f"{early}: let the reader answer, {answer} after {_line(read)} and T.wait(free[i], ...) before {_line(write)}; "
+        "or T.barrier() after both; or give each turn a buffer of its own"
+    )
 
 
 def _remedy_of_queue(queued: Access, other: Access) -> str:
@@ -135,7 +206,7 @@ def _apart(one: Unit, other: Unit) -> str | None:
     return longer[shorter][0] if len(longer) > shorter else None
 
 
-def _primitives(run: Run, name: str | None) -> str:
+def primitives(run: Run, name: str | None) -> str:
     """What orders units of a level."""
     arrival = "T.barrier_arrive(b) after the one and T.barrier_wait(b) before the other"
     if name is None:

@@ -8,20 +8,24 @@ nothing more is kept about it.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilescale.backends.emulator.checks.explain import primitives
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text
 from tilescale.backends.emulator.execute.frame import spread
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import ATOMIC_STORE, WRITE, Observer
 from tilescale.errors import Location, UninitializedReadError
-from tilescale.program.model import declaration
+from tilescale.program.effects import statements
+from tilescale.program.model import declaration, location
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.frame import Frame
+    from tilescale.backends.emulator.execute.units import Unit
     from tilescale.backends.emulator.interpret.access import Home
     from tilescale.backends.emulator.run import Run
 
@@ -95,11 +99,36 @@ class Initialization(Observer):
         places += [declared] if declared else []
         error = UninitializedReadError(
             f"{acting(frame.unit, self._run.scheduler.current.name)} reads {region}, which nobody has written",
-            hint=f"write {home.name} before it is read: T.clear, T.fill or a T.copy that covers what is read",
+            hint=self._of_others(frame, home, holder)
+            or f"write {home.name} before it is read: T.clear, T.fill or a T.copy that covers what is read",
             where=places,
         )
         error.located = True
         return error
+
+
+    def _of_others(self, frame: Frame, home: Home, holder: Unit | None) -> str | None:
+        """What is missing where others write that memory: to wait for them."""
+        writers = list(self._writers(home))
+        remote = [place for place, is_remote in writers if is_remote and place]
+        if remote:
+            return (
+                f"line {remote[0].line} writes {home.name} from another unit: wait before it is read, "
+                "T.wait(flag[i], ...) for its signal=flag[i] or T.signal, or T.barrier()"
+            )
+        if holder is None or holder.level == frame.unit.level or not writers:
+            return None
+        level = next(level for level, _ in frame.unit.path()[len(holder.path()) :])
+        lines = ", ".join(dict.fromkeys(f"line {place.line}" for place, _ in writers if place))
+        return f"{lines} writes {home.name} in each {level}; say that this comes first: {primitives(self._run, level)}"
+
+    def _writers(self, home: Home) -> Iterator[tuple[Location | None, bool]]:
+        """Statements that write a buffer, and whether they write another unit's."""
+        compiler = self._run.compiler
+        for stmt, _, _ in statements(self._run.program.body):
+            for write in compiler.surroundings.effects(stmt).writes:
+                if compiler.root(compiler.slot(write.root)) == home.root:
+                    yield location(stmt), write.at is not None
 
 
 def _write(shadow: _Written, cells: np.ndarray, index: Any, found: np.ndarray) -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilescale.backends.emulator.checks.clocks import Clock, Place
-from tilescale.backends.emulator.checks.explain import Mark, race_error
+from tilescale.backends.emulator.checks.explain import LATELY, Mark, Race, race_error
 from tilescale.backends.emulator.checks.flags import Flag, Update
 from tilescale.backends.emulator.checks.phases import Phases
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.states import Access, Conflict, Table
+from tilescale.backends.emulator.checks.text import memory_of
 from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.passes.written import written_parameters
 
@@ -53,14 +55,20 @@ class Races(Observer):
         self._clocks: dict[Task, Clock] = {}
         # Barrier or meeting -> which time it is that tasks meet there -> what they published.
         self._places: weakref.WeakKeyDictionary[Any, dict[Any, Place]] = weakref.WeakKeyDictionary()
-        program, compiler = run.program, run.compiler
+        self._in_clusters = any(launch.cluster_size > 1 for launch in run.program.launches)
+
+    @cached_property
+    def _constant(self) -> set[int]:
+        """Parameters that nobody writes, and whose tensors are given for no parameter that somebody writes."""
+        program, compiler, root = self._run.program, self._run.compiler, self._run.root
         written = written_parameters(program)
-        self._constant = {
-            compiler.root(compiler.slot(p.buffer.data))
+        slots = {
+            compiler.root(compiler.slot(p.buffer.data)): i in written
             for i, p in enumerate(program.parameters)
-            if p.buffer is not None and i not in written
+            if p.buffer is not None
         }
-        self._in_clusters = any(launch.cluster_size > 1 for launch in program.launches)
+        changed = {extents for slot, writes in slots.items() if writes for extents in memory_of(root, slot)}
+        return {slot for slot in slots if changed.isdisjoint(memory_of(root, slot))}
 
     def looks_at(self, home: Home) -> bool:
         return not home.private and home.root not in self._constant
@@ -108,13 +116,13 @@ class Races(Observer):
 
     def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str, before: int) -> None:
         clock = self._clock
-        clock.signals = (*clock.signals[-3:], Mark(home, flag, clock.time))
+        clock.signals = (*clock.signals[-LATELY:], Mark(home, flag, clock.time))
         update = Update(before, flag.item(), clock.publish(), stores=op == "set")
         self._flag(flag, before).add(update)
 
     def waited(self, frame: Frame, home: Home, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
         clock, value = self._clock, flag.item()
-        clock.waits, clock.notes = Mark(home, flag, clock.time), {}
+        clock.waits, clock.notes = (*clock.waits[-LATELY:], Mark(home, flag, clock.time)), {}
         found = self._flag(flag, value)
         found.settle(value)
         found.wait(clock, holds)
@@ -159,7 +167,8 @@ class Races(Observer):
         except Conflict as conflict:
             access = self._access(clock, kind, home, frame)
             hit = np.asarray(cells[index]) == conflict.number
-            raise race_error(self._run, conflict.other, access, shadow.box(array, index, hit), shadow.owner) from None
+            race = Race(conflict.other, access, self._table[conflict.number])
+            raise race_error(self._run, race, shadow.box(array, index, hit), shadow.owner) from None
 
     def _is_shared(self, home: Home, clock: Clock) -> bool:
         """Whether memory on chip is reached by others than a program's own task."""

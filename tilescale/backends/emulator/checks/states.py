@@ -8,7 +8,7 @@ one of its kind is dropped: whatever races with it races with the later one as w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Access:
         kind: READ, WRITE, or one of the atomic ones.
         home: buffer and line.
         unit: who, as the program sees it.
-        waited: the flag that the task waited for last.
+        waits: the flags that the task waited for, the last one last.
     """
 
     clock: Clock
@@ -38,7 +38,7 @@ class Access:
     kind: str
     home: Home
     unit: Unit
-    waited: Any = None
+    waits: tuple[Any, ...] = ()
 
 
 MOST = 1 << 16
@@ -50,11 +50,12 @@ Chain = tuple[Access, Any] | None
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The accesses to an element that a later one may race with."""
+    """The accesses to an element that a later one may race with; and for reports the write `before` the last one."""
 
     write: Access | None = None
     reads: Chain = None
     atomics: Chain = None
+    before: Access | None = None
 
     def conflict(self, access: Access) -> Access | None:
         """An access that races with a new one."""
@@ -75,10 +76,10 @@ class State:
     def after(self, access: Access) -> State:
         """The state when a new access has been made that races with none."""
         if access.kind == WRITE:
-            return State(access)
+            return State(access, before=self.write)
         if access.kind == READ:
-            return State(self.write, _added(access, self.reads), self.atomics)
-        return State(self.write, self.reads, _added(access, self.atomics))
+            return replace(self, reads=_added(access, self.reads))
+        return replace(self, atomics=_added(access, self.atomics))
 
 
 def _members(chain: Chain) -> Iterator[Access]:

@@ -48,11 +48,22 @@ class MBarrier:
                 f"barrier {self.name}, phase parity {parity}",
                 lambda: f"{self.count - self.pending} of {self.count} arrivals in phase {self.phase}",
                 where,
+                self._missed,
             )
         )
         # The phase that is over; in the first one a wait for the phase before it passes at once.
         for observer in frame.run.listeners:
             observer.passes(frame, self, self.phase - 1, where)
+
+
+    def _missed(self) -> str:
+        """For a wait that may have come too late: until the next phase but one ends, it looks like the one before."""
+        if self.phase < 2:
+            return ""
+        return (
+            f"phase {self.phase - 2}, which has the same parity, is over, and so is phase {self.phase - 1}: if the "
+            f"wait is for phase {self.phase - 2}, let nobody arrive at phase {self.phase - 1} before it has passed"
+        )
 
 
 @dataclass(eq=False)

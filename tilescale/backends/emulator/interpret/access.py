@@ -9,7 +9,7 @@ number: those, and accesses outside a tile in shared memory or registers, are er
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -365,8 +365,6 @@ class Region:
             OutOfBoundsError: outside a tile in shared memory or registers.
         """
         array = self.home.array(frame) if array is None else array
-        if isinstance(array, PrivateBuffer):
-            array = self._private(array)
         begins = tuple([uniform(b(frame), frame, "where a tile begins") for b in self.begins])
         extents = self._fixed or tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
         block = Block(array, begins, extents)
@@ -376,14 +374,29 @@ class Region:
             )
         return block
 
-    def _private(self, buffer: PrivateBuffer) -> np.ndarray:
-        if buffer.lead:
-            raise UnsupportedError(f"a tile operation on {self.home.name!r}, which differs between threads")
-        return buffer.data
-
     def read(self, frame: Frame, array: np.ndarray | None = None) -> np.ndarray:
         """The region's elements, of the frame's instance or of `array`, as `load`."""
-        return self.load(frame, self.block(frame, array))
+        return self._agreed(frame) if self.home.private else self.load(frame, self.block(frame, array))
+
+    def _agreed(self, frame: Frame) -> np.ndarray:
+        """The elements of a thread-private buffer, if all threads that run hold the same.
+
+        Raises:
+            UsageError: they do not.
+        """
+        buffer, block = self.home.array(frame), self.block(frame)
+        tile = np.empty(block.extents, self.home.dtype)
+        for element, index in self._touched_private(frame, block, READ):
+            tile[element] = uniform(buffer.load(index, frame), frame, f"{self.home.name!r} as a whole tile")
+        return tile
+
+    def _touched_private(self, frame: Frame, block: Block, kind: str) -> Iterator[tuple[tuple, tuple]]:
+        """The elements of a block of a thread-private buffer: in the block, and in the buffer. Observers are told."""
+        buffer = self.home.array(frame)
+        for element in np.ndindex(block.extents):
+            index = tuple(b + i for b, i in zip(block.begins, element, strict=True))
+            self.home.touched_private(frame, kind, buffer, index)
+            yield element, index
 
     def load(self, frame: Frame, block: Block) -> np.ndarray:
         """A block's elements; a view where all of it lies inside, else a copy with the safe value outside."""
@@ -402,7 +415,16 @@ class Region:
 
     def write(self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None) -> None:
         """Assign `value`, of the region's extents, to the frame's instance or to `array` of `unit`; clipped."""
-        self.store(frame, self.block(frame, array), value, unit)
+        if self.home.private:
+            self._store_private(frame, value)
+        else:
+            self.store(frame, self.block(frame, array), value, unit)
+
+    def _store_private(self, frame: Frame, value: np.ndarray) -> None:
+        """The same in each active thread's instance of a thread-private buffer."""
+        buffer, block = self.home.array(frame), self.block(frame)
+        for element, index in self._touched_private(frame, block, WRITE):
+            buffer.store(index, convert(value[element], self.home.dtype), frame)
 
     def store(self, frame: Frame, block: Block, value: np.ndarray, unit: Unit | None = None) -> None:
         """The same for a block, of `unit` (default: the frame's)."""
@@ -423,7 +445,10 @@ class Region:
 
         Raises:
             OutOfBoundsError: it is not all inside.
+            UnsupportedError: it is of a thread-private buffer that differs between threads.
         """
+        if self.home.private:
+            return self._target_private(frame, reads)
         block = self.block(frame)
         if not block.within:
             raise self.home.out_of_bounds(frame, block.begins, block.array.shape)
@@ -433,3 +458,16 @@ class Region:
             self.home.touched(frame, READ, view)
         self.home.touched(frame, WRITE, view)
         return view
+
+    def _target_private(self, frame: Frame, reads: bool) -> np.ndarray:
+        """The same of a thread-private buffer, while all threads hold the same."""
+        buffer, block = self.home.array(frame), self.block(frame)
+        if buffer.lead:
+            raise UnsupportedError(
+                f"a tile operation that computes in {self.home.name!r}, which differs between threads",
+                hint="compute in a fragment: T.alloc_fragment",
+            )
+        for kind in (READ, WRITE) if reads else (WRITE,):
+            for _ in self._touched_private(frame, block, kind):
+                pass
+        return Block(buffer.data, block.begins, block.extents).view()

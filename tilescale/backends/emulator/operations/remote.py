@@ -21,6 +21,7 @@ from tilescale.backends.emulator.interpret.registry import operation
 from tilescale.backends.emulator.interpret.scales import instance
 from tilescale.backends.emulator.operations.tiles import fitted
 from tilescale.errors import PeerOutOfRangeError
+from tilescale.hda.query import advice_at_the_end
 from tilescale.program import operations, ops
 
 _COMPARE = {
@@ -33,6 +34,10 @@ _COMPARE = {
 }
 
 _NOTHING_INSIDE = "a copy is cut off at the end of a tensor, but nothing of this one lies inside: look where it begins"
+
+
+def _numbered(units: int) -> str:
+    return "unit 0 alone" if units == 1 else f"units 0 to {units - 1}"
 
 
 # -- to and from a peer ------------------------------------------------------------------------------------------------
@@ -54,8 +59,8 @@ class Peer:
         siblings = frame.unit.around(self.level).siblings
         if not 0 <= rank < siblings:
             raise PeerOutOfRangeError(
-                f"{frame.unit} names peer {rank} of level {self.level!r}: the launch has units 0 to {siblings - 1}",
-                hint="wrap it round: (rank + 1) % size",
+                f"{frame.unit} names peer {rank} of level {self.level!r}: the launch has {_numbered(siblings)}",
+                hint=advice_at_the_end(frame.run.machine, self.level),
             )
         return frame.unit.counterpart(self.level, rank)
 

@@ -142,10 +142,11 @@ def _fill(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _fill_private(buffer: PrivateBuffer, target: Region, value: Any, frame: Frame) -> None:
-    begins = [uniform(b(frame), frame, "where a fill begins") for b in target.begins]
+    begins = [b(frame) for b in target.begins]
     extents = [uniform(e(frame), frame, "an extent") for e in target.extents]
     value = numerics.convert(value, target.home.dtype)
-    for index in product(*(range(b, b + e) for b, e in zip(begins, extents, strict=True))):
+    for offsets in np.ndindex(*extents):
+        index = tuple(b + i for b, i in zip(begins, offsets, strict=True))
         target.home.touched_private(frame, WRITE, buffer, index)
         buffer.store(index, value, frame)
 

@@ -11,11 +11,14 @@ import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import numpy as np
+
 from tilelang_core import ir
-from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.frame import Frame, spread, uniform
 from tilescale.backends.emulator.interpret.access import Region
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.backends.emulator.operations.pointers import pointed
 from tilescale.backends.emulator.record.registry import cost
 from tilescale.backends.emulator.record.tally import Tally, points
@@ -25,10 +28,13 @@ Demands = dict[Any, float]
 
 
 class Traffic:
-    """One side of a tile's way: the memory that it is read from or written to."""
+    """One side of a tile's way: the memory that it is read from or written to.
 
-    def __init__(self, compiler: Compiler, region: Any, writes: bool):
-        self.region, self.writes = Region(compiler, region), writes
+    `each`: whether each thread moves a tile of its own, from or to a thread-private buffer.
+    """
+
+    def __init__(self, compiler: Compiler, region: Any, writes: bool, each: bool = False):
+        self.region, self.writes, self.each = Region(compiler, region), writes, each
         self.kind = ir.scope_kind(self.region.home.buffer)
         self.root = compiler.root(self.region.home.slot)
         self.recorder = compiler.instrumentation.recorder
@@ -42,15 +48,25 @@ class Traffic:
         if self.region.home.private:
             return {}, 0.0, 0
         if self.kind != "global":
-            nbytes = self.region.block(frame).nbytes
+            _, nbytes = self._tile(frame)
             return self.recorder.rates.on_chip(self.kind, nbytes), self.latency, nbytes
         demands, nbytes = self.recorder.touches(frame, self._tile, self.writes)
         floor = nbytes / self.per_program if self.per_program and frame.program is not None else 0.0
         return demands, floor + self.latency, nbytes
 
     def _tile(self, frame: Frame) -> tuple[Hashable, int]:
+        """What names the elements, and their bytes."""
+        if self.each:
+            return self._tiles_of_threads(frame)
         block = self.region.block(frame)
         return (self.root, block.begins, block.extents), block.nbytes
+
+    def _tiles_of_threads(self, frame: Frame) -> tuple[Hashable, int]:
+        """Threads that begin at the same place move one tile."""
+        extents = tuple(uniform(n(frame), frame, "a tile's extent") for n in self.region.extents)
+        active = spread(True if frame.mask is None else frame.mask, frame)
+        begins = np.unique([spread(b(frame), frame)[active] for b in self.region.begins], axis=1)
+        return (self.root, begins.tobytes(), extents), begins.shape[1] * math.prod(extents) * self.itemsize
 
 
 def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bool = False) -> Closure:
@@ -70,7 +86,8 @@ def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bo
 
 def _copies(name: str, asynchronous: bool) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        sides = [Traffic(compiler, call.args[0], False), Traffic(compiler, call.args[1], True)]
+        each = any(ir.region_parts(region)[0].scope() in PRIVATE for region in call.args[:2])
+        sides = [Traffic(compiler, call.args[0], False, each), Traffic(compiler, call.args[1], True, each)]
         return _moves(compiler, name, sides, asynchronous)
 
     return rule

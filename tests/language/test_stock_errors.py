@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""What stock TileLang and wrong names of one kind raise while a program is traced: with the user's line."""
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.emulator.checks.support import line_of
+from tilescale.errors import DeadlockError, PeerOutOfRangeError, PhaseError, UsageError
+
+
+def test_an_assertion_without_words_names_the_line():
+    @T.macro
+    def refused():
+        raise AssertionError
+
+    with pytest.raises(AssertionError, match=rf"TileLang does not take this: raise AssertionError \(.*{__name__}"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=32):
+                refused()
+
+
+def stored(A, rank):
+    A[0] = rank
+
+
+def indexed(A, rank):
+    A[rank] = 1
+
+
+def looped(A, rank):
+    for i in T.serial(rank):
+        A[i] = 1
+
+
+def asked(A, rank):
+    if rank:
+        A[0] = 1
+
+
+def told(A, rank):
+    T.copy(A, A, dst=rank)
+
+
+@pytest.mark.parametrize("use", [stored, indexed, looped, asked, told])
+def test_a_rank_and_a_size_where_a_number_is_wanted(use):
+    body = T.macro(use)
+    with pytest.raises(UsageError, match="under one name") as found:
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "int32")):
+            with T.Kernel(device=2, block=1, threads=32):
+                with T.Scale("device") as rank:
+                    body(A, rank)
+
+    assert found.value.where and found.value.hint
+
+
+def test_an_index_is_called_as_the_program_calls_it():
+    @T.prim_func
+    def f(A: T.Tensor((8,), "float32")):
+        with T.Kernel(device=1, block=(2, 2), threads=32) as (column, row):
+            with T.Scale("device"):
+                T.fill(A[row : row + 1], 0)
+
+    with pytest.raises(PhaseError, match="'row' is an index of a block"):
+        tilescale.emulate(f, [torch.zeros(8)])
+
+
+@pytest.mark.parametrize(
+    ("machine", "level", "advice"),
+    [("h200-sxm-8", "device", "wrap it round"), ("wafer-mesh", "core", "units at an edge have no neighbour there")],
+)
+def test_a_neighbour_that_is_not_there(machine, level, advice):
+    with tilescale.use_machine(machine):
+
+        @T.prim_func
+        def f(F: T.Tensor((1,), "int32")):
+            with T.Kernel(2, threads=1) if level == "core" else T.Kernel(device=2, block=1, threads=32):
+                with T.Scale("core" if level == "core" else "block"), T.Scale(level) as (rank, size):
+                    T.signal(F[0], dst=rank + 1)
+
+    args = [[torch.zeros(1, dtype=torch.int32)] for _ in range(2)]
+    with pytest.raises(PeerOutOfRangeError, match="has units 0 to 1") as found:
+        tilescale.emulate(f, args, machine=machine)
+    assert found.value.hint.startswith(advice)
+
+
+def test_one_unit_waits():
+    @T.prim_func
+    def f(F: T.Tensor((1,), "int32")):
+        with T.Kernel(device=1, block=1, threads=32):
+            with T.Scale("block"), T.Scale("device"):
+                T.wait(F[0], ">=", 1)
+
+    with pytest.raises(DeadlockError, match="deadlock: 1 unit waits for something"):
+        tilescale.emulate(f, [[torch.zeros(1, dtype=torch.int32)]])
+
+
+def test_a_phase_that_is_over_before_somebody_looks():
+    @T.prim_func
+    def f(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=128):
+            ready = T.alloc_barrier(1)
+            if T.get_thread_binding() == 0:
+                T.barrier_arrive(ready)
+                T.barrier_arrive(ready)
+            T.sync_threads()
+            T.barrier_wait(ready, 0)  # late
+            A[0] = 1
+
+    with pytest.raises(DeadlockError, match="if the wait is for phase 0, let nobody arrive at phase 1") as found:
+        tilescale.emulate(f, [torch.zeros(8)])
+    assert [place.line for place in found.value.where] == [line_of("late")]

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Peers, values and flag indices that are read from memory: read once, before the operation that they are for.
+
+Why: the stock compiler guards the statement around a load that may be out of bounds, and a signal or wait that some
+thread leaves out hangs. Before: `T.signal(F[0], count[rank, p], dst=p)`. After: a variable for `count[rank, p]`, and
+the signal with it. Tiles stay as they are, the indices of one that is copied included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilelang_core import ir, tl
+from tilelang_core import rewrite as tir
+from tilescale.program import ops
+from tilescale.program.operations import Copy
+
+READING = {ops.SIGNAL.name: "signal", ops.WAIT.name: "wait", ops.COPY.name: "copy"}
+"""The operations with such operands, and what their variables are called after."""
+
+
+def read_before(call: ir.Call) -> tuple[list[ir.Stmt], ir.Call]:
+    """What reads the operands of a signal, wait or remote copy that lie in memory, and the operation with the rest."""
+    reads: list[ir.Stmt] = []
+
+    def settled(expr: Any) -> Any:
+        if not _reads_memory(expr):
+            return expr
+        var = ir.Var(f"{READING[call.op.name]}_{len(reads)}", str(expr.dtype))
+        reads.append(ir.Bind(var, expr))
+        return var
+
+    tiles = _tiles(call)
+    args = [arg if any(arg.same_as(tile) for tile in tiles) else _operand(arg, settled) for arg in call.args]
+    return reads, tir.recall(call, args) if reads else call
+
+
+def _tiles(call: ir.Call) -> Sequence[ir.Call]:
+    if call.op.name != ops.COPY.name:
+        return ()
+    copy = Copy.of(call)
+    return copy.source, copy.target
+
+
+def _operand(arg: Any, settled: Any) -> Any:
+    """An operand; of a flag its index."""
+    if ir.op_name(arg) == tl.REGION:
+        return tir.beginning(arg, [settled(begin) for begin in ir.region_parts(arg)[1]])
+    return settled(arg)
+
+
+def _reads_memory(expr: Any) -> bool:
+    """Whether an expression has a load that may be guarded: any but that of a variable."""
+    return isinstance(expr, ir.PrimExpr) and ir.contains(
+        expr, lambda node: isinstance(node, ir.BufferLoad) and node.buffer.scope() != ir.VARIABLE
+    )

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""A kernel under the names of TileLang's `JITKernel`, so that code written for one takes the other.
+
+What TileLang has compiled, a program without our constructs on a GPU, answers for itself. Of other programs there is
+the text, and what follows from it; an emulated one is timed in simulated time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilelang_core import jit_kernel as stock
+from tilescale import backends
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Machine
+from tilescale.program.model import Program
+from tilescale.runtime.profiler import SimulatedProfiler
+
+if TYPE_CHECKING:
+    from tilescale.runtime.outputs import Outputs
+
+
+class DropIn(stock.JITKernel):
+    """What a kernel has in common with TileLang's; `Kernel` says what it is a kernel of."""
+
+    machine: Machine
+    options: dict[str, Any]
+    program: Program
+    source: str
+    _executable: backends.Executable
+    _outputs: Outputs
+
+    @classmethod
+    def from_tilelang_function(cls, tilelang_func: ir.PrimFunc, **options: Any) -> Any:
+        """`tilescale.compile`, under TileLang's name."""
+        from tilescale.runtime.compile import compile as bound
+
+        return bound(tilelang_func, **options)
+
+    @classmethod
+    def from_database(cls, *args: Any, **options: Any) -> Any:
+        """Kernels come from TileLang's cache by themselves. Raises UnsupportedError."""
+        raise UnsupportedError(
+            "a kernel is not made from a stored library", hint="compile it: TileLang's cache has what was compiled"
+        )
+
+    # -- what it was made of -----------------------------------------------------------------------------------------
+
+    @property
+    def params(self) -> list[stock.KernelParam]:
+        """Type and shape of each parameter, as a unit passes it; of a number no shape."""
+        return [
+            stock.parameter(p.var.dtype if p.buffer is None else p.buffer.dtype, p.shape)
+            for p in self.program.parameters
+        ]
+
+    @property
+    def out_idx(self) -> list[int]:
+        """Positions of the parameters that a call allocates and returns."""
+        return list(self._outputs.positions)
+
+    @property
+    def target(self) -> Any:
+        """What the text is compiled for. Raises UnsupportedError for a machine without text."""
+        return stock.target(self.options.get("target") or backends.generator().target(self.machine))
+
+    @property
+    def target_host(self) -> Any:
+        """`target_host=`, as given."""
+        return self.options.get("target_host")
+
+    @property
+    def pass_configs(self) -> dict[str, Any]:
+        """`pass_configs=`, as given."""
+        return dict(self.options.get("pass_configs") or {})
+
+    @property
+    def compile_flags(self) -> list[str] | None:
+        """`compile_flags=`, as a list."""
+        flags = self.options.get("compile_flags")
+        return [flags] if isinstance(flags, str) else flags
+
+    @property
+    def verbose(self) -> bool:
+        """`verbose=`."""
+        return bool(self.options.get("verbose"))
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+
+    def get_kernel_source(self, kernel_only: bool = True) -> str:
+        """The CUDA text; of a kernel that TileLang has compiled with the host's part, if not `kernel_only`.
+
+        Raises:
+            UnsupportedError: as `source`.
+        """
+        return self.source if kernel_only else self._compiled("the host's text").get_kernel_source(kernel_only=False)
+
+    @property
+    def kernel_source(self) -> str:
+        """The CUDA text. Raises as `source`."""
+        return self.source
+
+    def get_host_source(self) -> str:
+        """The text of the host's part. Raises UnsupportedError for what TileLang has not compiled."""
+        return self._compiled("the host's text").get_host_source()
+
+    @property
+    def host_source(self) -> str:
+        """`get_host_source()`."""
+        return self.get_host_source()
+
+    # -- what TileLang has compiled ------------------------------------------------------------------------------------
+
+    def _compiled(self, what: str) -> Any:
+        """TileLang's own kernel. Raises UnsupportedError if there is none."""
+        kernel = self._executable.stock
+        if kernel is None:
+            raise UnsupportedError(
+                f"{self.program.name!r} has no {what}: TileLang has not compiled it as one kernel",
+                hint="source and schedule say what it is; call it to run it",
+            )
+        return kernel
+
+    @property
+    def artifact(self) -> Any:
+        """TileLang's. Raises UnsupportedError for what it has not compiled; so do the next ones."""
+        return self._compiled("artifact").artifact
+
+    @property
+    def adapter(self) -> Any:
+        """What is called: TileLang's adapter, or the kernel itself."""
+        return self._executable.stock.adapter if self._executable.stock is not None else self
+
+    @property
+    def torch_function(self) -> Any:
+        """What is called with tensors."""
+        return self._executable.stock.torch_function if self._executable.stock is not None else self.__call__
+
+    @property
+    def execution_backend(self) -> str:
+        """Who runs it: TileLang's execution backend, or "tilescale"."""
+        return self._executable.stock.execution_backend if self._executable.stock is not None else "tilescale"
+
+    @property
+    def execution_backend_spec(self) -> Any:
+        """TileLang's."""
+        return self._compiled("execution backend of TileLang's").execution_backend_spec
+
+    @property
+    def backend_context(self) -> Any:
+        """TileLang's."""
+        return self._compiled("backend of TileLang's").backend_context
+
+    @property
+    def backend(self) -> Any:
+        """TileLang's."""
+        return self._compiled("backend of TileLang's").backend
+
+    @property
+    def resource_usage(self) -> dict[str, Any]:
+        """What the compiler says of registers, where TileLang keeps it."""
+        return self._executable.stock.resource_usage if self._executable.stock is not None else {}
+
+    def export_library(self, kernel_file: str) -> None:
+        """Write the compiled kernel. Raises UnsupportedError for what TileLang has not compiled."""
+        self._compiled("library").export_library(kernel_file)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def get_profiler(
+        self, tensor_supply_type: stock.TensorSupplyType = stock.TensorSupplyType.Auto
+    ) -> stock.Profiler | SimulatedProfiler:
+        """What compares it with a reference and times it; an emulated kernel in the machine's simulated time."""
+        simulated_s = self._executable.simulated_s
+        if simulated_s is None:
+            return stock.Profiler(self.params, self.out_idx, tensor_supply_type).with_default_adapter(self)
+        profiler = SimulatedProfiler(self.params, self.out_idx, tensor_supply_type).with_default_adapter(self)
+        profiler.simulated_s = lambda values: simulated_s(self._outputs.allocate(values))
+        return profiler
