@@ -50,7 +50,10 @@ Chain = tuple[Access, Any] | None
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The accesses to an element that a later one may race with; and for reports the write `before` the last one."""
+    """The accesses to an element that a later one may race with; and for reports the write `before` the last one.
+
+    Of several by one task it is the first.
+    """
 
     write: Access | None = None
     reads: Chain = None
@@ -76,7 +79,8 @@ class State:
     def after(self, access: Access) -> State:
         """The state when a new access has been made that races with none."""
         if access.kind == WRITE:
-            return State(access, before=self.write)
+            first = self.before if self.before is not None and self.before.clock is access.clock else self.write
+            return State(access, before=first)
         if access.kind == READ:
             return replace(self, reads=_added(access, self.reads))
         return replace(self, atomics=_added(access, self.atomics))

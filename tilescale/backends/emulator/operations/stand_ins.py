@@ -31,7 +31,7 @@ def stand_in(name: str) -> Callable[[Function], Function]:
     It is called once for each thread that calls the external one, with Python numbers for numbers, and for a pointer
     with a one-dimensional array that begins at the element pointed to and may be written. What it returns is the value.
     The checks see accesses through `T.access_ptr`, which says how many elements there are and which way they go; what
-    the function does to a thread's own variables is not checked. ::
+    the function does to a thread's own variables is not checked::
 
         @tilescale.stand_in("saturating_add")
         def saturating_add(a, b):
