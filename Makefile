@@ -5,7 +5,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-DEMO := examples/distributed/08_tp_gemm.py
 
 # Where there is a GPU, torch is whatever build the machine needs; elsewhere it is the one that was tested.
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "--constraint constraints.txt")
@@ -16,17 +15,17 @@ GPUS := $(shell nvidia-smi -L 2>/dev/null | wc -l)
 .PHONY: help demo test lint docs docs-serve clean
 
 help:
-	@echo "make demo    run the main example: a tensor-parallel matrix product on all GPUs or 8 emulated devices"
+	@echo "make demo    all-gather and GEMM, in order and overlapped: on all GPUs, and emulated as one picture"
 	@echo "make test    check the source and run all tests"
 	@echo "make lint    check the source only"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at port $(PORT)"
 	@echo "make clean   remove the virtual environment and all caches"
 	@echo "PYTHON=...   which Python (3.10 to 3.13) makes the environment; now $(PYTHON)"
 
-# One rank for each GPU where there are several, else all devices emulated in one process.
+# The picture is of emulated devices; where there are several GPUs, the program runs on them first.
 demo: $(READY)
-	@if [ $(GPUS) -gt 1 ]; then $(BIN)/tilescale run -n $(GPUS) $(DEMO); else \
-		mkdir -p build && $(BIN)/python $(DEMO) --timeline build/demo.svg; fi
+	@if [ $(GPUS) -gt 1 ]; then $(BIN)/tilescale run -n $(GPUS) examples/distributed/22_ag_gemm_overlapped.py; fi
+	@mkdir -p build && $(BIN)/python examples/demo.py --to build/demo.svg
 
 test: lint
 	@$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal

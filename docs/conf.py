@@ -2,6 +2,7 @@
 """The documentation site, built by `make docs`: these Markdown pages, and a reference made from docstrings."""
 
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -15,8 +16,15 @@ project = "TileScale"
 release = tilescale.__version__
 html_title = f"{project} {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "name_links", "example_pages"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+extensions += ["name_links", "example_pages", "inline_figures", "code_blocks"]
+exclude_patterns = ["figures", "extensions"]
+myst_enable_extensions = ["attrs_inline", "colon_fence"]
 myst_heading_anchors = 3
+copybutton_selector = ":is(.highlight-python, .highlight-console, .highlight-yaml, .highlight-sh) pre"
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_only_copy_prompt_lines = True
 default_role = "literal"  # what docstrings set in backticks, as on the pages; name_links makes links of both
 highlight_language = "text"
 
@@ -28,6 +36,10 @@ napoleon_use_ivar = False
 napoleon_attr_annotations = False
 
 html_theme = "furo"
+html_favicon = html_logo = "_static/icon.svg"
+urls = dict(line.split(", ") for line in metadata("tilescale").get_all("Project-URL", []))
+if "Repository" in urls:  # as [project.urls] of pyproject.toml says
+    html_theme_options = {"source_repository": urls["Repository"], "source_branch": "main", "source_directory": "docs/"}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False

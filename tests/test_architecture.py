@@ -29,10 +29,10 @@ _BASE = {"errors", "settings"}
 _MODEL = _BASE | {"hda", "program"}
 _LIBRARY = _MODEL | {"cost", "collectives", "passes", "comm", "timing"}
 MAY_IMPORT = {
-    "errors": set(),
+    "errors": {"tracebacks"}, "tracebacks": _BASE,
     "settings": {"errors"},
     "hda": _BASE,
-    "comm": _BASE | {"hda"},
+    "comm": _BASE | {"hda", "tracebacks"},
     "program": _BASE | {"hda"},
     "cost": _MODEL,
     "collectives": _MODEL | {"cost"},

@@ -101,13 +101,13 @@ def test_blocks_that_do_not_fit_a_core():
         load(NUMBERED[20]).main(["--devices=4", "--size=200"], standalone_mode=False)
 
 
-def test_default_is_four_devices_or_eight_for_the_demo(capsys: pytest.CaptureFixture[str]):
+def test_default_is_four_devices_or_what_the_example_says(capsys: pytest.CaptureFixture[str]):
     for path, devices in (NUMBERED[1], 4), (NUMBERED[8], 8):
         load(path).main(["--size=64"], standalone_mode=False)
         assert f"device {', '.join(map(str, range(devices)))}:" in capsys.readouterr().out
 
 
-def test_the_demo_shows_its_phases(capsys: pytest.CaptureFixture[str]):
+def test_the_tensor_parallel_product_shows_its_phases(capsys: pytest.CaptureFixture[str]):
     load(NUMBERED[8]).main(["--size=64"], standalone_mode=False)
     shown = capsys.readouterr().out
     assert "each block" in shown and "gemm" in shown and "allreduce(C) between devices" in shown
@@ -118,6 +118,15 @@ def test_a_timeline_is_drawn_for_each_program(tmp_path: Path, capsys: pytest.Cap
     verdicts(NUMBERED[1], capsys, "--size=64", f"--timeline={tmp_path / 'run.json'}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-2.svg", "run.json", "run.svg"]
     assert (tmp_path / "run.json").read_text(encoding="utf-8").startswith('{"traceEvents":')
+
+
+def test_the_demo_draws_both_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    picture = tmp_path / "demo.svg"
+    load(FOLDER.parent / "demo.py").main(["--devices=2", "--size=1024", f"--to={picture}"], standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert "in order: right on 2 devices" in shown and "overlapped: right on 2 devices" in shown
+    assert len(re.findall(r"^  (?:in order|overlapped) +[1-9]\d* us, at least", shown, re.MULTILINE)) == 2
+    assert picture.read_text(encoding="utf-8").count('id="axes_') == 2
 
 
 @pytest.mark.parametrize("wrong", [1.001, torch.nan])
@@ -141,7 +150,7 @@ def test_a_wrong_result_is_found(wrong: float):
         ("--size=2", "2 elements do not make 4 shares: give --size 4 or more"),
         ("--timeline=nowhere/run.svg", "'nowhere/run.svg' cannot be written: No such file or directory"),
         ("--timeline=nowhere/run.json", "'nowhere/run.json' cannot be written: No such file or directory"),
-        ("--timeline=run.txt", "end it in .png, .svg, .pdf"),
+        ("--timeline=run.txt", "end it in .html, .png, .svg, .pdf"),
     ],
 )
 def test_odd_options_get_an_answer(words: str, says: str, capsys: pytest.CaptureFixture[str]):

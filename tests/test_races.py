@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +16,12 @@ import pytest
 import torch
 
 import tilescale
+from tests.cuda.support import notes, source
 from tilescale.tuning import chart
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-OLDER = {"emulator", "predictions", "scaling", "white_paper_1", "white_paper_2"}
+OLDER = {"corpus", "emulator", "mutants", "predictions", "scaling", "white_paper_1", "white_paper_2"}
 """Results of scripts with forms of their own, beside `gpu_check_*`."""
 
 
@@ -289,6 +291,16 @@ def test_overlapped_gathers_multiply_what_has_arrived(scripts: Callable, way: st
     tilescale.emulate(program, [list(given) for given in zip(places, b, outs, strict=True)])
     for y, c in zip(b, outs, strict=True):
         torch.testing.assert_close(c.double(), torch.stack(a).double() @ y.double().T, rtol=2**-7, atol=1e-3)
+
+
+def test_senders_and_tiles_have_the_same_place(scripts: Callable):
+    """Blocks that send, or make a tile: the tiles of both arms lie where the loads of the loop were."""
+    programs = scripts("programs")
+    func = programs.ag_gemm_senders(2, 8192, 3584, 8192, programs.Tiling(), 512, 16)
+    assert "T.Pipelined: a producer loads and makes 1 T.wait" in notes(func)
+    text = source(func)
+    begins = dict(re.findall(r"void\* (\w+) = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (\d+)\)\);", text))
+    assert begins["out"] == begins["sent"] == begins["b"] == "0"
 
 
 OVERLAPPED_SCATTERS = {

@@ -16,15 +16,16 @@ import pytest
 from tests.public_names import public_names
 
 ROOT = Path(__file__).parents[1]
-for package in ("sphinx", "myst_parser", "furo"):
+for package in ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybutton"):
     pytest.importorskip(package, reason="the extra `docs` is not installed")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make docs` builds."""
+    """What `make docs` builds, without what the examples print, which other tests look at."""
     folder = tmp_path_factory.mktemp("site")
     words = ["--fail-on-warning", "--keep-going", "--quiet", "--doctree-dir", str(folder / ".trees")]
+    words += ["-D", "run_examples=0"]
     command = [sys.executable, "-m", "sphinx", *words, "docs", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -101,3 +102,28 @@ def test_nothing_is_loaded_from_afar(site: Path):
 def test_names_in_prose_are_links_to_the_reference(site: Path):
     links = parsed(site / "programming-model.html").links
     assert "reference/language.html#T.copy" in links and "machines.html" in links
+
+
+def test_the_gallery_shows_every_example(site: Path):
+    links = parsed(site / "examples.html").links
+    names = [program.stem for program in (ROOT / "examples/distributed").glob("[0-9]*.py")]
+    assert not [name for name in names if f"examples/{name}.html" not in links]
+    shown = (site / "examples.html").read_text(encoding="utf-8")
+    assert shown.count('class="figure"') == len(names), "the figure of a card is part of the page"
+
+
+def test_a_program_whose_output_names_its_lines_has_line_numbers(site: Path):
+    page = (site / "first-program.html").read_text(encoding="utf-8")
+    before, _, output = page.partition("deadlock: 4 units wait")
+    assert "program.py:10" in output
+    assert before.rpartition('"highlight-python')[2].count('class="linenos"') > 9
+
+
+def test_an_example_is_run_for_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "extensions")
+    from example_runs import run
+
+    printed = run(ROOT / "examples" / "distributed" / "01_neighbour_shift.py", tmp_path / "01-run.svg")
+    assert "neighbour shift, device 0, 1, 2, 3: largest error 0.0e+00" in printed
+    light, dark = ((tmp_path / name).read_text(encoding="utf-8") for name in ("01-run.svg", "01-dark.svg"))
+    assert "<path" in light and "<path" in dark and light != dark

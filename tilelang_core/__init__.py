@@ -16,6 +16,7 @@
     rules.py     what TileLang checks before it lowers
     launches.py  the ways to launch, in one form
     stock.py     TileLang's language under one name
+    logs.py      what TileLang logs while it compiles for us
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
 
@@ -26,9 +27,10 @@ from tilelang_core.version import TESTED, TileLangVersionError, require_tilelang
 
 require_tilelang()
 
-from tilelang_core import dialect, modules  # noqa: E402
+from tilelang_core import dialect, logs, modules  # noqa: E402
 
 dialect.install()
+logs.install()
 modules.install()
 
 __all__ = ["TESTED", "TileLangVersionError", "require_tilelang"]

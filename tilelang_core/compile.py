@@ -17,6 +17,8 @@ from tilelang.backend.target import determine_target
 from tilelang.jit import JITImpl, _CallFormCache
 from tvm import tirx
 
+from tilelang_core import logs
+
 __all__ = [
     "JIT",
     "Generated",
@@ -69,7 +71,7 @@ def generate(
     target = determine_target(target, return_object=True)
     own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
     config = {**dict(own), **(pass_configs or {})}
-    with tvm.transform.PassContext(opt_level=3, config=config), target, _text_through(rewrite):
+    with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target, _text_through(rewrite):
         lowered = tilelang.lower(func, target=target)
     kernels = [kernel.attrs for kernel in lowered.device_mod.functions.values() if kernel.attrs]
     dynamic = [int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs]
@@ -89,7 +91,7 @@ def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = No
 
 def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = None, **options: Any) -> Any:
     """`tilelang.compile`: a kernel for the GPU at hand. `rewrite` has the last word on its text."""
-    with _text_through(rewrite):
+    with logs.following(), _text_through(rewrite):
         return tilelang.compile(func, **options)
 
 

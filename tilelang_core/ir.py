@@ -7,6 +7,7 @@ Passes and interpreters import TIR names from here and nowhere else.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -171,12 +172,20 @@ def int_node(value: Any) -> PrimExpr:
 
 def stmt_location(stmt: Stmt) -> tuple[str, int] | None:
     """File and line of the user's program that emitted a statement."""
-    return span_to_location(get_stmt_span(stmt))
+    return _location(span_to_location(get_stmt_span(stmt)))
 
 
 def buffer_location(buffer: Buffer) -> tuple[str, int] | None:
     """File and line where a buffer was declared."""
-    return span_to_location(get_buffer_span(buffer))
+    return _location(span_to_location(get_buffer_span(buffer)))
+
+
+def _location(found: tuple[str, int] | None) -> tuple[str, int] | None:
+    """TileLang makes every name absolute, that of a prompt's input too, by which its lines are known: "<input 3>"."""
+    if found is None:
+        return None
+    name = os.path.basename(found[0])
+    return (name if name.startswith("<") else found[0]), found[1]
 
 
 def children(stmt: Stmt) -> Iterator[Stmt]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm_ffi
 from tilelang.jit.exceptions import JITNoBuilderError
@@ -27,6 +27,8 @@ __all__ = [
     "is_tracing", "kernel_launch_factory", "launch", "launch_kernel", "locations", "note_buffer", "note_of",
     "register_op", "retrace", "scope_factory", "scoped", "state", "tile_region",
 ]  # fmt: skip
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_THREADS = 128
 """Threads of a program whose launch does not say how many; the default of TileLang's CUDA launch."""
@@ -54,10 +56,10 @@ def launch() -> KernelLaunchFrame | None:
     return KernelLaunchFrame.Current()
 
 
-def scope_factory(values: int) -> Callable[[Any], Any]:
+def scope_factory(values: int) -> Callable[[F], F]:
     """Marks a function that returns a scoped region of so many values: `with f(...) as a, b:` then binds both names."""
 
-    def mark(function: Any) -> Any:
+    def mark(function: F) -> F:
         setattr(function, SCOPE_ATTR, values)
         return function
 

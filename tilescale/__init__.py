@@ -25,7 +25,7 @@ _HOMES = {
     "Kernel": "tilescale.runtime.kernel",
     "Machine": "tilescale.hda",
     "Move": "tilescale.passes.overlap.schedule",
-    "Report": "tilescale.backends.emulator.emulate",
+    "Report": "tilescale.backends.emulator.report",
     "Schedule": "tilescale.passes.overlap.schedule",
     "World": "tilescale.comm",
     "autotune": "tilescale.tuning.autotune",
@@ -47,8 +47,9 @@ __all__ = sorted([*_HOMES, *_MODULES])
 
 if TYPE_CHECKING:
     from tilescale import errors, hda, language, ops
-    from tilescale.backends.emulator.emulate import Report, emulate
+    from tilescale.backends.emulator.emulate import emulate
     from tilescale.backends.emulator.operations.stand_ins import stand_in
+    from tilescale.backends.emulator.report import Report
     from tilescale.comm import World, empty, from_tensor, init, zeros
     from tilescale.cost.calibrated import calibrated
     from tilescale.hda import Machine

@@ -81,6 +81,9 @@ class TileScaleError(Exception):
         self.hint = hint
         self.where: tuple[Location, ...] = (where,) if isinstance(where, Location) else tuple(where or ())
         super().__init__(self._render())
+        from tilescale import tracebacks
+
+        tracebacks.install()
 
     def _render(self) -> str:
         lines = [self.message]
@@ -96,6 +99,12 @@ class TileScaleError(Exception):
         """The same error with more places; used where an outer layer knows the line and an inner one does not."""
         self.where = self.where + tuple(p for p in places if p not in self.where)
         return self
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints for it."""
+        from tilescale import tracebacks
+
+        return tracebacks.lines(self)
 
     def __reduce__(self):
         # Errors travel between ranks: the keyword-only arguments must survive pickling.

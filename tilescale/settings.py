@@ -40,7 +40,8 @@ class Settings:
             between them (TILESCALE_CHECK).
         schedule_seed: the interleaving in which the emulator runs units where the caller does not say, None to take
             turns (TILESCALE_SCHEDULE_SEED).
-        traceback: show the traceback of every rank of a failed job, not of the first alone (TILESCALE_TRACEBACK).
+        traceback: what an error prints that nobody catches, "short" for its message and the user's lines, on the rank
+            of a job that fails first, "full" for Python's traceback, on every rank (TILESCALE_TRACEBACK).
         cache: folder of what this user has measured and tuned (TILESCALE_CACHE_DIR).
     """
 
@@ -54,7 +55,7 @@ class Settings:
     progress: str = "auto"
     check: tuple[str, ...] = ("all",)
     schedule_seed: int | None = None
-    traceback: bool = False
+    traceback: str = "short"
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "tilescale")
 
     @classmethod
@@ -92,6 +93,12 @@ def _progress(text: str) -> str:
     if text.lower() == "auto":
         return "auto"
     return "on" if _switch(text) else "off"
+
+
+def _traceback(text: str) -> str:
+    if text.lower() not in ("short", "full"):
+        raise ValueError(text)
+    return text.lower()
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -134,8 +141,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "wait_s": ("TILESCALE_WAIT_S", _seconds, "a number of seconds above 0, e.g. 30"),
     "progress": ("TILESCALE_PROGRESS", _progress, "auto, on or off"),
     "check": ("TILESCALE_CHECK", _names, "all, none, or names of checks with commas between them, e.g. races"),
-    "traceback": ("TILESCALE_TRACEBACK", _switch, f"one of {', '.join(_TRUE + _FALSE)}"),
     "schedule_seed": ("TILESCALE_SCHEDULE_SEED", _number, "a whole number from 0 on"),
+    "traceback": ("TILESCALE_TRACEBACK", _traceback, "short or full"),
     "cache": ("TILESCALE_CACHE_DIR", _folder, "the absolute path of a folder, e.g. ~/.cache/tilescale"),
 }
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A page for every program of `examples/distributed`, under `docs/examples`: what its docstring says, then its code.
+"""A page for every program of `examples/distributed`, under `docs/examples`, and a gallery of them.
 
-The table of these programs is that of their README; it takes the place of a mark on the page `docs/examples.md`.
+A page has the figure of the idea, what the program's docstring says, its code, what it prints, its timeline, and what
+to try. The gallery takes the place of a mark on the page `docs/examples.md`; its words are those of the table in the
+README of the programs.
 """
 
 from __future__ import annotations
@@ -10,31 +12,98 @@ import ast
 import re
 from pathlib import Path
 
+from example_runs import dark, run_examples
 from sphinx.application import Sphinx
+from sphinx.util.display import status_iterator
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "examples" / "distributed"
-MARK = "<!-- the table of examples/distributed/README.md -->"
+MARK = "<!-- the gallery of examples/distributed -->"
+ROW = re.compile(
+    r"^\| \[(?P<stem>(?P<number>\d\d)_\w+)\.py\]\(.*?\) \| (?P<idea>.*?) \| (?P<pattern>.*?) \| (?P<levels>.*?) \|$",
+    re.MULTILINE,
+)
+CARD = """:::{{grid-item-card}} {number} {name}
+:link: examples/{stem}
+:link-type: doc
+:img-top: diagrams/example-{number}.svg
+
+{idea}
+
+*{pattern}*
+:::
+"""
 
 
-def page(program: Path) -> str:
-    """The page of one program."""
-    tree = ast.parse(program.read_text(encoding="utf-8"))
-    title, _, rest = ast.get_docstring(tree).partition("\n")
-    name, _, what = title.rstrip(".").partition(": ")
-    begin = tree.body[1].lineno
-    return (
-        f"# {program.stem[:2]} {name}\n\n{what[:1].upper()}{what[1:]}.\n{rest}\n\n"
-        f"## The program\n\n`examples/distributed/{program.name}`:\n\n"
-        f"```{{literalinclude}} ../../examples/distributed/{program.name}\n:lines: {begin}-\n:language: python\n```\n"
-    )
+def docstring(program: Path) -> tuple[str, str, str, str]:
+    """Title, introduction, idea, and what to try, as a program's docstring says."""
+    text = ast.get_docstring(ast.parse(program.read_text(encoding="utf-8")))
+    title, _, rest = text.partition("\n")
+    rest, _, tries = rest.partition("\nThings to try: ")
+    about, _, idea = rest.partition("\nThe idea: ")
+    return title.rstrip("."), about.strip("\n"), idea, tries
+
+
+def code(program: Path) -> str:
+    """The block that shows a file below its docstring."""
+    begin = ast.parse(program.read_text(encoding="utf-8")).body[1].lineno
+    file = f"../../examples/distributed/{program.name}"
+    return f"```{{literalinclude}} {file}\n:lines: {begin}-\n:lineno-match:\n:language: python\n```"
+
+
+def both_themes(text: str, drawn: Path) -> str:
+    """A picture, light or dark as the page."""
+    return f"![{text}]({drawn.name}){{.only-light}} ![{text}]({dark(drawn).name}){{.only-dark}}"
+
+
+def points(tries: str) -> str:
+    """What to try, as a list."""
+    parts = re.split(r";\s+", " ".join(tries.split()).rstrip("."))
+    return "\n".join(f"- {part[:1].upper()}{part[1:]}." for part in parts)
+
+
+def page(program: Path, folder: Path) -> str:
+    """The page of one program; `folder` has what it printed and drew, if it has been run."""
+    number = program.stem[:2]
+    title, about, idea, tries = docstring(program)
+    name, _, what = title.partition(": ")
+    parts = [
+        f"# {number} {name}",
+        f"{what[:1].upper()}{what[1:]}.",
+        f"![{title}](../diagrams/example-{number}.svg)",
+        about,
+        f"## The idea\n\n{idea[:1].upper()}{idea[1:]}",
+        f"## The program\n\n`examples/distributed/{program.name}`; what it imports is [shown here](common.md).",
+        code(program),
+    ]
+    if (folder / f"{number}.txt").exists():
+        command = f"```console\n$ python examples/distributed/{program.name} --timeline run.svg\n```"
+        parts += ["## What it prints", command, f"```{{literalinclude}} {number}.txt\n:language: text\n```"]
+        parts += ["## When it happens"]
+        parts += [both_themes(f"timeline of {name}", drawn) for drawn in sorted(folder.glob(f"{number}-run*.svg"))]
+    return "\n\n".join([*parts, "## Things to try", points(tries)]) + "\n"
+
+
+def shared_page() -> str:
+    """The page of the files that programs import."""
+    parts = ["# What the examples share"]
+    for name in "common.py", "attention.py":
+        program = PROGRAMS / name
+        text = ast.get_docstring(ast.parse(program.read_text(encoding="utf-8")))
+        parts += [f"## {name}", text, code(program)]
+    return "\n\n".join(parts) + "\n"
 
 
 def write_pages(app: Sphinx) -> None:
     """Write those that changed, and remove those whose program is gone."""
     folder = Path(app.srcdir) / "examples"
     folder.mkdir(exist_ok=True)
-    pages = {f"{program.stem}.md": page(program) for program in PROGRAMS.glob("[0-9]*.py")}
+    programs = sorted(PROGRAMS.glob("[0-9]*.py"))
+    if app.config.run_examples:
+        for _ in status_iterator(run_examples(programs, folder), "running examples... ", length=len(programs)):
+            pass
+    pages = {f"{program.stem}.md": page(program, folder) for program in programs}
+    pages["common.md"] = shared_page()
     for old in folder.glob("*.md"):
         if old.name not in pages:
             old.unlink()
@@ -44,16 +113,24 @@ def write_pages(app: Sphinx) -> None:
             target.write_text(text, encoding="utf-8")
 
 
-def with_table(app: Sphinx, name: str, source: list[str]) -> None:
-    """Put the table in, with links to the pages instead of the programs."""
+def cards(readme: str) -> str:
+    """The gallery: a card for each row of the table."""
+    rows = [match.groupdict() for match in ROW.finditer(readme)]
+    for row in rows:
+        row["name"] = docstring(PROGRAMS / f"{row['stem']}.py")[0].partition(": ")[0]
+    body = "\n".join(CARD.format(**row) for row in rows)
+    return f"::::{{grid}} 1 2 3 3\n:gutter: 3\n:class-container: gallery\n\n{body}\n::::"
+
+
+def with_gallery(app: Sphinx, name: str, source: list[str]) -> None:
+    """Put the gallery in."""
     if MARK in source[0]:
-        readme = (PROGRAMS / "README.md").read_text(encoding="utf-8")
-        table = "\n".join(line for line in readme.splitlines() if line.startswith("|"))
-        source[0] = source[0].replace(MARK, re.sub(r"\((\d\d_\w+)\.py\)", r"(examples/\1.md)", table))
+        source[0] = source[0].replace(MARK, cards((PROGRAMS / "README.md").read_text(encoding="utf-8")))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
+    app.add_config_value("run_examples", True, "env", bool)
     app.connect("builder-inited", write_pages)
-    app.connect("source-read", with_table)
+    app.connect("source-read", with_gallery)
     return {"parallel_read_safe": True}

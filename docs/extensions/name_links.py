@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Names and pages that a page sets in backticks become links to them, so that the pages stay plain Markdown."""
+"""Names and pages in backticks, and terms in emphasis, become links to them, so that the pages stay plain Markdown."""
 
 from __future__ import annotations
 
@@ -17,17 +17,27 @@ PAGE = re.compile(r"docs/([\w/-]+)\.md")
 
 
 class NameLinks(SphinxPostTransform):
-    """Wraps `T.copy(tile, X, dst=peer)` in a link to what documents its first name, `docs/machines.md` to the page."""
+    """Wraps `T.copy(tile, X, dst=peer)` in a link to what documents its first name, `docs/machines.md` to the page.
+
+    A term of the glossary in *emphasis*, singular or plural, leads to its definition.
+    """
 
     default_priority = 5
 
     def run(self, **kwargs: Any) -> None:
         """Change the document in place."""
-        for literal in list(self.document.findall(nodes.literal)):
-            is_free = not isinstance(literal.parent, nodes.reference | nodes.title)
-            if is_free and (target := self.target(literal.astext())):
-                link = make_refnode(self.app.builder, self.env.docname, *target, literal.deepcopy())
-                literal.replace_self(link)
+        for kind, find in (nodes.literal, self.target), (nodes.emphasis, self.definition):
+            for found in list(self.document.findall(kind)):
+                is_free = not isinstance(found.parent, nodes.reference | nodes.title)
+                if is_free and (target := find(found.astext())):
+                    link = make_refnode(self.app.builder, self.env.docname, *target, found.deepcopy())
+                    found.replace_self(link)
+
+    def definition(self, text: str) -> tuple[str, str] | None:
+        """The page and the place of a term."""
+        terms = self.env.domains.standard_domain.objects
+        entry = terms.get(("term", text.lower())) or terms.get(("term", text.lower().removesuffix("s")))
+        return entry if entry and entry[0] != self.env.docname else None
 
     def target(self, text: str) -> tuple[str, str] | None:
         """The page, and the place on it, that a text speaks of."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Put with signal: tiles travel round a ring, and nobody waits for more than the one tile that it needs.
+"""Put with signal: tiles travel round a ring, and each device waits only for the tile that it needs.
 
     device r-1                     device r                        device r+1
       put tile, raise arrived[b]  -->  inbox[b]
@@ -7,9 +7,9 @@
       wait free[b]  <----------------- raise free[b]
                                        put tile, raise arrived[b] -->  inbox[b]
 
-The idea: a barrier makes everybody wait for everybody, a flag orders two of them. `T.copy(..., dst=, signal=flag)`
-writes the data and then raises the receiver's flag; whoever has seen the flag sees the data. A second flag goes the
-other way, the credit: the receiver says that it has emptied its inbox, and only then the sender fills it again.
+The idea: a barrier synchronizes all devices, a flag only two. `T.copy(..., dst=, signal=flag)` writes the data and then
+raises the receiver's flag; a unit that has waited for the flag sees the data. A second flag goes the other way, the
+credit: the receiver has read its inbox, and the sender may write it again.
 
 Every tile visits every device, and each device adds up what it sees, so all end with the sum over the devices.
 
@@ -18,7 +18,7 @@ the start; the barrier after that keeps a fast neighbour from raising a flag tha
 the end is for the last credits, for which nobody waits: they must not fall into the next launch.
 
 Things to try: leave out the credit (the sums may stay right by luck: the emulator runs the devices in turns); wait for
-`step + 2` and read the deadlock report; give the inbox two places, so that two tiles are on their way at once.
+`step + 2` and read the deadlock report; make the inbox double-buffered, so that two tiles are in flight.
 """
 
 import common

@@ -5,8 +5,8 @@
 
     device r:   all of A (gathered)  x  B[:, r]  ->  C[:, r]
 
-Phase by phase it is two lines of thought: gather A, then multiply. All devices then wait for the whole of A before the
-first tile is computed, although each tile of C needs rows of one shard only.
+In phases it is simple: gather A, then multiply. All devices then wait for the whole of A before the first tile is
+computed, although each tile of C needs rows of one shard only.
 
 Tile by tile the two overlap. Every block first sends its part of the local shard to all devices and counts it in the
 receiver's flag of that shard; then it computes tiles of C, those of its own shard first, and waits for a shard just
@@ -14,9 +14,9 @@ before it needs it:
 
     device 1:   send A1 to all | C[1] = A1 B | wait A2 | C[2] = A2 B | wait A3 | C[3] = A3 B | wait A0 | C[0] = A0 B
 
-The idea: a flag for each shard, and an order of the tiles that meets the shards as they come in. The grid is
-persistent: a few blocks, all of them on the device at once, take tiles in turns. With one block for each tile the first
-ones could fill the device, waiting for shards that the later ones of a peer have yet to send: a deadlock.
+The idea: a flag for each shard, and tiles in the order in which the shards arrive. The grid is persistent: a few
+blocks, all of them resident at once, take tiles in turns. With one block for each tile the first ones could fill the
+device, waiting for shards that the later ones of a peer have yet to send: a deadlock.
 
 Things to try: the order `step` in place of `rank + step`: same result, but the first thing most devices do is wait; one
 flag for each row of tiles in place of each shard; what the emulator says of 100000 blocks that all wait.

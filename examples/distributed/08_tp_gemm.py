@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensor-parallel GEMM, the demo: one program from warpgroups to devices.
+"""Tensor-parallel GEMM: one program from warpgroups to devices.
 
     C = A B    on n devices: A split by columns, B by rows, every device ends with the whole of C
 

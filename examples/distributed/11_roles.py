@@ -9,7 +9,7 @@
     warpgroup 2    wait | lower half of c += a b | wait | ...
 
 The idea: units of one block that run different programs. Which one a warpgroup runs is up to its rank, `if wg == 0`.
-They meet at barriers in shared memory, a pair for each stage of the ring of tiles: `full` counts the arrivals of the
+They synchronize by barriers in shared memory, a pair for each stage of the ring: `full` counts the arrivals of the
 loader's 128 threads, `empty` those of the 256 that multiply. A barrier starts over after each round; a wait names the
 parity of the round that must have ended, so the n-th use of a stage waits for parity n % 2, and the loader's first
 waits, for stages that were never used, name the round before the first.

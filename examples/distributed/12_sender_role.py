@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A role for communication: one warpgroup multiplies, the other sends what is done to all devices.
+"""Sender role: one warpgroup multiplies, the other sends what is done to all devices.
 
     C = A B     A: rows over the devices     B: the whole on each     C: every device ends with the whole
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A matrix product on a wafer: Cannon's algorithm on a mesh of cores, where no shift goes further than two hops.
+"""Product on a wafer: Cannon's algorithm on a mesh of cores, where no shift goes further than two hops.
 
 A core has 48 KiB of its own memory and wires to four neighbours; there is nothing else. It holds one block of A, B and
 C, multiplies, passes A along its row and B along its column, and multiplies what came in.

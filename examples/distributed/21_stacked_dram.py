@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A matrix product under stacked DRAM: the weights stay where they are, everything else flows past them.
+"""Product under stacked DRAM: the weights stay where they are, everything else flows past them.
 
 A vault of this machine is a slice of DRAM with two cores right under it; a mesh joins the vaults. DRAM is near and the
 mesh narrow, so what is large should not travel: B, the weights, lies in blocks over the vaults for good, and the vaults

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-gather + GEMM again, and this time no block moves anything.
+"""All-gather + GEMM, overlapped: the copy queue moves the data, blocks only multiply.
 
     C = A B     A: rows over the devices     B, C: columns over the devices
 
@@ -10,10 +10,10 @@ are in:
     copy queue of 1:   shard 1 to 2 ....... | shard 1 to 3 ....... | shard 1 to 0 .......
     grid of 1:         C[1] = A1 B | wait A0, C[0] = A0 B | wait A3, C[3] = A3 B | wait A2, C[2] = A2 B
 
-The idea: a copy that is only started. `T.all_gather(..., signal=flags, chunk=rows)` in a device phase returns at once,
-and what has arrived is known by waiting only. The gather is in place: the own shard lies where the others expect it, so
-nothing is copied on the device itself. `T.alloc_flags` are zero when the call begins, so there is nothing to clear and
-nobody to meet. And the tiles come in the order in which the shards do: rank r - 1 sends to r first, rank r - 2 second.
+The idea: an asynchronous gather. `T.all_gather(..., signal=flags, chunk=rows)` in a device phase starts it and returns;
+a wait for a flag says that a chunk has arrived. The gather is in place: the own shard lies where the others expect it,
+so nothing is copied on the device itself. `T.alloc_flags` are zero when the call begins: no clearing, no barrier. Tiles
+come in the order in which the shards arrive: rank r - 1 sends to r first, rank r - 2 second.
 
 The grid has one block for each tile, as many as there are: they wait for copy engines, not for each other, so it does
 not matter which of them the device holds at a time.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""GEMM + reduce-scatter again: parts leave by copy engine while the next ones are multiplied.
+"""GEMM + reduce-scatter, overlapped: parts leave by copy engine while the next ones are multiplied.
 
     C = A B     A: columns over the devices     B: rows over the devices     C: rows over the devices
 

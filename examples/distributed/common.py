@@ -41,7 +41,7 @@ def options(*, size: int, devices: int = 4, machine: str | None = None) -> Calla
         what = f"What to emulate: a name or a file.  [default: {own or 'h200-sxm-8'}]"
         text = f"Devices to launch on.  [default: the ranks of the job, {devices} without one]"
         count, extent = click.IntRange(min=1), "Extent of the tensors."
-        file, drawn = click.Path(dir_okay=False, path_type=Path), "Draw it: .svg, .png or .pdf; .json for Perfetto."
+        file, drawn = click.Path(dir_okay=False, path_type=Path), "Draw it: .html, .svg, .png or .pdf; or .json."
         command = click.command(cls=_Command, help=function.__doc__)(main)
         command = click.option("--timeline", type=file, help=drawn)(command)
         command = click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")(command)
@@ -126,7 +126,8 @@ def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
 
 def show(report: tilescale.Report) -> None:
     """A table of what each device did, and how long the machine takes as the emulator simulates it."""
-    columns = ("device", "programs", "sent", "received", "signals", "combined", "collectives")
+    units = (report.machine.tensor_level.name, f"{report.machine.program_level.name}s")
+    columns = (*units, "sent", "received", "signals", "collective bytes", "collectives")
     table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, did in enumerate(report.activity):
         names = "\n".join(f"{count} {name}" for name, count in did.collectives.items())
@@ -140,8 +141,7 @@ def show(report: tilescale.Report) -> None:
 def draw(report: tilescale.Report) -> None:
     """Draw when everything happened where `--timeline` asks for it; programs after the first get a number."""
     context = click.get_current_context(silent=True)
-    path = context.params.get("timeline") if context else None
-    if path is None:
+    if context is None or (path := context.params.get("timeline")) is None:
         return
     number = context.meta["timelines"] = context.meta.get("timelines", 0) + 1
     target = path if number == 1 else path.with_stem(f"{path.stem}-{number}")

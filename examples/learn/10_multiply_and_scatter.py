@@ -67,7 +67,7 @@ def case(devices, rng):
             "B": list(B.chunk(devices)),
             "C": [learn.blank(ROWS, COLUMNS) for _ in range(devices)],
         },
-        want={"C": [sum(parts)[r] for r in range(devices)]},
+        want={"C": [torch.stack(parts).sum(0)[r] for r in range(devices)]},
         mistakes=[
             ("Every C is the device's own part: those of the others are missing.", {"C": own}),
             ("All C are alike: each sender multiplied A_dev[rank] and not A_dev[owner].", {"C": [sum(own)] * devices}),

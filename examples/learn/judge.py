@@ -149,9 +149,9 @@ class _Trial:
 
     def _advice(self, error: BaseException) -> str:
         """What an error means in the exercise, if possible for the tensor that its message names first."""
-        kind, tensor = type(error).__name__, re.search(r"(\w+)\[|$", str(error))[1]
+        kind, tensor = type(error).__name__, re.search(r"(\w+)\[", str(error))
         known = {**ADVICE, **self.exercise.advice}
-        text = known.get(f"{kind} of {tensor}") or known.get(kind)
+        text = known.get(f"{kind} of {tensor and tensor[1]}") or known.get(kind)
         return fill(f"What it means here: {text}", WIDTH) if text else ""
 
     def _line_of(self, error: BaseException) -> str:

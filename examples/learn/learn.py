@@ -87,7 +87,7 @@ class Exercise:
     @property
     def statement(self) -> str:
         """What to write, with hints."""
-        return ast.get_docstring(ast.parse(Path(self.file).read_text(encoding="utf-8")))
+        return ast.get_docstring(ast.parse(Path(self.file).read_text(encoding="utf-8"))) or ""
 
     @property
     def solution(self) -> Path:
@@ -129,6 +129,7 @@ def ladder() -> list[Path]:
 def load(path: Path) -> ModuleType:
     """The module in a file whose name is no identifier."""
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The page of collectives has the tables of the records: `UPDATE_DOCS=1 pytest tests/collectives` writes them."""
 
-import os
-import re
 from pathlib import Path
 
+from tests.page_tables import compare_tables
 from tilescale.backends.cuda.lowering.implemented import IMPLEMENTED
 from tilescale.collectives import page
 
@@ -15,19 +14,8 @@ MADE = {"kinds": page.kinds()} | {
 """Marker -> what follows it."""
 
 
-def with_tables(text: str) -> str:
-    for marker, made in MADE.items():
-        pattern = rf"<!-- {marker} -->\n+([|-] ?[^\n]*\n)*\n*"
-        text, count = re.subn(pattern, lambda _, m=marker, made=made: f"<!-- {m} -->\n\n{made}\n\n", text)
-        assert count == 1, marker
-    return text.rstrip() + "\n"
-
-
 def test_tables_are_those_of_the_records():
-    text = PAGE.read_text(encoding="utf-8")
-    if os.environ.get("UPDATE_DOCS"):
-        PAGE.write_text(with_tables(text), encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == with_tables(text), "run UPDATE_DOCS=1 pytest tests/collectives"
+    compare_tables(PAGE, MADE)
 
 
 def test_rows_say_what_is_sent():

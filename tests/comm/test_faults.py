@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -12,6 +13,7 @@ import time
 import pytest
 from torch.distributed import HashStore
 
+from tests.comm.conftest import ROOT
 from tilescale.comm.launchers import Joined
 from tilescale.comm.rendezvous import open_session
 from tilescale.comm.session import Session
@@ -208,3 +210,9 @@ def test_the_kernel_says_whose_process_it_is() -> None:
         same_user.connect(name, socket.SOCK_STREAM)
     with pytest.raises(OSError):
         same_user.connect("x" * 1000, socket.SOCK_STREAM)
+
+
+def test_the_page_has_every_fault_that_was_tried() -> None:
+    tried = re.findall(r'Fault\("([^"]+)"', (ROOT / "benchmarks/faults.py").read_text())
+    rows = (ROOT / "docs/faults.md").read_text().replace("\\|", "|").splitlines()
+    assert len(tried) > 15 and tried == [row.split(" | ")[0].removeprefix("| ") for row in rows if " s | " in row]

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import random
 import re
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +20,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tilescale.comm import SymmetricHeap, Team, heap_of
-from tilescale.comm.heap import open_heaps
+from tilescale.comm.heap import descriptors, open_heaps, provider
 from tilescale.errors import (
     HeapExhaustedError,
     NotSymmetricError,
     RankMismatchError,
     ShapeError,
+    UnsupportedError,
     UsageError,
 )
 
@@ -54,6 +57,35 @@ def good(outcomes: list[Any]) -> list[Any]:
         if isinstance(outcome, BaseException):
             raise outcome
     return outcomes
+
+
+def test_systems_without_memory_files_have_temporary_ones(run_ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+
+    def work(heap: SymmetricHeap) -> list[float]:
+        mine = heap.from_tensor(torch.full((4,), heap.team.rank + 1.0))
+        heap.team.barrier()
+        found = heap.peers(mine)[:, 0].tolist()
+        heap.team.barrier()
+        return found
+
+    assert good(on_ranks(run_ranks, 2, work)) == [[1.0, 2.0]] * 2
+
+
+def test_systems_whose_processes_share_no_memory_say_so(run_ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    outcomes = on_ranks(run_ranks, 2, lambda heap: None)
+    assert all(isinstance(outcome, UnsupportedError) and "need Linux" in str(outcome) for outcome in outcomes)
+    with SymmetricHeap(ALONE, "cpu") as heap:
+        assert heap.zeros(4).tolist() == [0.0] * 4
+
+
+def test_systems_without_a_boot_number_tell_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", missing)
+    assert socket.gethostname() in provider._host()
 
 
 def test_every_rank_reaches_all_others(run_ranks) -> None:
@@ -288,3 +320,19 @@ def test_a_killed_rank_ends_the_others(run_job, tmp_path) -> None:
     assert done.code != 0
     assert "RankFailedError" in done.output and "rank 1" in done.output
     assert not list(tmp_path.iterdir())
+
+
+def test_no_descriptors_for_a_mailbox_is_said_by_all_ranks(run_ranks, monkeypatch) -> None:
+    """The rank that has none says so before the others wait for its memory."""
+
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def work(heap: SymmetricHeap) -> None:
+        heap.zeros(1)
+        heap.team.barrier()
+        monkeypatch.setattr(descriptors, "Mailbox", refuse)
+        heap.zeros(32 * MIB)
+
+    for error in on_ranks(run_ranks, 2, work, capacity=512 * MIB):
+        assert isinstance(error, HeapExhaustedError) and "Too many open files" in error.message, error

@@ -45,7 +45,7 @@ def test_options_output_and_success(tool: Path) -> None:
 def test_module_and_exit_code_of_the_failing_rank(tool: Path) -> None:
     done = _run("-n", "3", "-m", tool.stem, "7", PYTHONPATH=f"{ROOT}{os.pathsep}{tool.parent}")
     assert done.code == 7
-    assert done.output.rstrip().endswith("rank 1 failed first, with exit code 7; its last words:\n    | err")
+    assert done.output.rstrip().endswith("rank 1 failed first, with exit code 7: err")
 
 
 def test_failure_before_init_ends_the_others(run_job) -> None:

@@ -36,6 +36,7 @@ def test_defaults_and_values() -> None:
         ("TILESCALE_PROGRESS", "loud", "auto, on or off"),
         ("TILESCALE_CHECK", "races,", "all, none, or names of checks"),
         ("TILESCALE_SCHEDULE_SEED", "-1", "a whole number from 0 on"),
+        ("TILESCALE_TRACEBACK", "long", "short or full"),
         ("TILESCALE_CACHE_DIR", "kept", "the absolute path of a folder"),
     ],
 )

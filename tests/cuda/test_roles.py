@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
-from benchmarks.works import programs as raced
 from tests.cuda import overlap_programs as programs
 from tests.cuda.support import bodies, notes, ptxas, source
 
@@ -175,16 +174,6 @@ def test_a_wait_orders_what_is_written_before_its_signal(signalled: bool):
 
     late = ["T.Pipelined without a producer: the loop around it waits for what may order its loads"]
     assert told(turns) == (["T.Pipelined: a producer loads", KEPT] if signalled else late)
-
-
-def test_tiles_of_two_arms_lie_in_the_same_place():
-    """Blocks that send, or make a tile: the tiles of both and the loads of the loop fit beside nothing."""
-    func = raced.ag_gemm_senders(2, 8192, 3584, 8192, raced.Tiling(), 512, 16)
-    assert "T.Pipelined: a producer loads and makes 1 T.wait" in told(func)
-    text = source(func)
-    begins = dict(re.findall(r"void\* (\w+) = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (\d+)\)\);", text))
-    assert begins["out"] == begins["sent"] == begins["b"] == "0"
-    assert text.index("tl::warpgroup_reg_dealloc") < text.index("tilescale::complete_stores")
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

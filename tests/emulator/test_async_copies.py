@@ -59,8 +59,8 @@ def test_a_gather_brings_all_parts_to_all(world: int, form: str):
     for _, found in args:
         assert_same(found, torch.stack(parts))
     for did in report.activity:
-        assert did.sent == (world - 1) * rows * 5 * 4
-        assert did.collectives == {"device all_gather": 1}
+        assert did.sent == did.received == (world - 1) * rows * 5 * 4
+        assert did.collectives == {"device all_gather (copy_engine)": 1}
         assert did.signals == world * 3, "one flag for each chunk on each device, this one included"
 
 

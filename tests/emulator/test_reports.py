@@ -2,6 +2,7 @@
 """What an emulation says of itself: its report, its progress bar, and how little it keeps while it runs."""
 
 import gc
+import re
 import tracemalloc
 
 import pytest
@@ -56,9 +57,9 @@ def test_traffic_and_signals_are_counted_for_each_device():
     args = [[values(r, 8), blank(8), torch.zeros(1, dtype=torch.int32)] for r in range(3)]
     report = tilescale.emulate(program, args)
     assert [(a.sent, a.received, a.messages, a.signals) for a in report.activity] == [
-        (32, 0, 2, 2),
+        (64, 0, 2, 2),
         (0, 32, 2, 0),
-        (0, 0, 0, 0),
+        (0, 32, 0, 0),
     ]
     assert [a.programs for a in report.activity] == [2, 2, 2]
     rows = str(report).splitlines()
@@ -78,8 +79,13 @@ def test_many_units_that_do_the_same_share_a_line():
                         T.copy(X, Y, dst=21)
 
         report = tilescale.emulate(program, data=False)
-    first, sender, last = (line.split()[:4] for line in str(report).splitlines()[1:4])
-    assert (first, sender, last) == (["0-19", "1", "0", "0"], ["20", "1", "1", "32"], ["21-39", "1", "0", "0"])
+    lines = [re.split("  +", line.strip())[:5] for line in str(report).splitlines()[1:5]]
+    assert lines == [
+        ["0-19", "1", "0", "0 B", "0 B"],
+        ["20", "1", "1", "32 B", "0 B"],
+        ["21", "1", "0", "0 B", "32 B"],
+        ["22-39", "1", "0", "0 B", "0 B"],
+    ]
 
 
 def test_programs_that_ended_keep_no_tiles():
@@ -122,3 +128,20 @@ def test_a_program_without_parameters():
             T.clear(tile)
 
     assert tilescale.emulate(program, []).activity[0].programs == 4
+
+
+def test_a_report_in_a_notebook():
+    @T.prim_func
+    def copied(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(device=2, block=2, threads=32) as b:
+            with T.Scale("block"):
+                tile = T.alloc((4,), "float32")
+                T.copy(X[b * 4], tile)
+                T.copy(tile, Y[b * 4])
+
+    report = tilescale.emulate(copied, data=False)
+    assert repr(report) == "<tilescale.Report of copied on h200-sxm-8, 2 x device>"
+    assert repr(report.timeline).startswith("<Timeline copied on h200-sxm-8, ") and len(repr(report.timeline)) < 100
+    shown = report._repr_html_()
+    assert "<b>copied</b> on h200-sxm-8" in shown and "<th>blocks</th>" in shown and "simulated time" in shown
+    assert shown.count("<tr>") == 3 and "copied on h200-sxm-8" in report.plot()._repr_html_()

@@ -9,7 +9,7 @@ import tilescale
 import tilescale.language as T
 from tests.emulator.support import assert_same, blank, values
 from tilescale.backends.emulator.numerics.random import philox
-from tilescale.errors import OutOfBoundsError, UnsupportedError, UsageError
+from tilescale.errors import NoDataError, OutOfBoundsError, UnsupportedError, UsageError
 
 
 def integers(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -84,6 +84,7 @@ def test_words_go_through_registers_under_a_predicate(width, dtype):
     assert not args[1][5:].any()
     assert_same(args[2][2:], x[2:])
     assert (args[2][:2] == 1).all()
+    assert tilescale.emulate(program, data=False).time_us > 0
 
 
 def test_words_are_held_in_variables_and_seen_as_other_types():
@@ -102,6 +103,23 @@ def test_words_are_held_in_variables_and_seen_as_other_types():
     args = [values(1, 64), blank(64)]
     tilescale.emulate(program, args)
     assert_same(args[1], args[0].reshape(16, 4).flip(0).reshape(-1))
+    with pytest.raises(NoDataError, match="what happens next depends on the values of 'seen'"):
+        tilescale.emulate(branching(), data=False)
+
+
+def branching():
+    """What a thread does next depends on a word."""
+
+    @T.prim_func
+    def program(X: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=16):
+            t = T.get_thread_binding()
+            seen = T.alloc_local((4,), "int32")
+            seen[0:4] = X[t * 4 : t * 4 + 4]
+            for _ in T.serial(seen[1]):
+                T.stg32(X[t], T.uint32(1))
+
+    return program
 
 
 def test_a_copy_by_threads_fills_with_zeros_where_its_predicate_fails():
@@ -119,6 +137,7 @@ def test_a_copy_by_threads_fills_with_zeros_where_its_predicate_fails():
             for i in T.serial(8):
                 Y[t, i] = tile[15 - t, i]
 
+    assert tilescale.emulate(program, data=False).utilization["l2"] > 0
     args = [values(1, 16, 8, dtype="float16"), blank(16, 8, dtype="float16")]
     tilescale.emulate(program, args)
     expected = args[0].clone()
@@ -144,6 +163,7 @@ def test_matrices_are_spread_over_the_threads_of_a_warp(count, transpose):
             for i in T.serial(2 * count):
                 Y[t, i] = mine[i]
 
+    assert tilescale.emulate(program, data=False).utilization["l1"] > 0
     args = [values(1, 64, 8, dtype="float16"), blank(64, 2 * count, dtype="float16")]
     tilescale.emulate(program, args)
     for thread in range(64):

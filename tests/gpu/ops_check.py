@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 from tilescale import ops  # noqa: E402
+from tilescale.ops import ag_gemm  # noqa: E402
 from tilescale.ops.group import team_of  # noqa: E402
 from tilescale.ops.workspace import workspace_of  # noqa: E402
 
@@ -132,6 +133,18 @@ def check_several_weights(_: slice) -> None:
     runs("several weights", lambda: ops.all_gather_matmul(a, [w.t() for w in weights]), check)
 
 
+def check_activations(_: slice) -> None:
+    a, weight = random(700, 512), random(1024, 512)
+    product = everyones(a).view(-1, 512).float() @ weight.float().t()
+    for name, function in ag_gemm.ACTIVATIONS.items():
+        want = function(product)
+        runs(
+            f"all_gather_matmul, {name}",
+            lambda name=name: ops.all_gather_matmul(a, weight.t(), activation=name),
+            lambda c, want=want: compare("activation", c, want),
+        )
+
+
 def check_matmul_reduce_scatter(only: slice) -> None:
     for rows, n, k, transposed in SHAPES[only]:
         a, right, bias = random(SIZE * rows, k), operand(n, k, transposed), random(n)
@@ -162,7 +175,13 @@ def check_scatters(only: slice) -> None:
 
 
 def check_all_to_all(only: slice) -> None:
-    for shape, cut, joined in [((SIZE * 3,), 0, 0), ((2, 64, 4 * SIZE, 24), 2, 1), ((2, 64 * SIZE, 4, 24), 1, 2)][only]:
+    for shape, cut, joined in [
+        ((SIZE * 3,), 0, 0),
+        ((2, 64, 4 * SIZE, 24), 2, 1),
+        ((2, 64 * SIZE, 4, 24), 1, 2),
+        ((1, 4096, 8 * SIZE, 128), 2, 1),
+        ((1, 4096 * SIZE, 8, 128), 1, 2),
+    ][only]:
         x = random(*shape)
         want = torch.cat([part.chunk(SIZE, cut)[RANK] for part in everyones(x)], joined)
         runs(
@@ -190,6 +209,69 @@ def check_all_reduce(only: slice) -> None:
         x = random(*shape)
         want = total(x)
         runs(f"all_reduce {shape}", lambda x=x: ops.all_reduce(x), lambda c, want=want: compare("sum", c, want))
+
+
+def check_all_reduce_rms_norm(only: slice) -> None:
+    for m, n in [(1, 1024), (70, 1032), (300, 4096), (2050, 7168), (1024, 16384)][only]:
+        x, weight, residual = random(m, n), random(n), random(m, n)
+        dist.broadcast(weight, 0)
+        dist.broadcast(residual, 0)
+        y = total(x).bfloat16().float() + residual.float()
+        want = y * torch.rsqrt(y.pow(2).mean(1, keepdim=True) + 1e-6) * weight.float()
+        title = f"all_reduce_rms_norm {m}x{n}"
+
+        def check(results: tuple[torch.Tensor, torch.Tensor], want=want, y=y, title=title) -> None:
+            compare(title, results[0], want)
+            compare(f"{title}, residual", results[1], y)
+
+        runs(title, lambda x=x, w=weight, r=residual: ops.all_reduce_rms_norm(x, w, r), check)
+
+
+def check_decode(only: slice) -> None:
+    """Batch, query heads, key heads, keys of a rank, D, DV; values are the first columns of keys where D is more."""
+    cases = [(2, 6, 2, 150, 64, 64), (4, 8 * SIZE, 8, 3000, 128, 128), (3, 128, 1, 5000, 576, 512)]
+    for batch, heads, of_keys, keys, dim, value_dim in cases[only]:
+        q, k = random(batch, heads, dim), random(batch, keys, of_keys, dim)
+        dist.broadcast(q, 0)
+        v = k[..., :value_dim] if dim > value_dim else random(batch, keys, of_keys, value_dim)
+        lengths = torch.randint(1, keys + 1, (batch,), device=DEVICE, dtype=torch.int32)
+        counts = torch.arange(keys, device=DEVICE) < everyones(lengths)[:, :, None]
+        keys_of, values = (everyones(x).transpose(0, 1).flatten(1, 2).float() for x in (k, v))
+        scores = torch.einsum("bhgd,bkhd->bhgk", q.float().view(batch, of_keys, -1, dim), keys_of) * dim**-0.5
+        scores.masked_fill_(~counts.transpose(0, 1).flatten(1)[:, None, None], -torch.inf)
+        want = torch.einsum("bhgk,bkhd->bhgd", scores.softmax(-1), values).view(batch, heads, value_dim)
+        for own in (False, True)[: 1 + (heads % SIZE == 0)]:
+
+            def call(q=q, k=k, v=v, lengths=lengths, own=own, value_dim=value_dim) -> torch.Tensor:
+                if q.shape[2] > value_dim:
+                    return ops.mla_decode(q, k[:, :, 0], lengths, value_dim=value_dim, own_heads=own)
+                return ops.flash_decode(q, k, v, lengths, own_heads=own)
+
+            right = want.chunk(SIZE, 1)[RANK] if own else want
+            title = f"decode {batch}x{heads}x{keys}x{dim}{', own heads' if own else ''}"
+            runs(title, call, lambda c, right=right, title=title: compare(title, c, right))
+
+
+def check_sequence_attention(only: slice) -> None:
+    for tokens, causal, zigzag, ring in [(6, True, True, False), (1500, True, True, True), (4096, False, False, False)][
+        only
+    ]:
+        q, k, v = random(1, tokens, 8, 128), random(1, tokens, 2, 128), random(1, tokens, 2, 128)
+        mine = ops.sequence_positions(tokens, zigzag=zigzag).to(DEVICE)
+        order = everyones(mine).flatten().argsort()
+        k_all, v_all = (everyones(x).transpose(0, 1).flatten(1, 2)[:, order].float().transpose(1, 2) for x in (k, v))
+        mask = mine[:, None] >= torch.arange(SIZE * tokens, device=DEVICE) if causal else None
+        want = torch.nn.functional.scaled_dot_product_attention(
+            q.float().transpose(1, 2), k_all, v_all, attn_mask=mask, enable_gqa=True
+        ).transpose(1, 2)
+        title = f"sequence_attention {tokens}{' causal' * causal}{' ring' * ring}"
+        runs(
+            title,
+            lambda q=q, k=k, v=v, how=(causal, zigzag, ring): ops.sequence_attention(
+                q, k, v, causal=how[0], zigzag=how[1], ring=how[2]
+            ),
+            lambda c, want=want, title=title: compare(title, c, want),
+        )
 
 
 def check_all_to_all_v(only: slice) -> None:

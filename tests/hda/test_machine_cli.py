@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from tilescale.cli.machine import machine
 from tilescale.hda import Machine
+from tilescale.hda.draw.mesh import cells
 from tilescale.hda.draw.svg import picture
 
 
@@ -47,6 +48,48 @@ def test_svg_is_well_formed_and_complete(name):
     text = " ".join("".join(element.itertext()) for element in root.iter())
     for part in [*found.level_names, *(n.name for n in found.networks), *(layer.name for layer in found.memory)]:
         assert part in text
+
+
+def said(machine: Machine) -> str:
+    return " ".join("".join(element.itertext()) for element in ET.fromstring(picture(machine)).iter())
+
+
+def test_svg_counts_programs_that_clusters_are_made_of():
+    text = said(Machine.load("h200-sxm-8"))
+    assert "132 blocks" in text and "made at launch, up to 8 blocks each" in text and "up to 16" not in text
+
+
+@pytest.mark.parametrize(("rows", "columns", "drawn"), [(2, 3, 6), (8, 8, 64), (9, 8, 56), (996, 757, 49)])
+@pytest.mark.parametrize("topology", ["mesh", "torus"])
+def test_units_on_a_mesh_lie_in_rows_and_columns(rows, columns, drawn, topology):
+    width, height, text = cells((rows, columns), topology == "torus")
+    found = ET.fromstring(f"<svg>{text}</svg>")
+    boxes = [(float(box.get("x")), float(box.get("y"))) for box in found.iter("rect")]
+    assert len(set(boxes)) == drawn and len({x for x, _ in boxes}) == min(columns, 7 + (columns == 8))
+    assert all(0 <= x < width and 0 <= y < height for x, y in boxes)
+    lines = list(found.iter("line"))
+    assert len(lines) == len({x for x, _ in boxes}) + len({y for _, y in boxes})
+    assert any(line.get("stroke-dasharray") for line in lines) == (max(rows, columns) > 8)
+
+
+def test_the_wafer_is_drawn_in_two_dimensions():
+    text = said(Machine.load("wafer-mesh"))
+    assert "996 rows, 757 columns" in text and "mesh 996 x 757 of cores" in text
+    assert "8 rows, 8 columns" in said(Machine.load("stacked-3d"))
+
+
+def test_drawings_have_colours_for_light_and_dark():
+    root = ET.fromstring(picture(Machine.load("wafer-mesh")))
+    style = next(element.text for element in root.iter() if element.tag.endswith("style"))
+    assert "@media (prefers-color-scheme: dark)" in style
+    used = {name for element in root.iter() for name in (element.get("class") or "").split()} - {"machine"}
+    assert used and all(style.count(f".machine .{name} ") == 2 for name in used)
+    assert not [element for element in root.iter() if (element.get("fill") or "none") != "none"]
+
+
+def test_a_notebook_shows_the_drawing():
+    found = Machine.load("wafer-mesh")
+    assert found._repr_html_() == picture(found)
 
 
 def test_svg_escapes_what_a_description_says(describe):

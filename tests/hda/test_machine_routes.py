@@ -92,6 +92,7 @@ BRIDGE = """\
     mechanisms:
       dma:
         put: 100 %
+        startup: 3 us
 """
 
 
@@ -110,6 +111,8 @@ def test_routes_over_several_networks(describe):
     assert units(path) == [0, 1, 2, 3, 4, 5] and path.networks == ("wire", "bridge")
     assert path.bandwidth == 5e9 and path.latency == pytest.approx(8e-6)
     assert path.mechanisms[0].put == pytest.approx(5e9) and path.mechanisms[0].get is None
+    assert path.mechanisms[0].startup == pytest.approx(5e-6), "each network on the way is started"
+    assert path.time(5e9, "dma") == pytest.approx(1 + 13e-6)
 
 
 def test_between_nodes_each_device_has_its_own_port():

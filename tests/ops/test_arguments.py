@@ -26,6 +26,10 @@ def half(*shape: int) -> torch.Tensor:
     return torch.randn(shape).half()
 
 
+def lengths(batch: int) -> torch.Tensor:
+    return torch.zeros(batch, dtype=torch.int32)
+
+
 def routing() -> ops.Routing:
     return ops.moe_route(torch.tensor([[0], [1], [1], [-1]]), 2, room=256)
 
@@ -40,6 +44,7 @@ def routing() -> ops.Routing:
         (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8).bfloat16()), "b is torch.bfloat16, a is torch.float16"),
         (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8), half(8, 4)]), r"b\[1\] has 4 columns"),
         (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8)], bias=[None, None]), "b is 1 matrices, bias 2"),
+        (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8), activation="tanh"), "activation is 'tanh'"),
         (lambda: ops.matmul_reduce_scatter(half(4, 8), half(8, 8), bias=half(16)), "bias has 16 elements"),
         (lambda: ops.matmul_reduce_scatter(half(4, 8), half(8, 8), bias=half(8, 1)), r"bias has shape \(8, 1\)"),
         (lambda: ops.matmul_all_reduce(half(4, 12), half(12, 8)), "b has 12 rows"),
@@ -58,6 +63,16 @@ def routing() -> ops.Routing:
         (lambda: ops.moe_combine(half(4, 8), routing()), "y has 4 rows, routing says 256"),
         (lambda: ops.grouped_matmul(half(256, 8), half(3, 8, 8), routing()), "here are 2 experts"),
         (lambda: ops.grouped_matmul(half(256, 12), half(2, 12, 8), routing()), "multiples of 8"),
+        (lambda: ops.all_reduce_rms_norm(half(4, 12), half(12)), "a has 12 features"),
+        (lambda: ops.all_reduce_rms_norm(half(4, 8), half(16)), r"weight has shape \(16,\)"),
+        (lambda: ops.all_reduce_rms_norm(half(4, 8), half(8), half(3, 8)), r"residual has shape \(3, 8\)"),
+        (lambda: ops.flash_decode(half(2, 4, 64), half(2, 9, 3, 64), half(2, 9, 3, 64), lengths(2)), "q has 4 heads"),
+        (lambda: ops.flash_decode(half(2, 4, 32), half(2, 9, 4, 32), half(2, 9, 4, 64), lengths(2)), "D is 32"),
+        (lambda: ops.mla_decode(half(2, 4, 128), half(2, 9, 128), lengths(3), value_dim=64), "lengths has 3 numbers"),
+        (lambda: ops.mla_decode(half(2, 4, 128), half(2, 9, 128), lengths(2)), "value_dim 512"),
+        (lambda: ops.sequence_attention(*[half(1, 5, 2, 64)] * 3), "q has 5 tokens"),
+        (lambda: ops.sequence_attention(*[half(1, 4, 2, 80)] * 3), "D is 80"),
+        (lambda: ops.sequence_attention(half(1, 4, 2, 64), half(1, 4, 2, 64), half(1, 6, 2, 64)), "v is"),
         (lambda: ops.workspace(0, 8), "rows=0"),
         (lambda: ops.RowParallelLinear.shard(nn.Linear(12, 8)), "linear has 12 input features"),
         (lambda: ops.all_gather_matmul(half(1 << 17, 8), half(8, 8)), "a has 131072 rows on each rank"),

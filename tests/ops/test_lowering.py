@@ -49,7 +49,7 @@ def program(name: str, *given: Any) -> Any:
             + ["T.Pipelined: a producer loads"],
         ),
         (
-            lambda: program("all_to_all", 4, 512, "bfloat16", 4096),
+            lambda: program("all_to_all", 4, 512, "bfloat16", 4096, False),
             ["T.copy(dst=, signal=) of A, inbox by each device: on the copy queue, beside what follows"],
         ),
     ],

@@ -56,7 +56,8 @@ def test_all_gather_matmul(
     kind = getattr(torch, dtype)
     a, bias = random(size * rows, k, dtype=kind), random(n, dtype=kind)
     b, lying = operands(size, n, k, transposed, kind)
-    program = module("ag_gemm").program(size, n, k, dtype, tiles, transposed, biased, True)
+    activation = {1: "relu", 2: "", 3: "silu", 8: "gelu_tanh"}[size]
+    program = module("ag_gemm").program(size, n, k, dtype, tiles, transposed, biased, True, activation)
     per_device = [
         [a.chunk(size)[r][None].contiguous(), unwritten(size, rows, k, dtype=kind), lying[r]]
         + [bias if biased else bias[:1], unwritten(size, rows, n, dtype=kind)]
@@ -64,7 +65,8 @@ def test_all_gather_matmul(
     ]
     tilescale.emulate(program, per_device)
     for right, (*_, c) in zip(b, per_device, strict=True):
-        close(c.view(-1, n), a.float() @ right.float() + (bias.float() if biased else 0))
+        want = a.float() @ right.float() + (bias.float() if biased else 0)
+        close(c.view(-1, n), module("ag_gemm").ACTIVATIONS[activation](want) if activation else want)
 
 
 def test_further_products_take_what_has_been_gathered():
@@ -133,12 +135,31 @@ def test_collectives(size: int, rows: int, width: int, dtype: str):
 
     for got in run("all_gather", [part[:1].contiguous() for part in x], shape, shape):
         assert torch.equal(got, torch.cat([part[:1] for part in x]))
-    for r, got in enumerate(run("all_to_all", x, shape, shape)):
-        assert torch.equal(got, torch.stack([part[r] for part in x]))
     for r, got in enumerate(run("reduce_scatter", x, shape, (1, rows, width))):
         close(got[0], total[r])
     for got in run("all_reduce", x, shape, shape, shape):
         close(got, total)
+
+
+@pytest.mark.parametrize(
+    ("size", "P", "Q", "P2", "width", "chunk", "dtype"),
+    [
+        (1, 1, 3, 3, 8, 512, "float32"),
+        (2, 5, 6, 1, 512, 8, "bfloat16"),
+        (3, 1, 600, 8, 8, 256, "bfloat16"),
+        (4, 9, 70, 30, 8, 100, "int16"),
+        (3, 4, 2, 4, 64, 1, "float32"),
+    ],
+)
+def test_parts_go_from_one_layout_to_another(size: int, P: int, Q: int, P2: int, width: int, chunk: int, dtype: str):
+    kind = getattr(torch, dtype)
+    x = [torch.randint(0, 99, (P, size, Q, width)).to(kind) for _ in range(size)]
+    shapes = (size, P, Q, width), (P2, size, P * Q // P2, width)
+    per_device = [[part, *(torch.full(s, -1).to(kind) for s in shapes)] for part in x]
+    tilescale.emulate(module("all_to_all").program(size, width, dtype, chunk, P == 1), per_device)
+    for r, (*_, got) in enumerate(per_device):
+        parts = [part[:, r].reshape(P2, -1, width) for part in x]
+        assert torch.equal(got, torch.stack(parts, 1))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

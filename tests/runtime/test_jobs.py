@@ -27,7 +27,7 @@ def test_calls_of_four_ranks():
     [
         ("raises", "rank 1 .*failed: ValueError: no more tea"),
         ("exits", r"rank 1 .*ended before it came to run_at_root\(root=0\)"),
-        ("killed", "rank 1 .*disappeared: it was killed or has crashed"),
+        ("killed", "rank 1 .*disappeared: it was killed, has crashed, or its host is out of reach"),
     ],
 )
 def test_a_rank_that_ends_before_the_call_ends_the_job(how: str, said: str):

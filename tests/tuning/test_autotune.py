@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,12 @@ import tilescale
 from tests.tuning import programs
 from tilescale.cli import main
 from tilescale.errors import UsageError
+from tilescale.tuning import autotune
 from tilescale.tuning.autotune import Autotuned
 from tilescale.tuning.checks import Check
+from tilescale.tuning.inputs import Fill, tensors_for
+from tilescale.tuning.places import Place
+from tilescale.tuning.race import Runner
 from tilescale.tuning.search import Search
 
 PROGRAMS = Path(programs.__file__)
@@ -121,6 +128,61 @@ def test_results_are_compared(off: float, most: float, right: bool):
     else:
         with pytest.raises(ValueError, match="wrong: 1 of 8 elements of output 0, by up to 1"):
             check.run(kernel, [torch.ones(8)])
+
+
+def test_what_changes_its_arguments_is_compared_by_them():
+    def add(x: torch.Tensor, y: torch.Tensor) -> None:
+        y += x
+
+    Check(lambda x, y: y.add_(x), None, 1e-2, 1e-2, 0.0).run(add, [torch.ones(4), torch.ones(4)])
+    with pytest.raises(ValueError, match="wrong: 4 of 4 elements of output 1"):
+        Check(lambda x, y: y.sub_(x), None, 1e-2, 1e-2, 0.0).run(add, [torch.ones(4), torch.ones(4)])
+
+
+# -- measured ----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A timer of calls on this computer."""
+
+    def meet(self) -> None:
+        pass
+
+    def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
+        def group(calls: int) -> float:
+            begin = time.perf_counter()
+            call()
+            return (time.perf_counter() - begin) * 1e6
+
+        return group
+
+
+@dataclass(frozen=True)
+class Called(Place):
+    """A place where kernels are called, as on GPUs: here the emulator runs them."""
+
+    name = "calls"
+
+    def timer(self, mode: str) -> Clock:
+        return Clock()
+
+    def runner(self, program: tilescale.Kernel, fill: Fill | None = None, check: Check | None = None) -> Runner:
+        given = tensors_for(program, fill)
+        return Runner(lambda: program(*given), lambda seed: check.run(program, given))
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_kernels_are_compared_and_timed(factor: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(autotune, "here", lambda machine: Called(machine, tilescale.init(), False, 1))
+    how = {"ref_prog": lambda x: factor * x, "rep": 1, "warmup": 0}
+    scaled = tilescale.autotune(configs=[{"block": 64}, {"block": 256}], **how)(programs.scaled.jit)
+    x = torch.randn(512)
+    if factor == 2:
+        assert torch.equal(scaled(x), 2 * x)
+        assert not scaled.result.simulated and all(t.us and t.estimated_us for t in scaled.result.trials)
+    else:
+        with pytest.raises(UsageError, match="(?s)block=64: ValueError: wrong: 5.. of 512 elements.*block=256"):
+            scaled(x)
 
 
 # -- the command line --------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_other_gpus_than_the_machines_are_an_error(monkeypatch: pytest.MonkeyPat
 
 def test_the_command_shows_what_it_has_kept(quick: Measured, cache: Path, monkeypatch: pytest.MonkeyPatch):
     known = quick
-    monkeypatch.setattr("tilescale.tuning.calibrate.calibrate", lambda place, steps, quick: known)
+    monkeypatch.setattr("tilescale.tuning.calibrate.calibrate", lambda place, steps, **how: known)
     done = CliRunner().invoke(main, ["calibrate", "--units", "2", "--quick", "--machine", "h200-sxm-8"])
     assert done.exit_code == 0, done.output
     assert "h200-sxm-8, 2 units, simulated" in done.output and "allreduce one_shot" in done.output

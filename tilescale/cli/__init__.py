@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line: `tilescale run`, `machine`, `doctor`, `calibrate`, `tune`, `bench`."""
+"""The command line: `tilescale run`, `machine`, `new`, `doctor`, `calibrate`, `tune`, `bench`, `completion`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import click
 from tilescale import __version__
 from tilescale.cli.bench import bench
 from tilescale.cli.calibrate import calibrate
+from tilescale.cli.completion import completion
 from tilescale.cli.doctor.command import doctor
 from tilescale.cli.machine import machine
+from tilescale.cli.new import new
 from tilescale.cli.run import run
 from tilescale.cli.tune import tune
 
@@ -23,16 +25,20 @@ def main() -> None:
     tilescale run -n 4 script.py          start a script on 4 ranks
     tilescale machine list                machines that are described
     tilescale machine show h200-sxm-8     levels, memory and networks of one
+    tilescale new halo                    a program to start from, with its test
     tilescale doctor                      what this machine can do, and why not
     tilescale calibrate                   measure the GPUs of this computer
     tilescale tune gemm.py 4096 4096 4096 the fastest configuration of a program
     tilescale bench collectives           beside NCCL and PyTorch, as a table and a chart
+    tilescale completion bash             what a shell reads to complete commands and machines
     """
 
 
 main.add_command(bench)
 main.add_command(calibrate)
+main.add_command(completion)
 main.add_command(doctor)
 main.add_command(machine)
+main.add_command(new)
 main.add_command(run)
 main.add_command(tune)

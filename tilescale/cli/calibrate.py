@@ -43,8 +43,11 @@ Without GPUs times are simulated, so they say nothing of this computer and choic
 @click.option("--machine", help="Built-in name or file of its description.  [default: as for programs]")
 @click.option("--units", type=click.IntRange(min=1), help="Units that are simulated.  [default: all of the machine]")
 @click.option("--quick", is_flag=True, help="Leave out most sizes.")
+@click.option("--limit", default=150.0, show_default=True, help="Seconds after which nothing new is begun.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the file here instead.")
-def calibrate(ranks: int | None, machine: str | None, units: int | None, quick: bool, out: Path | None) -> None:
+def calibrate(
+    ranks: int | None, machine: str | None, units: int | None, quick: bool, limit: float, out: Path | None
+) -> None:
     """Measure the machine at hand, and keep it as a dated file.
 
     Measured are wires by mechanism and size, flags, launches, matrix products, collectives by algorithm and size, and
@@ -61,7 +64,7 @@ def calibrate(ranks: int | None, machine: str | None, units: int | None, quick: 
 
         place = here(as_machine(machine), units)
         with steps(place.team.rank) as shown:
-            found = measure(place, shown, quick=quick)
+            found = measure(place, shown, quick=quick, limit_s=limit)
         if place.team.rank:
             return
         if out is not None:

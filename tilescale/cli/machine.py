@@ -11,6 +11,7 @@ from typing import IO, Any
 import click
 from rich.console import Console
 
+from tilescale.cli.names import MachineName
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
 from tilescale.hda.draw import terminal
@@ -71,7 +72,7 @@ def list_machines() -> None:
 
 
 @machine.command()
-@click.argument("name")
+@click.argument("name", type=MachineName())
 @click.option("--svg", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Draw it into this file.")
 def show(name: str, svg: Path | None) -> None:
     """Show a machine: its levels, memory layers, networks and rates.

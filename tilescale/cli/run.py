@@ -12,6 +12,7 @@ from types import FrameType
 
 import click
 
+from tilescale.cli.names import MachineName
 from tilescale.comm.local_job import LocalJob
 
 __all__ = ["run"]
@@ -24,7 +25,9 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright
     short_help="Run a script on several local ranks.",
 )
 @click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="Number of processes to start.")
-@click.option("--machine", help="Default machine of the ranks: a built-in name or the file of a description.")
+@click.option(
+    "--machine", type=MachineName(), help="Default machine of the ranks: a built-in name or the file of a description."
+)
 @click.option("--emulate", is_flag=True, help="Run programs on the emulator even where GPUs are present.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.option("--traceback", is_flag=True, help="Show the traceback of every rank, not of the first that fails alone.")
@@ -41,8 +44,8 @@ def run(
 ) -> None:
     """Run SCRIPT with its ARGS on RANKS local processes.
 
-    Every line of output is marked with its rank. When a rank fails, the others report it and stop, its error is shown
-    last, and its exit code is that of this command. Ctrl-C ends all ranks.
+    Every line of output is marked with its rank. The rank that fails first shows its error, the others a line each; its
+    exit code is that of this command. Ctrl-C ends all ranks, and so does the end of this command.
     """
     env = dict(os.environ)
     if machine is not None:
@@ -50,7 +53,7 @@ def run(
     if emulate:
         env["TILESCALE_EMULATE"] = "1"
     if traceback:
-        env["TILESCALE_TRACEBACK"] = "1"
+        env["TILESCALE_TRACEBACK"] = "full"
     signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # ranks may say what this terminal's encoding lacks

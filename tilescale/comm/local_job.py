@@ -14,7 +14,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
@@ -26,7 +25,6 @@ __all__ = ["LocalJob"]
 
 _GRACE_S = 2.0  # for the other ranks to report the failure; most have done so before the failing one ends
 _TERM_S = 2.0  # between SIGTERM and SIGKILL
-_LAST_LINES = 20
 _LONGEST_LINE = 1 << 16  # characters; what is longer is passed on in pieces
 _NO_OUTPUT_CODE, _IO_ERROR_CODE = 128 + signal.SIGPIPE, 74  # as if SIGPIPE had ended it; EX_IOERR of sysexits.h
 
@@ -55,7 +53,7 @@ class LocalJob:
         self.error: JobError | None = None
         self._command, self._size, self._env, self._show = command, size, env, show
         self._events: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()  # a rank has ended; output is lost
-        self._last_lines = [deque[str](maxlen=_LAST_LINES) for _ in range(size)]
+        self._last_said = [""] * size  # the last line on stderr that is not indented: of a traceback, the error
         self._quiet = False
         self._ranks: list[subprocess.Popen[str]] = []
         self._readers: list[threading.Thread] = []
@@ -105,10 +103,9 @@ class LocalJob:
                 running -= {event} if isinstance(event, int) else set()
         status = self._ranks[failed].returncode
         how = f"exit code {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
-        text = "".join(f"\n    | {line}" for line in self._last_lines[failed])
         others = f"; ranks {sorted(running)} did not stop and were ended" if running else ""
-        said = f"its last words:{text}" if text else "it said nothing on stderr"
-        self.error = JobError(f"rank {failed} failed first, with {how}{others}; {said}")
+        said = self._last_said[failed] or "it said nothing on stderr"
+        self.error = JobError(f"rank {failed} failed first, with {how}{others}: {said}")
 
     def _stop(self) -> None:
         for process in self._ranks:
@@ -143,8 +140,8 @@ class LocalJob:
         """Read to the end, also when nothing can be shown any more: a rank must not block on a full pipe."""
         while line := stream.readline(_LONGEST_LINE):
             line = line.rstrip("\n")
-            if from_stderr:
-                self._last_lines[rank].append(line)
+            if from_stderr and line[:1].strip():
+                self._last_said[rank] = line
             if not self._quiet:
                 try:
                     self._show(rank, line, from_stderr)

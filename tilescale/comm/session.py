@@ -173,7 +173,7 @@ class Session:
             end.close()
 
     def _died(self, rank: int) -> str:
-        return f"{self.names[rank]} disappeared: it was killed or has crashed"
+        return f"{self.names[rank]} disappeared: it was killed, has crashed, or its host is out of reach"
 
     def _arrived(self, key: str) -> dict[int, Call]:
         return {record.rank: Call.from_json(record.payload) for record in self.transport.log(key)}

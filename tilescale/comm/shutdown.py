@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
+from tilescale import tracebacks
 from tilescale.comm.session import Session
 from tilescale.comm.team import raised_at
 from tilescale.errors import ForgedMessageError, RankFailedError
@@ -33,10 +34,11 @@ _LONGEST_LINE = 600
 def install(session: Session, abort: Callable[[int], None] | None) -> None:
     """Tell the job of this process's end. `abort` ends the whole job if the other ranks do not stop by themselves."""
     owner = os.getpid()
+    tracebacks.install()
     previous = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() != owner or _is_first_failure(session, error, trace) or settings().traceback:
+        if os.getpid() != owner or _is_first_failure(session, error, trace) or settings().traceback == "full":
             previous(kind, error, trace)
         else:
             print(_one_line(error), file=sys.stderr, flush=True)

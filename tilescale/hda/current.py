@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from functools import cache
 
 from tilescale.hda.machine import Machine
+from tilescale.hda.names import BuiltIn
 from tilescale.settings import settings
 
 DEFAULT_MACHINE = "h200-sxm-8"
@@ -34,7 +35,7 @@ def _loaded(name: str) -> Machine:
 
 
 @contextlib.contextmanager
-def use_machine(machine: Machine | str) -> Iterator[Machine]:
+def use_machine(machine: Machine | BuiltIn | str) -> Iterator[Machine]:
     """Trace the programs inside for this machine: `with tilescale.use_machine("wafer-mesh"):`.
 
     Args:

@@ -10,6 +10,7 @@ from os import PathLike
 from tilescale.hda import query, route
 from tilescale.hda.description import Description
 from tilescale.hda.model import Network
+from tilescale.hda.names import BuiltIn
 
 __all__ = ["Machine"]
 
@@ -28,10 +29,16 @@ class Machine(Description):
     def __repr__(self) -> str:
         return f"Machine({self.name!r})"
 
+    def _repr_html_(self) -> str:
+        """A notebook's view of it."""
+        from tilescale.hda.draw.svg import picture
+
+        return picture(self)
+
     # -- loading --------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def load(name_or_path: str | PathLike[str]) -> Machine:
+    def load(name_or_path: BuiltIn | str | PathLike[str]) -> Machine:
         """The machine of that name, or of a description file.
 
         Raises:

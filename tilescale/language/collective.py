@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
@@ -34,12 +34,15 @@ from tilescale.program.ops import (
     REDUCE_SCATTER,
 )
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def _done_in_order(collective: Callable[..., ir.Call]) -> Callable[..., ir.Call]:
+
+def _done_in_order(collective: Callable[P, R]) -> Callable[P, R]:
     """A collective that no copy queue executes: says so where it is asked for."""
 
     @functools.wraps(collective)
-    def call(*args: Any, **kwargs: Any) -> ir.Call:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         asked = [f"{key}=" for key in ("signal", "chunk") if kwargs.get(key) is not None]
         if asked:
             raise UsageError(

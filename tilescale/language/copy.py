@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
@@ -15,6 +15,21 @@ from tilescale.program.asynchronous import owns_a_queue
 from tilescale.program.ops import COPY
 
 _OURS = ("dst", "src", "signal", "value", "op", "after", "impl")
+
+
+@overload
+def copy(
+    source: Any, target: Any, /, *, dst: Any, signal: Any = None, value: Any = None, op: str | None = None,
+    after: tuple[Any, str, Any] | None = None, impl: str | None = None,
+) -> ir.Call: ...  # fmt: skip
+
+
+@overload
+def copy(source: Any, target: Any, /, *, src: Any, impl: str | None = None) -> ir.Call: ...
+
+
+@overload
+def copy(source: Any, target: Any, /, **kwargs: Any) -> Any: ...
 
 
 def copy(*args: Any, **kwargs: Any) -> Any:

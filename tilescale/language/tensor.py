@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 from tilelang_core import ir, stock, trace
 from tilescale.errors import AllocationTooLargeError, LayoutError, PhaseError, TileScaleError, UsageError
@@ -68,12 +68,16 @@ def _check_room(context: Context, layer: MemoryLayer, shape: list[Any], dtype: s
         )
 
 
-def _owned(stock_alloc: Callable[..., ir.Buffer]) -> Callable[..., ir.Buffer]:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _owned(stock_alloc: Callable[P, R]) -> Callable[P, R]:
     """An on-chip allocation that records whose it is: one for each unit that executes the statement."""
     raises = "Raises:\n    PhaseError: written in a phase of a level that runs no threads."
 
     @functools.wraps(stock_alloc)
-    def allocate(*args: Any, **kwargs: Any) -> ir.Buffer:
+    def allocate(*args: P.args, **kwargs: P.kwargs) -> R:
         buffer = stock_alloc(*args, **kwargs)
         context = Context(f"T.{stock_alloc.__name__}") if trace.launch() is not None else None
         if context is not None and context.scales:
@@ -96,6 +100,14 @@ alloc_barrier = _owned(stock.alloc_barrier)
 
 _ALLOCATIONS = {"shared": alloc_shared, "fragment": alloc_fragment, "global": stock.alloc_global}
 """Scope of memory -> how a tile is allocated in it. A layer of several scopes is used as the first of these."""
+
+
+@overload
+def view(buffer: Any, /, *, layout: Layout | Callable[..., Any]) -> ir.Buffer: ...
+
+
+@overload
+def view(src: Any, shape: Any = None, dtype: Any = None, *, layout: None = None) -> ir.Buffer: ...
 
 
 def view(*args: Any, layout: Any = None, **kwargs: Any) -> ir.Buffer:

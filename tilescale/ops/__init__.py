@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: MIT
 """Finished operators for PyTorch, each a program of the language behind a `torch.library` operator.
 
-ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them
-all_gather.py reduce_scatter.py all_reduce.py all_to_all.py all_to_all_v.py    collectives
-moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
-linear.py parallelize.py            layers, and the plan that puts them into a model
-workspace.py                        memory beside the arguments, made once
-group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
-products.py flat.py row_exchange.py what programs share
-small.py                            what is too small to overlap
+    ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them
+    all_gather.py reduce_scatter.py all_reduce.py all_to_all.py all_to_all_v.py    collectives
+    all_reduce_rms_norm.py              what ends a block of a transformer
+    moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
+    decode.py sequence_attention.py     attention over several ranks
+    linear.py parallelize.py            layers, and the plan that puts them into a model
+    workspace.py                        memory beside the arguments, made once
+    group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
+    products.py flat.py row_exchange.py softmax.py    what programs share
+    small.py                            what is too small to overlap
 """
 
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
 from tilescale.ops.all_reduce import all_reduce
+from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
 from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.all_to_all_v import all_to_all_v
+from tilescale.ops.decode import flash_decode, mla_decode
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.grouped_gemm import grouped_matmul
@@ -24,6 +28,7 @@ from tilescale.ops.moe_dispatch import moe_combine, moe_dispatch
 from tilescale.ops.moe_route import Routing, moe_route
 from tilescale.ops.parallelize import parallelize_module
 from tilescale.ops.reduce_scatter import reduce_scatter
+from tilescale.ops.sequence_attention import sequence_attention, sequence_positions
 from tilescale.ops.workspace import Workspace, workspace
 
 __all__ = [
@@ -35,16 +40,21 @@ __all__ = [
     "all_gather",
     "all_gather_matmul",
     "all_reduce",
+    "all_reduce_rms_norm",
     "all_to_all",
     "all_to_all_v",
+    "flash_decode",
     "gather_once",
     "grouped_matmul",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "mla_decode",
     "moe_combine",
     "moe_dispatch",
     "moe_route",
     "parallelize_module",
     "reduce_scatter",
+    "sequence_attention",
+    "sequence_positions",
     "workspace",
 ]

@@ -7,6 +7,7 @@ Few rows are gathered first: see small.py.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,19 @@ from tilescale.ops import small
 from tilescale.ops.arguments import check_like, check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, add_bias, multiply, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, activate, add_bias, multiply, tiling
 from tilescale.ops.workspace import workspace_of
+
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+}
+"""What may become of a result before it is stored, as PyTorch has it."""
 
 
 def all_gather_matmul(
-    a: torch.Tensor, b: Any, *, bias: Any = None, group: Any = None
+    a: torch.Tensor, b: Any, *, bias: Any = None, activation: str | None = None, group: Any = None
 ) -> torch.Tensor | list[torch.Tensor]:
     """The rows of all ranks times b (+ bias), gathered while they are multiplied. Collective.
 
@@ -31,6 +39,7 @@ def all_gather_matmul(
         b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear); K and N are
             multiples of 8. Or a list of such matrices, each with its own N: one gather serves them all.
         bias: (N,), or a list like b with None where there is none.
+        activation: "relu", "silu" or "gelu_tanh", of all results, in float32; its backward multiplies once more.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -50,7 +59,10 @@ def all_gather_matmul(
         check_like(f"b[{i}]", weight, "b[0]", weights[0])
     if a.shape[0] > ROWS:
         raise ArgumentError(f"a has {a.shape[0]} rows on each rank", hint=f"served are up to {ROWS}")
-    results = torch.ops.tilescale.all_gather_matmul(a, weights, _joined(weights, biases), False, group_name(group))
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ArgumentError(f"activation is {activation!r}", hint=f"served are {', '.join(ACTIVATIONS)}")
+    joined, name = _joined(weights, biases), group_name(group)
+    results = torch.ops.tilescale.all_gather_matmul(a, weights, joined, False, name, activation or "")
     return results if isinstance(b, Sequence) else results[0]
 
 
@@ -64,7 +76,12 @@ def _joined(weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> t
 
 @torch.library.custom_op("tilescale::all_gather_matmul", mutates_args=())
 def _operator(
-    a: torch.Tensor, weights: list[torch.Tensor], bias: torch.Tensor | None, keeps: bool, group: str
+    a: torch.Tensor,
+    weights: list[torch.Tensor],
+    bias: torch.Tensor | None,
+    keeps: bool,
+    group: str,
+    activation: str,
 ) -> list[torch.Tensor]:
     """The products, and behind them the gathered rows if asked to keep them; one bias for all columns."""
     team = team_of(group)
@@ -74,6 +91,7 @@ def _operator(
     if team.size > 1 and 0 < a.nbytes <= small.SMALL_BYTES:
         whole = small.gathered(dense(a), team)
         products = [whole @ w if b is None else torch.addmm(b, whole, w) for w, b in zip(weights, biases, strict=True)]
+        products = [ACTIVATIONS[activation](c) for c in products] if activation else products
         return [*products, whole] if keeps else products
     own = dense(a).view(1, rows, K)
     (gathered,) = workspace_of(team).symmetric(a.dtype, (team.size, rows, K))
@@ -83,7 +101,7 @@ def _operator(
     for i in order:
         right, transposed = operand(weights[i])
         tiles = tiling(rows, 1, widths[i], transposed)
-        given = (widths[i], K, dtype, tiles, transposed, bias is not None, i == order[0])
+        given = (widths[i], K, dtype, tiles, transposed, bias is not None, i == order[0], activation)
         added = right.view(-1)[:1] if biases[i] is None else biases[i]
         kernel(program, team, *given)(own, gathered, right, added, results[i])
     flat = [result.flatten(0, 1) for result in results]
@@ -95,7 +113,12 @@ def _operator(
 
 @_operator.register_fake
 def _(
-    a: torch.Tensor, weights: list[torch.Tensor], bias: torch.Tensor | None, keeps: bool, group: str
+    a: torch.Tensor,
+    weights: list[torch.Tensor],
+    bias: torch.Tensor | None,
+    keeps: bool,
+    group: str,
+    activation: str,
 ) -> list[torch.Tensor]:
     rows = a.shape[0] * size_of(group)
     made = [a.new_empty(rows, weight.shape[1]) for weight in weights]
@@ -103,29 +126,48 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    a, weights, bias, _, group = inputs
-    ctx.save_for_backward(a, *weights)
-    ctx.group, ctx.biased = group, bias is not None
+    a, weights, bias, _, ctx.group, ctx.activation = inputs
+    # With an activation its argument is made again, so the bias is needed.
+    ctx.save_for_backward(a, bias if ctx.activation else None, *weights)
+    ctx.biased = bias is not None
 
 
 def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     """da = scatter(sum of dc b^T); db = gather(a)^T dc; the gather is repeated rather than kept."""
-    a, *weights = ctx.saved_tensors
+    a, bias, *weights = ctx.saved_tensors
     grads = grads[: len(weights)]
+    if ctx.activation:
+        before = torch.ops.tilescale.all_gather_matmul(a, weights, bias, False, ctx.group, "")
+        slope = _SLOPES[ctx.activation]
+        grads = [slope(grad, x) for grad, x in zip(grads, before, strict=True)]
     joined = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
     across = weights[0].t() if len(weights) == 1 else torch.cat([w.t() for w in weights])
     da = torch.ops.tilescale.matmul_reduce_scatter(joined, across, None, ctx.group)
     gathered = torch.ops.tilescale.all_gather(a, 0, ctx.group)
     # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
     db = [(grad.t() @ gathered).t() for grad in grads]
-    return da, db, joined.sum(0) if ctx.biased else None, None, None
+    return da, db, joined.sum(0) if ctx.biased else None, None, None, None
 
+
+_SLOPES = {
+    "relu": lambda grad, x: torch.ops.aten.threshold_backward(grad, x, 0),
+    "silu": torch.ops.aten.silu_backward,
+    "gelu_tanh": partial(torch.ops.aten.gelu_backward, approximate="tanh"),
+}
 
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
 def program(
-    size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool, gathers: bool
+    size: int,
+    N: int,
+    K: int,
+    dtype: str,
+    tiles: Tiling,
+    transposed: bool,
+    biased: bool,
+    gathers: bool,
+    activation: str = "",
 ) -> Any:
     """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there."""
     rows, b_tile = T.dynamic("rows"), (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
@@ -165,6 +207,8 @@ def program(
                     multiply(A, 0, m, B, n, a, b, c, K, own_stages, transposed)
                     if biased:
                         add_bias(c, bias, n, N)
+                    if activation:
+                        activate(c, activation)
                     T.copy(c, out)
                     T.copy(out, C[rank, m, n])
             with T.Scale("device"):  # a phase for the own rows and one for the others: each loop gets its producer
@@ -184,6 +228,8 @@ def program(
                     multiply(G, shard, m, B, n, a, b, c, K, tiles.stages, transposed)
                     if biased:
                         add_bias(c, bias, n, N)
+                    if activation:
+                        activate(c, activation)
                     T.copy(c, out)
                     T.copy(out, C[shard, m, n])
 

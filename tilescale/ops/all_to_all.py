@@ -2,16 +2,19 @@
 """All-to-all: part j of every rank's tensor goes to rank j.
 
 Cut along one dimension and joined along another it changes what a tensor is split by: from tokens to heads and back, as
-Ulysses attention does (Jacobs et al., arXiv:2309.14509).
+Ulysses attention does (Jacobs et al., arXiv:2309.14509). Parts are sent as they lie in the tensor, and put where the
+result has them as they arrive: nothing is transposed before or after.
 """
 
+import math
 from typing import Any
 
 import torch
 
 import tilescale.language as T
-from tilescale.ops.arguments import MOVES, check_dim, check_divides, check_tensor
-from tilescale.ops.flat import CHUNKS, THREADS, chunk_rows, copy_rows, dtype_of, join, parts_of, split, tile_rows, whole
+from tilescale.comm import Team
+from tilescale.ops.arguments import MOVES, check_dim, check_divides, check_tensor, dense
+from tilescale.ops.flat import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, join, parts_of, split, tile_rows, whole
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.workspace import workspace_of
@@ -44,15 +47,33 @@ def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = N
 def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tensor:
     """What the others have for this rank, joined."""
     team = team_of(group)
-    given = split(a, cut, team.size)
+    part = [n // team.size if dim == cut else n for dim, n in enumerate(a.shape)]
+    result = a.new_empty([n * team.size if dim == joined else n for dim, n in enumerate(part)])
     if not a.numel():
-        return join(torch.empty_like(given), joined, team.size)
-    parts = parts_of(given, team.size)
-    _, rows, width = parts.shape
-    (inbox,) = workspace_of(team).symmetric(a.dtype, (team.size, rows, width))
+        return result
+    inner = [math.prod(part[dim:]) for dim in (cut, joined)]
+    width = next((w for w in WIDTHS if not any(n % w for n in inner)), None)
+    if width is None:  # no 16 bytes lie together: parts are padded, one after the other
+        parts = parts_of(split(a, cut, team.size), team.size)
+        return join(whole(_exchanged(parts, team), (team.size * part[0], *part[1:])), joined, team.size)
+    (Q, Q2), rows = (n // width for n in inner), math.prod(part) // width
+    given = dense(a).view(rows // Q, team.size, Q, width)
+    _exchange(given, result.view(rows // Q2, team.size, Q2, width), team)
+    return result
+
+
+def _exchanged(parts: torch.Tensor, team: Team) -> torch.Tensor:
+    """Of (parts, rows, width) those that are for this rank."""
     result = torch.empty_like(parts)
-    kernel(program, team, width, dtype_of(a), chunk_rows(width, a.itemsize))(parts, inbox, result)
-    return join(whole(result, tuple(given.shape)), joined, team.size)
+    _exchange(parts[None], result[None], team)
+    return result
+
+
+def _exchange(given: torch.Tensor, result: torch.Tensor, team: Team) -> None:
+    (inbox,) = workspace_of(team).symmetric(given.dtype, (team.size, *given.shape[:1], *given.shape[2:]))
+    width, is_whole = given.shape[3], given.shape[0] == 1
+    made = kernel(program, team, width, dtype_of(given), chunk_rows(width, given.itemsize), is_whole)
+    made(given, inbox, result)
 
 
 @_operator.register_fake
@@ -74,36 +95,62 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def program(size: int, width: int, dtype: str, chunk: int) -> Any:
-    """The queue sends each part to its owner; blocks move what has arrived out of the workspace."""
-    rows, high = T.dynamic("rows"), tile_rows(width)
+def program(size: int, width: int, dtype: str, chunk: int, is_whole: bool) -> Any:
+    """The queue sends each part to its owner, as it lies; blocks put what has arrived where the result has it.
+
+    A part is P times Q rows of A, one behind the other in the inbox, and P2 times Q2 rows of C in the same order. About
+    `chunk` rows travel together: some of the P, or some of the Q if `is_whole`, which means that P is 1.
+    """
+    P, Q, P2, Q2 = (T.dynamic(name) for name in ("P", "Q", "P2", "Q2"))
+    high = tile_rows(width)
 
     @T.prim_func
     def all_to_all(
-        A: T.Tensor((size, rows, width), dtype),
-        inbox: T.Tensor((size, rows, width), dtype),  # by source
-        C: T.Tensor((size, rows, width), dtype),
+        A: T.Tensor((P, size, Q, width), dtype),
+        inbox: T.Tensor((size, P, Q, width), dtype),  # by source
+        C: T.Tensor((P2, size, Q2, width), dtype),
     ):
-        with T.Kernel(device=size, block=(T.ceildiv(rows, high), size), threads=THREADS) as (tile, turn):
+        with T.Kernel(device=size, block=(T.ceildiv(P * Q, high), size), threads=THREADS) as (tile, turn):
             arrived = T.alloc_flags((size, CHUNKS))
             with T.Scale("device") as (rank, _):
-                for step in T.serial(1, size):
-                    for i in T.serial(T.ceildiv(rows, chunk)):
+                most = chunk if is_whole else T.max(chunk // Q, 1)
+                for i in T.serial(T.ceildiv(Q if is_whole else P, most)):
+                    for step in T.serial(1, size):
                         owner = (rank + step) % size
-                        first, last = i * chunk, T.min(i * chunk + chunk, rows)
-                        T.copy(
-                            A[owner, first:last, :],
-                            inbox[rank, first:last, :],
-                            dst=owner,
-                            signal=arrived[rank, i],
-                        )
+                        first, last = i * most, T.min(i * most + most, Q if is_whole else P)
+                        if is_whole:
+                            T.copy(
+                                A[0, owner, first:last, :],
+                                inbox[rank, 0, first:last, :],
+                                dst=owner,
+                                signal=arrived[rank, i],
+                            )
+                        else:
+                            T.copy(
+                                A[first:last, owner, :, :],
+                                inbox[rank, first:last, :, :],
+                                dst=owner,
+                                signal=arrived[rank, i],
+                            )
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 source = (rank + size - turn) % size  # the own part, then in the order in which they come
-                first = tile * high
+                first, rows = tile * high, chunk if is_whole else T.max(chunk // Q, 1) * Q
                 if source == rank:
-                    copy_rows(A, rank, C, rank, first, rows, high, width)
+                    move_rows(A, rank, 1, C, rank, first, P * Q, high, width)
                 else:
-                    T.wait(arrived[source, first // chunk], ">=", 1)
-                    copy_rows(inbox, source, C, source, first, rows, high, width)
+                    for i in T.serial(first // rows, T.ceildiv(T.min(first + high, P * Q), rows)):
+                        T.wait(arrived[source, i], ">=", 1)
+                    move_rows(inbox, source, 0, C, source, first, P * Q, high, width)
 
     return all_to_all
+
+
+@T.macro
+def move_rows(source, s, axis, C, c, first, rows, high, width):
+    """Rows of one part, from `s` along an axis of the source to `c` along the second of C."""
+    Q, Q2 = source.shape[2], C.shape[2]
+    for i, j in T.Parallel(high, width):
+        if first + i < rows:
+            p, q = (first + i) // Q, (first + i) % Q
+            place = (first + i) // Q2, (first + i) % Q2
+            C[place[0], c, place[1], j] = source[p, s, q, j] if axis else source[s, p, q, j]

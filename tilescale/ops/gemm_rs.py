@@ -104,7 +104,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """da = gather(dc) b^T; db = a^T gather(dc); the bias was added once, so its gradient is that of all rows."""
     a, b = ctx.saved_tensors
-    da, gathered = torch.ops.tilescale.all_gather_matmul(grad, [b.t()], None, True, ctx.group)
+    da, gathered = torch.ops.tilescale.all_gather_matmul(grad, [b.t()], None, True, ctx.group, "")
     # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
     db = (gathered.t() @ a).t()
     return da, db, gathered.sum(0) if ctx.biased else None, None

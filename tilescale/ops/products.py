@@ -107,6 +107,19 @@ def add_bias(c, bias, n, N):
 
 
 @T.macro
+def activate(c, name):
+    """c = relu, silu or gelu_tanh of c."""
+    for i, j in T.Parallel(c.shape[0], c.shape[1]):
+        if name == "relu":
+            c[i, j] = T.max(c[i, j], 0)
+        elif name == "silu":
+            c[i, j] = c[i, j] / (1 + T.exp(-c[i, j]))
+        else:
+            inner = 0.7978845608028654 * (c[i, j] + 0.044715 * c[i, j] * c[i, j] * c[i, j])  # sqrt(2 / pi)
+            c[i, j] = 0.5 * c[i, j] * (1 + T.tanh(inner))
+
+
+@T.macro
 def add(total, part):
     """total += part, in float32."""
     for i, j in T.Parallel(total.shape[0], total.shape[1]):

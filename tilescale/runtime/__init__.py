@@ -8,4 +8,5 @@
     outputs.py     the argument list of a call, and the tensors that the call allocates
     placement.py   DTensor arguments against the program's views
     schedule.py    a program's phases in words
+    text.py        texts of several lines, as prompts show them
 """

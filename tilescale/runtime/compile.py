@@ -13,6 +13,7 @@ from tilescale.comm import Team
 from tilescale.errors import UsageError, check_type
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine, use_machine
+from tilescale.hda.names import BuiltIn
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.runtime.kernel import Kernel
 
@@ -30,7 +31,7 @@ def compile(  # noqa: A001 - TileLang's name
     pass_configs: dict[str, Any] | None = None,
     compile_flags: list[str] | str | None = None,
     *,
-    machine: Machine | str | None = None,
+    machine: Machine | BuiltIn | str | None = None,
     schedule: str | Schedule = "sequential",
     wait_s: float | None = None,
     team: Team | None = None,
@@ -110,7 +111,7 @@ def _check_target(target: Any) -> None:
 def jit(
     function: Callable | None = None,
     *,
-    machine: Machine | str | None = None,
+    machine: Machine | BuiltIn | str | None = None,
     schedule: str | Schedule = "sequential",
     wait_s: float | None = None,
     **options: Any,

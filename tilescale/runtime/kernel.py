@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from html import escape
 from typing import Any
 
 from tilelang_core import ir
@@ -26,6 +27,7 @@ from tilescale.runtime.drop_in import DropIn
 from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule import describe
+from tilescale.runtime.text import Text
 
 
 class Kernel(DropIn):
@@ -56,6 +58,10 @@ class Kernel(DropIn):
     def __repr__(self) -> str:
         return f"<tilescale.Kernel {self.program.name} for {self.machine.name}>"
 
+    def _repr_html_(self) -> str:
+        """A notebook's view of it."""
+        return f"<b>{escape(self.program.name)}</b><pre>{escape(self.schedule)}</pre>"
+
     @property
     def ir(self) -> ir.PrimFunc:
         """The traced TIR; with a schedule other than "sequential" what that made of it."""
@@ -78,7 +84,7 @@ class Kernel(DropIn):
         Raises:
             UnsupportedError: the program uses levels that have no CUDA lowering, or the machine has no CUDA target.
         """
-        return self._lowered(backends.generator()).source(self.options)
+        return Text(self._lowered(backends.generator()).source(self.options))
 
     @property
     def schedule(self) -> str:
@@ -87,7 +93,7 @@ class Kernel(DropIn):
             chosen = self._lowered(backends.generator()).notes
         except UnsupportedError:
             chosen = ()
-        return describe(self.program, self.machine, chosen, self.moves)
+        return Text(describe(self.program, self.machine, chosen, self.moves))
 
     @property
     def device(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilescale.errors import Location
+from tilescale.hda.units import format_time
 
 KINDS = ("compute", "transfer", "collective", "wait", "launch", "sync")
 """Kinds of spans. A wait is for a flag or for others to arrive; sync is what the barrier itself costs."""
@@ -59,6 +60,9 @@ class Copies(Sequence):
 
     first: Sequence[Span]
     units: Sequence[str]
+
+    def __repr__(self) -> str:
+        return f"<Copies of {len(self.first)} spans for {len(self.units)} units>"
 
     def __len__(self) -> int:
         return len(self.first) * len(self.units)
@@ -125,12 +129,18 @@ class Timeline:
         spans: in the order of their ends.
         uses: what was asked of each resource.
         end_s: when the last span ended.
+        title: what ran where, as drawings say above.
     """
 
     level: str
     spans: Sequence[Span]
     uses: Sequence[Use]
     end_s: float
+    title: str = ""
+
+    def __repr__(self) -> str:
+        what = f"{self.title}, " if self.title else ""
+        return f"<Timeline {what}{format_time(self.end_s)}, {len(self.spans)} spans, {self.rows} x {self.level}>"
 
     @cached_property
     def rows(self) -> int:
@@ -159,16 +169,21 @@ class Timeline:
         most = max(self.uses, key=lambda use: use.busy_s, default=None)
         return Bound(most.busy_s, most) if most is not None else None
 
-    @cached_property
+    @property
     def critical_path(self) -> tuple[Span, ...]:
         """The chain of spans that led to the end, first one first: each began when the one before it ended."""
+        return tuple(self.spans[number] for number in self.critical_numbers)
+
+    @cached_property
+    def critical_numbers(self) -> tuple[int, ...]:
+        """The positions in `spans` of the critical path."""
         spans, units = self._simulated
         if not spans:
             return ()
         at: int | None = units * max(range(len(spans)), key=lambda i: spans[i].end_s)
         chain = []
         while at is not None:
-            chain.append(self.spans[at])
+            chain.append(at)
             at = self.spans[at].cause
         return tuple(reversed(chain))
 

@@ -67,8 +67,9 @@ def autotune(
         timeout: seconds that a configuration may take to be traced, and to be compiled.
         supply_type: how inputs are filled: one of TileLang's `TensorSupplyType`, or its name.
         supply_prog: takes a list of what has `name`, `shape` and `dtype`, returns the inputs.
-        ref_prog: takes the inputs, returns what the outputs must be; on GPUs a configuration that is off by more than
-            `rtol`, `atol` in more than `max_mismatched_ratio` of the elements is out.
+        ref_prog: takes the inputs, returns what the outputs must be, or changes its inputs where the kernel returns
+            nothing; on GPUs a configuration that is off by more than `rtol`, `atol` in more than `max_mismatched_ratio`
+            of the elements is out.
         skip_check: whether nothing is compared.
         manual_check_prog: takes the lists of outputs and of references, and raises if they differ too much.
         cache_input_tensors: whether configurations are given the same inputs, which takes less memory.

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
+from tilescale.hda.current import use_machine
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.tuning import libraries, programs
 from tilescale.tuning.inputs import Fill
@@ -31,7 +32,7 @@ ROWS = (8192, 4096, 2048, 1024, 256)
 WIDE, NARROW = 8192, 3584
 """Shapes of products: rows of all units together, and the other two extents on each."""
 
-GRAPHED = 1024
+GRAPHED = 256
 """Products of at most so many rows are called in a graph: they take less time than the host to ask for them."""
 
 FUSED_ROWS = 1024
@@ -47,12 +48,16 @@ def bench(place: Place, steps: Steps, works: Sequence[str], *, quick: bool = Fal
         quick: few sizes: to see that it works.
         rounds: groups of calls of each contender.
     """
-    every = [heat for work in works for heat in WORKS[work](place, quick)]
-    steps.begin(len(every), "")
+
+    def heats() -> Iterator[Heat]:
+        return (heat for work in works for heat in WORKS[work](place, quick))
+
+    steps.begin(sum(1 for _ in heats()), "")
     rows = []
-    for heat in every:
-        steps.step(f"{heat.work} {' x '.join(map(str, heat.shape))}, {heat.mode}")
-        rows += race(heat, place.timer(heat.mode), place.team, 1 if place.simulated else rounds, seeds=range(1))
+    with use_machine(place.machine):
+        for heat in heats():  # anew, so that each one's tensors go with it
+            steps.step(f"{heat.work} {' x '.join(map(str, heat.shape))}, {heat.mode}")
+            rows += race(heat, place.timer(heat.mode), place.team, 1 if place.simulated else rounds, seeds=range(1))
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"machine": {"gpu": place.name, "gpus": place.units}, "versions": versions(), "date": date, "rows": rows}
 
@@ -144,7 +149,7 @@ def _operator(place: Place, name: str, rows: int) -> Heat:
             Contender(f"{NCCL}, in order", partial(libraries.library_operator, name, shape, place.units)),
             Contender(OURS, partial(libraries.own_operator, name, shape, place.units)),
         ]
-        if rows <= FUSED_ROWS and name in libraries.FUSED:
+        if mode == "eager" and rows <= FUSED_ROWS and name in libraries.FUSED:
             entries.append(Contender(SYMMETRIC, partial(libraries.fused_operator, name, shape, place.units)))
     return Heat(name, shape, TYPE, place.units, mode, ALONE, entries, 2 * rows * n * k)
 

@@ -12,6 +12,7 @@ from tilescale.cost.calibrated import folder, forget
 from tilescale.cost.measured import KINDS, Contention, Measured
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
+from tilescale.hda.current import use_machine
 from tilescale.tuning import probes
 from tilescale.tuning.files import save
 from tilescale.tuning.places import Place
@@ -20,14 +21,11 @@ from tilescale.tuning.progress import Steps
 from tilescale.tuning.race import Heat, race
 from tilescale.tuning.versions import versions
 
-LIMIT_S = 150.0
-"""After so many seconds nothing new is begun: a calibration takes less than three minutes."""
-
 ROUNDS = 5
 """Groups of calls of each probe."""
 
 
-def calibrate(place: Place, steps: Steps, *, quick: bool = False, limit_s: float = LIMIT_S) -> Measured:
+def calibrate(place: Place, steps: Steps, *, quick: bool = False, limit_s: float = 150.0) -> Measured:
     """Measure; collective.
 
     Args:
@@ -38,14 +36,15 @@ def calibrate(place: Place, steps: Steps, *, quick: bool = False, limit_s: float
         UsageError: the GPUs are not those of the machine, or its programs own tensors of their own.
     """
     check(place)
-    begin, points = time.monotonic(), {kind: [] for kind in KINDS}  # type: dict[str, list[Any]]
-    every = list(groups(place, quick))
-    steps.begin(len(every), "")
-    for group in every:
-        if place.team.broadcast(time.monotonic() - begin > limit_s):
-            break
-        steps.step(group.title)
-        points[group.kind] += _points(place, group)
+    begin = time.monotonic()
+    points: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    steps.begin(sum(1 for _ in groups(place, quick)), "")
+    with use_machine(place.machine):
+        for group in groups(place, quick):  # anew, so that each one's tensors go with it
+            if place.team.broadcast(time.monotonic() - begin > limit_s):
+                break
+            steps.step(group.title)
+            points[group.kind] += _points(place, group)
     made = {kind: tuple(found) for kind, found in points.items()}
     return Measured(
         machine=place.machine.name,

@@ -15,7 +15,7 @@ class Check:
     """How results are compared, as `tilescale.autotune` takes it.
 
     Attributes:
-        reference: takes the inputs, returns the outputs, or changes its inputs in place.
+        reference: takes the inputs; returns the outputs, or changes its inputs in place where the kernel does.
         manual: takes the lists of outputs and of references instead of the comparison here.
         rtol, atol: how far an element may be off.
         most: the share of elements that may be further off.
@@ -36,8 +36,11 @@ class Check:
         if self.reference is None:
             return
         copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        wanted = _outputs(self.reference(*copies), copies)
-        found = _outputs(kernel(*inputs), inputs)
+        made, returned = self.reference(*copies), kernel(*inputs)
+        if returned is None:  # both have changed tensors of theirs
+            found, wanted = _tensors(inputs), _tensors(copies)
+        else:
+            found, wanted = _listed(returned), _listed(made)
         if self.manual is not None:
             self.manual(found, wanted)
             return
@@ -52,8 +55,9 @@ class Check:
             raise ValueError(f"wrong: {wrong} of {wanted.numel()} elements of output {number}, by up to {worst:.3g}")
 
 
-def _outputs(returned: Any, inputs: Sequence[Any]) -> list[torch.Tensor]:
-    """What a call returns, or the tensors that it may have changed."""
-    if returned is None:
-        return [value for value in inputs if isinstance(value, torch.Tensor)]
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _listed(returned: Any) -> list[torch.Tensor]:
     return list(returned) if isinstance(returned, list | tuple) else [returned]

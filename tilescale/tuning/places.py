@@ -12,6 +12,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator.emulate import emulate
 from tilescale.comm import World, init
 from tilescale.cost.calibrated import in_force
+from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
 from tilescale.runtime.compile import compile as compile_program
@@ -71,12 +72,20 @@ class Place:
         return TIMERS[mode]()
 
     def runner(self, program: ir.PrimFunc | Kernel, fill: Fill | None = None, check: Check | None = None) -> Runner:
-        """What calls a program, or its kernel, on inputs of its own; collective. On GPUs it is compared first."""
+        """What calls a program, or its kernel, on inputs of its own; collective. On GPUs it is compared first.
+
+        Raises:
+            UnsupportedError: nothing but the emulator runs it.
+        """
         if self.simulated:
             func = program.prim_func if isinstance(program, Kernel) else program
             us = simulated_us(func, self.machine)
             return Runner(lambda: us)
-        kernel = program if isinstance(program, Kernel) else compile_program(program, wait_s=WAIT_S)
+        kernel = program
+        if not isinstance(program, Kernel):
+            kernel = compile_program(program, machine=self.machine, wait_s=WAIT_S)
+        if kernel.device == "cpu":  # asking builds it, before anybody waits for a peer
+            raise UnsupportedError(f"{kernel} is emulated here: its time would be that of the emulation")
         given = tensors_for(kernel, fill or Fill())
 
         def checked(seed: int) -> None:

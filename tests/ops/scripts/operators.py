@@ -8,7 +8,7 @@ import torch
 import tilescale
 from tilescale import ops
 from tilescale.errors import ArgumentError, RankMismatchError
-from tilescale.ops import small
+from tilescale.ops import ag_gemm, small
 
 WORLD = tilescale.init()
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -52,6 +52,21 @@ def check_gradients_of_all_gather_matmul():
     close(leaf.grad, far)
     close(torch.cat([w.grad for w in weights]), grads[RANK].float().t() @ torch.cat(a).float())
     close(added.grad, grads[RANK].float().sum(0)[:8])
+
+
+def check_activations_and_gradients():
+    a, b, bias = everyones(3, 16), everyones(8, 16, seed=1), everyones(8, seed=2)
+    for name, function in ag_gemm.ACTIVATIONS.items():
+        given = torch.cat(a), b[RANK], bias[RANK]
+        plain = [t.float().requires_grad_() for t in given]
+        want = function(plain[0] @ plain[1].t() + plain[2])
+        leaves = [t.clone().requires_grad_() for t in (a[RANK], *given[1:])]
+        got = ops.all_gather_matmul(leaves[0], leaves[1].t(), bias=leaves[2], activation=name)
+        close(got.detach(), want.detach())
+        got.sum().backward()
+        want.sum().backward()
+        close(leaves[1].grad, plain[1].grad)
+        close(leaves[2].grad, plain[2].grad)
 
 
 def check_matmul_reduce_scatter_and_gradients():
@@ -99,6 +114,59 @@ def check_collectives_and_gradients():
         torch.testing.assert_close(got.detach(), want, rtol=1e-5, atol=1e-5)
         got.sum().backward()
         assert torch.equal(leaf.grad, torch.full_like(leaf, users))
+
+
+def check_tokens_to_heads_and_back():
+    x = everyones(2, 3, 2 * SIZE, 8)
+    heads = ops.all_to_all(x[RANK], 2, 1)
+    assert torch.equal(heads, torch.cat([part.chunk(SIZE, 2)[RANK] for part in x], 1))
+    assert torch.equal(ops.all_to_all(heads, 1, 2), x[RANK])
+
+
+def check_all_reduce_rms_norm_and_gradients():
+    x, residual, weight = everyones(5, 40), everyones(5, 40, seed=1)[0], everyones(40, seed=2)[0]
+    leaves = [t.clone().requires_grad_() for t in (x[RANK], weight, residual)]
+    plain = [t.float().requires_grad_() for t in (torch.stack(x), weight, residual)]
+    results, total = ops.all_reduce_rms_norm(*leaves, eps=1e-3), plain[0].sum(0) + plain[2]
+    want = total * torch.rsqrt(total.pow(2).mean(1, keepdim=True) + 1e-3) * plain[1], total
+    for got, right in zip(results, want, strict=True):
+        close(got.detach(), right.detach())
+    sum(t.float().pow(2).sum() for t in results).backward()
+    sum(t.pow(2).sum() for t in want).backward()
+    close(leaves[0].grad, SIZE * plain[0].grad[RANK])  # everybody's result is a use of it
+    for leaf, right in zip(leaves[1:], plain[1:], strict=True):
+        close(leaf.grad, right.grad)
+
+
+def check_decode():
+    batch, heads, keys, dim = 2, 4, 20, 64
+    q, (k, v) = everyones(batch, heads, dim)[0], (everyones(batch, keys, 2, dim, seed=seed) for seed in (1, 2))
+    lengths = [torch.tensor([keys - rank, 3 * rank + 1], dtype=torch.int32) for rank in range(SIZE)]
+    want = torch.empty(batch, heads, dim)
+    for b in range(batch):
+        keys_of, values = (torch.cat([x[b, : n[b]] for x, n in zip(xs, lengths, strict=True)]).float() for xs in (k, v))
+        scores = torch.einsum("hgd,khd->hgk", q[b].float().view(2, 2, dim), keys_of) * dim**-0.5
+        want[b] = torch.einsum("hgk,khd->hgd", scores.softmax(-1), values).view(heads, dim)
+    close(ops.flash_decode(q, k[RANK], v[RANK], lengths[RANK]), want)
+    close(ops.flash_decode(q, k[RANK], v[RANK], lengths[RANK], own_heads=True), want.chunk(SIZE, 1)[RANK])
+    wide = everyones(batch, heads, 2 * dim)[0]
+    cache = everyones(batch, keys, 2 * dim, seed=1)
+    for b in range(batch):
+        rows = torch.cat([x[b, : n[b]] for x, n in zip(cache, lengths, strict=True)]).float()
+        want[b] = (wide[b].float() @ rows.t() * 0.1).softmax(-1) @ rows[:, :dim]
+    close(ops.mla_decode(wide, cache[RANK], lengths[RANK], value_dim=dim, scale=0.1), want)
+
+
+def check_sequence_attention():
+    tokens, dim = 6, 64
+    order = torch.cat(WORLD.all_gather(ops.sequence_positions(tokens, zigzag=True)))
+    q, k, v = (torch.cat(everyones(1, tokens, heads, dim, seed=heads), 1) for heads in (4, 2, 2))
+    in_order = [x[:, order.argsort()].float().transpose(1, 2) for x in (q, k, v)]
+    want = torch.nn.functional.scaled_dot_product_attention(*in_order, is_causal=True, enable_gqa=True).transpose(1, 2)
+    mine = [x.chunk(SIZE, 1)[RANK] for x in (q, k, v)]
+    for ring in (False, True):
+        got = ops.sequence_attention(*mine, causal=True, zigzag=True, ring=ring)
+        close(got, want[:, ops.sequence_positions(tokens, zigzag=True)])
 
 
 def check_unequal_parts():

@@ -10,7 +10,8 @@ import pytest
 
 from tests.timing.draw.timelines import US, grid, ring
 from tilescale.errors import DependencyError, UsageError
-from tilescale.timing.draw import plot
+from tilescale.timing.draw import compare, plot
+from tilescale.timing.draw.picture import DARK, LIGHT, STYLE
 from tilescale.timing.draw.shares import family, peaks, shares, together
 from tilescale.timing.timeline import KINDS, Span, Timeline
 
@@ -82,9 +83,10 @@ def texts(path: Path) -> list[str]:
 def test_one_row_a_device(tmp_path: Path):
     plot(grid(16), tmp_path / "t.svg")
     said = texts(tmp_path / "t.svg")
-    assert [t for t in said if t.startswith("device")] == [f"device {d}" for d in range(16)]
+    assert [t for t in said if t.startswith("device ")] == [f"device {d}" for d in range(16)]
     assert {"compute", "transfers", "collectives", "launches", "critical path"} <= set(said)
     assert "waits" not in said and "simulated time in us" in said and "9 us" in said
+    assert "devices, each row" in said and "as full as it is busy" in said
     # The names of hundreds of programs could not be read, that of what the device does can.
     assert said.count("allreduce") == 16 and not any(t.startswith("gemm") for t in said)
 
@@ -107,7 +109,7 @@ def test_rows_of_engines(tmp_path: Path):
 def test_of_many_units_some_are_shown(tmp_path: Path):
     plot(grid(100, 1), tmp_path / "t.svg")
     said = texts(tmp_path / "t.svg")
-    assert "9 us, 25 of 100 units shown" in said and "device 96" in said and "device 97" not in said
+    assert "9 us, 25 of 100 devices shown" in said and "device 96" in said and "device 97" not in said
 
 
 def test_bitmaps_are_written(tmp_path: Path):
@@ -116,9 +118,33 @@ def test_bitmaps_are_written(tmp_path: Path):
     plot(replace(ring(), spans=(), end_s=0.0), tmp_path / "nothing.png")
 
 
+def test_pictures_say_what_ran_where(tmp_path: Path):
+    plot(replace(ring(4, 2), title="ring on h200-sxm-8"), tmp_path / "t.svg")
+    assert "ring on h200-sxm-8: 10 us, at least 6 us by nvlink" in texts(tmp_path / "t.svg")
+
+
+def test_dark_pictures_keep_the_colours_of_kinds(tmp_path: Path):
+    plot(ring(), tmp_path / "light.svg")
+    plot(ring(), tmp_path / "dark.svg", dark=True)
+    light, dark = ((tmp_path / f"{name}.svg").read_text() for name in ("light", "dark"))
+    assert LIGHT.paper in light and LIGHT.ink in light and DARK.paper not in light
+    assert DARK.paper in dark and DARK.ink in dark and LIGHT.ink not in dark
+    assert all(STYLE[span.kind][0].lower() in dark for span in ring().spans)
+
+
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UsageError, match=r"cannot be written to 't.jpeg2'"):
+    with pytest.raises(UsageError, match=r"cannot be drawn into 't.jpeg2'"):
         plot(ring(), tmp_path / "t.jpeg2")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(DependencyError, match=r"pip install 'tilescale\[plot\]'"):
+    with pytest.raises(DependencyError, match="pip install matplotlib"):
         plot(ring(), tmp_path / "t.png")
+
+
+def test_timelines_beside_each_other_have_one_axis_of_time(tmp_path: Path):
+    short, long = ring(2), grid(2, 132)
+    compare({"short": short, "long": long}, tmp_path / "both.svg")
+    text = (tmp_path / "both.svg").read_text(encoding="utf-8")
+    assert text.count('id="axes_') == 2
+    assert "<!-- short: " in text and "<!-- long: " in text
+    with pytest.raises(UsageError, match="several timelines cannot be drawn into 'both.html'"):
+        compare({"short": short, "long": long}, tmp_path / "both.html")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The emulator: runs any program for any described machine on the CPU.
 
-    emulate.py      the entry: machine, extents, report; arguments.py binds tensors, progress.py shows a bar
+    emulate.py      the entry: machine and extents; progress.py shows a bar
+    report.py       what it returns: activity, time, pictures
     simulated.py    how long a call takes on the machine
+    arguments.py    tensors bound to the program; pairs.py takes those apart that hold two elements in a byte
     coverage.py     which of stock TileLang's operations run
     run.py          one emulation: units, accounts, deadlock reports
     interpret/      statements and expressions of TIR as closures

@@ -12,6 +12,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator.execute.memory import meta_array
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
+from tilescale.backends.emulator.pairs import Pairs, shape_of
 from tilescale.errors import ArgumentError, RankMismatchError
 from tilescale.passes.present import check_present
 from tilescale.program.arguments import check_writable, readable, scalar
@@ -32,11 +33,13 @@ def bind_arguments(
     extents: list[tuple[str, int]],
     per_unit: list[list[Any]],
     written: frozenset[int],
+    pairs: Pairs,
 ) -> list[dict[int, Any]]:
     """For each unit, slot -> array or scalar; symbolic extents are bound from the shapes.
 
     Args:
         written: positions of the parameters whose tensors the run changes.
+        pairs: takes those that hold two elements in a byte.
     Raises:
         ArgumentError: count, type, data type or shape differ from the program's, or a tensor cannot take results.
         RankMismatchError: units disagree about a symbolic extent.
@@ -48,7 +51,7 @@ def bind_arguments(
     }
     result = []
     for rank, values in enumerate(per_unit):
-        result.append(_Binder(compiler, program, rank, sizes).bind(values, written))
+        result.append(_Binder(compiler, program, rank, sizes, pairs).bind(values, written))
     _check_agreement(compiler, program, result)
     return result
 
@@ -56,8 +59,9 @@ def bind_arguments(
 class _Binder:
     """Binds the arguments of one unit."""
 
-    def __init__(self, compiler: Compiler, program: Program, rank: int, sizes: dict[ir.Var, int]):
+    def __init__(self, compiler: Compiler, program: Program, rank: int, sizes: dict[ir.Var, int], pairs: Pairs):
         self.compiler, self.program, self.rank, self.known = compiler, program, rank, sizes
+        self.pairs = pairs
         self.slots: dict[int, Any] = {}
 
     def bind(self, values: list[Any], written: frozenset[int]) -> dict[int, Any]:
@@ -81,8 +85,9 @@ class _Binder:
             if parameter.buffer is None:
                 self.slots[self.compiler.slot(parameter.var)] = self._scalar(parameter, value)
             elif value is not None:
-                self._tensor(parameter, value)
-            shapes.append(tuple(value.shape) if parameter.buffer is not None and value is not None else None)
+                self._tensor(parameter, value, position in written)
+            is_tensor = parameter.buffer is not None and value is not None
+            shapes.append(shape_of(parameter, value) if is_tensor else None)
         self.known = solve(parameters, shapes, self.known)
         self.slots |= {self.compiler.slot(var): size for var, size in self.known.items()}
         for parameter, shape in zip(parameters, shapes, strict=True):
@@ -98,18 +103,18 @@ class _Binder:
         dtype = numpy_dtype(str(parameter.var.dtype))
         return float(dtype.type(number)) if isinstance(number, float) else number
 
-    def _tensor(self, parameter: Parameter, value: Any) -> None:
+    def _tensor(self, parameter: Parameter, value: Any, written: bool) -> None:
         if not self.compiler.data:
             self._bound(parameter, self._without_data(parameter, value))
             return
-        self._bound(parameter, self._array(parameter, value))
+        self._bound(parameter, self._array(parameter, value, written))
 
     def _without_data(self, parameter: Parameter, value: Any) -> np.ndarray:
         """An array of the argument's shape: without data, but for flags, which are a copy of it or zero."""
         import torch
 
         dtype = numpy_dtype(str(parameter.buffer.dtype))
-        shape = tuple(value.shape)
+        shape = shape_of(parameter, value)
         data = {self.compiler.slot(b) for b in (parameter.buffer.data, *(view.data for view in parameter.views))}
         if not any(self.compiler.root(slot) in self.compiler.flags for slot in data):
             return meta_array(shape, dtype)
@@ -117,7 +122,7 @@ class _Binder:
             return to_numpy(value.detach()).astype(dtype)
         return np.zeros(shape, dtype)
 
-    def _array(self, parameter: Parameter, value: Any) -> np.ndarray:
+    def _array(self, parameter: Parameter, value: Any, written: bool) -> np.ndarray:
         import torch
 
         if not isinstance(value, torch.Tensor):
@@ -127,6 +132,9 @@ class _Binder:
                 f"{parameter.name!r} is on {value.device}", hint="pass CPU tensors to the emulator: x.cpu()"
             )
         array = to_numpy(readable(value.detach()))
+        elements = self.pairs.elements(parameter, array, written)
+        if elements is not None:
+            return elements
         wanted = numpy_dtype(str(parameter.buffer.dtype))
         if array.dtype != wanted and array.dtype.itemsize == wanted.itemsize and wanted.kind == "b":
             array = array.view(wanted)

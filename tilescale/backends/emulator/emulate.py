@@ -5,11 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from os import PathLike
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from types import NoneType
 from typing import Any
@@ -17,12 +13,15 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.checks import observers
+from tilescale.backends.emulator.pairs import Pairs
 from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.record.recorder import Recorder
-from tilescale.backends.emulator.run import Activity, Run
-from tilescale.errors import ArgumentError, LaunchError, Location, UsageError, check_type
+from tilescale.backends.emulator.report import Report
+from tilescale.backends.emulator.run import Run
+from tilescale.errors import ArgumentError, LaunchError, check_type
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
+from tilescale.hda.names import BuiltIn
 from tilescale.hda.units import format_count
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.rules import check_rules
@@ -31,108 +30,13 @@ from tilescale.program.arguments import count_writes
 from tilescale.program.model import Program
 from tilescale.settings import settings
 from tilescale.timing.collector import no_cyclic_collection
-from tilescale.timing.draw import plot, summary, trace
-from tilescale.timing.timeline import Timeline
-
-MOST_LINES = 16
-"""Units that have a line each in a report."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What an emulation did.
-
-    Attributes:
-        machine: what was emulated.
-        activity: for each unit that owns tensors, in the order of the arguments, what it did.
-        wall_s: seconds that the emulation took on this computer; says nothing of the machine.
-        recorder: the record of which `timeline` is the simulation; None if the run was not timed.
-        missed: tile operations of which no element lay inside of its tensor, so that loads gave zero and stores
-            nothing: the tensor's name and the line -> how many.
-    """
-
-    machine: Machine
-    activity: tuple[Activity, ...]
-    wall_s: float
-    recorder: Recorder | None = field(default=None, repr=False, compare=False)
-    missed: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """When everything happened on the machine; simulated when first asked for.
-
-        Raises:
-            UsageError: the run was not timed.
-        """
-        if self.recorder is None:
-            raise UsageError("this run was not timed", hint="leave out time=False")
-        return self.recorder.timeline()
-
-    @property
-    def time_us(self) -> float:
-        """Simulated duration in microseconds. Raises as `timeline`."""
-        return self.timeline.end_s * 1e6
-
-    @property
-    def utilization(self) -> dict[str, float]:
-        """Resource -> share of the time that it worked, over all units that have one. Raises as `timeline`."""
-        return self.timeline.utilization
-
-    def trace(self, path: str | PathLike[str]) -> None:
-        """Write the timeline for Perfetto (https://ui.perfetto.dev), compressed where the path ends in ".gz".
-
-        Units that own tensors are processes, their engines threads, and arrows lead from what was waited for. Raises as
-        `timeline`, and a UsageError where no file can be made.
-        """
-        trace(self.timeline, path)
-
-    def plot(self, path: str | PathLike[str], *, engines: bool = False) -> None:
-        """Draw the timeline: a row for each unit that owns tensors, time in microseconds.
-
-        Args:
-            path: a .png, .svg or .pdf file.
-            engines: a row for each engine of a unit instead, or for each family of engines where there are many.
-
-        Raises:
-            UsageError: the run was not timed, another ending, or no file can be made there.
-            DependencyError: matplotlib is missing.
-        """
-        plot(self.timeline, path, engines=engines)
-
-    def __str__(self) -> str:
-        parts = [self._activity()] + ([summary(self.timeline)] if self.recorder is not None else [])
-        return "\n".join(parts + [_missed(*key, count) for key, count in self.missed.items()])
-
-    def _activity(self) -> str:
-        level = self.machine.tensor_level.name
-        heads = ("programs", "messages", "sent", "received", "signals", "combined")
-        rows = [f"{level:>8}" + "".join(f" {head:>10}" for head in heads) + "  collectives"]
-        # Of many units those that did the same share a line with their neighbours.
-        many = len(self.activity) > MOST_LINES
-        numbered = enumerate(self.activity)
-        for _, group in itertools.groupby(numbered, key=lambda item: _line(item[1]) if many else item[0]):
-            (first, activity), *others = group
-            label = f"{first}-{others[-1][0]}" if others else str(first)
-            rows.append(f"{label:>8}{_line(activity)}")
-        return "\n".join(rows)
-
-
-def _missed(name: str, where: Location | None, count: int) -> str:
-    place = f"  {Path(where.file).name}:{where.line}" if where else ""
-    return f"nothing read or written: wholly outside of {name} x{count}{place}"
-
-
-def _line(a: Activity) -> str:
-    counts = (a.programs, a.messages, a.sent, a.received, a.signals, a.contributed)
-    names = ", ".join(f"{name} x{count}" for name, count in a.collectives.items()) or "-"
-    return "".join(f" {count:>10}" for count in counts) + f"  {names}"
 
 
 def emulate(
     func: ir.PrimFunc,
     args: Sequence[Any] | None = None,
     *,
-    machine: Machine | str | None = None,
+    machine: Machine | BuiltIn | str | None = None,
     data: bool | None = None,
     time: bool = True,
     progress: bool | None = None,
@@ -192,13 +96,15 @@ def emulate(
         seed = settings().schedule_seed if schedule_seed is None else schedule_seed
         run = Run(program, target, advance, watching, seed, recorder, data)
         written = written_parameters(program) if data else frozenset()
-        values = bind_arguments(run.compiler, program, extents, per_unit, written)
+        pairs = Pairs()
+        values = bind_arguments(run.compiler, program, extents, per_unit, written, pairs)
         with no_cyclic_collection(not data):
             try:
                 run.launch(extents, values, mesh)
             finally:
+                pairs.put_together()
                 count_writes(unit[i] for unit in per_unit for i in written)
-    return Report(target, tuple(run.activity), perf_counter() - begin, recorder, run.missed)
+    return Report(program.name, target, tuple(run.activity), perf_counter() - begin, recorder, run.missed)
 
 
 def _without_values(args: Sequence[Any] | None) -> bool:

@@ -21,10 +21,11 @@ from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret import branches, expr, statements  # noqa: F401
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.phases import compile_part
-from tilescale.backends.emulator.operations import (  # noqa: F401  # noqa: F401
+from tilescale.backends.emulator.operations import (  # noqa: F401
     allreduce,
     atomics,
     barriers,
+    blockscaled,
     externs,
     random,
     reducers,
@@ -49,10 +50,10 @@ class Activity:
 
     Attributes:
         programs: tile programs that ran.
-        sent, received: bytes that its own copies moved to and from peers.
-        messages: copies to or from peers.
+        sent, received: bytes that copies moved from it to peers and from peers to it, whoever made them.
+        messages: copies to or from peers that it made.
         signals: flags it updated.
-        collectives: how often it took part in which collective, by level and name.
+        collectives: how often it took part in which collective, by level, name and algorithm.
         contributed: bytes it brought into collectives with other devices.
     """
 
@@ -191,27 +192,26 @@ class Run:
         return self.activity[self.number(unit)]
 
     def moved(self, unit: Unit, peer: Unit, size: int, sent: bool) -> None:
-        """A copy of `size` bytes to or from a peer."""
-        account = self._of(unit)
-        if account is self._of(peer):
+        """A unit has copied `size` bytes to or from a peer."""
+        mine, other = self._of(unit), self._of(peer)
+        if mine is other:
             return
-        account.messages += 1
-        if sent:
-            account.sent += size
-        else:
-            account.received += size
+        mine.messages += 1
+        source, target = (mine, other) if sent else (other, mine)
+        source.sent += size
+        target.received += size
 
     def signalled(self, unit: Unit, level: str | None, flag: int) -> None:
         """A unit updated the flag at an address; `level` is that whose ranks it spoke of."""
         self._of(unit).signals += 1
         self._signallers.setdefault(flag, {})[unit.around(level) if level else unit] = None
 
-    def collected(self, unit: Unit, name: str, level: str, size: int) -> None:
+    def collected(self, unit: Unit, name: str, level: str, size: int, algorithm: str) -> None:
         """A unit took part in a collective of a level with `size` bytes."""
         account = self._of(unit)
         if self.machine.level(level).kind == "unit":
             account.contributed += size
-        label = f"{level} {name}"
+        label = f"{level} {name} ({algorithm})"
         account.collectives[label] = account.collectives.get(label, 0) + 1
 
     def programs_ended(self, unit: Unit, count: int, collectives: Mapping[str, int]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from tilescale.comm.call import Call
 from tilescale.comm.heap.group import Group
 from tilescale.comm.trust import same_user
-from tilescale.errors import LaunchError
+from tilescale.errors import DeviceError, LaunchError
 
 __all__ = ["Mailbox", "exchange", "send"]
 
@@ -119,7 +119,8 @@ def exchange(
 ) -> dict[int, int]:
     """Send `descriptor` to `senders` in the mailboxes called `names`, and wait for theirs, which the caller then owns.
 
-    Raises RankFailedError if a rank fails meanwhile or the time is up, LaunchError if one cannot be reached.
+    Raises RankFailedError if a rank fails meanwhile or the time is up, LaunchError if one cannot be reached,
+    DeviceError if this process can have no more descriptors.
     """
     senders = list(senders)
     for rank in senders:
@@ -128,7 +129,13 @@ def exchange(
         except LaunchError:
             group.raise_if_failed(call, within_s=1.0)  # its death explains more than its closed mailbox
             raise
-    return group.wait(call, lambda: mailbox.take(senders), lambda: mailbox.missing(senders))
+    try:
+        return group.wait(call, lambda: mailbox.take(senders), lambda: mailbox.missing(senders))
+    except OSError as error:
+        raise DeviceError(
+            f"rank {group.rank} cannot take the descriptors of its peers: {error}",
+            hint="raise the limit: ulimit -n 4096",
+        ) from error
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int], int]:

@@ -6,6 +6,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import socket
+import sys
+import tempfile
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -21,7 +24,7 @@ __all__ = ["Host"]
 
 _LARGEST = 64 << 30
 _MAP_FIXED = 0x10  # Python's mmap module can neither map at an address nor map nothing
-_MAP_NORESERVE = 0x4000
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _PROT_NONE = 0
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -43,7 +46,16 @@ class Host(MappedHeap):
 
     @classmethod
     def open(cls, group: Group, device: torch.device, hosts: int, capacity: int, call: Call) -> Host:
-        """An empty heap."""
+        """An empty heap.
+
+        Raises:
+            UnsupportedError: several ranks on a system where they cannot hand each other memory.
+        """
+        if group.size > 1 and not hasattr(socket, "SO_PEERCRED"):
+            raise UnsupportedError(
+                "symmetric tensors of several ranks need Linux, whose processes hand each other memory",
+                hint="pass plain tensors to kernels, or run all devices in one process with tilescale.emulate",
+            )
         return cls(group, _HostPages(), capacity)
 
 
@@ -63,10 +75,10 @@ class _HostPages:
 
     def create(self, nbytes: int) -> int:
         try:
-            descriptor = os.memfd_create("tilescale-heap", os.MFD_CLOEXEC)
+            descriptor = _memory_file()
             os.ftruncate(descriptor, nbytes)
         except OSError as error:
-            raise DeviceError(f"memfd_create: {error}") from error
+            raise DeviceError(f"no file for shared memory can be made: {error}") from error
         return descriptor
 
     def export(self, handle: int) -> int:
@@ -92,6 +104,15 @@ class _HostPages:
 
     def is_idle_within(self, seconds: float) -> bool:
         return True
+
+
+def _memory_file() -> int:
+    """A file without a name: in memory on Linux, among temporary files elsewhere."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("tilescale-heap", os.MFD_CLOEXEC)
+    descriptor, path = tempfile.mkstemp(prefix="tilescale-heap-")
+    os.unlink(path)
+    return descriptor
 
 
 def _map(address: int | None, nbytes: int, protection: int, flags: int, descriptor: int) -> int:

@@ -139,8 +139,7 @@ class MappedHeap:
         """Make and map a chunk, and say which ranks failed, and why; then nothing has changed."""
         mark = len(self._mappings)
         with ExitStack() as stack:
-            own, trouble = self._create(nbytes, stack)
-            mailbox = self._mailbox(stack) if trouble is None else None
+            own, mailbox, trouble = self._create(nbytes, stack)
             if mailbox is not None:
                 shared: str | bytes = mailbox.name
             else:
@@ -156,20 +155,18 @@ class MappedHeap:
             self._unmap(mark)
         return failed
 
-    def _create(self, nbytes: int, stack: ExitStack) -> tuple[Any, str | None]:
+    def _create(self, nbytes: int, stack: ExitStack) -> tuple[Any, descriptors.Mailbox | None, str | None]:
+        """A handle of new memory, where others can leave theirs if it is a descriptor, and why there is neither."""
         try:
             handle = self._pages.create(nbytes)
-        except (MemoryError, DeviceError) as error:
-            return None, str(error)
-        stack.callback(self._pages.drop, handle)
-        return handle, None
-
-    def _mailbox(self, stack: ExitStack) -> descriptors.Mailbox | None:
-        if self._group.size == 1 or not self._pages.shared_by_descriptor:
-            return None
-        mailbox = descriptors.Mailbox()
-        stack.callback(mailbox.close)
-        return mailbox
+            stack.callback(self._pages.drop, handle)
+            mailbox = None
+            if self._group.size > 1 and self._pages.shared_by_descriptor:
+                mailbox = descriptors.Mailbox()
+                stack.callback(mailbox.close)
+            return handle, mailbox, None
+        except (MemoryError, DeviceError, OSError) as error:
+            return None, None, str(error)
 
     def _token(self, handle: Any) -> bytes:
         token = self._pages.export(handle) if self._group.size > 1 else b""

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib
+import socket
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -178,5 +180,8 @@ def _objection(entry: Entry, device: torch.device, hosts: int) -> TileScaleError
 
 def _host() -> str:
     """Any text that the processes of one running system share, and others do not."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except FileNotFoundError:  # not Linux, where containers of one host differ in name and address
+        return f"{socket.gethostname()} {uuid.getnode():x}"

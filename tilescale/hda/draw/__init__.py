@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Pictures of a machine: `terminal` for a console, `svg` for a file. Imported by the command line only."""
+"""Pictures of a machine: `terminal` for a console, `svg` for a file or a notebook."""

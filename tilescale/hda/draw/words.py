@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
-from tilescale.hda.machine import Machine
+from tilescale.hda import query
+from tilescale.hda.description import Description
 from tilescale.hda.model import OPERATIONS, Level, Mechanism, MemoryLayer, Network
 from tilescale.hda.units import format_bandwidth, format_bytes, format_rate, format_time
 
 __all__ = ["arithmetic", "layer_facts", "level_facts", "mechanism_facts", "network_facts", "network_place", "shape"]
 
 
-def level_facts(machine: Machine, level: Level) -> str:
+def level_facts(machine: Description, level: Level) -> str:
     """What distinguishes a level, after its name: "up to 32 programs, 2048 threads at once"."""
     facts = []
     if level.kind == "lanes" and level.threads != 1:
         facts.append(f"{level.threads} threads")
     if level.kind == "cluster":
-        facts.append(f"at launch, up to {level.max_size} {machine.program_level.name}s")
+        facts.append(f"made at launch, up to {level.max_size} {machine.program_level.name}s each")
     if level.kind == "program":
         facts.append(f"up to {_many(level.max_programs, 'program')} at once" if level.virtual else "one program each")
         if level.max_threads:
@@ -64,10 +65,10 @@ def mechanism_facts(mechanism: Mechanism) -> str:
     return ", ".join(facts)
 
 
-def arithmetic(machine: Machine, level: str) -> list[tuple[str, str]]:
+def arithmetic(machine: Description, level: str) -> list[tuple[str, str]]:
     """Kinds of arithmetic of one unit of `level` with their rates, grouped where data types share one."""
     lines = []
-    for unit, rates in machine.rates(level).items():
+    for unit, rates in query.rates(machine, level).items():
         groups: dict[float, list[str]] = {}
         for dtype, rate in rates.items():
             groups.setdefault(rate, []).append(dtype)

@@ -18,6 +18,7 @@ import numpy as np
 from tilelang_core import ir, tl
 from tilescale.collectives.record import TENSORS
 from tilescale.collectives.select import Wanted, everything, members, numbering, seconds
+from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Machine, Mechanism, Network
 from tilescale.passes.overlap.legality import Site
@@ -59,7 +60,7 @@ class Travel:
             Declined: nothing moves data while programs run, or programs move none.
         """
         network, starter = (
-            network_of(site.made.call, uses.machine, uses.sizes),
+            network_of(site.made.call, in_force(uses.machine), uses.sizes),
             "host" if carrier == QUEUE else "program",
         )
         offers = network.mechanisms if network is not None else ()

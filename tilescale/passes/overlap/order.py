@@ -99,7 +99,7 @@ def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
     seen = [begin // rows.height for begin, _, _ in uses.by_rank(use, level)]
     if any(not np.array_equal(seen[0], other) for other in seen[1:]):
         raise Declined("the tiles are in an order of their own on each device", location(use.stmts[0]))
-    parts = seen[0].reshape(shape)
+    parts = seen[0].reshape(shape, order="F")  # as programs are numbered
     varying = [i for i in range(len(shape)) if (np.diff(parts, axis=i) != 0).any()]
     if len(varying) != 1:
         raise Declined("the tiles do not follow the rows along one axis of the grid", location(use.stmts[0]))

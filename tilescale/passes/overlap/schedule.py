@@ -8,6 +8,7 @@ why; `tilescale.compile(..., schedule=changed)` takes one that was changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 
 from tilescale.errors import Location, UsageError
 from tilescale.hda.units import format_time
@@ -84,3 +85,7 @@ class Schedule:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.moves)) or "no collective of whole tensors"
+
+    def _repr_html_(self) -> str:
+        """A notebook's view of it."""
+        return f"<pre>{escape(str(self))}</pre>"

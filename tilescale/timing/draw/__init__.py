@@ -1,15 +1,50 @@
 # SPDX-License-Identifier: MIT
-"""What people look at: timelines as text, as pictures, and as traces for Perfetto.
+"""What people look at: timelines as text, as pictures, as pages, and as traces for Perfetto.
 
-    text.py      duration, bound, utilisation, critical path and waits in words
-    trace.py     the trace event format that Perfetto and Chrome open
-    shares.py    what many engines do at a time, as shares
-    picture.py   rows of units over time, by matplotlib
-    files.py     what goes wrong when a file is written
+    text.py         duration, bound, utilisation, critical path and waits in words
+    trace.py        the trace event format that Perfetto and Chrome open
+    lanes.py        rows for what an engine does at a time
+    shares.py       what many engines do at a time, as shares
+    picture.py      rows of units over time, by matplotlib
+    interactive.py  a page to look into, by Bokeh
+    columns.py      the data of such a page
+    files.py        what goes wrong when a file is written
 """
 
-from tilescale.timing.draw.picture import plot
+from collections.abc import Mapping
+from os import PathLike, fspath
+from pathlib import Path
+
+from tilescale.errors import UsageError
+from tilescale.timing.draw.interactive import Page, page
+from tilescale.timing.draw.picture import FORMATS, picture
 from tilescale.timing.draw.text import summary
 from tilescale.timing.draw.trace import trace
+from tilescale.timing.timeline import Timeline
 
-__all__ = ["plot", "summary", "trace"]
+__all__ = ["Page", "compare", "page", "plot", "summary", "trace"]
+
+
+def plot(timeline: Timeline, path: str | PathLike[str], *, engines: bool = False, dark: bool = False) -> None:
+    """Draw a timeline; arguments and errors as for `tilescale.Report.plot`."""
+    target = Path(fspath(path))
+    if target.suffix == ".html":
+        page(timeline, unfolded=engines).save(target)
+    elif target.suffix in FORMATS:
+        picture({"": timeline}, target, engines=engines, dark=dark)
+    else:
+        known = ", ".join((".html", *FORMATS))
+        raise UsageError(f"a timeline cannot be drawn into {target.name!r}", hint=f"end it in {known}")
+
+
+def compare(timelines: Mapping[str, Timeline], path: str | PathLike[str], *, dark: bool = False) -> None:
+    """Draw several timelines by their names into one picture, one below the other on one axis of time.
+
+    Raises as `tilescale.Report.plot`, which says what `dark` is; a page (.html) holds one timeline only.
+    """
+    target = Path(fspath(path))
+    if target.suffix not in FORMATS:
+        raise UsageError(
+            f"several timelines cannot be drawn into {target.name!r}", hint=f"end it in {', '.join(FORMATS)}"
+        )
+    picture(timelines, target, engines=False, dark=dark)

@@ -7,19 +7,18 @@ as well. A row is as full as its engines are busy, so that hundreds of programs 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilescale.errors import DependencyError, UsageError
-from tilescale.hda.units import format_time
+from tilescale.errors import DependencyError
 from tilescale.timing.draw.files import writing
+from tilescale.timing.draw.lanes import natural
 from tilescale.timing.draw.shares import family, peaks, shares, together
-from tilescale.timing.draw.trace import natural
+from tilescale.timing.draw.text import heading
 from tilescale.timing.timeline import KINDS, Span, Timeline
 
 STYLE = {
@@ -36,6 +35,21 @@ ORDER = ("compute", "transfer", "collective", "launch", "sync", "wait")
 """Of kinds in a row, from the bottom."""
 
 FORMATS = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True)
+class _Theme:
+    """Colours of what is neither a span nor its name."""
+
+    paper: str
+    ink: str
+    grid: str
+    waiting: str
+
+
+LIGHT = _Theme(paper="#ffffff", ink="#1f2a37", grid="#dddddd", waiting="#FBE9DF")
+DARK = _Theme(paper="#131416", ink="#d5d9e0", grid="#3a3f47", waiting="#3b2618")
+
 COLUMNS = 1500
 MOST_UNITS, MOST_WITH_ENGINES = 32, 12
 """Of many units, as many are shown, spread evenly; fewer where each has several rows."""
@@ -57,32 +71,39 @@ class _Row:
     own: str
 
 
-def plot(timeline: Timeline, path: str | PathLike[str], *, engines: bool = False) -> None:
-    """Draw a timeline.
+def picture(timelines: Mapping[str, Timeline], target: Path, *, engines: bool, dark: bool) -> None:
+    """Draw timelines with matplotlib into a file of one of `FORMATS`, one below the other on one axis of time.
 
     Args:
-        path: where to; its ending, .png, .svg or .pdf, says what.
-        engines: a row for each engine of a unit, or for each family of engines where there are many.
+        timelines: by name; a single one needs none, "".
+        engines, dark: as for `tilescale.Report.plot`.
 
     Raises:
-        UsageError: another ending, or no file can be made there.
+        UsageError: no file can be made there.
         DependencyError: matplotlib is missing.
     """
-    target = Path(fspath(path))
-    if target.suffix not in FORMATS:
-        raise UsageError(f"a picture cannot be written to {target.name!r}", hint=f"end it in {', '.join(FORMATS)}")
     figure = _figure()
-    rows = _rows(timeline, engines)
-    height = 0.34 if len(rows) > 24 else 0.46
-    figure.set_size_inches(12, 1.25 + height * len(rows))
-    axes = figure.add_subplot()
+    theme = DARK if dark else LIGHT
+    found = [_rows(timeline, engines) for timeline in timelines.values()]
+    heights = [1.25 + (0.34 if len(rows) > 24 else 0.46) * len(rows) for rows in found]
+    figure.set_size_inches(12, sum(heights))
+    figure.set_facecolor(theme.paper)
+    panels = figure.subplots(len(found), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    for axes, (name, timeline), rows in zip(panels, timelines.items(), found, strict=True):
+        _panel(axes, timeline, rows, engines, theme)
+        title = f"{name}: {_title(rows, timeline)}" if name else _title(rows, timeline)
+        axes.set_title(title, fontsize=10, loc="left", pad=24, color=theme.ink)
+    panels[-1].set_xlim(0, max(timeline.end_s for timeline in timelines.values()) * 1e6 or 1)
+    _write(figure, target)
+
+
+def _panel(axes: Any, timeline: Timeline, rows: Sequence[_Row], engines: bool, theme: _Theme) -> None:
     most = peaks(row.spans for row in rows)
     most = most if engines else together(most)
     for number, row in enumerate(rows):
-        _draw_row(axes, number, row, most, timeline.end_s)
-    _draw_critical_path(axes, rows, timeline)
-    _dress(axes, rows, timeline, engines)
-    _write(figure, target)
+        _draw_row(axes, number, row, most, timeline.end_s, theme)
+    _draw_critical_path(axes, rows, timeline, theme)
+    _dress(axes, rows, timeline, engines, theme)
 
 
 def _write(figure: Any, target: Path) -> None:
@@ -99,7 +120,7 @@ def _figure() -> Any:
         from matplotlib.figure import Figure
     except ImportError:
         raise DependencyError(
-            "drawing a timeline needs matplotlib", hint="pip install 'tilescale[plot]', or write a trace instead"
+            "a picture of a timeline needs matplotlib", hint="pip install matplotlib, or write a trace instead"
         ) from None
     return Figure(layout="constrained")
 
@@ -128,7 +149,7 @@ def _rows(timeline: Timeline, engines: bool) -> list[_Row]:
     return rows
 
 
-def _draw_row(axes: Any, number: int, row: _Row, most: dict[str, int], end_s: float) -> None:
+def _draw_row(axes: Any, number: int, row: _Row, most: dict[str, int], end_s: float, theme: _Theme) -> None:
     found = shares(row.spans, most, end_s).averaged(COLUMNS)
     bottom = number + 0.42
     lower = bottom + 0 * found.edges[:-1]
@@ -140,7 +161,7 @@ def _draw_row(axes: Any, number: int, row: _Row, most: dict[str, int], end_s: fl
         steps = dict(step="post", linewidth=0, facecolor=STYLE[kind][0])
         ends = (found.edges * 1e6, _closed(lower), _closed(upper))
         if kind == "wait":
-            steps |= dict(hatch="/////", edgecolor=STYLE[kind][0], facecolor="#FBE9DF")
+            steps |= dict(hatch="/////", edgecolor=STYLE[kind][0], facecolor=theme.waiting)
         axes.fill_between(*ends, **steps)
         lower = upper
     _label(axes, number, row, end_s)
@@ -176,7 +197,7 @@ def _runs(spans: Sequence[Span], gap: float) -> list[list[Span]]:
     return runs
 
 
-def _draw_critical_path(axes: Any, rows: Sequence[_Row], timeline: Timeline) -> None:
+def _draw_critical_path(axes: Any, rows: Sequence[_Row], timeline: Timeline, theme: _Theme) -> None:
     """A line below the spans that the end had to wait for, from row to row where one led to another."""
     place = {id(span): number for number, row in enumerate(rows) for span in row.spans}
     points: list[tuple[float, float]] = []
@@ -189,52 +210,56 @@ def _draw_critical_path(axes: Any, rows: Sequence[_Row], timeline: Timeline) -> 
             points.append((begin, points[-1][1]))
         points += [(begin, y), (end, y)]
     if points:
-        axes.plot(*zip(*points, strict=True), color="black", linewidth=1.1, solid_capstyle="butt")
+        axes.plot(*zip(*points, strict=True), color=theme.ink, linewidth=1.1, solid_capstyle="butt")
 
 
-def _dress(axes: Any, rows: Sequence[_Row], timeline: Timeline, engines: bool) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    used = {span.kind for row in rows for span in row.spans}
-    handles = [
-        Patch(facecolor="#FBE9DF", edgecolor=colour, hatch="/////", linewidth=0, label=word)
-        if kind == "wait"
-        else Patch(facecolor=colour, label=word)
-        for kind, (colour, word) in STYLE.items()
-        if kind in used
-    ]
-    handles.append(Line2D([], [], color="black", linewidth=1.1, label="critical path"))
-    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(handles), frameon=False)
+def _dress(axes: Any, rows: Sequence[_Row], timeline: Timeline, engines: bool, theme: _Theme) -> None:
+    handles = _legend({span.kind for row in rows for span in row.spans}, theme)
+    axes.legend(
+        handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(handles), frameon=False,
+        labelcolor=theme.ink,
+    )  # fmt: skip
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.45, -0.5)
-    axes.set_xlim(0, timeline.end_s * 1e6 or 1)
-    axes.set_xlabel("simulated time in us")
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_xlabel("simulated time in us", color=theme.ink)
+    full = "as full as it is busy"
+    what = f"engines of {timeline.level}s" if engines else f"{timeline.level}s"
+    axes.set_ylabel(f"{what}, each row\n{full}", color=theme.ink, fontsize=8)
+    axes.tick_params(axis="y", length=0, labelcolor=theme.ink)
+    axes.tick_params(axis="x", colors=theme.ink)
+    axes.grid(axis="x", color=theme.grid, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(theme.ink)
     if engines:
-        _separate_units(axes, rows, timeline.level)
-    axes.figure.suptitle(_title(rows, timeline), fontsize=10, x=0.01, ha="left")
+        _separate_units(axes, rows, timeline.level, theme)
+    axes.set_facecolor(theme.paper)
 
 
-def _separate_units(axes: Any, rows: Sequence[_Row], level: str) -> None:
+def _legend(kinds: set[str], theme: _Theme) -> list[Any]:
+    """What the colours of some kinds of spans mean, and the line."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    waits = dict(facecolor=theme.waiting, hatch="/////", linewidth=0)
+    handles: list[Any] = [
+        Patch(label=word, edgecolor=colour, **(waits if kind == "wait" else dict(facecolor=colour)))
+        for kind, (colour, word) in STYLE.items()
+        if kind in kinds
+    ]
+    return [*handles, Line2D([], [], color=theme.ink, linewidth=1.1, label="critical path")]
+
+
+def _separate_units(axes: Any, rows: Sequence[_Row], level: str, theme: _Theme) -> None:
     for number, row in enumerate(rows):
         if number == 0 or rows[number - 1].unit != row.unit:
             axes.axhline(number - 0.5, color="#888888", linewidth=0.8)
             axes.annotate(
                 f"{level} {row.unit}", (1, number), xycoords=("axes fraction", "data"), xytext=(4, 0),
-                textcoords="offset points", fontsize=8, va="center",
+                textcoords="offset points", fontsize=8, va="center", color=theme.ink,
             )  # fmt: skip
 
 
 def _title(rows: Sequence[_Row], timeline: Timeline) -> str:
-    shown, there = len({row.unit for row in rows}), len({span.row for span in timeline.spans})
-    parts = [format_time(timeline.end_s)]
-    if timeline.bound is not None:
-        parts.append(f"at least {format_time(timeline.bound.seconds)} by {timeline.bound.use.resource}")
-    if shown < there:
-        parts.append(f"{shown} of {there} units shown")
-    return ", ".join(parts)
+    return heading(timeline, len({row.unit for row in rows}))

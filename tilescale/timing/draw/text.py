@@ -23,6 +23,16 @@ def summary(timeline: Timeline) -> str:
     return "\n".join(line for part in parts for line in part)
 
 
+def heading(timeline: Timeline, shown: int) -> str:
+    """One line above a drawing of so many of its units: what ran where, how long, and how long at least."""
+    parts = [f"{timeline.title}: {format_time(timeline.end_s)}" if timeline.title else format_time(timeline.end_s)]
+    if timeline.bound is not None:
+        parts.append(f"at least {format_time(timeline.bound.seconds)} by {timeline.bound.use.resource}")
+    if shown < timeline.rows:
+        parts.append(f"{shown} of {timeline.rows} {timeline.level}s shown")
+    return ", ".join(parts)
+
+
 def _duration(timeline: Timeline) -> Iterator[str]:
     yield f"simulated time  {format_time(timeline.end_s)}"
     bound = timeline.bound

@@ -10,14 +10,13 @@ microseconds in whole nanoseconds, as viewers keep them, so that what follows ea
 from __future__ import annotations
 
 import gzip
-import heapq
 import json
-import re
 from collections.abc import Iterator
 from os import PathLike, fspath
 from typing import Any
 
 from tilescale.timing.draw.files import writing
+from tilescale.timing.draw.lanes import lanes
 from tilescale.timing.timeline import Span, Timeline
 
 Event = dict[str, Any]
@@ -38,7 +37,7 @@ def trace(timeline: Timeline, path: str | PathLike[str]) -> None:
 
 def events(timeline: Timeline) -> Iterator[Event]:
     """The events of a timeline, names of units and engines first."""
-    threads = _threads(timeline)
+    threads = lanes(timeline.spans)
     names: dict[tuple[int, int], str] = {}
     for span, tid in zip(timeline.spans, threads, strict=True):
         names.setdefault((span.row, tid), span.engine)
@@ -90,38 +89,3 @@ def _flow(number: int, cause: Span, cause_tid: int, span: Span, tid: int) -> Ite
 
 def _nanoseconds(span: Span) -> tuple[int, int]:
     return round(span.begin_s * 1e9), round(span.end_s * 1e9)
-
-
-def _threads(timeline: Timeline) -> list[int]:
-    """For each span its thread: engines in natural order, as many threads each as it does things at a time."""
-    by_engine: dict[tuple[int, str], list[int]] = {}
-    for i, span in enumerate(timeline.spans):
-        by_engine.setdefault((span.row, span.engine), []).append(i)
-    threads = [0] * len(timeline.spans)
-    used: dict[int, int] = {}
-    for row, engine in sorted(by_engine, key=lambda key: (key[0], natural(key[1]))):
-        first = used.get(row, 0)
-        lanes = _lanes(timeline, by_engine[row, engine])
-        for i, lane in lanes.items():
-            threads[i] = first + lane
-        used[row] = first + 1 + max(lanes.values())
-    return threads
-
-
-def _lanes(timeline: Timeline, members: list[int]) -> dict[int, int]:
-    """Spans of an engine -> lanes in which none overlap: the lowest one that is free when a span begins."""
-    free: list[int] = []
-    busy: list[tuple[float, int]] = []
-    lanes: dict[int, int] = {}
-    for i in sorted(members, key=lambda i: (timeline.spans[i].begin_s, timeline.spans[i].end_s)):
-        span = timeline.spans[i]
-        while busy and busy[0][0] <= span.begin_s:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        lanes[i] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (span.end_s, lanes[i]))
-    return lanes
-
-
-def natural(name: str) -> list[tuple[int, str]]:
-    """A sort key by which "block 9" comes before "block 10"."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

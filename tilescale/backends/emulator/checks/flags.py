@@ -9,11 +9,11 @@ is left out of the count, in every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilescale.backends.emulator.checks.clocks import Clock, Past
+from tilescale.backends.emulator.checks.clocks import Clock, Known, Past
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class Update:
     def added(self) -> int:
         """By how much the value changed."""
         return self.value - self.before
+
+    def knows(self, other: Update) -> bool:
+        """Whether it comes after another one in every run; each does so after itself."""
+        return self.past.knows(other.past.clock, other.past.time)
 
 
 @dataclass
@@ -64,12 +68,15 @@ class Flag:
         last = self._looked_at(clock, first, holds)
         if last is None:
             return
+        news = [update for i, update in enumerate(self.updates[first:], first) if not self._knows(clock, i)]
         stays = all(holds(u.value) and not u.stores for u in self.updates[last + 1 :])
         for i in range(self._sequence(first, last), last + 1):
             update = self.updates[i]
             needed = update.stores or not stays or not holds(self.value - self._resting_on(i))
-            if needed and not self._knows(clock, i):
+            if needed and not self._knows(clock, i) and not _is_replaced(update, news, holds):
                 _learn(clock, update)
+        if news and not holds(self.value - sum(update.added for update in news)):
+            clock.learn(_common(news))  # one of them has been seen
 
     def load(self, clock: Clock) -> None:
         """A task has loaded the value, to acquire what was published with it."""
@@ -104,11 +111,27 @@ class Flag:
 
     def _resting_on(self, first: int) -> int:
         """What the flag's value would lack without an update and those that come after it for sure."""
-        past = self.updates[first].past
-        return sum(u.added for u in self.updates[first:] if u.past.knows(past.clock, past.time))
+        origin = self.updates[first]
+        return sum(u.added for u in self.updates[first:] if u.knows(origin))
 
 
 def _learn(clock: Clock, update: Update) -> None:
     if update.releases:
         clock.learn(update.past.known)
         clock.learn({update.past.clock: update.past.time})
+
+
+def _is_replaced(update: Update, news: Sequence[Update], holds: Callable[[Any], bool]) -> bool:
+    """Whether a store that may come first would do as well."""
+    return any(holds(u.value) for u in news if u.stores and not u.knows(update))
+
+
+def _common(updates: Sequence[Update]) -> Known:
+    """What all updates publish."""
+    common: Known = {}
+    if all(update.releases for update in updates):
+        for update in updates:
+            for clock, time in update.past.known.items():
+                if time > common.get(clock, 0) and all(u.past.knows(clock, time) for u in updates):
+                    common[clock] = time
+    return common

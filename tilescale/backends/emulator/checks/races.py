@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tilescale.backends.emulator.checks.flags import Flag, Update
 from tilescale.backends.emulator.checks.phases import Phases
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.states import Access, Conflict, Table
+from tilescale.backends.emulator.checks.text import memory_of
 from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.passes.written import written_parameters
 
@@ -53,14 +55,20 @@ class Races(Observer):
         self._clocks: dict[Task, Clock] = {}
         # Barrier or meeting -> which time it is that tasks meet there -> what they published.
         self._places: weakref.WeakKeyDictionary[Any, dict[Any, Place]] = weakref.WeakKeyDictionary()
-        program, compiler = run.program, run.compiler
+        self._in_clusters = any(launch.cluster_size > 1 for launch in run.program.launches)
+
+    @cached_property
+    def _constant(self) -> set[int]:
+        """Parameters that nobody writes, and whose tensors are given for no parameter that somebody writes."""
+        program, compiler, root = self._run.program, self._run.compiler, self._run.root
         written = written_parameters(program)
-        self._constant = {
-            compiler.root(compiler.slot(p.buffer.data))
+        slots = {
+            compiler.root(compiler.slot(p.buffer.data)): i in written
             for i, p in enumerate(program.parameters)
-            if p.buffer is not None and i not in written
+            if p.buffer is not None
         }
-        self._in_clusters = any(launch.cluster_size > 1 for launch in program.launches)
+        changed = {extents for slot, writes in slots.items() if writes for extents in memory_of(root, slot)}
+        return {slot for slot in slots if changed.isdisjoint(memory_of(root, slot))}
 
     def looks_at(self, home: Home) -> bool:
         return not home.private and home.root not in self._constant

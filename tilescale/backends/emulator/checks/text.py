@@ -51,6 +51,11 @@ def same_memory(unit: Unit, slot: int) -> list[Unit]:
     return [other for other in owners(root, slot) if _extent(other.storage[slot]) == mine]
 
 
+def memory_of(unit: Unit, slot: int) -> Iterator[tuple]:
+    """What tells the memory of each instance of a buffer, of `unit` and those inside it, from other memory."""
+    return (_extent(owner.storage[slot]) for owner in owners(unit, slot))
+
+
 def _extent(array: np.ndarray) -> tuple:
     return array.__array_interface__["data"][0], array.shape, array.strides
 

@@ -6,11 +6,12 @@ What depends on the data of a tensor is unknown. That is no error until somethin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
-from tilescale.backends.emulator.interpret.access import Element
+from tilescale.backends.emulator.interpret.access import Element, Region
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.errors import NoDataError
 
@@ -63,5 +64,17 @@ def store(target: Element, value: Closure) -> Closure:
             if not array.known:
                 return
         target.store(frame, found)
+
+    return run
+
+
+def forgotten(targets: Sequence[Element | Region]) -> Closure:
+    """What stands for a store: thread-private buffers become unknown, tensors have no values anyway."""
+
+    def run(frame: Frame) -> None:
+        for target in targets:
+            array = target.home.array(frame)
+            if isinstance(array, PrivateBuffer):
+                array.known = False
 
     return run

@@ -51,8 +51,8 @@ class Compiler(Symbols):
     Attributes:
         axes: variables of the parallel loops around what is being compiled, and their axes of the space.
         scales: levels of the scales around it; `vector_level`, that whose ranks are an array over threads.
-        deferred: bindings that stand outside the loop whose variable they use (T.Persistent emits such): read where
-            used. `bindings`: how the other ones get their values.
+        deferred: bindings that are read where used: pointers, and those that stand outside the loop whose variable
+            they use (T.Persistent emits such). `bindings`: how the other ones get their values.
         where: the line.
         reduction: what the reductions over threads below it combine by.
         threads_apart: how many conditions that differ between threads are around it.

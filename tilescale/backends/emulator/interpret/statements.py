@@ -21,6 +21,7 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.reducers import accumulation
 from tilescale.backends.emulator.interpret.registry import statement
 from tilescale.backends.emulator.interpret.scales import Bound, compile_scale
+from tilescale.backends.emulator.interpret.symbols import POINTERS
 from tilescale.errors import UnsupportedError
 from tilescale.passes.structure import location
 from tilescale.program.ops import SCALE
@@ -57,7 +58,8 @@ def _declare(compiler: Compiler, stmt: Any) -> Closure:
 
 @statement(ir.Bind)
 def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
-    if any(v in compiler.loop_variables and v not in compiler.open_loops for v in ir.variables(stmt.value)):
+    elsewhere = any(v in compiler.loop_variables and v not in compiler.open_loops for v in ir.variables(stmt.value))
+    if elsewhere or ir.op_name(stmt.value) in POINTERS:
         compiler.deferred[stmt.var] = stmt.value
         return lambda frame: None
     slot = compiler.slot(stmt.var)

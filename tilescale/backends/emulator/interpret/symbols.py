@@ -19,6 +19,9 @@ from tilescale.program.ops import RANK, VIEW
 PRIVATE = ("local", "local.var")
 """Scopes of which every thread has its own."""
 
+POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
+"""Operations whose value is a pointer to elements."""
+
 
 class Symbols:
     """The symbol table of a program on a machine.

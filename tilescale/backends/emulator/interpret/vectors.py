@@ -13,6 +13,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
+from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import Element, element, python_int
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -185,6 +186,8 @@ def kept(compiler: Compiler, expr: Any) -> Closure:
 def store(compiler: Compiler, stmt: ir.BufferStore) -> Closure:
     """A store of a vector: all lanes are read before the first is written."""
     targets, values = _elements(compiler, stmt), kept(compiler, stmt.value)
+    if not compiler.data:
+        return forgotten(targets)
 
     def run(frame: Frame) -> None:
         for target, value in zip(targets, values(frame), strict=True):

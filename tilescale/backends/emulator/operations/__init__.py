@@ -2,6 +2,7 @@
 """What operations do, a family a file.
 
     tiles.py multicast.py rows.py   TileLang's operations on tiles
+    blockscaled.py  products of operands with scales
     reducers.py     results to which iterations contribute
     threads.py atomics.py   indices, shuffles, votes; atomics on elements
     allreduce.py random.py  reductions over threads; random numbers

@@ -7,6 +7,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, spread
+from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.registry import operation
@@ -33,6 +34,8 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
     combined = [compiler.expr(e) for e in reduction.result]
     neutral = [compiler.expr(e) for e in reduction.identity_element]
     shape = compiler.launch.threads[::-1]
+    if not compiler.data:
+        return forgotten(results)
 
     def fold(frame: Frame, brought: list[np.ndarray], axis: int) -> list[np.ndarray]:
         """The values of all threads along an axis, combined in their order; each of these threads gets the result."""

@@ -119,8 +119,8 @@ def _collective(
                 for index, tile in mine.items():
                     store[index](tile)
 
-        frame.run.collected(frame.unit, name, level, brought(frame))
         moves = chosen.moves(frame, whole(frame))
+        frame.run.collected(frame.unit, name, level, brought(frame), moves.algorithm)
         if compiler.data:
             rendezvous(frame, level, name, where, arguments.payload(frame), finish, moves)
         else:

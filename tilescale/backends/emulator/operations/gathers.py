@@ -24,7 +24,7 @@ def queued_gather(compiler: Compiler, gather: Collective) -> Closure:
     found = _Gather(compiler, gather)
 
     def part(frame: Frame) -> None:
-        frame.run.collected(frame.unit, gather.name, gather.level, found.source.block(frame).nbytes)
+        frame.run.collected(frame.unit, gather.name, gather.level, found.source.block(frame).nbytes, "copy_engine")
 
     return queued(compiler, [part, found.run])
 

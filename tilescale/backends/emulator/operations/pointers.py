@@ -12,12 +12,11 @@ from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, spread
 from tilescale.backends.emulator.interpret.access import Element, element
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.symbols import POINTERS
 from tilescale.backends.emulator.numerics import lanes_of
 from tilescale.errors import UnsupportedError
 
 _OF_ELEMENTS = ("tl.access_ptr", "tirx.address_of")
-POINTERS = (*_OF_ELEMENTS, "tirx.tvm_access_ptr")
-"""Operations whose value is a pointer."""
 
 
 def pointed(compiler: Compiler, pointer: Any) -> Element:
@@ -43,7 +42,14 @@ def buffer_of(compiler: Compiler, pointer: Any) -> ir.Buffer:
     return _target(compiler, pointer)[0]
 
 
+def is_pointer(compiler: Compiler, arg: Any) -> bool:
+    """Whether an argument is a pointer to elements, or a variable that holds one."""
+    return ir.op_name(compiler.deferred.get(arg, arg) if isinstance(arg, ir.Var) else arg) in POINTERS
+
+
 def _target(compiler: Compiler, pointer: Any) -> tuple[ir.Buffer, list[Any]]:
+    if isinstance(pointer, ir.Var):
+        pointer = compiler.deferred.get(pointer, pointer)
     while ir.op_name(pointer) in _OF_ELEMENTS:
         pointer = pointer.args[0]
     if isinstance(pointer, ir.BufferLoad):

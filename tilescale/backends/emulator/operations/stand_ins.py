@@ -12,11 +12,12 @@ from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, active, is_vector, spread
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import READ, WRITE
+from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import Element, python_int
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
-from tilescale.backends.emulator.operations.pointers import POINTERS, pointed
+from tilescale.backends.emulator.operations.pointers import is_pointer, pointed
 from tilescale.errors import NoDataError, UnsupportedError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,7 +31,7 @@ def stand_in(name: str) -> Callable[[Function], Function]:
     It is called once for each thread that calls the external one, with Python numbers for numbers, and for a pointer
     with a one-dimensional array that begins at the element pointed to and may be written. What it returns is the value.
     The checks see accesses through `T.access_ptr`, which says how many elements there are and which way they go; what
-    the function does to a thread's own variables is not checked.
+    the function does to a thread's own variables is not checked::
 
         @tilescale.stand_in("saturating_add")
         def saturating_add(a, b):
@@ -59,10 +60,11 @@ def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str
             f"the emulator does not run the external function {name!r}",
             hint=f'say in Python what it does: @tilescale.stand_in("{name}"), or express it with TileLang operations',
         )
-    given = [_Pointer(compiler, arg) if _is_pointer(arg) else _Number(compiler, arg) for arg in args]
+    given = [_Pointer(compiler, arg) if is_pointer(compiler, arg) else _Number(compiler, arg) for arg in args]
     wanted = None if dtype == "handle" else numpy_dtype(dtype)
     if not compiler.data:
-        return _unknown(name)
+        pointers = [argument.element for argument in given if isinstance(argument, _Pointer)]
+        return forgotten(pointers) if wanted is None else _unknown(name)
 
     def run(frame: Frame) -> Any:
         for argument in given:
@@ -84,10 +86,6 @@ def _unknown(name: str) -> Closure:
         raise NoDataError(f"what {name} returns is unknown in a run without data", hint="leave data=False out")
 
     return run
-
-
-def _is_pointer(arg: Any) -> bool:
-    return ir.op_name(arg) in POINTERS
 
 
 class _Number:
@@ -116,7 +114,7 @@ class _Pointer:
     differs = True
 
     def __init__(self, compiler: Compiler, arg: Any):
-        self._element: Element = pointed(compiler, arg)
+        self.element: Element = pointed(compiler, arg)
         # `T.access_ptr` names how many elements there are, and whether they are read (1), written (2) or both.
         declared = ir.op_name(arg) == "tl.access_ptr"
         self._extent = compiler.expr(arg.args[1]) if declared else None
@@ -124,9 +122,9 @@ class _Pointer:
 
     def begin(self, frame: Frame) -> None:
         """A call begins."""
-        home = self._element.home
+        home = self.element.home
         self._array = home.array(frame)
-        self._indices = [spread(i(frame), frame) for i in self._element.indices]
+        self._indices = [spread(i(frame), frame) for i in self.element.indices]
         self._count = spread(self._extent(frame), frame) if self._extent is not None else None
         writes = bool(self._mask & 2) or self._extent is None
         if isinstance(self._array, PrivateBuffer):
@@ -142,11 +140,11 @@ class _Pointer:
         place = [int(i[index]) for i in self._indices]
         array = self._array.data[index] if isinstance(self._array, PrivateBuffer) else self._array
         if not all(0 <= i < n for i, n in zip(place, array.shape, strict=True)):
-            raise self._element.home.out_of_bounds(self._frame, place, array.shape)
+            raise self.element.home.out_of_bounds(self._frame, place, array.shape)
         view = array.reshape(-1)[np.ravel_multi_index(place, array.shape) :]
         if self._count is not None and not isinstance(self._array, PrivateBuffer):
             view = view[: int(self._count[index])]
             for bit, kind in ((1, READ), (2, WRITE)):
                 if self._mask & bit:
-                    self._element.home.touched(self._frame, kind, view)
+                    self.element.home.touched(self._frame, kind, view)
         return view

@@ -18,6 +18,7 @@ from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import ATOMIC, READ, WRITE
 from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import Region, element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -62,7 +63,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     if "gather4_rows" in notes:
         return rows_copy(compiler, source, target, notes)
     if source.home.private or target.home.private:
-        return _private_copy(compiler, call) if compiler.data else _forgotten(target)
+        return _private_copy(compiler, call) if compiler.data else forgotten([target])
     if "dst_block" in notes:
         return _cluster_copy(compiler, source, target, notes)
     if not compiler.data:
@@ -71,17 +72,6 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
         mask = ir.constant(notes["cluster_mask"])
         return multicast(compiler, call.args[0], mask, lambda from_, frame: copy_tile(from_, target, frame))
     return lambda frame: copy_tile(source, target, frame)
-
-
-def _forgotten(target: Region) -> Closure:
-    """In a run without data: what a thread-private buffer holds after a copy is unknown."""
-
-    def run(frame: Frame) -> None:
-        array = target.home.array(frame)
-        if isinstance(array, PrivateBuffer):
-            array.known = False
-
-    return run
 
 
 def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Any) -> Closure:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
+from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import Element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -80,6 +81,8 @@ def _store(width: int) -> Callable[[Compiler, ir.Call], Closure]:
         targets, values = _within(compiler, call.args[0], width // 8), vector(compiler, call.args[1])
         predicate = compiler.expr(call.args[2]) if len(call.args) > 2 else None
         given, wanted = element_dtype(call.args[1]), targets[0].home.dtype
+        if not compiler.data:
+            return forgotten(targets)
         return lambda frame: _write(targets, bits(values(frame), given, wanted, frame), predicate, frame)
 
     return rule
@@ -100,6 +103,8 @@ def _async_copy(compiler: Compiler, call: ir.Call) -> Closure:
     count = ir.constant(call.args[2])
     targets, sources = (elements(compiler, pointer, count) for pointer in call.args[:2])
     predicate = compiler.expr(call.args[3]) if len(call.args) > 3 else None
+    if not compiler.data:
+        return forgotten(targets)
     return lambda frame: _write(targets, _read(sources, predicate, frame), None, frame)
 
 
@@ -110,6 +115,8 @@ def _load_matrix(compiler: Compiler, call: ir.Call) -> Closure:
     rows, targets = _within(compiler, call.args[2], 16), _within(compiler, call.args[3], 4 * count)
     given, wanted = rows[0].home.dtype, targets[0].home.dtype
     half = np.dtype(np.uint16)
+    if not compiler.data:
+        return forgotten(targets)
 
     def run(frame: Frame) -> None:
         row = np.stack([spread(v, frame) for v in bits(_read(rows, None, frame), given, half, frame)], axis=-1)

@@ -137,6 +137,7 @@ def _product(a: int, b: int, transpose: tuple[int, int]) -> Callable[[Compiler, 
 
 
 cost("tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm", runs=True)(_product(0, 1, (3, 4)))
+cost("tl.tileop.gemm_blockscaled", "tl.tileop.tcgen05_gemm_blockscaled", runs=True)(_product(0, 1, (3, 4)))
 cost("tl.tileop.gemm_sp", "tl.tileop.wgmma_gemm_sp", "tl.tileop.tcgen05_gemm_sp")(_product(0, 2, (4, 6)))
 
 
@@ -171,26 +172,40 @@ cost("tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2")(_elements("f
 cost("tl.reducer_update")(lambda compiler, call: lambda frame: None)
 
 
-def _atomic(lanes: int = 1, returns: bool = False) -> Callable[[Compiler, ir.Call], Closure]:
-    """An update of one element, or of `lanes` neighbouring ones, by each active thread: read, and written."""
+def _access(
+    name: str, nbytes: Callable[[ir.Call, int], int], at: int = 0, returns: bool = False
+) -> Callable[[Compiler, ir.Call], Closure]:
+    """An access to elements by each active thread.
+
+    Args:
+        nbytes: of a call and the size of an element, how many bytes a thread moves.
+        at: which argument points to the elements.
+        returns: whether the thread waits for a value.
+    """
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         recorder, where = compiler.instrumentation.recorder, compiler.where
-        home = pointed(compiler, call.args[0]).home
+        home = pointed(compiler, call.args[at]).home
         scope, root = ir.scope_kind(home.buffer), compiler.root(home.slot)
         far = scope == "global"
         latency = recorder.rates.latency(scope) if returns else 0.0
+        each = nbytes(call, home.dtype.itemsize)
 
         def record(frame: Frame) -> None:
-            nbytes = 2 * lanes * home.dtype.itemsize * frame.active()
-            moved = recorder.rates.on_chip(scope, nbytes)
+            total = each * frame.active()
+            moved = recorder.rates.on_chip(scope, total)
             if far:
-                moved, _ = recorder.touches(frame, lambda _: ((root, where), nbytes), True)
-            recorder.work(frame, Part("atomic", "transfer" if far else "compute", where, moved, nbytes), latency)
+                moved, _ = recorder.touches(frame, lambda _: ((root, where), total), True)
+            recorder.work(frame, Part(name, "transfer" if far else "compute", where, moved, total), latency)
 
         return record
 
     return rule
+
+
+def _atomic(width: int = 1, returns: bool = False) -> Callable[[Compiler, ir.Call], Closure]:
+    """An update of one element, or of neighbouring ones: read, and written."""
+    return _access("atomic", lambda call, itemsize: 2 * width * itemsize, returns=returns)
 
 
 for _name in ("add", "max", "min"):
@@ -198,8 +213,13 @@ for _name in ("add", "max", "min"):
     cost(f"tl.atomic_{_name}_ret_elem_op", runs=True)(_atomic(returns=True))
 cost("tl.atomic_or_elem_op", "tl.atomic_store_elem_op", runs=True)(_atomic())
 cost("tl.atomic_load_elem_op", runs=True)(_atomic(returns=True))
-cost("tl.atomic_addx2_elem_op", runs=True)(_atomic(lanes=2))
-cost("tl.atomic_addx4_elem_op", runs=True)(_atomic(lanes=4))
+cost("tl.atomic_addx2_elem_op", runs=True)(_atomic(width=2))
+cost("tl.atomic_addx4_elem_op", runs=True)(_atomic(width=4))
+for _width in (32, 64, 128, 256):
+    _store = _access("store", lambda call, itemsize, nbytes=_width // 8: nbytes)
+    cost(f"tl.stg{_width}", f"tl.sts{_width}", runs=True)(_store)
+cost("tl.ptx_cp_async", runs=True)(_access("cp.async", lambda call, size: ir.constant(call.args[2]) * size, at=1))
+cost("tl.ptx_ldmatrix", runs=True)(_access("ldmatrix", lambda call, size: 4 * ir.constant(call.args[1]), at=2))
 
 
 def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, tuple[int, ...]], None]:

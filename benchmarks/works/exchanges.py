@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""Operators that move rows: tokens to experts and back, unequal parts, sums with residual and norm; beside NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+import trials
+from race import Contender, Heat, Runner
+from trials import Case, checked
+
+import tilescale
+
+EXPERTS, CHOICES = 256, 8
+
+
+def heats(quick: bool, gpus: int) -> Iterator[Heat]:
+    """Tokens of each GPU times features."""
+    if gpus == 1:
+        return
+    for tokens, features in [(256, 1024)] if quick else [(4096, 7168), (128, 7168)]:
+        work = Experts(tokens, features)
+        moved = 2 * work.sent() * features * 2
+        yield _heat("experts", work, gpus, moved)
+    for rows, features in [(256, 1024)] if quick else [(16, 8192), (512, 8192), (8192, 8192)]:
+        yield _heat("all_reduce_rms_norm", Normed(rows, features), gpus, 0)
+
+
+def _heat(name: str, work: Experts | Normed, gpus: int, moved: float) -> Heat:
+    entries = [Contender("nccl", work.library), Contender("tilescale", work.operator)]
+    return Heat(name, (work.rows, work.features), "bfloat16", gpus, "graph", "nccl", entries, bytes=moved)
+
+
+class Experts:
+    """Tokens go to eight random experts of 256, and their own values come back, summed with their weights.
+
+    NCCL moves as many rows with equal parts, once there and once back: what is spread and summed is not in its time.
+    """
+
+    def __init__(self, tokens: int, features: int):
+        self.rows, self.features = tokens, features
+
+    def chosen(self) -> torch.Tensor:
+        """The same experts in each case: routes are made before."""
+        generator = torch.Generator(trials.device()).manual_seed(tilescale.init().rank)
+        scores = torch.rand(self.rows, EXPERTS, device=trials.device(), generator=generator)
+        return scores.topk(CHOICES).indices
+
+    def sent(self) -> int:
+        """Rows that this rank sends to others."""
+        size, rank = tilescale.init().size, tilescale.init().rank
+        owners = self.chosen() // (EXPERTS // size)
+        return sum(int((owners == r).any(1).sum()) for r in range(size) if r != rank)
+
+    def draw(self, seed: int) -> Case:
+        """Tokens, and the sum of their copies."""
+        (x,) = trials.randoms(seed, torch.bfloat16, (self.rows, self.features))
+        want = x.float() * CHOICES
+        return Case((x,), want, 2.0**-6 * want.abs() + 1e-6)
+
+    def operator(self) -> Runner:
+        """Ours: dispatch and combine."""
+        from tilescale import ops
+
+        x, routing = trials.nothing(self.rows, self.features), ops.moe_route(self.chosen(), EXPERTS)
+        return checked(self.draw, trials.into(x), lambda: ops.moe_combine(ops.moe_dispatch(x, routing), routing))
+
+    def library(self) -> Runner:
+        """NCCL: as many rows to everybody."""
+        size = tilescale.init().size
+        each = -(-self.sent() // (size - 1))
+        given, back = (trials.nothing(size * each, self.features) for _ in range(2))
+
+        def call() -> torch.Tensor:
+            dist.all_to_all_single(back, given)
+            dist.all_to_all_single(given, back)
+            return given
+
+        return Runner(call, lambda seed: None)
+
+
+class Normed:
+    """The sum of all GPUs' rows, plus a residual, normalised."""
+
+    def __init__(self, rows: int, features: int):
+        self.rows, self.features = rows, features
+
+    def draw(self, seed: int) -> Case:
+        """This rank's part; the residual and the weight are zeros and ones."""
+        (x,) = trials.randoms(seed, torch.bfloat16, (self.rows, self.features))
+        y = x.float()
+        dist.all_reduce(y)
+        want = y * torch.rsqrt(y.pow(2).mean(1, keepdim=True) + 1e-6)
+        return Case((x,), want, 2.0**-6 * want.abs() + 2.0**-6)
+
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Room for a part, the weight, and the residual."""
+        x = trials.nothing(self.rows, self.features)
+        return x, torch.ones_like(x[0]), torch.zeros_like(x)
+
+    def operator(self) -> Runner:
+        """Ours."""
+        from tilescale import ops
+
+        x, weight, residual = self.operands()
+        return checked(self.draw, trials.into(x), lambda: ops.all_reduce_rms_norm(x, weight, residual)[0])
+
+    def library(self) -> Runner:
+        """NCCL, then PyTorch's norm."""
+        (x, weight, residual), y = self.operands(), trials.nothing(self.rows, self.features)
+
+        def call() -> torch.Tensor:
+            y.copy_(x)
+            dist.all_reduce(y)
+            return torch.nn.functional.rms_norm(y.add_(residual), (self.features,), weight, 1e-6)
+
+        return checked(self.draw, trials.into(x), call, [y])

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: MIT
+"""The whole corpus: a file for each kind of mistake."""
+
+from tests.corpus import atomicity, bounds, deadlocks, fences, flags, races, signals, stale, uninitialised
+
+KINDS = [module.label for module in (races, signals, flags, stale, fences, atomicity, deadlocks, bounds, uninitialised)]
+
+PROGRAMS = [program for kind in KINDS for program in kind.programs]

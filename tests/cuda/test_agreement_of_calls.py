@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""What ranks compare when they meet: a number for the tensors that peers reach, another one for other tensors."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tilescale.backends.cuda.lowering.implemented import ON_TILES, available
+from tilescale.backends.cuda.running.barrier_kernel import purpose, site_of
+from tilescale.backends.cuda.running.memory import Memory
+from tilescale.backends.cuda.running.steps import Call
+from tilescale.collectives import LANES, PROGRAMS, TILES, Wanted
+
+
+class Heap:
+    """A heap of one tensor, in which offsets are those of the tensor."""
+
+    @staticmethod
+    def offset(tensor: torch.Tensor) -> int:
+        return tensor.storage_offset() * tensor.itemsize
+
+
+def digest(*tensors: torch.Tensor, reached: set[int] | None = None) -> int:
+    """That of a call with these tensors, all of which peers reach if nothing else is said."""
+    positions = set(range(len(tensors))) if reached is None else reached
+    own = SimpleNamespace(program=SimpleNamespace(launches=()), reached=positions, heap=Heap)
+    return Memory(own, lambda: None).digest(Call(list(tensors)))
+
+
+def test_a_digest_says_where_tensors_lie_and_what_they_are_like():
+    whole = torch.zeros(64)
+    same = digest(whole[:32], whole[32:])
+    assert same == digest(torch.ones(64)[:32], torch.ones(64)[32:]), "values are no part of it"
+    others = [(whole[32:], whole[:32]), (whole[:16], whole[32:]), (whole[:32].view(4, 8), whole[32:])]
+    others += [(whole[:32].view(8, 4), whole[32:]), (whole[:32].view(8, 4).t(), whole[32:]), (whole[:32],)]
+    assert len({same, *(digest(*tensors) for tensors in others)}) == 1 + len(others)
+
+
+def test_a_digest_leaves_out_what_no_peer_reaches():
+    whole = torch.zeros(64)
+    assert digest(whole[:32], whole[32:], reached={0}) == digest(whole[:32], whole[:8], reached={0})
+    assert digest(whole[:32], whole[32:], reached={0}) != digest(whole[8:40], whole[32:], reached={0})
+
+
+@pytest.mark.parametrize("site", [0, 1, 1023])
+@pytest.mark.parametrize("call", [0, 1, (1 << 22) - 1, 1 << 31])
+def test_a_purpose_is_an_int32_that_names_its_place(site: int, call: int):
+    word = purpose(site, call)
+    assert -(1 << 31) <= word < 1 << 31
+    assert site_of(word, 1024) == site and site_of(word, site) is None
+    assert (word & (1 << 22) - 1) == call % (1 << 22)
+    assert word != purpose(site, call + 1) and word != purpose((site + 1) % 1024, call)
+
+
+@pytest.mark.parametrize("form", [TILES, PROGRAMS, LANES])
+@pytest.mark.parametrize("operation", ["allreduce", "all_gather"])
+def test_collectives_on_tiles_are_made_as_the_table_of_their_kind_says(form: str, operation: str):
+    wanted = Wanted(operation, form, "device", (0, 1))
+    assert available(SimpleNamespace(name=operation), wanted, None).names == (ON_TILES[form][operation],)
+
+
+def test_kinds_of_collectives_on_tiles_are_made_differently():
+    made = {form: ON_TILES[form]["allreduce"] for form in (TILES, PROGRAMS, LANES)}
+    assert made == {TILES: "one_shot", PROGRAMS: "two_shot", LANES: "one_shot"}

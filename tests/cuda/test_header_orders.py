@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""What each device function says about order, in the order in which it says it; no compiler is needed to read it.
+
+`test_device_functions.py` looks at what becomes of the same text in PTX, where nvcc is installed.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tilescale.backends.cuda import headers
+
+HEADERS = Path(headers.__file__).parent
+
+FUNCTION = re.compile(r"^__device__ [^\n]*?(\w+)\([^;]*?\) \{(.*?)^\}", re.DOTALL | re.MULTILINE)
+PARTS = re.compile(
+    r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
+    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_meet)\("
+)
+"""An instruction of PTX, or a call of what orders."""
+
+ORDERS = {
+    "sync.cuh": {
+        "now_ns": ["mov.u64 %0"],
+        # The words of a report are there before its state says so, and that before anybody is stopped.
+        "fail": ["__threadfence_system"] * 3,
+        "complete_stores": ["cp.async.bulk.wait_group %0", "fence.proxy.async"],
+        # Bulk copies are complete and ordered before the fence that releases them.
+        "drain": ["complete_stores", "fence.acq_rel.sys"],
+        "acquired": ["fence.proxy.async"],
+        "load_acquire": [f"ld.acquire.sys.global.{kind} %0" for kind in ("s32", "u32", "s64", "u64")],
+        "store_relaxed": ["st.relaxed.sys.global.s32 ", "st.relaxed.sys.global.s64 "],
+        "add_relaxed": ["red.relaxed.sys.global.add.u64 "],
+        "add_release": [f"red.release.sys.global.add.{kind} " for kind in ("s32", "u32", "u64", "u64")],
+        "store_release": [f"st.release.sys.global.{kind} " for kind in ("s32", "u32", "s64", "u64")],
+        "wait": ["load_acquire"],
+        # The other lanes come after lane 0's acquire, and their bulk copies after them.
+        "wait_by_warp": ["__syncwarp", "acquired"],
+        "signal": ["store_release", "add_release"],
+        "release": ["store_release", "add_release"],
+        "tell_ranks": ["store_relaxed"],
+        # One fence releases what is told to all ranks; only then does anybody look at what they tell.
+        "barrier": ["drain", "tell_ranks", "load_acquire"],
+    },
+    "cluster.cuh": {
+        "at_peer": ["mapa.u64 %0"],
+        # Bulk copies are complete before the arrival, which releases; what follows the wait comes after its acquire.
+        "cluster_meet": [
+            "cp.async.bulk.wait_group 0",
+            "fence.proxy.async",
+            "__syncwarp",
+            "barrier.cluster.arrive.release.aligned",
+            "barrier.cluster.wait.acquire.aligned",
+            "fence.proxy.async",
+        ],
+    },
+}
+"""File -> function -> what it says; overloads after one another. Others say nothing of the kind."""
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_what_functions_say_about_order(name: str):
+    found: dict[str, list[str]] = {}
+    for function, body in FUNCTION.findall((HEADERS / name).read_text(encoding="utf-8")):
+        said = [instruction or call for instruction, call in PARTS.findall(body)]
+        if said:
+            found.setdefault(function, []).extend(said)
+    assert found == ORDERS[name]

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""Floats of four bits, two in a byte, as parameters and outputs."""
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tilescale.errors import ArgumentError
+
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""What the lower three bits stand for; the fourth is the sign (OCP Microscaling Formats, E2M1)."""
+
+TYPES = ["uint8", "int8", *(["float4_e2m1fn_x2"] if hasattr(torch, "float4_e2m1fn_x2") else [])]
+
+
+def wide(packed: torch.Tensor) -> torch.Tensor:
+    """The values of pairs, the lower half of each byte first."""
+    codes = torch.stack([packed & 15, packed >> 4], dim=-1).reshape(*packed.shape[:-1], -1).long()
+    return torch.tensor(VALUES)[codes & 7] * torch.where(codes >= 8, -1.0, 1.0)
+
+
+def pairs(seed: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+
+FP4 = "float4_e2m1fn"
+
+
+@T.prim_func
+def halved(X: T.Tensor((8, 32), FP4), Y: T.Tensor((8, 32), FP4), Z: T.Tensor((8, 32), "float32")):
+    with T.Kernel(2, threads=32) as b:
+        tile = T.alloc_fragment((4, 32), "float32")
+        for i, j in T.Parallel(4, 32):
+            tile[i, j] = T.Cast("float32", X[b * 4 + i, j]) * 0.5
+        T.copy(tile, Z[b * 4, 0])
+        T.copy(tile, Y[b * 4, 0])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_pairs_are_read_and_written(kind):
+    x, y, z = pairs(1, 8, 16), pairs(2, 8, 16), torch.zeros(8, 32)
+    given = x.clone()
+    dtype = getattr(torch, kind)
+    tilescale.emulate(halved, [x.view(dtype), y.view(dtype), z], machine="b200-sxm-8")
+    assert torch.equal(x, given)
+    assert torch.equal(z, wide(x) * 0.5)
+    # Halves of values between representable ones go to the even neighbour: 0.25 to 0, 0.75 to 1.
+    expected = {0.25: 0.0, 0.75: 1.0}
+    assert torch.equal(wide(y).abs(), z.abs().apply_(lambda v: expected.get(v, v)))
+
+
+def test_a_product_of_pairs():
+    @T.prim_func
+    def product(A: T.Tensor((16, 32), FP4), B: T.Tensor((16, 32), FP4), C: T.Tensor((16, 16), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((16, 32), FP4)
+            b = T.alloc_shared((16, 32), FP4)
+            c = T.alloc_fragment((16, 16), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(c)
+            T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C)
+
+    a, b, c = pairs(1, 16, 16), pairs(2, 16, 16), torch.zeros(16, 16)
+    tilescale.emulate(product, [a, b, c], machine="b200-sxm-8")
+    assert torch.equal(c, wide(a) @ wide(b).T)
+
+
+def test_a_tensor_of_pairs_of_another_shape_is_refused():
+    with pytest.raises(ArgumentError, match=r"'X' has shape \(8, 64\)"):
+        tilescale.emulate(halved, [pairs(1, 8, 32), pairs(2, 8, 16), torch.zeros(8, 32)], machine="b200-sxm-8")
+
+
+@pytest.mark.parametrize("given", [None, "meta"])
+def test_a_run_without_data_takes_them_too(given):
+    args = None if given is None else [torch.empty(8, 16, dtype=torch.uint8, device="meta")] * 2 + [torch.empty(8, 32)]
+    assert tilescale.emulate(halved, args, data=False, machine="b200-sxm-8").time_us > 0

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""The mutation score: how many small mistakes in synchronisation the tests catch.
+
+    python -m tests.mutation.run [--each N] [PART OF A PATH ...]
+
+mutates the files of `targets.py`, or those whose path has one of the words, in a copy of the tree; N places of each,
+drawn at random but always the same, or all. For each mutant the tests of its file run, and results go to
+benchmarks/results/mutants.json. What is heavy to load is loaded once, and each mutant is a forked process. It is caught
+if a test fails, or if the tests take too much of a processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.mutation.table import RESULTS, tables
+from tests.mutation.targets import ROOT, TARGETS, Target
+
+CPU_LIMIT_S = 120
+"""Of the tests of one mutant: many times what they take."""
+
+
+def measured(target: Target, tree: Path, count: int | None) -> list[dict[str, Any]]:
+    """Mutants of a file, and whether each is caught."""
+    path = tree / target.path
+    original = path.read_text(encoding="utf-8")
+    for test in target.tests:
+        assert _passes(test, tree), f"{test} fails without a mutant"
+    mutants, rows = list(target.mutants()), []
+    if count is not None and count < len(mutants):
+        mutants = sorted(random.Random(0).sample(mutants, count), key=lambda mutant: mutant.line)
+    for mutant in mutants:
+        path.write_text(mutant.text, encoding="utf-8")
+        rows.append({"line": mutant.line, "what": mutant.what, "caught": _exit_code(target.tests, tree) != 0})
+        print("caught  " if rows[-1]["caught"] else "SURVIVES", f"{target.path}:{mutant.line}", mutant.what, flush=True)
+    path.write_text(original, encoding="utf-8")
+    return rows
+
+
+@cache
+def _passes(test: str, tree: Path) -> bool:
+    return _exit_code((test,), tree) == 0
+
+
+def _exit_code(tests: tuple[str, ...], tree: Path) -> int | None:
+    child = multiprocessing.get_context("fork").Process(target=_test, args=(tests, tree))
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def _test(tests: tuple[str, ...], tree: Path) -> None:
+    """In a process of its own: leaves with what pytest says."""
+    import pytest
+    from hypothesis import HealthCheck, Phase, settings
+
+    # That an example fails is enough, the smallest one need not be found; and that a machine is slow is no failure.
+    phases, ignored = [Phase.explicit, Phase.generate], list(HealthCheck)
+    settings.register_profile("found", phases=phases, suppress_health_check=ignored, database=None)
+    settings.load_profile("found")
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    sys.dont_write_bytecode = True
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+    alone = "-p", "no:xdist", "-p", "no:cacheprovider", "--rootdir", str(tree)
+    os._exit(int(pytest.main(["-x", "-q", *alone, *tests])))
+
+
+def _copied(folder: Path) -> Path:
+    """A copy of what git has, and of files that it does not ignore."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    for name in listed.stdout.decode().splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def main() -> None:
+    """Measure the files that are meant, and put them into the results."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("words", nargs="*", help="parts of the paths that are meant; all without")
+    parser.add_argument("--each", type=int, help="how many mutants of each file; all without")
+    given = parser.parse_args()
+    for heavy in ("hypothesis", "pytest", "networkx", "tilelang"):
+        importlib.import_module(heavy)
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        tree = _copied(Path(folder))
+        for target in TARGETS:
+            if not given.words or any(word in target.path for word in given.words):
+                results[target.path] = measured(target, tree, given.each)
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(tables(results)["mutants"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""Which files are mutated, and the tests that can catch it: few and fast ones, the nearest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutation.operators import Mutant, cuda_mutants, python_mutants
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file and the tests of it.
+
+    Attributes:
+        part: what it belongs to, in the table.
+        tests: files, or functions of them.
+        functions: those that are mutated; all without.
+    """
+
+    part: str
+    path: str
+    tests: tuple[str, ...]
+    functions: tuple[str, ...] = ()
+
+    def mutants(self) -> Iterator[Mutant]:
+        """Those of the file as it is now."""
+        text = (ROOT / self.path).read_text(encoding="utf-8")
+        return cuda_mutants(text) if self.path.endswith(".cuh") else python_mutants(text, self.functions)
+
+
+_CORPUS = "tests/corpus/test_corpus.py::test_a_mistake_is_found_at_its_line_and_nothing_else"
+_MODELS = "tests/emulator/checks/test_properties.py"
+
+_ROUTES = "path", "_as_path", "_scaled", "_common", "_slower", "_typical_time", "_through", "_search", "_all_hops"
+"""Not those that word errors."""
+
+
+def _checks(name: str, *tests: str) -> Target:
+    return Target("checks of the emulator", f"tilescale/backends/emulator/checks/{name}.py", tests)
+
+
+def _header(name: str) -> Target:
+    tests = ("tests/cuda/test_header_orders.py",)
+    return Target("device functions", f"tilescale/backends/cuda/headers/{name}.cuh", tests)
+
+
+def _calls(path: str, *functions: str) -> Target:
+    tests = ("tests/cuda/test_agreement_of_calls.py",)
+    return Target("what calls agree on", f"tilescale/backends/cuda/{path}", tests, functions)
+
+
+TARGETS = (
+    _checks("clocks", f"{_MODELS}::test_clocks_know_what_happened_before", _CORPUS),
+    _checks("flags", f"{_MODELS}::test_a_wait_sees_what_it_must_have_seen", _CORPUS),
+    _checks(
+        "states",
+        f"{_MODELS}::test_states_keep_what_can_still_race",
+        f"{_MODELS}::test_states_that_nothing_is_in_are_forgotten",
+        _CORPUS,
+    ),
+    _checks("races", _CORPUS, "tests/emulator/checks/test_races_in_a_device.py"),
+    _checks("phases", "tests/emulator/checks/test_phases.py"),
+    _header("sync"),
+    _header("cluster"),
+    Target("routes", "tilescale/hda/route.py", ("tests/hda/test_machine_routes.py",), _ROUTES),
+    Target("routes", "tilescale/collectives/routes.py", ("tests/collectives/test_routes.py",)),
+    _calls("running/memory.py", "digest"),
+    _calls("running/barrier_kernel.py", "purpose", "site_of"),
+    _calls("lowering/implemented.py", "available"),
+    Target("ledger of the heap", "tilescale/comm/heap/ledger.py", ("tests/comm/test_heap_arena.py",)),
+    Target("ledger of the heap", "tilescale/comm/heap/arena.py", ("tests/comm/test_heap_arena.py",)),
+)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""Mutants are what they say, the files and tests of the score exist, and the score is what is required."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.operators import cuda_mutants, python_mutants
+from tests.mutation.table import RESULTS, score, tables
+from tests.mutation.targets import ROOT, TARGETS, Target
+from tests.page_tables import compare_tables
+
+PAGE = Path(__file__).parents[2] / "docs" / "detection.md"
+
+PYTHON = """
+def waits(flags, limit) -> bool:
+    flags.settle()  # über
+    if not flags.open and limit < max(flags.values):
+        return flags.first + flags.step == limit
+    return False
+"""
+
+CUDA = """
+// release, as ld.acquire.sys has it
+void drain() {
+  complete_stores();
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+  asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+"""
+
+
+def test_mutants_of_python_are_made_at_one_place_each():
+    mutants = list(python_mutants(PYTHON))
+    assert sorted(mutant.what for mutant in mutants) == [
+        "False -> True",
+        "flags.first + flags.step -> max(flags.first, flags.step)",
+        "flags.first + flags.step == limit -> False",
+        "flags.first + flags.step == limit -> True",
+        "flags.first + flags.step == limit -> flags.first + flags.step != limit",
+        "flags.settle() -> pass",
+        "limit < max(flags.values) -> limit <= max(flags.values)",
+        "max -> min",
+        "not flags.open -> flags.open",
+        "not flags.open and limit < max(flags.values) -> (not flags.open or limit < max(flags.values))",
+    ]
+    for mutant in mutants:
+        ast.parse(mutant.text)
+        before, after = (text.splitlines() for text in (PYTHON, mutant.text))
+        changed = [number for number, (a, b) in enumerate(zip(before, after, strict=True), start=1) if a != b]
+        assert changed == [mutant.line]
+
+
+def test_some_functions_of_a_module():
+    text = "def one() -> int:\n    return 1\n\n\ndef two() -> int:\n    return 2\n"
+    assert [mutant.what for mutant in python_mutants(text, ["two"])] == ["2 -> 0"]
+
+
+def test_mutants_of_cuda_weaken_or_delete():
+    assert [(mutant.line, mutant.what.rpartition(": ")[2]) for mutant in cuda_mutants(CUDA)] == [
+        (6, "release -> relaxed"),
+        (5, "sys -> gpu"),
+        (6, "sys -> gpu"),
+        (4, "complete_stores(); -> nothing"),
+        (5, '"memory"); -> nothing'),
+    ]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.path)
+def test_targets_have_mutants_and_tests(target: Target):
+    assert any(True for _ in target.mutants())
+    for test in target.tests:
+        path, _, function = test.partition("::")
+        assert f"def {function}" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_the_score_is_what_is_required_and_on_its_page():
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert set(results) <= {target.path for target in TARGETS}
+    assert score(row for rows in results.values() for row in rows) >= 0.95
+    compare_tables(PAGE, tables(results))

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""Attention over several ranks: its programs, emulated, against float32."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+import torch
+
+import tilescale
+from tilescale.ops.softmax import base2
+
+decode, sequence = (import_module(f"tilescale.ops.{name}") for name in ("decode", "sequence_attention"))
+
+
+def nothing(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal but for roundings of weights, parts and results."""
+    eps = torch.finfo(got.dtype).eps
+    torch.testing.assert_close(got.float(), want, rtol=2 * eps, atol=4 * eps * float(want.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("size", "heads", "of_keys", "dim", "value_dim", "splits", "own_heads", "dtype"),
+    [
+        (1, 6, 2, 64, 64, 1, False, torch.bfloat16),
+        (3, 6, 1, 64, 128, 2, True, torch.float16),
+        (2, 80, 1, 128, 64, 3, False, torch.bfloat16),  # latent, two tiles of heads
+    ],
+)
+def test_decode(
+    size: int, heads: int, of_keys: int, dim: int, value_dim: int, splits: int, own_heads: bool, dtype: torch.dtype
+):
+    batch, keys, is_latent = 2, 150, dim > value_dim
+    q = torch.randn(batch, heads, dim).to(dtype)
+    k = [torch.randn(batch, keys, of_keys, dim).to(dtype) for _ in range(size)]
+    v = [x[..., :value_dim] if is_latent else torch.randn(batch, keys, of_keys, value_dim).to(dtype) for x in k]
+    lengths = [torch.tensor([keys - 11 * r, 65 * (r % 2)], dtype=torch.int32) for r in range(size)]
+    lengths[0][1] += size == 1  # somebody has a key
+    merged, scale = heads // size if own_heads else heads, base2(None, dim)
+    program = decode.program(
+        size, heads, of_keys, dim, value_dim, splits, str(dtype).removeprefix("torch."), is_latent, own_heads, scale
+    )
+    per_device = [
+        [q, k[r], k[r] if is_latent else v[r], lengths[r]]
+        + [torch.full((splits, batch, heads, value_dim), torch.nan), torch.full((splits, batch, heads), torch.nan)]
+        + [nothing(size, batch, heads, value_dim + 8, dtype=dtype), nothing(batch, merged, value_dim, dtype=dtype)]
+        for r in range(size)
+    ]
+    tilescale.emulate(program, per_device)
+    for b in range(batch):
+        k_all, v_all = (torch.cat([x[b, : n[b]] for x, n in zip(xs, lengths, strict=True)]).float() for xs in (k, v))
+        queries = q[b].float().view(of_keys, -1, dim)
+        weights = (torch.einsum("hgd,khd->hgk", queries, k_all) * dim**-0.5).softmax(-1)
+        want = torch.einsum("hgk,khd->hgd", weights, v_all).reshape(heads, value_dim)
+        for r, (*_, got) in enumerate(per_device):
+            close(got[b], want[r * merged : (r + 1) * merged] if own_heads else want)
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "how", "dtype"),
+    [  # (batch, half of a rank's tokens, heads, key heads, D), (causal, zigzag, ring)
+        (1, (1, 5, 2, 2, 64), (True, False, False), torch.bfloat16),
+        (2, (1, 130, 2, 1, 64), (True, True, False), torch.bfloat16),
+        (3, (2, 20, 2, 1, 64), (True, False, True), torch.float16),
+        (4, (1, 9, 1, 1, 128), (True, True, True), torch.bfloat16),
+        (8, (1, 3, 1, 1, 64), (False, False, False), torch.float16),
+    ],
+)
+def test_sequence_attention(size: int, shape: tuple[int, ...], how: tuple[bool, ...], dtype: torch.dtype):
+    (batch, half, heads, of_keys, dim), (causal, zigzag, _) = shape, how
+    shapes = (batch, 2 * size, half, heads, dim), *[(batch, 2 * size, half, of_keys, dim)] * 2
+    whole = [torch.randn(shape).to(dtype) for shape in shapes]
+    parts = [[sequence.part_of(r, h, size, zigzag) for h in range(2)] for r in range(size)]
+    assert sorted(sum(parts, [])) == list(range(2 * size)), "each part is somebody's"
+    per_device = [
+        [*(x[:, mine].contiguous() for x in whole)]
+        + [nothing(2 * size, batch, half, of_keys, dim, dtype=dtype) for _ in range(2)]
+        + [nothing(*s, dtype=torch.float32) for s in ((batch, 2, half, heads, dim), (2, batch, 2, heads, half))]
+        + [nothing(batch, 2, half, heads, dim, dtype=dtype)]
+        for mine in parts
+    ]
+    name = str(dtype).removeprefix("torch.")
+    program = sequence.program(size, batch, heads, of_keys, dim, name, *how, base2(None, dim))
+    tilescale.emulate(program, per_device)
+    q, k, v = (x.float().flatten(1, 2).transpose(1, 2) for x in whole)
+    k, v = (x.repeat_interleave(heads // of_keys, 1) for x in (k, v))
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    want = want.transpose(1, 2).reshape(whole[0].shape)
+    for mine, (*_, got) in zip(parts, per_device, strict=True):
+        close(got, want[:, mine])

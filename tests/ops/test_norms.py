@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""The sum of all ranks with residual and RMSNorm: its programs, emulated."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+import torch
+
+import tilescale
+
+EPS = 1e-5
+norm = import_module("tilescale.ops.all_reduce_rms_norm")
+
+
+def reference(parts: list[torch.Tensor], residual: torch.Tensor | None, weight: torch.Tensor) -> list[torch.Tensor]:
+    """The rows normalised, and before that, rounded after each step."""
+    kind = weight.dtype
+    y = sum(part.float() for part in parts).to(kind)
+    if residual is not None:
+        y = (y.float() + residual.float()).to(kind)
+    scale = torch.rsqrt(y.float().pow(2).mean(1, keepdim=True) + EPS)
+    return [y.float() * scale * weight.float(), y.float()]
+
+
+def nothing(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("size", "M", "N", "dtype", "has_residual"),
+    [
+        (1, 3, 8, torch.float32, True),
+        (3, 70, 72, torch.bfloat16, True),
+        (2, 7, 2048, torch.float16, False),
+        (8, 9, 1032, torch.float32, True),
+    ],
+)
+def test_sum_residual_and_norm(
+    size: int, M: int, N: int, dtype: torch.dtype, has_residual: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(norm, "CHUNK_BYTES", 1 << 10)  # several chunks
+    x, weight = [torch.randn(M, N).to(dtype) for _ in range(size)], torch.randn(N).to(dtype)
+    residual = torch.randn(M, N).to(dtype) if has_residual else None
+    added = residual if has_residual else nothing(1, 1, dtype=dtype)
+    eps = torch.finfo(dtype).eps
+    want, name, rows = reference(x, residual, weight), str(dtype).removeprefix("torch."), -(-M // size)
+    shape = size, rows, N
+
+    def compare(per_device: list[list[torch.Tensor]]) -> None:
+        for *_, normed, y in per_device:
+            for got, right in zip((normed, y), want, strict=True):
+                # A sum that falls to the other side of a rounding is off by one, before and after the residual.
+                torch.testing.assert_close(got.float(), right, rtol=3 * eps, atol=8 * eps)
+        assert all(torch.equal(tensors[-2], per_device[0][-2]) for tensors in per_device)
+
+    given = [torch.cat([part, part.new_zeros(size * rows - M, N)]).view(shape) for part in x]
+    made = [[nothing(*s, dtype=dtype) for s in (shape, shape, (1, rows, N))] for _ in x]
+    ends = [[added, weight, nothing(M, N, dtype=dtype), nothing(M, N, dtype=dtype)] for _ in x]
+    per_device = [[part, *room, *end] for part, room, end in zip(given, made, ends, strict=True)]
+    tilescale.emulate(norm.program(size, N, name, has_residual, EPS), per_device)
+    compare(per_device)
+    more = [[torch.cat([part, part[:2]]), *(t.clone() for t in end)] for part, end in zip(x, ends, strict=True)]
+    tilescale.emulate(norm.small_program(size, M + min(M, 2), N, name, has_residual, EPS), more)
+    compare(more)

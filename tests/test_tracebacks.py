@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""What a person sees of an error that nobody catches: the message first, then the lines of their own."""
+
+import io
+import subprocess
+import sys
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+
+import tilescale
+from tilescale import tracebacks
+from tilescale.errors import UnknownMachineError, UsageError
+from tilescale.settings import settings
+
+ROOT = Path(__file__).parents[1]
+
+
+def caught(machine: str = "h200") -> UnknownMachineError:
+    try:
+        tilescale.Machine.load(machine)
+    except UnknownMachineError as error:
+        return error
+    raise AssertionError
+
+
+def shown(error: BaseException) -> str:
+    output = io.StringIO()
+    with redirect_stderr(output):
+        tracebacks.show(type(error), error, error.__traceback__)
+    return output.getvalue()
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_TRACEBACK", "full")
+    settings.cache_clear()
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+def test_the_message_is_first_and_only_own_lines_follow():
+    error = caught()
+    head, *rest = shown(error).splitlines()
+    assert head.startswith(f"UnknownMachineError: {error.message}")
+    calls = rest[next(i for i, line in enumerate(rest) if "called from" in line) + 1 :]
+    line = caught.__code__.co_firstlineno + 2
+    assert calls == [f"        {__file__}:{line} in caught: tilescale.Machine.load(machine)"]
+    assert "\x1b" not in shown(error), "no colour where there is no terminal"
+
+
+def test_causes_and_notes_are_said():
+    error = UsageError("first", hint="second")
+    error.__cause__ = ValueError("third")
+    error.__notes__ = ["fourth"]
+    head, *rest = shown(error).splitlines()
+    assert head == "UsageError: first" and rest == ["    hint: second", "fourth", "    caused by ValueError: third"]
+
+
+def test_all_frames_on_request(full: None):
+    text = shown(caught())
+    assert text.startswith("Traceback (most recent call last):") and "tilescale/hda/load.py" in text
+
+
+def test_errors_of_others_are_printed_as_ever():
+    try:
+        raise ZeroDivisionError("mine")
+    except ZeroDivisionError as error:
+        assert shown(error).startswith("Traceback (most recent call last):")
+
+
+def test_a_setting_that_is_wrong_can_be_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_TRACEBACK", "all")
+    settings.cache_clear()
+    try:
+        with pytest.raises(UsageError) as wrong:
+            settings()
+        assert shown(wrong.value).startswith("UsageError: TILESCALE_TRACEBACK='all' is not understood")
+    finally:
+        settings.cache_clear()
+
+
+def test_notebooks_get_colours():
+    lines = caught()._render_traceback_()
+    assert lines[0].startswith("\x1b[1;31mUnknownMachineError: \x1b[0m")
+    assert any("called from" in line for line in lines)
+
+
+@pytest.mark.parametrize("hook", ["sys", "tvm", "ipykernel"])
+def test_hooks_of_others_stay(hook: str, monkeypatch: pytest.MonkeyPatch):
+    theirs = lambda *_: None  # noqa: E731
+    theirs.__module__ = hook
+    monkeypatch.setattr(sys, "excepthook", theirs)
+    UsageError("made")
+    assert (sys.excepthook is tracebacks.show) == (hook != "ipykernel")
+
+
+def test_a_script_that_fails(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text("import tilescale\n\ndef mine():\n    tilescale.Machine.load('h200')\n\nmine()\n")
+    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith("UnknownMachineError: ")
+    calls = ["6 in <module>: mine()", "4 in mine: tilescale.Machine.load('h200')"]
+    assert done.stderr.splitlines()[-2:] == [f"        {script}:{call}" for call in calls]

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""What TileLang logs while it compiles for us follows our logger's level, so that it is off by default.
+
+`logging.getLogger("tilescale").setLevel("INFO")` shows it. Programs that call TileLang themselves log as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+LOGGER = "tilescale"
+
+_following: ContextVar[bool] = ContextVar("following", default=False)
+
+
+class _Follows(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not _following.get() or logging.getLogger(LOGGER).isEnabledFor(record.levelno)
+
+
+def install() -> None:
+    """Let TileLang's handlers ask. Handlers, as a logger's filters do not see records of the loggers below it."""
+    for handler in logging.getLogger("tilelang").handlers:
+        if not any(isinstance(known, _Follows) for known in handler.filters):
+            handler.addFilter(_Follows())
+
+
+@contextlib.contextmanager
+def following() -> Iterator[None]:
+    """What TileLang logs inside follows our logger."""
+    token = _following.set(True)
+    try:
+        yield
+    finally:
+        _following.reset(token)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT
+"""Floats of four bits, of which PyTorch holds two in a byte: taken apart for a run, put together after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilescale.backends.emulator.numerics import numpy_dtype
+from tilescale.program.model import Parameter
+
+_DECLARED = "float4_e2m1fn"
+_HALF = 4
+"""Bits of an element; the first of two is the lower half of their byte."""
+
+
+def shape_of(parameter: Parameter, value: Any) -> tuple[int, ...]:
+    """The shape of an argument in elements, as the program declares it; what is no tensor has no bytes."""
+    shape = tuple(value.shape)
+    holds_pairs = str(parameter.buffer.dtype) == _DECLARED and hasattr(value, "dtype")
+    return (*shape[:-1], 2 * shape[-1]) if holds_pairs and shape else shape
+
+
+class Pairs:
+    """The arguments of a run that hold two elements in a byte."""
+
+    def __init__(self) -> None:
+        # Where a tensor begins and its shape -> its bytes, its elements, whether they are written.
+        self._known: dict[Any, tuple[np.ndarray, np.ndarray, bool]] = {}
+
+    def elements(self, parameter: Parameter, array: np.ndarray, written: bool) -> np.ndarray | None:
+        """The elements of an argument, one in each place of an array; None if it holds no pairs."""
+        if str(parameter.buffer.dtype) != _DECLARED or array.dtype not in (np.uint8, np.int8):
+            return None
+        given = array.view(np.uint8)
+        key = given.__array_interface__["data"][0], given.shape, given.strides
+        found = self._known.get(key)
+        if found is None:
+            halves = np.stack([given & 0xF, given >> _HALF], axis=-1)
+            elements = halves.reshape(*given.shape[:-1], -1).view(numpy_dtype(_DECLARED))
+        else:
+            elements, written = found[1], written or found[2]
+        self._known[key] = given, elements, written
+        return elements
+
+    def put_together(self) -> None:
+        """After the run: the bytes of what was written hold the elements."""
+        for given, elements, written in self._known.values():
+            if written:
+                halves = elements.view(np.uint8).reshape(*given.shape, 2) & 0xF
+                given[...] = halves[..., 0] | halves[..., 1] << _HALF

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""What `tilescale.emulate` returns: what every device did and when, as text, table, picture and trace."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import overload
+
+from tilescale.backends.emulator.record.recorder import Recorder
+from tilescale.backends.emulator.run import Activity
+from tilescale.errors import Location, UsageError
+from tilescale.hda import Machine
+from tilescale.hda.units import format_bytes
+from tilescale.timing.draw import Page, page, plot, summary, trace
+from tilescale.timing.timeline import Timeline
+
+MOST_LINES = 16
+"""Units that have a line each in a report."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an emulation did.
+
+    Attributes:
+        program: the name of the program.
+        machine: what was emulated.
+        activity: for each unit that owns tensors, in the order of the arguments, what it did.
+        wall_s: seconds that the emulation took on this computer; says nothing of the machine.
+        recorder: the record of which `timeline` is the simulation; None if the run was not timed.
+        missed: tile operations of which no element lay inside of its tensor, so that loads gave zero and stores
+            nothing: the tensor's name and the line -> how many.
+    """
+
+    program: str
+    machine: Machine
+    activity: tuple[Activity, ...]
+    wall_s: float
+    recorder: Recorder | None = field(default=None, compare=False)
+    missed: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When everything happened on the machine; simulated when first asked for.
+
+        Raises:
+            UsageError: the run was not timed.
+        """
+        if self.recorder is None:
+            raise UsageError("this run was not timed", hint="leave out time=False")
+        return replace(self.recorder.timeline(), title=f"{self.program} on {self.machine.name}")
+
+    @property
+    def time_us(self) -> float:
+        """Simulated duration in microseconds. Raises as `timeline`."""
+        return self.timeline.end_s * 1e6
+
+    @property
+    def utilization(self) -> dict[str, float]:
+        """Resource -> share of the time that it worked, over all units that have one. Raises as `timeline`."""
+        return self.timeline.utilization
+
+    def trace(self, path: str | PathLike[str]) -> None:
+        """Write the timeline for Perfetto (https://ui.perfetto.dev), compressed where the path ends in ".gz".
+
+        Units that own tensors are processes, their engines threads, and arrows lead from what was waited for. Raises as
+        `timeline`, and a UsageError where no file can be made.
+        """
+        trace(self.timeline, path)
+
+    @overload
+    def plot(self, path: None = None, *, engines: bool = False) -> Page: ...
+
+    @overload
+    def plot(self, path: str | PathLike[str], *, engines: bool = False, dark: bool = False) -> None: ...
+
+    def plot(
+        self, path: str | PathLike[str] | None = None, *, engines: bool = False, dark: bool = False
+    ) -> Page | None:
+        """Draw the timeline: a row for each unit that owns tensors, time in microseconds.
+
+        Args:
+            path: an .html file makes an interactive page that needs no other file and no network; .png, .svg and .pdf
+                make pictures. Without a path the page is returned, and a notebook shows it below its cell.
+            engines: a row for each engine of a unit instead, or for each family of engines where there are many; on a
+                page, units begin unfolded.
+            dark: a picture for dark surroundings; a page follows its reader's preference.
+
+        Raises:
+            UsageError: the run was not timed, another ending, or no file can be made there.
+            DependencyError: matplotlib is missing, or Bokeh for a page.
+        """
+        if path is None:
+            return page(self.timeline, unfolded=engines)
+        return plot(self.timeline, path, engines=engines, dark=dark)
+
+    def __repr__(self) -> str:
+        units = f"{len(self.activity)} x {self.machine.tensor_level.name}"
+        return f"<tilescale.Report of {self.program} on {self.machine.name}, {units}>"
+
+    def __str__(self) -> str:
+        parts = [self._activity()] + ([summary(self.timeline)] if self.recorder is not None else [])
+        return "\n".join(parts + [_missed(*key, count) for key, count in self.missed.items()])
+
+    def _repr_html_(self) -> str:
+        """A notebook's view of it."""
+        head, *rows = self._rows()
+        line = lambda cells, tag: f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"  # noqa: E731
+        table = line(head, "th") + "".join(line(row, "td") for row in rows)
+        words = [summary(self.timeline)] if self.recorder is not None else []
+        words += [_missed(*key, count) for key, count in self.missed.items()]
+        title = f"<b>{escape(self.program)}</b> on {escape(self.machine.name)}"
+        return f"<div>{title}<table>{table}</table><pre>{escape(chr(10).join(words))}</pre></div>"
+
+    def _activity(self) -> str:
+        rows = list(self._rows())
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join([*map(str.rjust, row[:-1], widths), row[-1]]) for row in rows)
+
+    def _rows(self) -> Iterator[list[str]]:
+        """A table of what units did, its headings first."""
+        yield [self.machine.tensor_level.name, f"{self.machine.program_level.name}s", *_HEADINGS]
+        # Of many units those that did the same share a line with their neighbours.
+        many = len(self.activity) > MOST_LINES
+        numbered = enumerate(map(_cells, self.activity))
+        for _, group in itertools.groupby(numbered, key=lambda item: item[1] if many else item[0]):
+            (first, cells), *others = group
+            yield [f"{first}-{others[-1][0]}" if others else str(first), *cells]
+
+
+_HEADINGS = ("messages", "sent", "received", "signals", "collective bytes", "collectives")
+
+
+def _cells(did: Activity) -> list[str]:
+    names = ", ".join(f"{name} x{count}" for name, count in did.collectives.items()) or "-"
+    moved = [str(did.messages), format_bytes(did.sent), format_bytes(did.received), str(did.signals)]
+    return [str(did.programs), *moved, format_bytes(did.contributed), names]
+
+
+def _missed(name: str, where: Location | None, count: int) -> str:
+    place = f"  {Path(where.file).name}:{where.line}" if where else ""
+    return f"nothing read or written: wholly outside of {name} x{count}{place}"

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""`tilescale new NAME`: a folder with a program to start from and its test."""
+
+from __future__ import annotations
+
+import keyword
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+import click
+
+__all__ = ["new"]
+
+DEVICES = 4
+"""Of the program, until its user says otherwise."""
+
+
+@click.command()
+@click.argument("name")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where to; a folder NAME by default.")
+def new(name: str, folder: Path | None) -> None:
+    """Make a program NAME to start from, with its test.
+
+    Devices send tiles to their neighbours and wait for those of the others; it runs as it is, without a GPU.
+
+    \b
+    Example:
+      tilescale new halo
+      cd halo && python halo.py && python -m pytest
+    """
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("test_"):
+        raise click.BadParameter(f"{name!r} is no name of a Python module", param_hint="NAME")
+    target = folder or Path(name)
+    written = {target / f"{name}.py": "program.py.txt", target / f"test_{name}.py": "test.py.txt"}
+    if there := [path for path in written if path.exists()]:
+        raise click.ClickException(f"{there[0]} is there already; nothing was written")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for path, template in written.items():
+            path.write_text(_filled(template, name), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{target} cannot be written: {error.strerror}") from None
+    click.echo(f"made {' and '.join(map(str, written))}; begin with")
+    click.echo(f"  cd {target} && python {name}.py && python -m pytest")
+
+
+def _filled(template: str, name: str) -> str:
+    text = files("tilescale.cli").joinpath("templates", template).read_text(encoding="utf-8")
+    return Template(text).substitute(name=name, title=name.replace("_", " ").capitalize(), devices=DEVICES)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: MIT
+"""All-reduce, residual and RMSNorm (Zhang and Sennrich, arXiv:1910.07467), as they follow one another in a transformer.
+
+Ranks sum parts of the rows, as in all_reduce.py, and send the sums to everybody; who takes a row out of the workspace
+adds the residual and normalises it on the way, so sums are not written and read again. Few rows are summed whole.
+"""
+
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.comm import Team
+from tilescale.errors import ArgumentError
+from tilescale.ops import small
+from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_tensor, dense
+from tilescale.ops.flat import CHUNK_BYTES, CHUNKS, THREADS, dtype_of, more_rows, send_parts
+from tilescale.ops.group import group_name, team_of
+from tilescale.ops.kernels import kernel
+from tilescale.ops.workspace import workspace_of
+
+TILE = 16384
+"""Elements that a block normalises at once; a row may have so many and twice as many."""
+
+COLUMNS = 1024
+"""Columns that the threads of a block load at once."""
+
+TALL = 64
+"""Rows of a block, at most."""
+
+
+def all_reduce_rms_norm(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    group: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of all ranks' tensors, plus the residual; and that normalised, row by row. Collective.
+
+    Args:
+        a: (..., features), of the same shape on all ranks; features are a multiple of 8, up to 32768.
+        weight: (features,), the same on all ranks.
+        residual: like `a`, the same on all ranks; None for zeros.
+        eps: is added to the mean of the squares.
+        group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+
+    Returns:
+        y * weight / sqrt(mean(y ** 2) + eps), and y, the sum with the residual: the next residual. The sum is rounded,
+        y is rounded, and the norm is that of the rounded y, as if made one after the other. Both can be differentiated.
+
+    Raises:
+        ArgumentError: names the argument that is not served, and what is.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    check_tensor("a", a, served=SUMS)
+    features = a.shape[-1] if a.ndim else 0
+    if not features or features % MULTIPLE or features > 2 * TILE:
+        raise ArgumentError(f"a has {features} features", hint=f"served are multiples of {MULTIPLE} up to {2 * TILE}")
+    check_tensor("weight", weight, 1, SUMS)
+    check_like("weight", weight, "a", a)
+    for name, x, shape in ("weight", weight, (features,)), ("residual", residual, a.shape):
+        if x is not None and tuple(x.shape) != tuple(shape):
+            raise ArgumentError(f"{name} has shape {tuple(x.shape)}, a {tuple(a.shape)}", hint=f"give {tuple(shape)}")
+    if residual is not None:
+        check_like("residual", residual, "a", a)
+    flat = a.reshape(-1, features)
+    given = None if residual is None else residual.reshape(-1, features)
+    normed, y = torch.ops.tilescale.all_reduce_rms_norm(flat, weight, given, eps, group_name(group))
+    return normed.view(a.shape), y.view(a.shape)
+
+
+@torch.library.custom_op("tilescale::all_reduce_rms_norm", mutates_args=())
+def _operator(
+    a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, group: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of matrices: the normalised rows, and what they are made of."""
+    normed, y = torch.empty_like(a, memory_format=torch.contiguous_format), a.new_empty(a.shape)
+    if not a.shape[0]:
+        return normed, y
+    added = weight.new_empty(1, 1) if residual is None else dense(residual)
+    run = _small if a.nbytes <= 2 * small.SMALL_BYTES else _large
+    return run(a, (dense(weight), added, residual is not None, eps), normed, y, team_of(group))
+
+
+def _small(a: torch.Tensor, given: tuple, normed: torch.Tensor, y: torch.Tensor, team: Team) -> Any:
+    weight, added, has_residual, eps = given
+    M, N = a.shape
+    summed = a.new_empty(small.room(M), N)
+    summed[:M] = a
+    made = kernel(small_program, team, summed.shape[0], N, dtype_of(a), has_residual, eps)
+    made(summed, added, weight, normed, y)
+    return normed, y
+
+
+def _large(a: torch.Tensor, given: tuple, normed: torch.Tensor, y: torch.Tensor, team: Team) -> Any:
+    weight, added, has_residual, eps = given
+    M, N = a.shape
+    rows = -(-M // team.size)
+    a = more_rows(dense(a), team.size * rows)
+    shape = team.size, rows, N
+    space = workspace_of(team)
+    (own,) = space.own(a.dtype, (1, rows, N))
+    inbox, gathered = space.symmetric(a.dtype, shape, shape)
+    made = kernel(program, team, N, dtype_of(a), has_residual, eps)
+    made(a.view(shape), inbox, gathered, own, added, weight, normed, y)
+    return normed, y
+
+
+@_operator.register_fake
+def _(
+    a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, group: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return a.new_empty(a.shape), a.new_empty(a.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    _, weight, residual, ctx.eps, ctx.group = inputs
+    ctx.save_for_backward(weight, output[1])
+    ctx.has_residual = residual is not None
+
+
+def _backward(ctx: Any, of_normed: torch.Tensor, of_y: torch.Tensor) -> tuple[Any, ...]:
+    """dy = r (g - n mean(g n)) with r = 1 / rms(y), n = r y, g = w d; and the gradient of y itself."""
+    weight, y = ctx.saved_tensors
+    scale = torch.rsqrt(y.float().pow(2).mean(1, keepdim=True) + ctx.eps)
+    n, d = y.float() * scale, of_normed.float()
+    g = d * weight.float()
+    dy = (scale * (g - n * (g * n).mean(1, keepdim=True)) + of_y.float()).to(y.dtype)
+    da = torch.ops.tilescale.all_reduce(dy, ctx.group)
+    return da, (d * n).sum(0).to(weight.dtype), dy if ctx.has_residual else None, None, None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)
+
+
+def tile_of(N: int) -> tuple[int, int]:
+    """Rows and columns of a block's tile: whole rows, so wide that each thread has as much of one as the others."""
+    wide = -(-N // COLUMNS) * COLUMNS if N > COLUMNS else 1 << (N - 1).bit_length()
+    return min(1 << max(TILE // wide, 1).bit_length() - 1, TALL), wide
+
+
+@T.macro
+def add(y, source, s, first, rows, N):
+    """y += source[s, first:], as far as there are rows and columns."""
+    for i, j in T.Parallel(y.shape[0], y.shape[1]):
+        if (first + i < rows) & (j < N):
+            y[i, j] += T.cast(source[s, first + i, j], "float32")
+
+
+@T.macro
+def round_to(y, dtype):
+    """The values that are left when a tile is stored."""
+    for i, j in T.Parallel(y.shape[0], y.shape[1]):
+        y[i, j] = T.cast(T.cast(y[i, j], dtype), "float32")
+
+
+@T.macro
+def normalise(y, R, W, Out, Y, row, M, N, has_residual, eps):
+    """From a tile of rounded sums, zero beyond N: the rows of Y and Out, as far as there are rows."""
+    high, wide = y.shape
+    squares, total = T.alloc((high, wide), "float32", level="l0"), T.alloc((high,), "float32", level="l0")
+    if has_residual:
+        for i, j in T.Parallel(high, wide):
+            if (row + i < M) & (j < N):
+                y[i, j] += T.cast(R[row + i, j], "float32")
+        round_to(y, Y.dtype)
+    for i, j in T.Parallel(high, wide):
+        squares[i, j] = y[i, j] * y[i, j]
+    T.reduce_sum(squares, total, dim=1)
+    for i, j in T.Parallel(high, wide):
+        if (row + i < M) & (j < N):
+            Y[row + i, j] = y[i, j]
+            Out[row + i, j] = y[i, j] * T.rsqrt(total[i] / N + eps) * T.cast(W[j], "float32")
+
+
+def program(size: int, N: int, dtype: str, has_residual: bool, eps: float) -> Any:
+    """Each rank sums its part of what has arrived and sends it to everybody; blocks normalise all parts."""
+    rows, M, (high, wide) = T.dynamic("rows"), T.dynamic("M"), tile_of(N)
+    itemsize = 4 if dtype == "float32" else 2
+    chunk = max(CHUNK_BYTES // (N * itemsize) // high, 1) * high
+
+    @T.prim_func
+    def all_reduce_rms_norm(
+        A: T.Tensor((size, rows, N), dtype),
+        inbox: T.Tensor((size, rows, N), dtype),  # by source
+        G: T.Tensor((size, rows, N), dtype),
+        S: T.Tensor((1, rows, N), dtype),
+        R: T.Tensor((M, N) if has_residual else (1, 1), dtype),
+        W: T.Tensor((N,), dtype),
+        Out: T.Tensor((M, N), dtype),
+        Y: T.Tensor((M, N), dtype),
+    ):
+        with T.Kernel(device=size, block=(T.ceildiv(rows, high), size), threads=THREADS) as (tile, turn):
+            arrived, gathered = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
+            summed = T.alloc_flags((CHUNKS,))
+            if size > 1:
+                with T.Scale("device") as (rank, _):
+                    send_parts(A, inbox, arrived, rank, size, rows, chunk)
+                    for i in T.serial(T.ceildiv(rows, chunk)):
+                        for step in T.serial(1, size):
+                            first, last = i * chunk, T.min(i * chunk + chunk, rows)
+                            T.copy(
+                                S[0, first:last, :],
+                                G[rank, first:last, :],
+                                dst=(rank + step) % size,
+                                signal=gathered[rank, i],
+                                after=(summed[i], ">=", T.ceildiv(last - first, high)),
+                            )
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                total = T.alloc((high, wide), "float32", level="l0")
+                part = (rank + size - turn) % size  # the own one first
+                first = tile * high
+                T.clear(total)
+                if part == rank:
+                    add(total, A, rank, first, rows, N)
+                    for step in T.serial(1, size):
+                        source = (rank + step) % size
+                        T.wait(arrived[source, first // chunk], ">=", 1)
+                        add(total, inbox, source, first, rows, N)
+                    for i, j in T.Parallel(high, wide):
+                        if (first + i < rows) & (j < N):
+                            S[0, first + i, j] = total[i, j]
+                    T.signal(summed[first // chunk])
+                    round_to(total, dtype)
+                else:
+                    T.wait(gathered[part, first // chunk], ">=", 1)
+                    add(total, G, part, first, rows, N)
+                normalise(total, R, W, Out, Y, part * rows + first, T.min(M, part * rows + rows), N, has_residual, eps)
+
+    return all_reduce_rms_norm
+
+
+def small_program(size: int, rows: int, N: int, dtype: str, has_residual: bool, eps: float) -> Any:
+    """The sum of whole tensors, for a number of rows of which M are there; then blocks normalise it."""
+    M, (high, wide) = T.dynamic("M"), tile_of(N)
+
+    @T.prim_func
+    def all_reduce_rms_norm_small(
+        X: T.Tensor((rows, N), dtype),
+        R: T.Tensor((M, N) if has_residual else (1, 1), dtype),
+        W: T.Tensor((N,), dtype),
+        Out: T.Tensor((M, N), dtype),
+        Y: T.Tensor((M, N), dtype),
+    ):
+        with T.Kernel(device=size, block=T.ceildiv(M, high), threads=THREADS) as tile:
+            with T.Scale("device"):
+                T.allreduce(X)
+            with T.Scale("block"):
+                total = T.alloc((high, wide), "float32", level="l0")
+                T.clear(total)
+                for i, j in T.Parallel(high, wide):
+                    if (tile * high + i < rows) & (j < N):
+                        total[i, j] = X[tile * high + i, j]
+                normalise(total, R, W, Out, Y, tile * high, M, N, has_residual, eps)
+
+    return all_reduce_rms_norm_small

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: MIT
+"""Attention of one new token for each sequence, whose keys lie over the ranks: context-parallel decode.
+
+Every rank attends to its own keys, in so many parts that they fill the device (Flash-Decoding). Partial outputs and the
+log-sum of their weights travel in one message, and are merged where they arrive, in the order of ranks.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import ArgumentError
+from tilescale.ops.arguments import MULTIPLE, check_like, check_tensor, dense
+from tilescale.ops.flat import dtype_of
+from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.kernels import kernel
+from tilescale.ops.products import at_once
+from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_step
+from tilescale.ops.workspace import workspace_of
+
+HEADS = 64
+"""Query heads of a block: what the tensor cores multiply at least."""
+
+KEYS = 64
+"""Keys of a step."""
+
+THREADS = 256
+
+TALL = 8
+"""Heads that a block merges, at most."""
+
+TERMS = MULTIPLE
+"""Numbers of the outputs' type that a log-sum is sent as, 16 bytes: each the rounding of what those before leave."""
+
+
+LEAST = -3e4
+"""The least log-sum that is sent: float16 has it, and its weight is 0 beside any other."""
+
+
+def flash_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    scale: float | None = None,
+    own_heads: bool = False,
+    group: Any = None,
+) -> torch.Tensor:
+    """Attention of one query of each sequence to the keys of all ranks. Collective.
+
+    Args:
+        q: (batch, heads, D), the same on all ranks; bfloat16 or float16.
+        k, v: (batch, keys, key heads, D) and (batch, keys, key heads, DV): this rank's part of the cache. `heads` is a
+            multiple of the key heads; D and DV are multiples of 64, up to 576 and 512.
+        lengths: (batch,), int32: how many of this rank's keys count, any number from 0. What lies behind them in the
+            cache is finite.
+        scale: what scores are multiplied with; None is 1 / sqrt(D).
+        own_heads: whether a rank gets its own heads only, which takes less to send; all ranks have equally many.
+        group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+
+    Returns:
+        (batch, heads, DV), or (batch, heads / ranks, DV).
+
+    Raises:
+        ArgumentError: names the argument that is not served, and what is.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    check_tensor("q", q, 3)
+    for name, x in ("k", k), ("v", v):
+        check_tensor(name, x, 4)
+        check_like(name, x, "q", q)
+    if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[2]:
+        raise ArgumentError(
+            f"q is {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
+            hint="q is (batch, heads, D), k (batch, keys, key heads, D), v (batch, keys, key heads, DV)",
+        )
+    name = _checked(q, lengths, k.shape[2], v.shape[3], own_heads, group)
+    return torch.ops.tilescale.decode(q, k, v, lengths, base2(scale, q.shape[2]), v.shape[3], own_heads, name)
+
+
+def mla_decode(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    value_dim: int = 512,
+    scale: float | None = None,
+    own_heads: bool = False,
+    group: Any = None,
+) -> torch.Tensor:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) of one query of each sequence. Collective.
+
+    Args:
+        q: (batch, heads, D), the same on all ranks, in the space of the latent keys.
+        cache: (batch, keys, D), this rank's part: keys of all heads, whose first `value_dim` columns are the values.
+        lengths, own_heads, group: as for `flash_decode`.
+        value_dim: multiples of 64, as is D: 512 and 576 in DeepSeek's models.
+        scale: what scores are multiplied with; None is 1 / sqrt(D).
+
+    Returns:
+        (batch, heads, value_dim), or (batch, heads / ranks, value_dim).
+
+    Raises:
+        ArgumentError: names the argument that is not served, and what is.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    check_tensor("q", q, 3)
+    check_tensor("cache", cache, 3)
+    check_like("cache", cache, "q", q)
+    if cache.shape[0] != q.shape[0] or cache.shape[2] != q.shape[2] or not 0 < value_dim < q.shape[2]:
+        raise ArgumentError(
+            f"q is {tuple(q.shape)}, cache {tuple(cache.shape)}, value_dim {value_dim}",
+            hint="q is (batch, heads, D), cache (batch, keys, D), and value_dim less than D",
+        )
+    name = _checked(q, lengths, 1, value_dim, own_heads, group)
+    keys = cache[:, :, None]
+    return torch.ops.tilescale.decode(q, keys, None, lengths, base2(scale, q.shape[2]), value_dim, own_heads, name)
+
+
+def _checked(q: torch.Tensor, lengths: torch.Tensor, of_keys: int, value_dim: int, own_heads: bool, group: Any) -> str:
+    """The group's name. Raises ArgumentError for what both operators do not serve."""
+    name, (batch, heads, dim) = group_name(group), q.shape
+    check_tensor("lengths", lengths, 1, (torch.int32,))
+    if lengths.shape[0] != batch:
+        raise ArgumentError(f"lengths has {lengths.shape[0]} numbers, q {batch} sequences", hint="one for each")
+    if heads % of_keys:
+        raise ArgumentError(f"q has {heads} heads, k {of_keys}", hint="as many queries for each head of keys")
+    for what, n, most in ("D", dim, 576), ("DV", value_dim, 512):
+        if n % 64 or not 0 < n <= most:
+            raise ArgumentError(f"{what} is {n}", hint=f"served are multiples of 64 up to {most}")
+    if own_heads and heads % size_of(name):
+        raise ArgumentError(f"q has {heads} heads, the group has {size_of(name)} ranks", hint="all have equally many")
+    return name
+
+
+@torch.library.custom_op("tilescale::decode", mutates_args=())
+def _operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    lengths: torch.Tensor,
+    scale: float,
+    value_dim: int,
+    own_heads: bool,
+    group: str,
+) -> torch.Tensor:
+    """The merged outputs; without v, the first columns of k are the values."""
+    team, (batch, heads, dim), of_keys = team_of(group), q.shape, k.shape[2]
+    merged = heads // team.size if own_heads else heads
+    result = q.new_empty(batch, merged, value_dim)
+    if not batch:
+        return result
+    tiles = of_keys * math.ceil(heads // of_keys / HEADS)
+    splits = 1 << max(min(at_once() // (batch * tiles), math.ceil(k.shape[1] / KEYS)), 1).bit_length() - 1
+    space = workspace_of(team)
+    parts, sums = space.own(torch.float32, (splits, batch, heads, value_dim), (splits, batch, heads))
+    (inbox,) = space.symmetric(q.dtype, (team.size, batch, heads, value_dim + TERMS))
+    given = (heads, of_keys, dim, value_dim, splits, dtype_of(q), v is None, own_heads, scale)
+    values = dense(k) if v is None else dense(v)
+    kernel(program, team, *given)(dense(q), dense(k), values, dense(lengths), parts, sums, inbox, result)
+    return result
+
+
+@_operator.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    lengths: torch.Tensor,
+    scale: float,
+    value_dim: int,
+    own_heads: bool,
+    group: str,
+) -> torch.Tensor:
+    return q.new_empty(q.shape[0], q.shape[1] // size_of(group) if own_heads else q.shape[1], value_dim)
+
+
+def program(
+    size: int,
+    heads: int,
+    of_keys: int,
+    dim: int,
+    value_dim: int,
+    splits: int,
+    dtype: str,
+    is_latent: bool,
+    own_heads: bool,
+    scale: float,
+) -> Any:
+    """`splits` parts of the keys, then what they make together is sent, then what has come is merged.
+
+    The same grid does all three. As everybody's tiles are few, a rank has one flag for all that another one sends.
+    """
+    batch, keys = T.dynamic("batch"), T.dynamic("keys")
+    grouped, rest = heads // of_keys, dim - value_dim if is_latent else dim
+    tiles = of_keys * math.ceil(grouped / HEADS)
+    merged = heads // size if own_heads else heads
+    high = math.gcd(TALL, merged)
+
+    @T.prim_func
+    def decode(
+        Q: T.Tensor((batch, heads, dim), dtype),
+        K: T.Tensor((batch, keys, of_keys, dim), dtype),
+        V: T.Tensor((batch, keys, of_keys, dim if is_latent else value_dim), dtype),
+        lengths: T.Tensor((batch,), "int32"),
+        parts: T.Tensor((splits, batch, heads, value_dim), "float32"),
+        sums: T.Tensor((splits, batch, heads), "float32"),
+        inbox: T.Tensor((size, batch, heads, value_dim + TERMS), dtype),  # by source
+        Out: T.Tensor((batch, merged, value_dim), dtype),
+    ):
+        with T.Kernel(device=size, block=(splits, tiles, batch), threads=THREADS) as (split, place, b):
+            arrived = T.alloc_flags((size,))
+            with T.Scale("block"):
+                q = T.alloc((HEADS, value_dim if is_latent else dim), dtype, level="l1")
+                k, v = T.alloc((KEYS, rest), dtype, level="l1"), T.alloc((KEYS, value_dim), dtype, level="l1")
+                scores, acc = (T.alloc((HEADS, n), "float32", level="l0") for n in (KEYS, value_dim))
+                weights = T.alloc((HEADS, KEYS), dtype, level="l1")
+                top, total = (T.alloc((HEADS,), "float32", level="l0") for _ in range(2))
+                head, low = place * of_keys // tiles, place % (tiles // of_keys) * HEADS
+                first = head * grouped + low
+                steps = T.ceildiv(lengths[b], KEYS)
+                each = T.ceildiv(steps, splits)
+                begin(top, total, acc)
+                if is_latent:
+                    q_rest = T.alloc((HEADS, rest), dtype, level="l1")
+                    T.copy(Q[b, first, 0], q)
+                    T.copy(Q[b, first, value_dim], q_rest)
+                else:
+                    T.copy(Q[b, first, 0], q)
+                for step in T.Pipelined(T.max(T.min(each, steps - split * each), 0), num_stages=2):
+                    at = (split * each + step) * KEYS
+                    T.copy(V[b, at : at + KEYS, head, 0:value_dim], v)
+                    T.copy(K[b, at : at + KEYS, head, dim - rest : dim], k)
+                    if is_latent:
+                        T.gemm(q, v, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
+                        T.gemm(q_rest, k, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
+                    else:
+                        T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
+                    for i, j in T.Parallel(HEADS, KEYS):
+                        scores[i, j] = T.if_then_else(at + j < lengths[b], scores[i, j], NOTHING)
+                    softmax_step(scores, top, total, acc, scale)
+                    T.copy(scores, weights)
+                    T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullCol)
+                for i, j in T.Parallel(HEADS, value_dim):
+                    if low + i < grouped:
+                        parts[split, b, first + i, j] = mean(acc[i, j], total[i])
+                for i in T.Parallel(HEADS):
+                    if low + i < grouped:
+                        sums[split, b, first + i] = log_sum(top[i], total[i], scale)
+            with T.Scale("device"):
+                pass
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                packed = T.alloc((high, value_dim + TERMS), dtype, level="l1")
+                acc = T.alloc((high, value_dim), "float32", level="l0")
+                top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))
+                block = split * tiles + place
+                for turn in T.serial(T.ceildiv(heads // high - block, splits * tiles)):
+                    first = (block + turn * splits * tiles) * high
+                    begin(top, total, acc)
+                    for s in T.serial(splits):
+                        for i in T.Parallel(high):
+                            top[i] = T.max(top[i], sums[s, b, first + i])
+                    for s in T.serial(splits):
+                        for i in T.Parallel(high):
+                            each[i] = T.exp2(sums[s, b, first + i] - top[i])
+                            total[i] += each[i]
+                        for i, j in T.Parallel(high, value_dim):
+                            acc[i, j] += each[i] * parts[s, b, first + i, j]
+                    pack(packed, acc, top, total)
+                    T.copy(packed, inbox[rank, b, first, 0])
+                    if own_heads:
+                        if first // merged != rank:
+                            T.copy(packed, inbox[rank, b, first, 0], dst=first // merged, signal=arrived[rank])
+                    else:
+                        for step in T.serial(1, size):
+                            T.copy(packed, inbox[rank, b, first, 0], dst=(rank + step) % size, signal=arrived[rank])
+            with T.Scale("device"):
+                pass
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                acc = T.alloc((high, value_dim), "float32", level="l0")
+                top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))
+                block = split * tiles + place
+                for turn in T.serial(T.ceildiv(merged // high - block, splits * tiles)):
+                    first = (block + turn * splits * tiles) * high
+                    head = first + (rank * merged if own_heads else 0)
+                    begin(top, total, acc)
+                    for source in T.serial(size):
+                        if source != rank:
+                            T.wait(arrived[source], ">=", batch * (merged // high))
+                        for i in T.Parallel(high):
+                            top[i] = T.max(top[i], log_sum_in(inbox, source, b, head + i, value_dim))
+                    for source in T.serial(size):
+                        for i in T.Parallel(high):
+                            each[i] = T.exp2(log_sum_in(inbox, source, b, head + i, value_dim) - top[i])
+                            total[i] += each[i]
+                        for i, j in T.Parallel(high, value_dim):
+                            acc[i, j] += each[i] * T.cast(inbox[source, b, head + i, j], "float32")
+                    for i, j in T.Parallel(high, value_dim):
+                        Out[b, first + i, j] = acc[i, j] / total[i]
+
+    return decode
+
+
+@T.macro
+def pack(packed, acc, top, total):
+    """Outputs, and behind them the log-sum, as numbers each of which rounds what is left."""
+    high, value_dim = acc.shape
+    left = T.alloc((high,), "float32", level="l0")
+    for i, j in T.Parallel(high, value_dim):
+        packed[i, j] = acc[i, j] / total[i]
+    for i in T.Parallel(high):
+        left[i] = T.max(T.log2(total[i]) + top[i], LEAST)
+    for term in T.serial(TERMS):
+        for i in T.Parallel(high):
+            packed[i, value_dim + term] = left[i]
+            left[i] = left[i] - T.cast(T.cast(left[i], packed.dtype), "float32")
+
+
+def log_sum_in(inbox: Any, source: Any, b: Any, head: Any, value_dim: int) -> Any:
+    """The log-sum that was packed."""
+    return sum(T.cast(inbox[source, b, head, value_dim + term], "float32") for term in range(TERMS))

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: MIT
+"""Attention of sequences whose tokens lie over the ranks (context parallelism): all keys and values come to everybody.
+
+The copy queue sends them while a grid attends to those that are there, the own ones first: to all ranks, or round a
+ring (Liu et al., arXiv:2310.01889), where each rank passes on what it gets and speaks to two neighbours only. With a
+causal mask, a rank has one part from the front of the sequence and one from its end ("zigzag"), so all have as much to
+do.
+"""
+
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import ArgumentError
+from tilescale.ops.arguments import check_like, check_tensor, dense
+from tilescale.ops.flat import dtype_of
+from tilescale.ops.group import group_name, rank_of, size_of, team_of
+from tilescale.ops.kernels import kernel
+from tilescale.ops.softmax import NOTHING, base2, begin, mean, softmax_step
+from tilescale.ops.workspace import workspace_of
+
+QUERIES, KEYS = 128, 128
+"""Queries of a block, and keys of a step."""
+
+THREADS = 256
+
+PARTS = 2
+"""Parts of a rank's tokens: each lies together in the sequence."""
+
+
+def sequence_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    zigzag: bool = False,
+    ring: bool = False,
+    scale: float | None = None,
+    group: Any = None,
+) -> torch.Tensor:
+    """Attention of the own queries to the keys of all ranks, which come while it is made. Collective.
+
+    Args:
+        q: (batch, tokens, heads, D), the own tokens, as many on all ranks, an even number; bfloat16 or float16.
+        k, v: (batch, tokens, key heads, D): theirs; `heads` is a multiple of the key heads, D is 64 or 128.
+        causal: whether a token sees itself and those before it only.
+        zigzag: whether the own tokens are those of `sequence_positions(..., zigzag=True)`, else as many in order.
+        ring: whether keys and values go round by neighbours, else from everybody to everybody.
+        scale: what scores are multiplied with; None is 1 / sqrt(D).
+        group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+
+    Returns:
+        A tensor like q. It cannot be differentiated.
+
+    Raises:
+        ArgumentError: names the argument that is not served, and what is.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    check_tensor("q", q, 4)
+    for name, x in ("k", k), ("v", v):
+        check_tensor(name, x, 4)
+        check_like(name, x, "q", q)
+        if x.shape[:2] != q.shape[:2] or x.shape[3] != q.shape[3] or x.shape != k.shape:
+            raise ArgumentError(
+                f"{name} is {tuple(x.shape)}, q {tuple(q.shape)}",
+                hint="q is (batch, tokens, heads, D), k and v are (batch, tokens, key heads, D)",
+            )
+    if not k.shape[2] or q.shape[2] % k.shape[2]:
+        raise ArgumentError(f"q has {q.shape[2]} heads, k {k.shape[2]}", hint="as many queries for each head of keys")
+    if q.shape[3] not in (64, 128):
+        raise ArgumentError(f"D is {q.shape[3]}", hint="served are 64 and 128")
+    if q.shape[1] % PARTS:
+        raise ArgumentError(f"q has {q.shape[1]} tokens", hint="give each rank an even number of tokens")
+    given = causal, zigzag, ring, base2(scale, q.shape[3])
+    return torch.ops.tilescale.sequence_attention(q, k, v, *given, group_name(group))
+
+
+def sequence_positions(tokens: int, *, zigzag: bool = False, group: Any = None) -> torch.Tensor:
+    """Where this rank's tokens lie in the sequence: which to take of it, and what to rotate them by.
+
+    Args:
+        tokens: of each rank, an even number.
+        zigzag: half of them from the front, half from the end, so that all ranks have as much to do under a causal
+            mask; else as many in order.
+        group: as for `sequence_attention`.
+
+    Returns:
+        (tokens,), int64.
+    """
+    name = group_name(group)
+    half, size, rank = tokens // PARTS, size_of(name), rank_of(name)
+    return torch.cat([torch.arange(half) + part_of(rank, h, size, zigzag) * half for h in range(PARTS)])
+
+
+def part_of(rank: Any, half: Any, size: int, zigzag: bool) -> Any:
+    """The number in the sequence of one half of a rank's tokens."""
+    return rank + half * (PARTS * size - 1 - 2 * rank) if zigzag else PARTS * rank + half
+
+
+@torch.library.custom_op("tilescale::sequence_attention", mutates_args=())
+def _operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    zigzag: bool,
+    ring: bool,
+    scale: float,
+    group: str,
+) -> torch.Tensor:
+    """The outputs of the own tokens."""
+    team, (batch, tokens, heads, dim) = team_of(group), q.shape
+    result = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if not q.numel():
+        return result
+    halves = [dense(x).view(batch, PARTS, tokens // PARTS, -1, dim) for x in (q, k, v)]
+    shape, space = (PARTS * team.size, batch, *halves[1].shape[2:]), workspace_of(team)
+    gathered = space.symmetric(q.dtype, shape, shape)
+    states = space.own(torch.float32, tuple(halves[0].shape), (2, batch, PARTS, heads, tokens // PARTS))
+    given = batch, heads, k.shape[2], dim, dtype_of(q), causal, zigzag, ring, scale
+    kernel(program, team, *given)(*halves, *gathered, *states, result.view(halves[0].shape))
+    return result
+
+
+@_operator.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    zigzag: bool,
+    ring: bool,
+    scale: float,
+    group: str,
+) -> torch.Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+@T.macro
+def send_halves(K, V, GK, GV, arrived, rank, size, batch, ring):
+    """The queue sends both halves of K and V; one flag for each half counts what has come."""
+    for step in T.serial(1, size):
+        for half, b in T.grid(PARTS, batch):
+            send(K, GK, arrived, rank, size, step, half, b, 2 * b + 1, ring)
+            send(V, GV, arrived, rank, size, step, half, b, 2 * b + 2, ring)
+
+
+@T.macro
+def send(own, gathered, arrived, rank, size, step, half, b, number, ring):
+    """The queue sends one half: to the rank `step` behind this one; or on a ring to the next one, what it has got."""
+    place = (rank + size + 1 - step if ring else rank) % size * PARTS + half
+    if ring:
+        if step == 1:
+            T.copy(
+                own[b, half, :, :, :], gathered[place, b, :, :, :], dst=(rank + 1) % size, signal=arrived[place]
+            )
+        else:
+            T.copy(
+                gathered[place, b, :, :, :],
+                gathered[place, b, :, :, :],
+                dst=(rank + 1) % size,
+                signal=arrived[place],
+                after=(arrived[place], ">=", number),
+            )
+    else:
+        T.copy(own[b, half, :, :, :], gathered[place, b, :, :, :], dst=(rank + step) % size, signal=arrived[place])
+
+
+def program(
+    size: int,
+    batch: int,
+    heads: int,
+    of_keys: int,
+    dim: int,
+    dtype: str,
+    causal: bool,
+    zigzag: bool,
+    ring: bool,
+    scale: float,
+) -> Any:
+    """A grid for the keys of each rank, the own ones first, when those have come; between them, states are in memory.
+
+    No program waits inside, so each grid has the producer that plain attention has.
+    """
+    half = T.dynamic("half")
+
+    @T.macro
+    def attend(Q, K, V, Acc, State, Out, tile, place, b, rank, source, is_own, is_first, is_last):
+        """One grid: the state of a tile of queries goes on with the keys of one rank."""
+        q, out = (T.alloc((QUERIES, dim), dtype, level="l1") for _ in range(2))
+        k, v = (T.alloc((KEYS, dim), dtype, level="l1") for _ in range(2))
+        scores = T.alloc((QUERIES, KEYS), "float32", level="l0")
+        weights = T.alloc((QUERIES, KEYS), dtype, level="l0")
+        acc = T.alloc((QUERIES, dim), "float32", level="l0")
+        top, total = (T.alloc((QUERIES,), "float32", level="l0") for _ in range(2))
+        # Under a causal mask the last tiles have the most to do, so they come first.
+        first = (T.ceildiv(half, QUERIES) - 1 - tile) * QUERIES if causal else tile * QUERIES
+        head, part = place // PARTS, place % PARTS
+        mine = part_of(rank, part, size, zigzag)
+        T.copy(Q[b, part, first : first + QUERIES, head, :], q)
+        begin(top, total, acc)
+        if not is_first:
+            for i in T.Parallel(QUERIES):
+                if first + i < half:
+                    top[i] = State[0, b, part, head, first + i]
+                    total[i] = State[1, b, part, head, first + i]
+            for i, j in T.Parallel(QUERIES, dim):
+                if first + i < half:
+                    acc[i, j] = Acc[b, part, first + i, head, j]
+        for h in T.serial(PARTS):
+            theirs = part_of(source, h, size, zigzag)
+            seen = keys_seen(mine, theirs, first, half, causal)
+            for t in T.Pipelined(T.ceildiv(seen, KEYS), num_stages=2):
+                place_h = (b, h) if is_own else (source * PARTS + h, b)
+                T.copy(K[place_h[0], place_h[1], t * KEYS : (t + 1) * KEYS, head * of_keys // heads, :], k)
+                T.copy(V[place_h[0], place_h[1], t * KEYS : (t + 1) * KEYS, head * of_keys // heads, :], v)
+                T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
+                for i, j in T.Parallel(QUERIES, KEYS):
+                    is_seen = (t * KEYS + j < seen) & ((theirs < mine) | (t * KEYS + j <= first + i))
+                    is_there = t * KEYS + j < half
+                    scores[i, j] = T.if_then_else(is_seen if causal else is_there, scores[i, j], NOTHING)
+                softmax_step(scores, top, total, acc, scale)
+                T.copy(scores, weights)
+                T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullRow)
+        if is_last:
+            for i, j in T.Parallel(QUERIES, dim):
+                acc[i, j] = mean(acc[i, j], total[i])
+            T.copy(acc, out)
+            T.copy(out, Out[b, part, first : first + QUERIES, head, :])
+        else:
+            for i in T.Parallel(QUERIES):
+                if first + i < half:
+                    State[0, b, part, head, first + i] = top[i]
+                    State[1, b, part, head, first + i] = total[i]
+            for i, j in T.Parallel(QUERIES, dim):
+                if first + i < half:
+                    Acc[b, part, first + i, head, j] = acc[i, j]
+
+    @T.prim_func
+    def sequence_attention(
+        Q: T.Tensor((batch, PARTS, half, heads, dim), dtype),
+        K: T.Tensor((batch, PARTS, half, of_keys, dim), dtype),
+        V: T.Tensor((batch, PARTS, half, of_keys, dim), dtype),
+        GK: T.Tensor((PARTS * size, batch, half, of_keys, dim), dtype),
+        GV: T.Tensor((PARTS * size, batch, half, of_keys, dim), dtype),
+        Acc: T.Tensor((batch, PARTS, half, heads, dim), "float32"),
+        State: T.Tensor((2, batch, PARTS, heads, half), "float32"),
+        Out: T.Tensor((batch, PARTS, half, heads, dim), dtype),
+    ):
+        grid = (T.ceildiv(half, QUERIES), heads * PARTS, batch)
+        with T.Kernel(device=size, block=grid, threads=THREADS) as (tile, place, b):
+            arrived = T.alloc_flags((PARTS * size,))
+            if size > 1:
+                with T.Scale("device") as (rank, _):
+                    send_halves(K, V, GK, GV, arrived, rank, size, batch, ring)
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                attend(Q, K, V, Acc, State, Out, tile, place, b, rank, rank, True, True, size == 1)
+            if size > 2:
+                for step in T.serial(1, size - 1):
+                    wait_for(arrived, step, size, batch)
+                    with T.Scale("block"), T.Scale("device") as (rank, _):
+                        source = (rank + size - step) % size
+                        attend(Q, GK, GV, Acc, State, Out, tile, place, b, rank, source, False, False, False)
+            if size > 1:
+                wait_for(arrived, size - 1, size, batch)
+                with T.Scale("block"), T.Scale("device") as (rank, _):
+                    source = (rank + 1) % size
+                    attend(Q, GK, GV, Acc, State, Out, tile, place, b, rank, source, False, False, True)
+
+    return sequence_attention
+
+
+@T.macro
+def wait_for(arrived, step, size, batch):
+    """Until both halves of what the rank `step` before this one has are here."""
+    with T.Scale("device") as (rank, _):
+        for h in T.serial(PARTS):
+            T.wait(arrived[(rank + size - step) % size * PARTS + h], ">=", 2 * batch)
+
+
+def keys_seen(mine: Any, theirs: Any, first: Any, half: Any, causal: bool) -> Any:
+    """How many keys of a part the queries from `first` of another one see, at most."""
+    if not causal:
+        return half
+    return T.if_then_else(theirs < mine, half, T.if_then_else(theirs == mine, T.min(first + QUERIES, half), 0))

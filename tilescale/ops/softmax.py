@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""What attention programs share: online softmax, a tile of keys after the other, and the merging of partial results.
+
+Scores are kept as powers of 2, which the hardware has: `scale` holds the factor of log2(e).
+"""
+
+import math
+from typing import Any
+
+import tilescale.language as T
+
+NOTHING = -1e30
+"""The score of a key that does not count, and the log-sum of no keys."""
+
+
+def base2(scale: float | None, dim: int) -> float:
+    """What scores are multiplied with before 2 ** score; None is the usual 1 / sqrt(dim)."""
+    return math.log2(math.e) * (dim**-0.5 if scale is None else scale)
+
+
+@T.macro
+def begin(top, total, acc):
+    """No keys so far."""
+    T.clear(acc)
+    T.clear(total)
+    T.fill(top, NOTHING)
+
+
+@T.macro
+def softmax_step(scores, top, total, acc, scale):
+    """Online softmax (Milakov and Gimelshein, arXiv:1805.02867): the scores of a tile of keys become weights.
+
+    `top` and `total` are the maximum of all scores so far and the sum of all weights relative to it; `acc`, the
+    weighted sum of values, is scaled down where the maximum has grown.
+    """
+    rows, columns = scores.shape
+    before, shrink, added = (T.alloc((rows,), "float32", level="l0") for _ in range(3))
+    T.copy(top, before)
+    T.reduce_max(scores, top, dim=1, clear=False)
+    for i in T.Parallel(rows):
+        shrink[i] = T.exp2((before[i] - top[i]) * scale)
+    for i, j in T.Parallel(rows, columns):
+        scores[i, j] = T.exp2((scores[i, j] - top[i]) * scale)
+    T.reduce_sum(scores, added, dim=1)
+    for i in T.Parallel(rows):
+        total[i] = total[i] * shrink[i] + added[i]
+    for i, j in T.Parallel(rows, acc.shape[1]):
+        acc[i, j] = acc[i, j] * shrink[i]
+
+
+def mean(value: Any, total: Any) -> Any:
+    """A weighted sum over the sum of the weights; 0 of no keys."""
+    return T.if_then_else(total > 0, value / total, 0)
+
+
+def log_sum(top: Any, total: Any, scale: float) -> Any:
+    """log2 of the sum of the weights of all keys."""
+    return T.if_then_else(total > 0, T.log2(total) + top * scale, NOTHING)

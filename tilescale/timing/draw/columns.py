@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: MIT
+"""The data of an interactive timeline as columns, without the rows, which follow from what a reader unfolds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilescale.timing.draw.lanes import lanes
+from tilescale.timing.draw.picture import MOST_UNITS, ORDER, STYLE
+from tilescale.timing.draw.shares import peaks, shares, together
+from tilescale.timing.timeline import KINDS, Span, Timeline
+
+MOST_SPANS = 40_000
+"""Of more spans the longest are drawn, and those of the critical path: a page stays below some megabytes."""
+
+INTERVALS = 600
+"""Of time, over which a folded unit's shares are averaged."""
+
+Data = dict[str, Any]
+
+
+class Columns:
+    """What is drawn of a timeline.
+
+    Attributes:
+        units: numbers of the units that are drawn, evenly spread where there are many.
+        there: how many spans they have.
+        numbers: positions in the timeline of those that are drawn.
+        tips: what a person is told of a span beside its times and amounts; spans have positions in it.
+    """
+
+    def __init__(self, timeline: Timeline):
+        self.timeline = timeline
+        step = max(1, -(-timeline.rows // MOST_UNITS))
+        self.units = range(0, timeline.rows, step)
+        there = [(number, span) for number, span in enumerate(timeline.spans) if span.row in self.units]
+        self.there = len(there)
+        self._by_unit: dict[int, list[Span]] = {unit: [] for unit in self.units}
+        for _, span in there:
+            self._by_unit[span.row].append(span)
+        if len(there) > MOST_SPANS:
+            critical = set(timeline.critical_numbers)
+            there.sort(key=lambda item: (item[0] not in critical, -item[1].seconds))
+            there = sorted(there[:MOST_SPANS], key=lambda item: item[0])
+        self.numbers = [number for number, _ in there]
+        self.spans = [span for _, span in there]
+        self.tips: list[str] = []
+
+    @cached_property
+    def _lanes(self) -> list[int]:
+        return lanes(self.spans)
+
+    @cached_property
+    def lane_counts(self) -> list[int]:
+        """How many lanes each unit has."""
+        found = dict.fromkeys(self.units, 0)
+        for span, lane in zip(self.spans, self._lanes, strict=True):
+            found[span.row] = max(found[span.row], lane + 1)
+        return list(found.values())
+
+    def sources(self, unfolded: bool) -> dict[str, Data]:
+        """Columns by what they are of: units, spans, shares of folded units, the critical path, names of rows."""
+        count = len(self.units)
+        return {
+            "units": {"lanes": self.lane_counts, "open": [int(unfolded)] * count, "first": [0] * count},
+            "spans": self._spans(),
+            "shares": self._shares(),
+            "path": self._path(),
+            "labels": self._labels(),
+        }
+
+    def _place(self, span: Span) -> int:
+        return self.units.index(span.row)
+
+    def _spans(self) -> Data:
+        known: dict[str, int] = {}
+        tips = [known.setdefault(self._tip(span), len(known)) for span in self.spans]
+        self.tips = list(known)
+        return {
+            "left": _us(span.begin_s for span in self.spans),
+            "right": _us(span.end_s for span in self.spans),
+            "unit": _whole(map(self._place, self.spans)),
+            "lane": _whole(self._lanes),
+            "tip": _whole(tips),
+            "nbytes": np.array([span.nbytes for span in self.spans], np.float32),
+            "flops": np.array([span.flops for span in self.spans], np.float32),
+            "colour": [STYLE[span.kind][0] for span in self.spans],
+            **_unplaced(len(self.spans)),
+        }
+
+    def _tip(self, span: Span) -> str:
+        lines = [f"{span.kind}: {span.name}", span.unit]
+        if span.where is not None:
+            lines.append(f"{Path(span.where.file).name}:{span.where.line}")
+        cause = self.timeline.spans[span.cause] if span.cause is not None else None
+        if cause is not None and (cause.row, cause.engine) != (span.row, span.engine):
+            lines.append(f"{'waited for' if span.kind == 'wait' else 'after'} {cause.name} of {cause.unit}")
+        return "\n".join(lines)
+
+    def _shares(self) -> Data:
+        most = together(peaks(self._by_unit.values()))
+        rows: list[tuple[float, ...]] = []
+        for place, spans in enumerate(self._by_unit.values()):
+            found = shares(spans, most, self.timeline.end_s).averaged(INTERVALS)
+            heights = found.heights[[KINDS.index(kind) for kind in ORDER]]
+            above = np.cumsum(heights, axis=0)
+            for kind, interval in zip(*np.nonzero(heights > 1e-3), strict=True):
+                high, share = above[kind, interval], heights[kind, interval]
+                rows.append((place, kind, found.edges[interval], found.edges[interval + 1], high - share, high))
+        place, kind, left, right, low, high = np.array(rows).reshape(-1, 6).T
+        kinds = [ORDER[int(number)] for number in kind]
+        return {
+            "unit": _whole(place), "left": _us(left), "right": _us(right), "low": low.astype(np.float32),
+            "high": high.astype(np.float32), "share": (high - low).astype(np.float32),
+            "colour": [STYLE[kind][0] for kind in kinds], "kind": [STYLE[kind][1] for kind in kinds],
+            **_unplaced(len(rows)),
+        }  # fmt: skip
+
+    def _path(self) -> Data:
+        """The critical path, from span to span: where each begins and where it ends."""
+        at = {number: place for place, number in enumerate(self.numbers)}
+        points: list[tuple[float, int, int]] = []
+        for number in self.timeline.critical_numbers:
+            if number in at:
+                span, lane, before = self.spans[at[number]], self._lanes[at[number]], points[-1][0] if points else 0.0
+                begin = max(span.begin_s, before)
+                points += [(time, self._place(span), lane) for time in (begin, max(span.end_s, begin))]
+        time, unit, lane = np.array(points).reshape(-1, 3).T
+        return {"x": _us(time), "unit": _whole(unit), "lane": _whole(lane), "y": np.zeros(len(points), np.float32)}
+
+    def _labels(self) -> Data:
+        """The name of each unit, lane -1, and of each engine, at the first of its lanes."""
+        engines: dict[tuple[int, str], int] = {}
+        for span, lane in zip(self.spans, self._lanes, strict=True):
+            key = self._place(span), span.engine
+            engines[key] = min(lane, engines.get(key, lane))
+        names = [(place, -1, f"{self.timeline.level} {unit}") for place, unit in enumerate(self.units)]
+        names += [(place, lane, engine) for (place, engine), lane in engines.items()]
+        unit, lane, text = zip(*names, strict=True) if names else ((), (), ())
+        return {
+            "unit": _whole(unit), "lane": _whole(lane), "name": list(text), "text": list(text),
+            "y": np.zeros(len(names), np.float32),
+        }  # fmt: skip
+
+
+def _us(seconds: Iterable[float]) -> np.ndarray:
+    return np.array([time * 1e6 for time in seconds], np.float32)
+
+
+def _whole(numbers: Iterable[float]) -> np.ndarray:
+    return np.array(list(numbers), np.int32)
+
+
+def _unplaced(count: int) -> Data:
+    """Where boxes lie is found in the reader's browser."""
+    return {side: np.zeros(count, np.float32) for side in ("top", "bottom")}

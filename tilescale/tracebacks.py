@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""How an error of ours that nobody catches is printed: its message first, then the user's own lines that led to it.
+
+The first such error that is made sets `sys.excepthook`, if nobody else cares about it; notebooks ask the error itself.
+`TILESCALE_TRACEBACK=full` prints Python's traceback instead, with every frame.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from functools import cache
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from tilescale.errors import TileScaleError, UsageError
+from tilescale.settings import settings
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["install", "lines", "show"]
+
+_OURS = ("tilescale", "tilelang_core")
+
+_PLAIN = ("sys", "tvm")
+"""Modules whose hooks print a traceback and no more: Python's own, and one that TVM sets around it."""
+
+
+def install() -> None:
+    """Print errors of ours by `show`, unless somebody else prints errors already."""
+    if getattr(sys.excepthook, "__module__", None) in _PLAIN:
+        sys.excepthook = show
+
+
+def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Python's hook for exceptions that nobody catches: those of ours in short, others as ever."""
+    if not isinstance(error, TileScaleError) or _is_full():
+        sys.__excepthook__(kind, error, trace)
+        return
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(_text(error, trace))
+
+
+def lines(error: TileScaleError) -> list[str]:
+    """The lines that a notebook shows, with colours as terminals have them."""
+    if _is_full():
+        return "".join(traceback.format_exception(error)).splitlines()
+    from rich.console import Console
+
+    console = Console(force_terminal=True, color_system="standard", highlight=False, soft_wrap=True)
+    with console.capture() as shown:
+        console.print(_text(error, error.__traceback__))
+    return shown.get().splitlines()
+
+
+def _is_full() -> bool:
+    try:
+        return settings().traceback == "full"
+    except UsageError:  # the error to print may be that very one
+        return False
+
+
+def _text(error: TileScaleError, trace: TracebackType | None) -> Text:
+    from rich.text import Text
+
+    body = Text(str(error))
+    body.highlight_regex(r"(?m)^    at \S.*$", "cyan")
+    body.highlight_regex(r"(?m)^    hint:", "bold green")
+    text = Text.assemble((f"{type(error).__name__}: ", "bold red"), body)
+    for note in getattr(error, "__notes__", ()):
+        text.append(f"\n{note}")
+    if error.__cause__ is not None:
+        text.append("\n    caused by " + "".join(traceback.format_exception_only(error.__cause__)).strip())
+    calls = _calls(trace)
+    if calls:
+        text.append(f"\n    called from (TILESCALE_TRACEBACK=full shows every frame)\n{calls}", "dim")
+    return text
+
+
+def _calls(trace: TracebackType | None) -> str:
+    """The user's own lines on the way to the error, the innermost last."""
+    own = (pair for pair in traceback.walk_tb(trace) if _is_users(pair[0]))
+    frames = traceback.StackSummary.extract(own)
+    return "\n".join(f"        {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames)
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Whether its code is neither ours nor installed nor Python's own."""
+    top = str(frame.f_globals.get("__name__")).partition(".")[0]
+    file = frame.f_code.co_filename
+    return top not in _OURS and not file.startswith(("<frozen", *_installed()))
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
