@@ -231,7 +231,7 @@ comm.zeros(8 << 20, torch.float32)
 if rank == 1:
     say('FAULT')
     import pickle
-    world.store.append('call/0,1,2/1', pickle.dumps(print))
+    world.store.append('call/0,1,2/2', pickle.dumps(print))
 """),
     Fault("1000 connections that say nothing, then a rank is killed", """
 if rank == 1:
@@ -269,9 +269,11 @@ def outcome(fault: Fault) -> Row:
 
 
 def last_error(output: str) -> str:
-    """The last error that a rank printed."""
+    """The last error that a rank printed. Raises SystemExit if none did."""
     found = re.findall(r"(?:tilescale\.errors\.)?(\w+Error: .*)", output)
-    return found[-1] if found else output[-300:]
+    if not found:
+        raise SystemExit(f"nobody noticed anything:\n{output}")
+    return found[-1]
 
 
 def alive(output: str) -> list[int]:

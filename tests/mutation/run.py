@@ -80,7 +80,7 @@ def _test(tests: tuple[str, ...], tree: Path) -> None:
     with open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), 1)
         os.dup2(nothing.fileno(), 2)
-    alone = "-p", "no:xdist", "-p", "no:cacheprovider", "--rootdir", str(tree)
+    alone = "-p", "no:cacheprovider", "--rootdir", str(tree)
     os._exit(int(pytest.main(["-x", "-q", *alone, *tests])))
 
 

@@ -66,9 +66,8 @@ def test_decode(
     [  # (batch, half of a rank's tokens, heads, key heads, D), (causal, zigzag, ring)
         (1, (1, 5, 2, 2, 64), (True, False, False), torch.bfloat16),
         (2, (1, 130, 2, 1, 64), (True, True, False), torch.bfloat16),
-        (3, (2, 20, 2, 1, 64), (True, False, True), torch.float16),
-        (4, (1, 9, 1, 1, 128), (True, True, True), torch.bfloat16),
-        (8, (1, 3, 1, 1, 64), (False, False, False), torch.float16),
+        (3, (2, 20, 2, 1, 64), (False, False, True), torch.float16),
+        (8, (1, 3, 1, 1, 128), (True, True, True), torch.bfloat16),
     ],
 )
 def test_sequence_attention(size: int, shape: tuple[int, ...], how: tuple[bool, ...], dtype: torch.dtype):

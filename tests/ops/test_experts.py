@@ -19,8 +19,7 @@ CHOICES = [
     # ranks, experts, tokens, choices, tokens of the first rank, room
     (1, 3, 9, 2, 9, None),
     (3, 6, 20, 3, 0, None),
-    (2, 8, 37, 4, 5, None),
-    (8, 8, 5, 1, 5, None),
+    (8, 16, 5, 3, 2, None),
     (2, 4, 150, 2, 150, 2 * ALIGN),
 ]
 
@@ -118,7 +117,7 @@ def test_tokens_go_to_their_experts_and_back(case: tuple[Any, ...]):
         torch.testing.assert_close(tensors[-1], want[r].to(kind), rtol=1e-2 if kind.itemsize == 2 else 1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("size", "most", "width"), [(1, 3, 4), (3, 20, 36), (8, 2, 8)])
+@pytest.mark.parametrize(("size", "most", "width"), [(3, 20, 36), (8, 2, 8)])
 def test_unequal_parts(size: int, most: int, width: int):
     counts = torch.randint(0, most + 1, (size, size), dtype=torch.int32)
     counts[0, size - 1] = 0

@@ -171,6 +171,7 @@ def program(
 ) -> Any:
     """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there."""
     rows, b_tile = T.dynamic("rows"), (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+    is_activated = bool(activation)
     # With a condition around it, the result does not lie where the steps were.
     own_stages = tiles.stages if size <= 2 else tiles.stages - 1
 
@@ -207,7 +208,7 @@ def program(
                     multiply(A, 0, m, B, n, a, b, c, K, own_stages, transposed)
                     if biased:
                         add_bias(c, bias, n, N)
-                    if activation:
+                    if is_activated:
                         activate(c, activation)
                     T.copy(c, out)
                     T.copy(out, C[rank, m, n])
@@ -228,7 +229,7 @@ def program(
                     multiply(G, shard, m, B, n, a, b, c, K, tiles.stages, transposed)
                     if biased:
                         add_bias(c, bias, n, N)
-                    if activation:
+                    if is_activated:
                         activate(c, activation)
                     T.copy(c, out)
                     T.copy(out, C[shard, m, n])

@@ -16,7 +16,7 @@ from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import RaceError
 
 if TYPE_CHECKING:
-    from tilescale.backends.emulator.interpret.access import Home
+    from tilescale.backends.emulator.interpret.buffers import Home
     from tilescale.backends.emulator.run import Run
 
 LATELY = 15

@@ -26,7 +26,7 @@ from tilescale.program.model import declaration, location
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.frame import Frame
     from tilescale.backends.emulator.execute.units import Unit
-    from tilescale.backends.emulator.interpret.access import Home
+    from tilescale.backends.emulator.interpret.buffers import Home
     from tilescale.backends.emulator.run import Run
 
 _WRITES = (WRITE, ATOMIC_STORE)

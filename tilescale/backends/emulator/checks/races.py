@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.barriers import MBarrier
     from tilescale.backends.emulator.execute.frame import Frame
     from tilescale.backends.emulator.execute.tasks import Task
-    from tilescale.backends.emulator.interpret.access import Home
+    from tilescale.backends.emulator.interpret.buffers import Home
     from tilescale.backends.emulator.run import Run
     from tilescale.errors import Location
 

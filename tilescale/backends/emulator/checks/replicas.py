@@ -24,7 +24,7 @@ from tilescale.program.model import View
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.interpret.access import Home
+    from tilescale.backends.emulator.interpret.buffers import Home
     from tilescale.backends.emulator.run import Run
 
 

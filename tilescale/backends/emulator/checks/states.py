@@ -18,7 +18,7 @@ from tilescale.backends.emulator.execute.observe import READ, WRITE
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.units import Unit
-    from tilescale.backends.emulator.interpret.access import Home
+    from tilescale.backends.emulator.interpret.buffers import Home
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 from tilescale.backends.emulator.execute.units import Unit
 
 if TYPE_CHECKING:
-    from tilescale.backends.emulator.interpret.access import Home
+    from tilescale.backends.emulator.interpret.buffers import Home
     from tilescale.backends.emulator.run import Run
 
 Box = list[tuple[int, int]]

@@ -7,7 +7,7 @@
     closures.py     what rules return
     phases.py       launches and phases
     statements.py branches.py expr.py vectors.py    the rules of TIR
-    access.py slices.py     elements and regions of buffers
+    buffers.py access.py slices.py regions.py       how buffers are found; their elements and regions
     reducers.py     contributions to reducers
     scales.py       `T.Scale` regions and views
     abstract.py     abstract execution: runs in which tiles have no values

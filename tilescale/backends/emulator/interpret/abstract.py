@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
-from tilescale.backends.emulator.interpret.access import Element, Region
+from tilescale.backends.emulator.interpret.access import Element
 from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.errors import NoDataError
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Accesses to buffers: single elements (for all elements of the space at once) and rectangular regions.
+"""Accesses to single elements of buffers, for all elements of the space at once.
 
 As stock TileLang compiles them, accesses to global memory are guarded: a load outside the tensor yields the safe value
 (0), a store is dropped, and the report tells of accesses that missed altogether. It does not guard an index that is a
@@ -8,111 +8,22 @@ number: those, and accesses outside a tile in shared memory or registers, are er
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread, uniform
-from tilescale.backends.emulator.execute.memory import PrivateBuffer, meta_array
-from tilescale.backends.emulator.execute.observe import READ, WRITE, Observer
-from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
+from tilescale.backends.emulator.execute.memory import PrivateBuffer
+from tilescale.backends.emulator.execute.observe import READ, WRITE
+from tilescale.backends.emulator.interpret.buffers import Home
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.slices import slices
-from tilescale.backends.emulator.interpret.symbols import PRIVATE
-from tilescale.backends.emulator.numerics import convert, element_type, numpy_dtype
-from tilescale.errors import NoDataError, OutOfBoundsError, UnsupportedError
-from tilescale.program.model import declaration
+from tilescale.backends.emulator.numerics import convert
+from tilescale.errors import NoDataError, OutOfBoundsError
 
-_NOT_CUT_OFF = (
-    "copies are cut off at the end of a tensor, this is not: declare as many elements as there are units that use one, "
-    "or put the statement under a condition"
-)
 _A_NUMBER = "TileLang does not guard an index that is a number; a negative one counts from the end"
-_ON_CHIP = "only accesses to device memory are cut off: slice the tile, or put the statement under a condition"
-
-
-class Home:
-    """How a buffer is found in a frame, whatever shape or type it is viewed with."""
-
-    def __init__(self, compiler: Compiler, buffer: ir.Buffer):
-        self.buffer = buffer
-        self.slot = compiler.slot(buffer.data)
-        self.root = compiler.root(self.slot)
-        self.name = buffer.name
-        self.private = buffer.scope() in PRIVATE
-        self.guarded = buffer.scope() == "global"
-        self.dtype = numpy_dtype(element_type(str(buffer.dtype)))
-        self.safe = compiler.safe_value(buffer)
-        self.shared = not self.private and not buffer.scope().startswith("local")
-        home = compiler.home(buffer)
-        same = home is None or ([str(n) for n in home[0]], home[1]) == (
-            [str(n) for n in buffer.shape],
-            str(buffer.dtype),
-        )
-        self._shape = None if same else [compiler.expr(n) for n in buffer.shape]
-        self.replicated = compiler.replicated_root(buffer)
-        self.where = compiler.where
-        self._watched_by: list[Observer] | None = None
-
-    def array(self, frame: Frame) -> Any:
-        """The instance that the frame's unit sees: an array, or PrivateBuffer for a thread-private buffer."""
-        array = frame.slots[self.slot]
-        if array is None:
-            raise UnsupportedError(
-                f"{self.name!r}: a buffer of scope {self.buffer.scope()!r} made where no program's threads run as one",
-                hint="allocate it in the scale of the program, or in device memory with T.alloc(..., level=)",
-            )
-        if self._shape is None:
-            return array
-        shape = tuple(uniform(n(frame), frame, "a shape") for n in self._shape)
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            return meta_array(shape, self.dtype)
-        if isinstance(array, PrivateBuffer):
-            raise UnsupportedError(f"a view of another shape of the thread-private buffer {self.name!r}")
-        flat = array.reshape(-1)
-        if not np.shares_memory(flat, array):
-            raise UnsupportedError(f"a view of another shape of {self.name!r}, whose elements are not contiguous here")
-        return flat.view(self.dtype).reshape(shape)
-
-    def touched(self, frame: Frame, kind: str, array: np.ndarray, index: Any = ()) -> None:
-        """Tell the observers of an access to `array[index]`; of elements that are given one by one, the active ones."""
-        for observer in self.watched_by(frame):
-            observer.accesses(frame, self, kind, array, index)
-
-    def touched_private(self, frame: Frame, kind: str, buffer: PrivateBuffer, index: tuple) -> None:
-        """Tell the observers of an access by the active threads to their elements of a thread-private buffer."""
-        for observer in self.watched_by(frame):
-            observer.accesses_private(frame, self, kind, buffer, index)
-
-    def watched_by(self, frame: Frame) -> Sequence[Observer]:
-        """The observers of the frame's run that want to be told of these accesses."""
-        if not frame.run.observers:
-            return ()
-        if self._watched_by is None:
-            self._watched_by = [o for o in frame.run.observers if o.looks_at(self)]
-        return self._watched_by
-
-    def written(self, frame: Frame, unit: Unit | None = None) -> None:
-        """Note a write to the instance of `unit` (default: the frame's): for spinning readers and for replicas."""
-        if self.shared:
-            frame.run.scheduler.progress += 1
-        if self.replicated is not None:
-            versions = (unit or frame.unit).owner(self.replicated).versions
-            versions[self.replicated] = versions.get(self.replicated, 0) + 1
-
-    def out_of_bounds(
-        self, frame: Frame, index: Sequence[Any], shape: Sequence[int], hint: str | None = None
-    ) -> OutOfBoundsError:
-        """The error for an access at `index`; the statement adds the line of the access."""
-        text = ", ".join(str(i) for i in index)
-        return OutOfBoundsError(
-            f"{self.name}[{text}] is outside the buffer, whose shape is {tuple(shape)}: {frame.unit}",
-            hint=hint or (_NOT_CUT_OFF if self.guarded else _ON_CHIP),
-            where=declaration(self.buffer),
-        )
 
 
 class Element:
@@ -307,167 +218,3 @@ def _all_inside(index: Any, extent: int) -> bool:
     if is_vector(index):
         return index.size == 0 or bool(index.min() >= 0 and index.max() < extent)
     return 0 <= index < extent
-
-
-class Block:
-    """A resolved region: begins and extents on an array, and whether all of it lies within."""
-
-    __slots__ = ("array", "begins", "extents", "within")
-
-    def __init__(self, array: np.ndarray, begins: tuple[int, ...], extents: tuple[int, ...]):
-        self.array, self.begins, self.extents = array, begins, extents
-        self.within = True
-        for b, e, n in zip(begins, extents, array.shape, strict=True):
-            if b < 0 or b + e > n:
-                self.within = False
-
-    def view(self) -> np.ndarray:
-        """The part that lies inside, as a view."""
-        ranges = zip(self.begins, self.extents, strict=True)
-        if self.within:
-            return self.array[tuple([slice(b, b + e) for b, e in ranges])]
-        return self.array[tuple([slice(max(b, 0), max(b + e, 0)) for b, e in ranges])]
-
-    @property
-    def outside(self) -> bool:
-        """Whether nothing of it lies inside."""
-        return not self.within and not self.view().size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the part that lies inside."""
-        elements = math.prod(self.extents) if self.within else self.view().size
-        return elements * self.array.itemsize
-
-    def clip(self) -> tuple[slice, ...]:
-        """Which part of a tile of this region's extents lies inside."""
-        return tuple(
-            slice(max(-b, 0), max(min(e, n - b), 0))
-            for b, e, n in zip(self.begins, self.extents, self.array.shape, strict=True)
-        )
-
-
-class Region:
-    """A rectangular part of a buffer, the argument of a tile operation."""
-
-    def __init__(self, compiler: Compiler, region: Any):
-        buffer, begins, extents = ir.region_parts(region)
-        self.home = Home(compiler, buffer)
-        self.begins = [compiler.expr(b) for b in begins]
-        self.extents = [compiler.expr(e) for e in extents]
-        constants = [ir.constant(e) for e in extents]
-        self._fixed = None if None in constants else tuple(constants)
-
-    def block(self, frame: Frame, array: np.ndarray | None = None) -> Block:
-        """Begins and extents on the frame's instance of the buffer, or on `array`, another unit's.
-
-        Raises:
-            OutOfBoundsError: outside a tile in shared memory or registers.
-        """
-        array = self.home.array(frame) if array is None else array
-        begins = tuple([uniform(b(frame), frame, "where a tile begins") for b in self.begins])
-        extents = self._fixed or tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
-        block = Block(array, begins, extents)
-        if not self.home.guarded and not block.within:
-            raise self.home.out_of_bounds(
-                frame, [f"{b}:{b + e}" for b, e in zip(begins, extents, strict=True)], array.shape
-            )
-        return block
-
-    def read(self, frame: Frame, array: np.ndarray | None = None) -> np.ndarray:
-        """The region's elements, of the frame's instance or of `array`, as `load`."""
-        return self._agreed(frame) if self.home.private else self.load(frame, self.block(frame, array))
-
-    def _agreed(self, frame: Frame) -> np.ndarray:
-        """The elements of a thread-private buffer, if all threads that run hold the same.
-
-        Raises:
-            UsageError: they do not.
-        """
-        buffer, block = self.home.array(frame), self.block(frame)
-        tile = np.empty(block.extents, self.home.dtype)
-        for element, index in self._touched_private(frame, block, READ):
-            tile[element] = uniform(buffer.load(index, frame), frame, f"{self.home.name!r} as a whole tile")
-        return tile
-
-    def _touched_private(self, frame: Frame, block: Block, kind: str) -> Iterator[tuple[tuple, tuple]]:
-        """The elements of a block of a thread-private buffer: in the block, and in the buffer. Observers are told."""
-        buffer = self.home.array(frame)
-        for element in np.ndindex(block.extents):
-            index = tuple(b + i for b, i in zip(block.begins, element, strict=True))
-            self.home.touched_private(frame, kind, buffer, index)
-            yield element, index
-
-    def load(self, frame: Frame, block: Block) -> np.ndarray:
-        """A block's elements; a view where all of it lies inside, else a copy with the safe value outside."""
-        view = block.view()
-        self.home.touched(frame, READ, view)
-        if block.within:
-            return view
-        self._missed(frame, block)
-        tile = np.full(block.extents, self.home.safe, self.home.dtype)
-        tile[block.clip()] = view
-        return tile
-
-    def blank(self, frame: Frame) -> np.ndarray:
-        """An array of the region's extents and type that says nothing of its elements."""
-        return meta_array(self.block(frame).extents, self.home.dtype)
-
-    def write(self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None) -> None:
-        """Assign `value`, of the region's extents, to the frame's instance or to `array` of `unit`; clipped."""
-        if self.home.private:
-            self._store_private(frame, value)
-        else:
-            self.store(frame, self.block(frame, array), value, unit)
-
-    def _store_private(self, frame: Frame, value: np.ndarray) -> None:
-        """The same in each active thread's instance of a thread-private buffer."""
-        buffer, block = self.home.array(frame), self.block(frame)
-        for element, index in self._touched_private(frame, block, WRITE):
-            buffer.store(index, convert(value[element], self.home.dtype), frame)
-
-    def store(self, frame: Frame, block: Block, value: np.ndarray, unit: Unit | None = None) -> None:
-        """The same for a block, of `unit` (default: the frame's)."""
-        self.home.written(frame, unit)
-        target = block.view()
-        self.home.touched(frame, WRITE, target)
-        self._missed(frame, block)
-        value = convert(value, target.dtype)
-        target[...] = value if block.within else value[block.clip()]
-
-    def _missed(self, frame: Frame, block: Block) -> None:
-        """Note an access to nothing at all: allowed, and seldom meant."""
-        if block.outside:
-            frame.run.missed[self.home.name, self.home.where] += 1
-
-    def target(self, frame: Frame, reads: bool = False) -> np.ndarray:
-        """The region as a view to compute on in place; `reads` says whether the result depends on what it held.
-
-        Raises:
-            OutOfBoundsError: it is not all inside.
-            UnsupportedError: it is of a thread-private buffer that differs between threads.
-        """
-        if self.home.private:
-            return self._target_private(frame, reads)
-        block = self.block(frame)
-        if not block.within:
-            raise self.home.out_of_bounds(frame, block.begins, block.array.shape)
-        view = block.view()
-        self.home.written(frame)
-        if reads:
-            self.home.touched(frame, READ, view)
-        self.home.touched(frame, WRITE, view)
-        return view
-
-    def _target_private(self, frame: Frame, reads: bool) -> np.ndarray:
-        """The same of a thread-private buffer, while all threads hold the same."""
-        buffer, block = self.home.array(frame), self.block(frame)
-        if buffer.lead:
-            raise UnsupportedError(
-                f"a tile operation that computes in {self.home.name!r}, which differs between threads",
-                hint="compute in a fragment: T.alloc_fragment",
-            )
-        for kind in (READ, WRITE) if reads else (WRITE,):
-            for _ in self._touched_private(frame, block, kind):
-                pass
-        return Block(buffer.data, block.begins, block.extents).view()

@@ -11,9 +11,9 @@ from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.programs import run_together
 from tilescale.backends.emulator.execute.units import Replica, Unit
-from tilescale.backends.emulator.interpret.access import Region
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import value_operation
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level

@@ -16,9 +16,10 @@ from tilelang_core import ir
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.observe import READ, WRITE
-from tilescale.backends.emulator.interpret.access import Element, Region
+from tilescale.backends.emulator.interpret.access import Element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import operation
 from tilescale.backends.emulator.operations.barriers import BarrierReference
 from tilescale.backends.emulator.operations.pointers import pointed

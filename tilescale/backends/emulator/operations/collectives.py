@@ -13,9 +13,9 @@ from tilescale.backends import base
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.rendezvous import Moves, rendezvous
-from tilescale.backends.emulator.interpret.access import Region
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import operation
 from tilescale.backends.emulator.operations import pieces
 from tilescale.backends.emulator.operations.gathers import queued_gather

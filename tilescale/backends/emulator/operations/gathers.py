@@ -9,9 +9,9 @@ from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.memory import address
 from tilescale.backends.emulator.execute.units import Unit
-from tilescale.backends.emulator.interpret.access import Block, Region
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Block, Region
 from tilescale.backends.emulator.interpret.scales import instance
 from tilescale.backends.emulator.operations.remote import Flag, queued
 from tilescale.errors import UsageError

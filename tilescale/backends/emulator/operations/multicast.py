@@ -11,9 +11,9 @@ from typing import Any
 
 from tilelang_core import ir, rewrite
 from tilescale.backends.emulator.execute.frame import Frame
-from tilescale.backends.emulator.interpret.access import Region
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.errors import UnsupportedError
 from tilescale.program.effects import statements
 

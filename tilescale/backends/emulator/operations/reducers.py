@@ -8,10 +8,11 @@ import numpy as np
 from tilelang_core import ir
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
-from tilescale.backends.emulator.interpret.access import Region, element
+from tilescale.backends.emulator.interpret.access import element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.reducers import UPDATES, combine
+from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import operation
 
 

@@ -14,9 +14,9 @@ from tilescale.backends.emulator.execute.memory import address
 from tilescale.backends.emulator.execute.observe import ATOMIC, ATOMIC_STORE
 from tilescale.backends.emulator.execute.tasks import Wait
 from tilescale.backends.emulator.execute.units import Unit
-from tilescale.backends.emulator.interpret.access import Block, Region
 from tilescale.backends.emulator.interpret.closures import Closure, located
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Block, Region
 from tilescale.backends.emulator.interpret.registry import operation
 from tilescale.backends.emulator.interpret.scales import instance
 from tilescale.backends.emulator.operations.tiles import fitted

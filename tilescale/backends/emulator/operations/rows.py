@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.backends.emulator.execute.frame import Frame, uniform
-from tilescale.backends.emulator.interpret.access import Block, Region
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Block, Region
 
 
 def rows_copy(compiler: Compiler, source: Region, target: Region, notes: Any) -> Closure:

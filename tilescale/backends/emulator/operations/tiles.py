@@ -19,9 +19,10 @@ from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import ATOMIC, READ, WRITE
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.abstract import forgotten
-from tilescale.backends.emulator.interpret.access import Region, element
+from tilescale.backends.emulator.interpret.access import element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import ignore, operation
 from tilescale.backends.emulator.operations.barriers import BarrierReference
 from tilescale.backends.emulator.operations.multicast import multicast

@@ -15,9 +15,9 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, spread, uniform
-from tilescale.backends.emulator.interpret.access import Region
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.backends.emulator.operations.pointers import pointed
 from tilescale.backends.emulator.record.registry import cost

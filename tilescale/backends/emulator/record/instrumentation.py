@@ -8,9 +8,9 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
-from tilescale.backends.emulator.interpret.access import Region
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.backends.emulator.operations.remote import Flag
 from tilescale.backends.emulator.record.costs import loop_cost

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.units import Unit
-from tilescale.backends.emulator.interpret.access import Block, Region
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Block, Region
 from tilescale.backends.emulator.interpret.scales import instance
 from tilescale.backends.emulator.operations.remote import Flag, Peer
 from tilescale.backends.emulator.record.costs import Demands, Traffic

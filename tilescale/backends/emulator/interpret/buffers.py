@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT
+"""How a buffer is found in a frame, and who is told of accesses to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.execute.memory import PrivateBuffer, meta_array
+from tilescale.backends.emulator.execute.observe import Observer
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.symbols import PRIVATE
+from tilescale.backends.emulator.numerics import element_type, numpy_dtype
+from tilescale.errors import OutOfBoundsError, UnsupportedError
+from tilescale.program.model import declaration
+
+_NOT_CUT_OFF = (
+    "copies are cut off at the end of a tensor, this is not: declare as many elements as there are units that use one, "
+    "or put the statement under a condition"
+)
+_ON_CHIP = "only accesses to device memory are cut off: slice the tile, or put the statement under a condition"
+
+
+class Home:
+    """How a buffer is found in a frame, whatever shape or type it is viewed with."""
+
+    def __init__(self, compiler: Compiler, buffer: ir.Buffer):
+        self.buffer = buffer
+        self.slot = compiler.slot(buffer.data)
+        self.root = compiler.root(self.slot)
+        self.name = buffer.name
+        self.private = buffer.scope() in PRIVATE
+        self.guarded = buffer.scope() == "global"
+        self.dtype = numpy_dtype(element_type(str(buffer.dtype)))
+        self.safe = compiler.safe_value(buffer)
+        self.shared = not self.private and not buffer.scope().startswith("local")
+        home = compiler.home(buffer)
+        same = home is None or ([str(n) for n in home[0]], home[1]) == (
+            [str(n) for n in buffer.shape],
+            str(buffer.dtype),
+        )
+        self._shape = None if same else [compiler.expr(n) for n in buffer.shape]
+        self.replicated = compiler.replicated_root(buffer)
+        self.where = compiler.where
+        self._watched_by: list[Observer] | None = None
+
+    def array(self, frame: Frame) -> Any:
+        """The instance that the frame's unit sees: an array, or PrivateBuffer for a thread-private buffer."""
+        array = frame.slots[self.slot]
+        if array is None:
+            raise UnsupportedError(
+                f"{self.name!r}: a buffer of scope {self.buffer.scope()!r} made where no program's threads run as one",
+                hint="allocate it in the scale of the program, or in device memory with T.alloc(..., level=)",
+            )
+        if self._shape is None:
+            return array
+        shape = tuple(uniform(n(frame), frame, "a shape") for n in self._shape)
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            return meta_array(shape, self.dtype)
+        if isinstance(array, PrivateBuffer):
+            raise UnsupportedError(f"a view of another shape of the thread-private buffer {self.name!r}")
+        flat = array.reshape(-1)
+        if not np.shares_memory(flat, array):
+            raise UnsupportedError(f"a view of another shape of {self.name!r}, whose elements are not contiguous here")
+        return flat.view(self.dtype).reshape(shape)
+
+    def touched(self, frame: Frame, kind: str, array: np.ndarray, index: Any = ()) -> None:
+        """Tell the observers of an access to `array[index]`; of elements that are given one by one, the active ones."""
+        for observer in self.watched_by(frame):
+            observer.accesses(frame, self, kind, array, index)
+
+    def touched_private(self, frame: Frame, kind: str, buffer: PrivateBuffer, index: tuple) -> None:
+        """Tell the observers of an access by the active threads to their elements of a thread-private buffer."""
+        for observer in self.watched_by(frame):
+            observer.accesses_private(frame, self, kind, buffer, index)
+
+    def watched_by(self, frame: Frame) -> Sequence[Observer]:
+        """The observers of the frame's run that want to be told of these accesses."""
+        if not frame.run.observers:
+            return ()
+        if self._watched_by is None:
+            self._watched_by = [o for o in frame.run.observers if o.looks_at(self)]
+        return self._watched_by
+
+    def written(self, frame: Frame, unit: Unit | None = None) -> None:
+        """Note a write to the instance of `unit` (default: the frame's): for spinning readers and for replicas."""
+        if self.shared:
+            frame.run.scheduler.progress += 1
+        if self.replicated is not None:
+            versions = (unit or frame.unit).owner(self.replicated).versions
+            versions[self.replicated] = versions.get(self.replicated, 0) + 1
+
+    def out_of_bounds(
+        self, frame: Frame, index: Sequence[Any], shape: Sequence[int], hint: str | None = None
+    ) -> OutOfBoundsError:
+        """The error for an access at `index`; the statement adds the line of the access."""
+        text = ", ".join(str(i) for i in index)
+        return OutOfBoundsError(
+            f"{self.name}[{text}] is outside the buffer, whose shape is {tuple(shape)}: {frame.unit}",
+            hint=hint or (_NOT_CUT_OFF if self.guarded else _ON_CHIP),
+            where=declaration(self.buffer),
+        )
