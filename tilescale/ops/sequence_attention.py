@@ -209,21 +209,23 @@ def program(
             for i, j in T.Parallel(QUERIES, dim):
                 if first + i < half:
                     acc[i, j] = Acc[b, part, first + i, head, j]
-        for h in T.serial(PARTS):
+        # One loop over both halves: a loop around it would clear the state in each turn, in the threads that multiply.
+        front = T.ceildiv(keys_seen(mine, part_of(source, 0, size, zigzag), first, half, causal), KEYS)
+        back = T.ceildiv(keys_seen(mine, part_of(source, 1, size, zigzag), first, half, causal), KEYS)
+        for n in T.Pipelined(front + back, num_stages=2):
+            h = T.if_then_else(n < front, 0, 1)
+            at = (n - h * front) * KEYS
             theirs = part_of(source, h, size, zigzag)
-            seen = keys_seen(mine, theirs, first, half, causal)
-            for t in T.Pipelined(T.ceildiv(seen, KEYS), num_stages=2):
-                place_h = (b, h) if is_own else (source * PARTS + h, b)
-                T.copy(K[place_h[0], place_h[1], t * KEYS : (t + 1) * KEYS, head * of_keys // heads, :], k)
-                T.copy(V[place_h[0], place_h[1], t * KEYS : (t + 1) * KEYS, head * of_keys // heads, :], v)
-                T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
-                for i, j in T.Parallel(QUERIES, KEYS):
-                    is_seen = (t * KEYS + j < seen) & ((theirs < mine) | (t * KEYS + j <= first + i))
-                    is_there = t * KEYS + j < half
-                    scores[i, j] = T.if_then_else(is_seen if causal else is_there, scores[i, j], NOTHING)
-                softmax_step(scores, top, total, acc, scale)
-                T.copy(scores, weights)
-                T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullRow)
+            outer, inner = (b, h) if is_own else (source * PARTS + h, b)
+            T.copy(K[outer, inner, at : at + KEYS, head * of_keys // heads, :], k)
+            T.copy(V[outer, inner, at : at + KEYS, head * of_keys // heads, :], v)
+            T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
+            for i, j in T.Parallel(QUERIES, KEYS):
+                is_seen = (at + j < half) & ((theirs < mine) | (at + j <= first + i))
+                scores[i, j] = T.if_then_else(is_seen if causal else at + j < half, scores[i, j], NOTHING)
+            softmax_step(scores, top, total, acc, scale)
+            T.copy(scores, weights)
+            T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullRow)
         if is_last:
             for i, j in T.Parallel(QUERIES, dim):
                 acc[i, j] = mean(acc[i, j], total[i])
