@@ -131,8 +131,11 @@ class Session:
             absent = list(missing())
             self._stop_if_hopeless(status, absent, call)
             waited = time.monotonic() - start
-            if waited > _SLOW_S:
-                self._stop_if_elsewhere(absent, call)
+            mismatch = self._elsewhere(absent, call) if waited > _SLOW_S else None
+            if mismatch is not None:
+                if (value := ready()) is not None:  # it may have done its part here and gone on to the next call
+                    break
+                raise mismatch
             if waited > self.timeout_s:
                 raise self._overdue(absent, call)
             time.sleep(pause)
@@ -194,7 +197,7 @@ class Session:
         ranks, number, call = json.loads(bytes(self.transport.value(name, rank)))
         return tuple(ranks), number, Call.from_json(call.encode())
 
-    def _stop_if_elsewhere(self, absent: list[int], call: Call) -> None:
+    def _elsewhere(self, absent: list[int], call: Call) -> RankMismatchError | None:
         """A missing rank that is in a call which this rank has yet to join waits for us, as we do for it."""
         for rank in absent:
             last = self._last_call(rank)
@@ -202,7 +205,8 @@ class Session:
                 continue
             ranks, number, other = last
             if self.rank in ranks and number >= self._calls.get(ranks, 0):
-                raise _mismatch({self.rank: call, rank: other})
+                return _mismatch({self.rank: call, rank: other})
+        return None
 
     def _overdue(self, absent: list[int], call: Call) -> RankFailedError:
         who = ", ".join(self.names[rank] for rank in absent)
