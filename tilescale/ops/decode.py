@@ -195,8 +195,7 @@ def program(
     The same grid does all three. As everybody's tiles are few, a rank has one flag for all that another one sends.
     """
     batch, keys = T.dynamic("batch"), T.dynamic("keys")
-    grouped, rest = heads // of_keys, dim - value_dim if is_latent else dim
-    tiles = of_keys * math.ceil(grouped / HEADS)
+    tiles = of_keys * math.ceil(heads // of_keys / HEADS)
     merged = heads // size if own_heads else heads
     high = math.gcd(TALL, merged)
 
@@ -214,94 +213,118 @@ def program(
         with T.Kernel(device=size, block=(splits, tiles, batch), threads=THREADS) as (split, place, b):
             arrived = T.alloc_flags((size,))
             with T.Scale("block"):
-                q = T.alloc((HEADS, value_dim if is_latent else dim), dtype, level="l1")
-                k, v = T.alloc((KEYS, rest), dtype, level="l1"), T.alloc((KEYS, value_dim), dtype, level="l1")
-                scores, acc = (T.alloc((HEADS, n), "float32", level="l0") for n in (KEYS, value_dim))
-                weights = T.alloc((HEADS, KEYS), dtype, level="l1")
-                top, total = (T.alloc((HEADS,), "float32", level="l0") for _ in range(2))
-                head, low = place * of_keys // tiles, place % (tiles // of_keys) * HEADS
-                first = head * grouped + low
-                steps = T.ceildiv(lengths[b], KEYS)
-                each = T.ceildiv(steps, splits)
-                begin(top, total, acc)
-                if is_latent:
-                    q_rest = T.alloc((HEADS, rest), dtype, level="l1")
-                    T.copy(Q[b, first, 0], q)
-                    T.copy(Q[b, first, value_dim], q_rest)
-                else:
-                    T.copy(Q[b, first, 0], q)
-                for step in T.Pipelined(T.max(T.min(each, steps - split * each), 0), num_stages=2):
-                    at = (split * each + step) * KEYS
-                    T.copy(V[b, at : at + KEYS, head, 0:value_dim], v)
-                    T.copy(K[b, at : at + KEYS, head, dim - rest : dim], k)
-                    if is_latent:
-                        T.gemm(q, v, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
-                        T.gemm(q_rest, k, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
-                    else:
-                        T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
-                    for i, j in T.Parallel(HEADS, KEYS):
-                        scores[i, j] = T.if_then_else(at + j < lengths[b], scores[i, j], NOTHING)
-                    softmax_step(scores, top, total, acc, scale)
-                    T.copy(scores, weights)
-                    T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullCol)
-                for i, j in T.Parallel(HEADS, value_dim):
-                    if low + i < grouped:
-                        parts[split, b, first + i, j] = mean(acc[i, j], total[i])
-                for i in T.Parallel(HEADS):
-                    if low + i < grouped:
-                        sums[split, b, first + i] = log_sum(top[i], total[i], scale)
+                attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, scale)
             with T.Scale("device"):
                 pass
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                packed = T.alloc((high, value_dim + TERMS), dtype, level="l1")
-                acc = T.alloc((high, value_dim), "float32", level="l0")
-                top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))
-                block = split * tiles + place
-                for turn in T.serial(T.ceildiv(heads // high - block, splits * tiles)):
-                    first = (block + turn * splits * tiles) * high
-                    begin(top, total, acc)
-                    for s in T.serial(splits):
-                        for i in T.Parallel(high):
-                            top[i] = T.max(top[i], sums[s, b, first + i])
-                    for s in T.serial(splits):
-                        for i in T.Parallel(high):
-                            each[i] = T.exp2(sums[s, b, first + i] - top[i])
-                            total[i] += each[i]
-                        for i, j in T.Parallel(high, value_dim):
-                            acc[i, j] += each[i] * parts[s, b, first + i, j]
-                    pack(packed, acc, top, total)
-                    T.copy(packed, inbox[rank, b, first, 0])
-                    if own_heads:
-                        if first // merged != rank:
-                            T.copy(packed, inbox[rank, b, first, 0], dst=first // merged, signal=arrived[rank])
-                    else:
-                        for step in T.serial(1, size):
-                            T.copy(packed, inbox[rank, b, first, 0], dst=(rank + step) % size, signal=arrived[rank])
+                block, blocks = split * tiles + place, splits * tiles
+                send_merged(parts, sums, inbox, arrived, block, blocks, high, b, rank, merged, own_heads)
             with T.Scale("device"):
                 pass
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                acc = T.alloc((high, value_dim), "float32", level="l0")
-                top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))
-                block = split * tiles + place
-                for turn in T.serial(T.ceildiv(merged // high - block, splits * tiles)):
-                    first = (block + turn * splits * tiles) * high
-                    head = first + (rank * merged if own_heads else 0)
-                    begin(top, total, acc)
-                    for source in T.serial(size):
-                        if source != rank:
-                            T.wait(arrived[source], ">=", batch * (merged // high))
-                        for i in T.Parallel(high):
-                            top[i] = T.max(top[i], log_sum_in(inbox, source, b, head + i, value_dim))
-                    for source in T.serial(size):
-                        for i in T.Parallel(high):
-                            each[i] = T.exp2(log_sum_in(inbox, source, b, head + i, value_dim) - top[i])
-                            total[i] += each[i]
-                        for i, j in T.Parallel(high, value_dim):
-                            acc[i, j] += each[i] * T.cast(inbox[source, b, head + i, j], "float32")
-                    for i, j in T.Parallel(high, value_dim):
-                        Out[b, first + i, j] = acc[i, j] / total[i]
+                block, blocks = split * tiles + place, splits * tiles
+                merge_received(inbox, Out, arrived, block, blocks, high, batch, b, rank, own_heads)
 
     return decode
+
+
+@T.macro
+def attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, scale):
+    """A part of the keys for a tile of heads: the mean of their values, and the log of the sum of their weights."""
+    splits, heads, value_dim = int(parts.shape[0]), int(parts.shape[2]), int(parts.shape[3])
+    of_keys, dim, dtype = int(K.shape[2]), int(Q.shape[2]), str(Q.dtype)
+    grouped, rest = heads // of_keys, dim - value_dim if is_latent else dim
+    q = T.alloc((HEADS, value_dim if is_latent else dim), dtype, level="l1")
+    k, v = T.alloc((KEYS, rest), dtype, level="l1"), T.alloc((KEYS, value_dim), dtype, level="l1")
+    scores, acc = (T.alloc((HEADS, n), "float32", level="l0") for n in (KEYS, value_dim))
+    weights = T.alloc((HEADS, KEYS), dtype, level="l1")
+    top, total = (T.alloc((HEADS,), "float32", level="l0") for _ in range(2))
+    head, low = place * of_keys // tiles, place % (tiles // of_keys) * HEADS
+    first = head * grouped + low
+    steps = T.ceildiv(lengths[b], KEYS)
+    each = T.ceildiv(steps, splits)
+    begin(top, total, acc)
+    if is_latent:
+        q_rest = T.alloc((HEADS, rest), dtype, level="l1")
+        T.copy(Q[b, first, 0], q)
+        T.copy(Q[b, first, value_dim], q_rest)
+    else:
+        T.copy(Q[b, first, 0], q)
+    for step in T.Pipelined(T.max(T.min(each, steps - split * each), 0), num_stages=2):
+        at = (split * each + step) * KEYS
+        T.copy(V[b, at : at + KEYS, head, 0:value_dim], v)
+        T.copy(K[b, at : at + KEYS, head, dim - rest : dim], k)
+        if is_latent:
+            T.gemm(q, v, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
+            T.gemm(q_rest, k, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
+        else:
+            T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
+        for i, j in T.Parallel(HEADS, KEYS):
+            scores[i, j] = T.if_then_else(at + j < lengths[b], scores[i, j], NOTHING)
+        softmax_step(scores, top, total, acc, scale)
+        T.copy(scores, weights)
+        T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullCol)
+    for i, j in T.Parallel(HEADS, value_dim):
+        if low + i < grouped:
+            parts[split, b, first + i, j] = mean(acc[i, j], total[i])
+    for i in T.Parallel(HEADS):
+        if low + i < grouped:
+            sums[split, b, first + i] = log_sum(top[i], total[i], scale)
+
+
+@T.macro
+def send_merged(parts, sums, inbox, arrived, block, blocks, high, b, rank, merged, own_heads):
+    """What the parts of the own keys make together, to all ranks or to the one whose heads they are."""
+    splits, heads, value_dim = int(parts.shape[0]), int(parts.shape[2]), int(parts.shape[3])
+    size, dtype = int(inbox.shape[0]), str(inbox.dtype)
+    packed = T.alloc((high, value_dim + TERMS), dtype, level="l1")
+    acc = T.alloc((high, value_dim), "float32", level="l0")
+    top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))
+    for turn in T.serial(T.ceildiv(heads // high - block, blocks)):
+        first = (block + turn * blocks) * high
+        begin(top, total, acc)
+        for s in T.serial(splits):
+            for i in T.Parallel(high):
+                top[i] = T.max(top[i], sums[s, b, first + i])
+        for s in T.serial(splits):
+            for i in T.Parallel(high):
+                each[i] = T.exp2(sums[s, b, first + i] - top[i])
+                total[i] += each[i]
+            for i, j in T.Parallel(high, value_dim):
+                acc[i, j] += each[i] * parts[s, b, first + i, j]
+        pack(packed, acc, top, total)
+        T.copy(packed, inbox[rank, b, first, 0])
+        if own_heads:
+            if first // merged != rank:
+                T.copy(packed, inbox[rank, b, first, 0], dst=first // merged, signal=arrived[rank])
+        else:
+            for step in T.serial(1, size):
+                T.copy(packed, inbox[rank, b, first, 0], dst=(rank + step) % size, signal=arrived[rank])
+
+
+@T.macro
+def merge_received(inbox, Out, arrived, block, blocks, high, batch, b, rank, own_heads):
+    """What the keys of all ranks make together."""
+    size, merged, value_dim = int(inbox.shape[0]), int(Out.shape[1]), int(Out.shape[2])
+    acc = T.alloc((high, value_dim), "float32", level="l0")
+    top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))
+    for turn in T.serial(T.ceildiv(merged // high - block, blocks)):
+        first = (block + turn * blocks) * high
+        head = first + (rank * merged if own_heads else 0)
+        begin(top, total, acc)
+        for source in T.serial(size):
+            if source != rank:
+                T.wait(arrived[source], ">=", batch * (merged // high))
+            for i in T.Parallel(high):
+                top[i] = T.max(top[i], log_sum_in(inbox, source, b, head + i, value_dim))
+        for source in T.serial(size):
+            for i in T.Parallel(high):
+                each[i] = T.exp2(log_sum_in(inbox, source, b, head + i, value_dim) - top[i])
+                total[i] += each[i]
+            for i, j in T.Parallel(high, value_dim):
+                acc[i, j] += each[i] * T.cast(inbox[source, b, head + i, j], "float32")
+        for i, j in T.Parallel(high, value_dim):
+            Out[b, first + i, j] = acc[i, j] / total[i]
 
 
 @T.macro

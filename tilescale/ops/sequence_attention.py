@@ -185,60 +185,7 @@ def program(
     No program waits inside, so each grid has the producer that plain attention has.
     """
     half = T.dynamic("half")
-
-    @T.macro
-    def attend(Q, K, V, Acc, State, Out, tile, place, b, rank, source, is_own, is_first, is_last):
-        """One grid: the state of a tile of queries goes on with the keys of one rank."""
-        q, out = (T.alloc((QUERIES, dim), dtype, level="l1") for _ in range(2))
-        k, v = (T.alloc((KEYS, dim), dtype, level="l1") for _ in range(2))
-        scores = T.alloc((QUERIES, KEYS), "float32", level="l0")
-        weights = T.alloc((QUERIES, KEYS), dtype, level="l0")
-        acc = T.alloc((QUERIES, dim), "float32", level="l0")
-        top, total = (T.alloc((QUERIES,), "float32", level="l0") for _ in range(2))
-        # Under a causal mask the last tiles have the most to do, so they come first.
-        first = (T.ceildiv(half, QUERIES) - 1 - tile) * QUERIES if causal else tile * QUERIES
-        head, part = place // PARTS, place % PARTS
-        mine = part_of(rank, part, size, zigzag)
-        T.copy(Q[b, part, first : first + QUERIES, head, :], q)
-        begin(top, total, acc)
-        if not is_first:
-            for i in T.Parallel(QUERIES):
-                if first + i < half:
-                    top[i] = State[0, b, part, head, first + i]
-                    total[i] = State[1, b, part, head, first + i]
-            for i, j in T.Parallel(QUERIES, dim):
-                if first + i < half:
-                    acc[i, j] = Acc[b, part, first + i, head, j]
-        # One loop over both halves: a loop around it would clear the state in each turn, in the threads that multiply.
-        front = T.ceildiv(keys_seen(mine, part_of(source, 0, size, zigzag), first, half, causal), KEYS)
-        back = T.ceildiv(keys_seen(mine, part_of(source, 1, size, zigzag), first, half, causal), KEYS)
-        for n in T.Pipelined(front + back, num_stages=2):
-            h = T.if_then_else(n < front, 0, 1)
-            at = (n - h * front) * KEYS
-            theirs = part_of(source, h, size, zigzag)
-            outer, inner = (b, h) if is_own else (source * PARTS + h, b)
-            T.copy(K[outer, inner, at : at + KEYS, head * of_keys // heads, :], k)
-            T.copy(V[outer, inner, at : at + KEYS, head * of_keys // heads, :], v)
-            T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
-            for i, j in T.Parallel(QUERIES, KEYS):
-                is_seen = (at + j < half) & ((theirs < mine) | (at + j <= first + i))
-                scores[i, j] = T.if_then_else(is_seen if causal else at + j < half, scores[i, j], NOTHING)
-            softmax_step(scores, top, total, acc, scale)
-            T.copy(scores, weights)
-            T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullRow)
-        if is_last:
-            for i, j in T.Parallel(QUERIES, dim):
-                acc[i, j] = mean(acc[i, j], total[i])
-            T.copy(acc, out)
-            T.copy(out, Out[b, part, first : first + QUERIES, head, :])
-        else:
-            for i in T.Parallel(QUERIES):
-                if first + i < half:
-                    State[0, b, part, head, first + i] = top[i]
-                    State[1, b, part, head, first + i] = total[i]
-            for i, j in T.Parallel(QUERIES, dim):
-                if first + i < half:
-                    Acc[b, part, first + i, head, j] = acc[i, j]
+    how = causal, zigzag, scale
 
     @T.prim_func
     def sequence_attention(
@@ -258,20 +205,77 @@ def program(
                 with T.Scale("device") as (rank, _):
                     send_halves(K, V, GK, GV, arrived, rank, size, batch, ring)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                attend(Q, K, V, Acc, State, Out, tile, place, b, rank, rank, True, True, size == 1)
+                attend(Q, K, V, Acc, State, Out, tile, place, b, rank, rank, size, True, size == 1, *how)
             if size > 2:
                 for step in T.serial(1, size - 1):
                     wait_for(arrived, step, size, batch)
                     with T.Scale("block"), T.Scale("device") as (rank, _):
                         source = (rank + size - step) % size
-                        attend(Q, GK, GV, Acc, State, Out, tile, place, b, rank, source, False, False, False)
+                        attend(Q, GK, GV, Acc, State, Out, tile, place, b, rank, source, size, False, False, *how)
             if size > 1:
                 wait_for(arrived, size - 1, size, batch)
                 with T.Scale("block"), T.Scale("device") as (rank, _):
                     source = (rank + 1) % size
-                    attend(Q, GK, GV, Acc, State, Out, tile, place, b, rank, source, False, False, True)
+                    attend(Q, GK, GV, Acc, State, Out, tile, place, b, rank, source, size, False, True, *how)
 
     return sequence_attention
+
+
+@T.macro
+def attend(Q, K, V, Acc, State, Out, tile, place, b, rank, source, size, is_first, is_last, causal, zigzag, scale):
+    """One grid: the state of a tile of queries goes on with the keys of one rank, first with the own ones."""
+    half, heads, dim, dtype = Q.shape[2], int(Q.shape[3]), int(Q.shape[4]), str(Q.dtype)
+    of_keys = int(K.shape[3])
+    q, out = (T.alloc((QUERIES, dim), dtype, level="l1") for _ in range(2))
+    k, v = (T.alloc((KEYS, dim), dtype, level="l1") for _ in range(2))
+    scores = T.alloc((QUERIES, KEYS), "float32", level="l0")
+    weights = T.alloc((QUERIES, KEYS), dtype, level="l0")
+    acc = T.alloc((QUERIES, dim), "float32", level="l0")
+    top, total = (T.alloc((QUERIES,), "float32", level="l0") for _ in range(2))
+    # Under a causal mask the last tiles have the most to do, so they come first.
+    first = (T.ceildiv(half, QUERIES) - 1 - tile) * QUERIES if causal else tile * QUERIES
+    head, part = place // PARTS, place % PARTS
+    mine = part_of(rank, part, size, zigzag)
+    T.copy(Q[b, part, first : first + QUERIES, head, :], q)
+    begin(top, total, acc)
+    if not is_first:
+        for i in T.Parallel(QUERIES):
+            if first + i < half:
+                top[i] = State[0, b, part, head, first + i]
+                total[i] = State[1, b, part, head, first + i]
+        for i, j in T.Parallel(QUERIES, dim):
+            if first + i < half:
+                acc[i, j] = Acc[b, part, first + i, head, j]
+    # One loop over both halves: a loop around it would clear the state in each turn, in the threads that multiply.
+    front = T.ceildiv(keys_seen(mine, part_of(source, 0, size, zigzag), first, half, causal), KEYS)
+    back = T.ceildiv(keys_seen(mine, part_of(source, 1, size, zigzag), first, half, causal), KEYS)
+    for n in T.Pipelined(front + back, num_stages=2):
+        h = T.if_then_else(n < front, 0, 1)
+        at = (n - h * front) * KEYS
+        theirs = part_of(source, h, size, zigzag)
+        outer, inner = (b, h) if is_first else (source * PARTS + h, b)
+        T.copy(K[outer, inner, at : at + KEYS, head * of_keys // heads, :], k)
+        T.copy(V[outer, inner, at : at + KEYS, head * of_keys // heads, :], v)
+        T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
+        for i, j in T.Parallel(QUERIES, KEYS):
+            is_seen = (at + j < half) & ((theirs < mine) | (at + j <= first + i))
+            scores[i, j] = T.if_then_else(is_seen if causal else at + j < half, scores[i, j], NOTHING)
+        softmax_step(scores, top, total, acc, scale)
+        T.copy(scores, weights)
+        T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullRow)
+    if is_last:
+        for i, j in T.Parallel(QUERIES, dim):
+            acc[i, j] = mean(acc[i, j], total[i])
+        T.copy(acc, out)
+        T.copy(out, Out[b, part, first : first + QUERIES, head, :])
+    else:
+        for i in T.Parallel(QUERIES):
+            if first + i < half:
+                State[0, b, part, head, first + i] = top[i]
+                State[1, b, part, head, first + i] = total[i]
+        for i, j in T.Parallel(QUERIES, dim):
+            if first + i < half:
+                Acc[b, part, first + i, head, j] = acc[i, j]
 
 
 @T.macro

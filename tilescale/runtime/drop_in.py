@@ -83,7 +83,7 @@ class DropIn(stock.JITKernel):
 
     @property
     def verbose(self) -> bool:
-        """`verbose=`."""
+        """Whether `tilescale.compile` was given `verbose=True`."""
         return bool(self.options.get("verbose"))
 
     # -- text ----------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class DropIn(stock.JITKernel):
 
     @property
     def host_source(self) -> str:
-        """`get_host_source()`."""
+        """The text of the host's part, as `get_host_source`. Raises UnsupportedError as it does."""
         return self.get_host_source()
 
     # -- what TileLang has compiled ------------------------------------------------------------------------------------
@@ -144,17 +144,17 @@ class DropIn(stock.JITKernel):
 
     @property
     def execution_backend_spec(self) -> Any:
-        """TileLang's."""
+        """TileLang's description of its execution backend. Raises UnsupportedError for what TileLang has not compiled."""
         return self._compiled("execution backend of TileLang's").execution_backend_spec
 
     @property
     def backend_context(self) -> Any:
-        """TileLang's."""
+        """The context of TileLang's back end. Raises UnsupportedError for what TileLang has not compiled."""
         return self._compiled("backend of TileLang's").backend_context
 
     @property
     def backend(self) -> Any:
-        """TileLang's."""
+        """TileLang's back end. Raises UnsupportedError for what TileLang has not compiled."""
         return self._compiled("backend of TileLang's").backend
 
     @property
