@@ -56,7 +56,7 @@ def door() -> Iterator[Door]:
 def test_ranks_join_and_are_missed(door: Door) -> None:
     first, second = door.join(2), door.join(3)
     assert first.job == second.job == JOB
-    assert door.server.holding() == {2, 3} and not first.cut()
+    assert eventually(lambda: door.server.holding() == {2, 3}) and not first.cut()
     second.close()
     assert eventually(lambda: door.gone == [3]) and eventually(lambda: door.server.holding() == {2})
     door.server.close()

@@ -51,7 +51,7 @@ def emulate(
             itself may be given. Under a device-level `T.view` each device passes its shard.
         data: False computes nothing but the time: tiles and tensors have shapes and no values, and arguments may be
             tensors of any device ("meta" too), which stay as they are, or left out where the program says all extents.
-            None is False where an argument is a tensor on the device "meta", which has no values.
+            None is False where all tensors are on the device "meta", which has no values.
         time: whether to write down what the simulation of the time needs.
         machine: a machine, a built-in name or a path; the program is traced again if it was traced for another.
         progress: show a progress bar on a long run; None follows the settings.
@@ -108,10 +108,11 @@ def emulate(
 
 
 def _without_values(args: Sequence[Any] | None) -> bool:
-    """Whether an argument is a tensor that has a shape only."""
+    """Whether all arguments that are tensors have a shape only."""
     given = args if isinstance(args, list | tuple) else ()
     flat = itertools.chain.from_iterable(unit if isinstance(unit, list | tuple) else (unit,) for unit in given)
-    return any(getattr(value, "is_meta", False) for value in flat)
+    tensors = [value.is_meta for value in flat if hasattr(value, "is_meta")]
+    return bool(tensors) and all(tensors)
 
 
 def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
