@@ -144,7 +144,7 @@ class DropIn(stock.JITKernel):
 
     @property
     def execution_backend_spec(self) -> Any:
-        """TileLang's description of its execution backend. Raises UnsupportedError for what TileLang has not compiled."""
+        """TileLang's record of who runs it. Raises UnsupportedError for what TileLang has not compiled."""
         return self._compiled("execution backend of TileLang's").execution_backend_spec
 
     @property

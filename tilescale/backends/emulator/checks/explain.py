@@ -115,7 +115,7 @@ def _flags(first: Access, second: Access) -> list[str]:
         before = [m for m in told if m.time < access.time]
         after = [m for m in told if m.time >= access.time]
         if access.kind == READ and before and after and before[-1].name == after[0].name:
-            lines.append(f"{who(access)} signals {before[-1].name} before that{before[-1].line} and again{after[0].line}")
+            lines.append(f"{who(access)} signals {after[0].name} before that{before[-1].line} and again{after[0].line}")
         elif after:
             lines.append(f"{who(access)} signals {after[0].name} after that{after[0].line}")
         elif before and access.kind != READ:
