@@ -215,7 +215,7 @@ def test_every_line_counts(number: int, line: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [("tilescale run", 13), ("torchrun", 2), ("mpirun", 8)],
+    [("tilescale run", 13), ("mpirun", 8)],
     ids=lambda v: str(v),
 )
 def test_as_a_job(launcher: str, number: int):

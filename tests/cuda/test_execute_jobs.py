@@ -6,8 +6,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.comm.conftest import command, run_words
 
 SCRIPT = Path(__file__).parent / "scripts" / "guarded.py"
@@ -24,8 +22,7 @@ def test_a_job_goes_on_after_failed_waits():
     assert len(re.findall("survived", done.output)) == 3
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_is_killed_in_a_kernel_ends_the_others_waits(victim: int):
-    done = run(2, str(victim))
+def test_a_rank_that_is_killed_in_a_kernel_ends_the_others_waits():
+    done = run(2, "0")  # the rank that has the job's store
     assert len(re.findall("noticed", done.output)) == 1, done.output
     assert done.code != 0

@@ -15,10 +15,7 @@ from tests.runtime import programs
 world = tilescale.init()
 kernel = tilescale.compile(programs.total(world.size))
 if world.rank == 1:
-    how = sys.argv[1]
-    if how == "raises":
-        raise ValueError("no more tea")
-    if how == "exits":
+    if sys.argv[1] == "exits":
         sys.exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
 kernel(torch.zeros(64), torch.zeros(64))
