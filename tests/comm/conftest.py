@@ -24,7 +24,7 @@ from tilescale.comm.trust.key import JobKey
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
-LIMIT_S = 120.0
+LIMIT_S = 280.0
 RUN = [sys.executable, "-c", "from tilescale.cli.run import run; run()"]
 
 
