@@ -9,7 +9,8 @@ import time
 import pytest
 import torch
 
-from tilescale.comm import Team, World
+from tilescale.comm import Team, World, session
+from tilescale.comm.call import Call
 from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
@@ -75,6 +76,23 @@ def test_mismatch_names_both_places(run_ranks, other) -> None:
         assert isinstance(error, RankMismatchError)
         assert len({place.line for place in error.where}) == 2
         assert all(place.file == __file__ for place in error.where)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_rank_that_has_done_its_part_may_go_on(run_ranks, monkeypatch, stays: bool) -> None:
+    """Rank 1 is seen in its next call; it stands elsewhere only if what it owes here is still missing."""
+    monkeypatch.setattr(session, "_SLOW_S", -1.0)
+    looks = iter([[1, 2]])
+    answers = iter([None] * 6 + ["all"])
+
+    def work(team: Team):
+        one = team._session
+        monkeypatch.setattr(one, "_last_call", lambda rank: ((0, 1, 2), 7, Call.here("barrier")) if rank == 1 else None)
+        missing = (lambda: [1, 2]) if stays else (lambda: next(looks, [2]))
+        return one.wait(lambda: next(answers), missing, Call.here("gather", 0))
+
+    (outcome,) = run_ranks(1, work)
+    assert isinstance(outcome, RankMismatchError) if stays else outcome == "all"
 
 
 def elsewhere(call):

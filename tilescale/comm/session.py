@@ -107,7 +107,11 @@ class Session:
 
     def receive(self, key: str, sender: int, call: Call, readers: int = 1) -> Any:
         """Wait for the object that `sender` puts under `key`. Raises RankFailedError if it never will."""
-        self.wait(lambda: self.transport.has(key) or None, lambda: [sender], call)
+
+        def missing() -> list[int]:
+            return [] if self.transport.has(key) else [sender]
+
+        self.wait(lambda: None if missing() else True, missing, call)
         return self.transport.take(key, sender, readers)
 
     def wait(self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call) -> T:
@@ -131,11 +135,8 @@ class Session:
             absent = list(missing())
             self._stop_if_hopeless(status, absent, call)
             waited = time.monotonic() - start
-            mismatch = self._elsewhere(absent, call) if waited > _SLOW_S else None
-            if mismatch is not None:
-                if (value := ready()) is not None:  # it may have done its part here and gone on to the next call
-                    break
-                raise mismatch
+            if waited > _SLOW_S:
+                self._stop_if_elsewhere(absent, missing, call)
             if waited > self.timeout_s:
                 raise self._overdue(absent, call)
             time.sleep(pause)
@@ -197,16 +198,16 @@ class Session:
         ranks, number, call = json.loads(bytes(self.transport.value(name, rank)))
         return tuple(ranks), number, Call.from_json(call.encode())
 
-    def _elsewhere(self, absent: list[int], call: Call) -> RankMismatchError | None:
+    def _stop_if_elsewhere(self, absent: list[int], missing: Callable[[], Iterable[int]], call: Call) -> None:
         """A missing rank that is in a call which this rank has yet to join waits for us, as we do for it."""
         for rank in absent:
             last = self._last_call(rank)
             if last is None:
                 continue
             ranks, number, other = last
-            if self.rank in ranks and number >= self._calls.get(ranks, 0):
-                return _mismatch({self.rank: call, rank: other})
-        return None
+            is_ahead = self.rank in ranks and number >= self._calls.get(ranks, 0)
+            if is_ahead and rank in missing():  # else it has done its part here meanwhile, and gone on
+                raise _mismatch({self.rank: call, rank: other})
 
     def _overdue(self, absent: list[int], call: Call) -> RankFailedError:
         who = ", ".join(self.names[rank] for rank in absent)
