@@ -22,6 +22,7 @@ from tilescale.ops.flat import (
     dtype_of,
     parts_of,
     send_parts,
+    send_sums,
     store_rows,
     tile_rows,
 )
@@ -110,16 +111,7 @@ def program(size: int, width: int, dtype: str, chunk: int) -> Any:
             summed = T.alloc_flags((CHUNKS,))
             with T.Scale("device") as (rank, _):
                 send_parts(A, inbox, arrived, rank, size, rows, chunk)
-                for i in T.serial(T.ceildiv(rows, chunk)):
-                    for step in T.serial(1, size):
-                        first, last = i * chunk, T.min(i * chunk + chunk, rows)
-                        T.copy(
-                            C[rank, first:last, :],
-                            G[rank, first:last, :],
-                            dst=(rank + step) % size,
-                            signal=gathered[rank, i],
-                            after=(summed[i], ">=", T.ceildiv(last - first, high)),
-                        )
+                send_sums(C, rank, G, summed, gathered, rank, size, rows, chunk, high)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 total = T.alloc((high, width), "float32", level="l0")
                 part = (rank + size - turn) % size  # the own one first

@@ -14,7 +14,7 @@ from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import small
 from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_tensor, dense
-from tilescale.ops.flat import CHUNK_BYTES, CHUNKS, THREADS, dtype_of, more_rows, send_parts
+from tilescale.ops.flat import CHUNK_BYTES, CHUNKS, THREADS, dtype_of, more_rows, send_parts, send_sums
 from tilescale.ops.group import group_name, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.workspace import workspace_of
@@ -198,16 +198,7 @@ def program(size: int, N: int, dtype: str, has_residual: bool, eps: float) -> An
             if size > 1:
                 with T.Scale("device") as (rank, _):
                     send_parts(A, inbox, arrived, rank, size, rows, chunk)
-                    for i in T.serial(T.ceildiv(rows, chunk)):
-                        for step in T.serial(1, size):
-                            first, last = i * chunk, T.min(i * chunk + chunk, rows)
-                            T.copy(
-                                S[0, first:last, :],
-                                G[rank, first:last, :],
-                                dst=(rank + step) % size,
-                                signal=gathered[rank, i],
-                                after=(summed[i], ">=", T.ceildiv(last - first, high)),
-                            )
+                    send_sums(S, 0, G, summed, gathered, rank, size, rows, chunk, high)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 total = T.alloc((high, wide), "float32", level="l0")
                 part = (rank + size - turn) % size  # the own one first

@@ -21,9 +21,8 @@ from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import operation
-from tilescale.backends.emulator.operations.barriers import BarrierReference
 from tilescale.backends.emulator.operations.pointers import pointed
-from tilescale.backends.emulator.operations.tiles import matrix
+from tilescale.backends.emulator.operations.tiles import announced, matrix
 from tilescale.errors import UnsupportedError
 
 _CHUNK, _LANES, _WARPS = 128, 32, 4
@@ -40,7 +39,6 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
     a, b, c = (Region(compiler, r) for r in call.args[:3])
     flips = [bool(ir.constant(flag)) for flag in call.args[3:5]]
     clear, start = compiler.expr(call.args[9]), compiler.expr(call.args[15])
-    barrier = None if ir.constant(call.args[10]) is not None else BarrierReference(compiler, call.args[10])
     sides = [
         _Scales(compiler, call.args[position], ir.attribute(call, f"sf_{side}_granularity_k"))
         for position, side in ((13, "a"), (14, "b"))
@@ -65,13 +63,7 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
             clear=clears,
         )
 
-    def run(frame: Frame) -> None:
-        if compiler.data:
-            multiply(frame)
-        if barrier is not None:
-            barrier.of(frame).arrive(1, frame, barrier.where)
-
-    return run
+    return announced(compiler, call.args[10], multiply)
 
 
 class _Scales:

@@ -178,9 +178,7 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
         )
     a, b, c = (Region(compiler, r) for r in call.args[:3])
     transpose_a, transpose_b = (bool(ir.constant(flag)) for flag in call.args[3:5])
-    clear = compiler.expr(call.args[9])
-    barrier = None if ir.constant(call.args[10]) is not None else BarrierReference(compiler, call.args[10])
-    tf32 = has_tf32(compiler)
+    clear, tf32 = compiler.expr(call.args[9]), has_tf32(compiler)
 
     def multiply(frame: Frame) -> None:
         clears = bool(uniform(clear(frame), frame, "clear_accum"))
@@ -193,6 +191,13 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
             clear=clears,
             tf32=tf32,
         )
+
+    return announced(compiler, call.args[10], multiply)
+
+
+def announced(compiler: Compiler, place: Any, multiply: Closure) -> Closure:
+    """A product, and after it an arrival at the mbarrier at `place`; a constant stands for none."""
+    barrier = None if ir.constant(place) is not None else BarrierReference(compiler, place)
 
     def run(frame: Frame) -> None:
         if compiler.data:
