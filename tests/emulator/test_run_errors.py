@@ -271,19 +271,6 @@ def test_an_unknown_function_is_named_with_its_line():
     assert "mystery" in text or "call_extern" in text
 
 
-def test_a_blockcyclic_view_on_chip_is_named_with_its_line():
-    @T.prim_func
-    def program(X: T.Tensor((8,), "int32")):
-        with T.Kernel(1, threads=256):
-            tile = T.alloc_shared((8,), "int32")
-            with T.Scale("warpgroup") as (wg, _):
-                T.fill(T.view(tile, layout=T.Shard(0, block=2)), wg)  # two at a time
-            T.copy(tile, X)
-
-    text = failure(UnsupportedError, program, [flags(8)], "two at a time")
-    assert "block-cyclic" in text and "blocks of 2" in text
-
-
 def test_a_tile_of_single_threads_is_named_with_its_line():
     @T.prim_func
     def program(X: T.Tensor((32,), "float32")):

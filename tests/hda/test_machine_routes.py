@@ -304,3 +304,11 @@ def test_routes_are_searched_up_to_a_number_of_units(describe, monkeypatch, limi
     else:
         with pytest.raises(NoPathError):
             machine.path("chip", 0, 5)
+
+
+def test_one_network_of_too_many_units_is_enough_not_to_search(describe, monkeypatch):
+    bridge, far = network("bridge", "chip", graph((1, 6))), network("far", "node", graph((0, 2)))
+    machine = Machine.load(describe(*RINGS, bridge, far))
+    monkeypatch.setattr("tilescale.hda.route.SEARCH_LIMIT", 11)  # of 12 chips and 3 nodes
+    with pytest.raises(NoPathError):
+        machine.path("chip", 0, 7)

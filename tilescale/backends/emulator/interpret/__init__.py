@@ -9,7 +9,7 @@
     statements.py branches.py expr.py vectors.py    the rules of TIR
     buffers.py access.py slices.py regions.py       how buffers are found; their elements and regions
     reducers.py     contributions to reducers
-    scales.py       `T.Scale` regions and views
+    scales.py       `T.Scale` regions and views; selections.py has those that no strides describe
     abstract.py     abstract execution: runs in which tiles have no values
     instrumentation.py      what the compiler asks of who wants to write down costs
 """

@@ -14,6 +14,7 @@ from tilescale.backends.emulator.execute.memory import PrivateBuffer, meta_array
 from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.selections import located
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.backends.emulator.numerics import element_type, numpy_dtype
 from tilescale.errors import OutOfBoundsError, UnsupportedError
@@ -69,9 +70,12 @@ class Home:
             raise UnsupportedError(f"a view of another shape of {self.name!r}, whose elements are not contiguous here")
         return flat.view(self.dtype).reshape(shape)
 
-    def touched(self, frame: Frame, kind: str, array: np.ndarray, index: Any = ()) -> None:
+    def touched(self, frame: Frame, kind: str, array: Any, index: Any = ()) -> None:
         """Tell the observers of an access to `array[index]`; of elements that are given one by one, the active ones."""
-        for observer in self.watched_by(frame):
+        watching = self.watched_by(frame)
+        if watching:
+            array, index = located(array, index)
+        for observer in watching:
             observer.accesses(frame, self, kind, array, index)
 
     def touched_private(self, frame: Frame, kind: str, buffer: PrivateBuffer, index: tuple) -> None:

@@ -12,6 +12,7 @@ from tilescale.backends.emulator.execute.observe import ATOMIC
 from tilescale.backends.emulator.interpret.access import Element, element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.selections import located
 
 UPDATES = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or", "bitxor": "xor"}
 """What a reducer combines by -> the atomic update that does."""
@@ -22,7 +23,7 @@ def combine(target: Element, value: Any, op: str, frame: Frame) -> None:
     array, index = target.home.array(frame), tuple(spread(i(frame), frame) for i in target.indices)
     target.inside(index, array.shape, frame)
     target.touched(frame, ATOMIC, array, index)
-    numerics.atomic_update(array, index, value, UPDATES[op], mask=frame.mask)
+    numerics.atomic_update(*located(array, index), value, UPDATES[op], mask=frame.mask)
 
 
 def accumulation(compiler: Compiler, stmt: ir.BufferStore, op: str) -> Closure:

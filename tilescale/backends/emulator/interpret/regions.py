@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,14 @@ class Block:
 
     __slots__ = ("array", "begins", "extents", "within")
 
-    def __init__(self, array: np.ndarray, begins: tuple[int, ...], extents: tuple[int, ...]):
+    def __init__(self, array: Any, begins: tuple[int, ...], extents: tuple[int, ...]):
         self.array, self.begins, self.extents = array, begins, extents
         self.within = True
         for b, e, n in zip(begins, extents, array.shape, strict=True):
             if b < 0 or b + e > n:
                 self.within = False
 
-    def view(self) -> np.ndarray:
+    def view(self) -> Any:
         """The part that lies inside, as a view."""
         ranges = zip(self.begins, self.extents, strict=True)
         if self.within:
@@ -114,7 +115,7 @@ class Region:
         view = block.view()
         self.home.touched(frame, READ, view)
         if block.within:
-            return view
+            return np.asarray(view)
         self._missed(frame, block)
         tile = np.full(block.extents, self.home.safe, self.home.dtype)
         tile[block.clip()] = view
@@ -151,15 +152,17 @@ class Region:
         if block.outside:
             frame.run.missed[self.home.name, self.home.where] += 1
 
-    def target(self, frame: Frame, reads: bool = False) -> np.ndarray:
-        """The region as a view to compute on in place; `reads` says whether the result depends on what it held.
+    @contextmanager
+    def target(self, frame: Frame, reads: bool = False) -> Iterator[np.ndarray]:
+        """The region as an array to compute on in place; `reads` says whether the result depends on what it held.
 
         Raises:
             OutOfBoundsError: it is not all inside.
             UnsupportedError: it is of a thread-private buffer that differs between threads.
         """
         if self.home.private:
-            return self._target_private(frame, reads)
+            yield self._target_private(frame, reads)
+            return
         block = self.block(frame)
         if not block.within:
             raise self.home.out_of_bounds(frame, block.begins, block.array.shape)
@@ -168,7 +171,10 @@ class Region:
         if reads:
             self.home.touched(frame, READ, view)
         self.home.touched(frame, WRITE, view)
-        return view
+        held = np.asarray(view)
+        yield held
+        if held is not view:
+            view[...] = held
 
     def _target_private(self, frame: Frame, reads: bool) -> np.ndarray:
         """The same of a thread-private buffer, while all threads hold the same."""

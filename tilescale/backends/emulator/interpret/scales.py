@@ -15,7 +15,7 @@ from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import value_operation
-from tilescale.errors import UnsupportedError
+from tilescale.backends.emulator.interpret.selections import block_cyclic
 from tilescale.hda import Level
 from tilescale.passes.structure import location
 from tilescale.program.operations import Rank, TileView, operation
@@ -141,9 +141,9 @@ def _rank(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 class Bound:
-    """A view's array on its way into a slot: a binding, not a value to copy."""
+    """A view's array, or selection, on its way into a slot: a binding, not a value to copy."""
 
-    def __init__(self, array: np.ndarray):
+    def __init__(self, array: Any):
         self.array = array
 
 
@@ -155,7 +155,7 @@ class ViewOf:
         self.level, self.region = compiler.machine.level(view.level), Region(compiler, view.region)
         self.whole = self.level.kind == "unit" and self.region.home.guarded
 
-    def resolve(self, frame: Frame, unit: Unit) -> np.ndarray:
+    def resolve(self, frame: Frame, unit: Unit) -> Any:
         """What `unit` sees; begins and extents are those of `frame`."""
         slot = self.region.home.slot
         base = frame.slots[slot] if unit is frame.unit else instance(self.compiler, slot, frame, unit)
@@ -178,17 +178,14 @@ class ViewOf:
                 observer.copies(base, replica.array)
         return replica.array
 
-    def _share(self, tile: np.ndarray, unit: Unit) -> np.ndarray:
+    def _share(self, tile: Any, unit: Unit) -> Any:
         axis, size = self.layout.axis(tile.ndim), unit.siblings
         share, block = tile.shape[axis] // size, self.layout.block
         if block is None or block == share:
             return tile[(slice(None),) * axis + (slice(unit.rank * share, (unit.rank + 1) * share),)]
         if block == 1:
             return tile[(slice(None),) * axis + (slice(unit.rank, None, size),)]
-        raise UnsupportedError(
-            f"a block-cyclic view (blocks of {block}) of a tile on chip: the emulator views whole or cyclic shares",
-            hint="use blocks of one element or one contiguous share, or lay a tensor out this way at device level",
-        )
+        return block_cyclic(tile, axis, block, unit.rank, size)
 
 
 @value_operation(VIEW.name)

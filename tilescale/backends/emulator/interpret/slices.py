@@ -27,8 +27,10 @@ class Slices:
     rank: int
     parts: tuple[tuple[int | None, Closure], ...]
 
-    def view(self, array: np.ndarray, frame: Frame, write: bool = False) -> np.ndarray | None:
+    def view(self, array: Any, frame: Frame, write: bool = False) -> np.ndarray | None:
         """The elements as a view over the space, or None where a slice cannot express the access."""
+        if not isinstance(array, np.ndarray):
+            return None
         index: list[Any] = []
         axes: list[int] = []
         for (axis, offset), extent in zip(self.parts, array.shape, strict=True):

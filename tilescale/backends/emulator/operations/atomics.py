@@ -17,6 +17,7 @@ from tilescale.backends.emulator.interpret.access import Element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.registry import value_operation
+from tilescale.backends.emulator.interpret.selections import located
 from tilescale.backends.emulator.operations.pointers import elements, neighbours, pointed
 from tilescale.errors import UnsupportedError
 
@@ -59,7 +60,7 @@ def _update(target: Element, value: Any, op: str, order: str, returns: bool, fra
     result = _update_at(target, array, index, value, op, frame, returns)
     if frame.run.observers:
         taken = active(frame) & target.inside(index, array.shape, frame)
-        touched = tuple(spread(i, frame)[taken] for i in index)
+        array, touched = located(array, tuple(spread(i, frame)[taken] for i in index))
         for observer in frame.run.observers:
             observer.orders(frame, array, touched, op, order)
     return result
@@ -73,7 +74,7 @@ def _update_at(
     if not taken.all():
         index = tuple(np.where(taken, i, 0) for i in index)
     index = tuple(spread(i, frame) for i in index)
-    return numerics.atomic_update(array, index, value, op, mask=taken, return_prev=returns)
+    return numerics.atomic_update(*located(array, index), value, op, mask=taken, return_prev=returns)
 
 
 def _wide_atomic(targets: list[Element], values: Closure, op: str, frame: Frame) -> None:

@@ -50,18 +50,19 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
         rows = left.shape[1 if flips[0] else 0], right.shape[0 if flips[1] else 1]
         depth = left.shape[0 if flips[0] else 1]
         scales = [side.of(frame, count, first, depth) for side, count in zip(sides, rows, strict=True)]
-        numerics.gemm_blockscaled(
-            left,
-            right,
-            matrix(c.target(frame, reads=not clears)),
-            *scales,
-            k_start=0,
-            granularity_a=1,
-            granularity_b=1,
-            transpose_a=flips[0],
-            transpose_b=flips[1],
-            clear=clears,
-        )
+        with c.target(frame, reads=not clears) as result:
+            numerics.gemm_blockscaled(
+                left,
+                right,
+                matrix(result),
+                *scales,
+                k_start=0,
+                granularity_a=1,
+                granularity_b=1,
+                transpose_a=flips[0],
+                transpose_b=flips[1],
+                clear=clears,
+            )
 
     return announced(compiler, call.args[10], multiply)
 

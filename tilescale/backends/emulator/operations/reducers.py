@@ -23,11 +23,11 @@ def _reducer_init(compiler: Compiler, call: ir.Call) -> Closure:
     initial = compiler.expr(call.args[1]) if len(call.args) > 1 else None
 
     def run(frame: Frame) -> None:
-        array = reducer.target(frame)
-        array[...] = numerics.identity(op, array.dtype)
-        if initial is not None:
-            value = np.full(array.shape, uniform(initial(frame), frame, "the initial value of a reducer"))
-            numerics.atomic_update(array, (), value, UPDATES[op])
+        with reducer.target(frame) as array:
+            array[...] = numerics.identity(op, array.dtype)
+            if initial is not None:
+                value = np.full(array.shape, uniform(initial(frame), frame, "the initial value of a reducer"))
+                numerics.atomic_update(array, (), value, UPDATES[op])
 
     return run
 

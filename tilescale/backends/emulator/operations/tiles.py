@@ -24,6 +24,7 @@ from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import ignore, operation
+from tilescale.backends.emulator.interpret.selections import located
 from tilescale.backends.emulator.operations.barriers import BarrierReference
 from tilescale.backends.emulator.operations.multicast import multicast
 from tilescale.backends.emulator.operations.rows import rows_copy
@@ -182,15 +183,17 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
 
     def multiply(frame: Frame) -> None:
         clears = bool(uniform(clear(frame), frame, "clear_accum"))
-        numerics.gemm(
-            matrix(a.read(frame)),
-            matrix(b.read(frame)),
-            matrix(c.target(frame, reads=not clears)),
-            transpose_a=transpose_a,
-            transpose_b=transpose_b,
-            clear=clears,
-            tf32=tf32,
-        )
+        left, right = matrix(a.read(frame)), matrix(b.read(frame))
+        with c.target(frame, reads=not clears) as result:
+            numerics.gemm(
+                left,
+                right,
+                matrix(result),
+                transpose_a=transpose_a,
+                transpose_b=transpose_b,
+                clear=clears,
+                tf32=tf32,
+            )
 
     return announced(compiler, call.args[10], multiply)
 
@@ -216,17 +219,17 @@ def _gemm_sparse(compiler: Compiler, call: ir.Call) -> Closure:
 
     def run(frame: Frame) -> None:
         clears = bool(uniform(clear(frame), frame, "clear_accum"))
-        numerics.gemm_sparse(
-            matrix(a.read(frame)),
-            matrix(e.read(frame)),
-            matrix(b.read(frame)),
-            matrix(c.target(frame, reads=not clears)),
-            transpose_a=transpose_a,
-            transpose_metadata=transpose_e,
-            transpose_b=transpose_b,
-            clear=clears,
-            tf32=tf32,
-        )
+        operands = [matrix(region.read(frame)) for region in (a, e, b)]
+        with c.target(frame, reads=not clears) as result:
+            numerics.gemm_sparse(
+                *operands,
+                matrix(result),
+                transpose_a=transpose_a,
+                transpose_metadata=transpose_e,
+                transpose_b=transpose_b,
+                clear=clears,
+                tf32=tf32,
+            )
 
     return run
 
@@ -241,9 +244,13 @@ def _reduce(compiler: Compiler, call: ir.Call) -> Closure:
     propagate = bool(ir.attribute(call, "nan_propagate", False))
     if source.home.private or target.home.private:
         return lambda frame: _reduce_private(source, target, kind, dim, clear, frame)
-    return lambda frame: numerics.reduce(
-        source.read(frame), target.target(frame, reads=not clear), kind, dim, clear, nan_propagate=propagate
-    )
+
+    def run(frame: Frame) -> None:
+        tile = source.read(frame)
+        with target.target(frame, reads=not clear) as result:
+            numerics.reduce(tile, result, kind, dim, clear, nan_propagate=propagate)
+
+    return run
 
 
 def _reduce_private(source: Region, target: Region, kind: str, dim: int, clear: bool, frame: Frame) -> None:
@@ -267,7 +274,13 @@ def _scan(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
         dim, reverse = ir.constant(call.args[2]), bool(ir.constant(call.args[3]))
-        return lambda frame: numerics.scan(source.read(frame).copy(), target.target(frame), kind, dim, reverse)
+
+        def run(frame: Frame) -> None:
+            tile = source.read(frame).copy()
+            with target.target(frame) as result:
+                numerics.scan(tile, result, kind, dim, reverse)
+
+        return run
 
     return rule
 
@@ -283,7 +296,9 @@ def _im2col(compiler: Compiler, call: ir.Call) -> Closure:
 
     def run(frame: Frame) -> None:
         values = [uniform(s(frame), frame, "an argument of im2col") for s in settings]
-        numerics.im2col(image.read(frame), matrix(columns.target(frame)), *values)
+        tile = image.read(frame)
+        with columns.target(frame) as result:
+            numerics.im2col(tile, matrix(result), *values)
 
     return run
 
@@ -305,7 +320,7 @@ def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
             target.home.written(frame)
             view = block.view()
             target.home.touched(frame, ATOMIC, view)
-            numerics.atomic_update(view, (), tile if block.within else tile[block.clip()], op)
+            numerics.atomic_update(*located(view), tile if block.within else tile[block.clip()], op)
 
         return run
 
