@@ -2,10 +2,16 @@
 """Waits that no access needs are told, and none that some access needs."""
 
 import itertools
+from dataclasses import dataclass
 
 import tilescale
 import tilescale.language as T
 from tests.emulator.checks.support import line_of, tensors
+from tilescale.backends.emulator.checks.clocks import Clock
+from tilescale.backends.emulator.checks.flags import Flag, Update
+from tilescale.backends.emulator.checks.redundant import RedundantWaits
+from tilescale.backends.emulator.checks.states import Access, State
+from tilescale.backends.emulator.execute.observe import WRITE
 
 
 def told(program, args, **options):
@@ -106,3 +112,104 @@ def test_on_one_device_nothing_is_said():
 
     assert told(program, [[*given, 0] for given in tensors(2, (8, 1), (1,))])
     assert not told(program, [[*tensors(1, (8, 1), (1,))[0], 0]])
+
+
+# -- what rests on what: on clocks and flags alone ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a program waits."""
+
+    name: str
+    where: None = None
+
+
+class Waits(RedundantWaits):
+    """Tasks that signal, wait and access an element; waits have names."""
+
+    def __init__(self, *tasks):
+        super().__init__()
+        self.clocks, self.flags, self.homes = {task: Clock(task) for task in tasks}, {}, {}
+
+    def signals(self, task, flag):
+        found = self.flags.setdefault(flag, Flag(0))
+        found.add(Update(found.value, found.value + 1, self.clocks[task].publish()))
+
+    def waits(self, task, flag, count=1, name=None):
+        home = self.homes.setdefault(name or flag, Place(name or flag))
+        self.wait(home, self.flags[flag], self.clocks[task], lambda value: value >= count)
+
+    def access(self, task, home=None):
+        return Access(self.clocks[task], self.clocks[task].time, WRITE, self.homes.get(home), None)
+
+    def meet(self, first, second):
+        self.meets(State(write=first), second)
+
+    @property
+    def names(self):
+        return [name for name, _ in self.left]
+
+
+def test_a_wait_tells_of_all_rounds_and_all_tasks_that_waited():
+    for written in (0, 1):
+        for reader in ("a", "b"):
+            waits = Waits("a", "b", "writer")
+            accesses = []
+            for count in (1, 2):
+                accesses.append(waits.access("writer"))
+                waits.signals("writer", "f")
+                waits.waits("a", "f", count)
+                waits.waits("b", "f", count)
+            late = waits.access("writer")
+            waits.meet(late, waits.access(reader))
+            assert waits.names == ["f"], "nobody was told of that"
+            waits.meet(accesses[written], waits.access("writer"))
+            assert waits.names == ["f"], "a task needs nobody to know what it did"
+            waits.meet(accesses[written], waits.access(reader))
+            assert not waits.names
+
+
+def test_what_a_needed_wait_rests_on_is_needed():
+    """`second` looks at a flag whose signal the task knows from `first`; whether before or after `second` is needed."""
+    for needed_before in (False, True):
+        waits = Waits("task", "one", "two")
+        put = waits.access("two")
+        signal = waits.access("one")
+        waits.signals("one", "f")
+        waits.signals("two", "g")
+        waits.waits("task", "g", name="second")
+        waits.waits("task", "f", name="first")
+        if needed_before:
+            waits.meet(put, waits.access("task"))
+            assert waits.names == ["first"]
+        waits.meet(signal, waits.access("task", home="second"))
+        if not needed_before:
+            assert sorted(waits.names) == ["first", "second"]
+            waits.meet(put, waits.access("task"))
+        assert not waits.names
+
+
+def test_what_any_of_several_relays_tells():
+    waits = Waits("origin", "one", "two", "end")
+    put = waits.access("origin")
+    waits.signals("origin", "f")
+    for relay in ("one", "two"):
+        waits.waits(relay, "f", name=relay)
+        waits.signals(relay, "g")
+    waits.waits("end", "g", name="end")
+    assert sorted(waits.names) == ["end", "one", "two"]
+    waits.meet(put, waits.access("end"))
+    assert not waits.names
+
+
+def test_own_signals_and_first_values_are_passed_over():
+    waits = Waits("task", "other")
+    waits.signals("task", "f")
+    waits.waits("task", "f", name="own")
+    waits.signals("other", "f")
+    waits.waits("task", "f", 0, name="none")
+    assert not waits.names
+    waits.waits("task", "f", 2)
+    waits.rests(waits.clocks["task"], waits.clocks["other"], 1)
+    assert not waits.names

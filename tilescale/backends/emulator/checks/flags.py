@@ -43,7 +43,7 @@ class Update:
         return self.past.knows(other.past.clock, other.past.time)
 
 
-@dataclass(eq=False)
+@dataclass
 class Flag:
     """The updates of one flag since it was last plainly written, and up to where each task has seen all of them."""
 

@@ -12,11 +12,11 @@ more iterations, or on more units, a wait may be needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.emulator.checks.clocks import Clock, Known, Past, Place
-from tilescale.backends.emulator.checks.flags import Flag, Update
+from tilescale.backends.emulator.checks.clocks import Clock, Past, Place
+from tilescale.backends.emulator.checks.flags import Flag
 from tilescale.backends.emulator.checks.states import Access, State
 
 if TYPE_CHECKING:
@@ -34,29 +34,18 @@ class RedundantWaits:
     def __init__(self) -> None:
         self._open: dict[Any, News] = {}  # those that nothing is known to rest on
         self._needed: set[Any] = set()
-        self._basis: dict[Any, set[Any]] = {}  # a wait or a flag -> what it rests on, if it is needed
+        self._basis: dict[Any, set[Any]] = {}  # a wait -> those that it rests on, if it is needed
         self._waits: dict[Home, Any] = {}
 
     def wait(self, home: Home, flag: Flag, clock: Clock, holds: Callable[[Any], bool]) -> None:
         """A task waits for a flag, and learns what it must have seen."""
-        past, updates, wait = clock.past, flag.unseen(clock), (home.name, home.where)
+        past, wait, signals = clock.past, (home.name, home.where), flag.unseen(clock)
         seen, common = flag.wait(clock, holds)
-        if self._open:
-            self._builds_on(flag, updates, past, common)
-        if wait in self._needed:
-            self._need(flag)
-        elif seen is not None and seen.past.clock is not clock:
+        for other, time in common.items():  # It heard one of several tasks, any of which would have told that.
+            self._rests(other, time, [signal.past for signal in signals], wait)
+        if wait not in self._needed and seen is not None and seen.past.clock is not clock:
             self._waits[home] = wait
-            self._basis.setdefault(wait, set()).add(flag)
             _extend(self._open.setdefault(wait, {}), past, clock)
-
-    def _builds_on(self, flag: Flag, updates: Sequence[Update], past: Past, common: Known) -> None:
-        """What a wait must have seen depends on what its task knew, and whoever signalled, of signals and in common."""
-        for update in updates:
-            others = (other.past for other in updates if other is not update)
-            self._rests(update.past.clock, update.past.time, (past, *others), flag)
-        for clock, time in common.items():
-            self._rests(clock, time, [update.past for update in updates], flag)
 
     def meets(self, state: State, access: Access) -> None:
         """An access comes after others to an element."""
@@ -68,10 +57,9 @@ class RedundantWaits:
 
     def rests(self, knower: Knower, clock: Clock, time: int) -> None:
         """It matters that somebody knows what `clock` did until `time`."""
-        if self._open:
-            self._rests(clock, time, (knower,))
+        self._rests(clock, time, (knower,))
 
-    def _rests(self, clock: Clock, time: int, knowers: Iterable[Knower], user: Any = None) -> None:
+    def _rests(self, clock: Clock, time: int, knowers: Sequence[Knower], user: Any = None) -> None:
         found = [wait for wait, news in self._open.items() if _has_told(news, clock, time, knowers)]
         if user is None or user in self._needed:
             for wait in found:
@@ -101,7 +89,7 @@ def _extend(news: News, past: Past, clock: Clock) -> None:
             news[other][clock] = first[0], min(first[1], after), max(first[2], time)
 
 
-def _has_told(news: News, clock: Clock, time: int, knowers: Iterable[Knower]) -> bool:
+def _has_told(news: News, clock: Clock, time: int, knowers: Sequence[Knower]) -> bool:
     """Whether some of `knowers` may know from these waits what `clock` did until `time`."""
     waits = [
         (waiter, since)
