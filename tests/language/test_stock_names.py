@@ -69,6 +69,15 @@ STATEMENTS = {
     "alloc_fragment, keywords": "s = T.alloc_fragment(shape=(8, 8), dtype='float32'); T.clear(s)",
     "alloc_barrier": "b = T.alloc_barrier(128); T.barrier_arrive(b)",
     "alloc_barrier, several": "b = T.alloc_barrier([32, 64]); T.barrier_arrive(b[1])",
+    "a tensor of an address": "x = T.make_tensor(T.cast(A[0, 0], 'int64'), (64,), 'float32'); T.clear(x)",
+    "a row for each thread": "r = T.alloc_local((32,), 'float32'); T.copy(A[T.get_thread_binding(), 0:32], r)",
+    "an atomic of a thread": "r = T.alloc_local([1], 'float32'); T.copy(A[0, 0:1], r); T.atomic_add(A[0:1, 0], r)",
+    "a vector": "a[0, T.Ramp(0, 1, 4)] = A[0, T.Ramp(4, 1, 4)]",
+    "a word": "v = T.ldg128(A[0, 0:4])",
+    "a shuffle": "T.evaluate(T.tvm_warp_shuffle(T.uint32(0xFFFFFFFF), a[0, 0], 0, 32, 32))",
+    "random numbers": "T.rng_init(7); r = T.rng_rand()",
+    "a reducer": "r = T.alloc_reducer(64, 'float32', op='sum', replication='all'); T.clear(r); T.finalize_reducer(r)",
+    "a function of C": "a[0, 0] = T.call_extern('float32', 'f', A[0, 0])",
 }
 
 LAUNCHES = {
@@ -83,6 +92,8 @@ LAUNCHES = {
     "cluster as a tuple": "T.Kernel(4, threads=128, cluster_dims=(2, 1, 1)) as bx",
     "ClusterKernel": "T.ClusterKernel(4, cluster_dims=2, threads=128) as bx",
     "one in a tuple": "T.Kernel(4, threads=128) as (bx,)",
+    "threads alone": "T.Kernel(threads=8)",
+    "nothing": "T.Kernel()",
 }
 
 
@@ -110,7 +121,7 @@ def test_statements_trace_to_the_same_ir(statement: str):
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
 def test_launches_trace_to_the_same_ir(launch: str):
-    statement = STATEMENTS["copy, positional"]
+    statement = STATEMENTS["copy, slices"]
     assert structural_equal(build(OURS, launch, statement), build(STOCK, launch, statement), map_free_vars=True)
 
 

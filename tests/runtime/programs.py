@@ -125,6 +125,18 @@ def stuck(devices: int):
     return stuck_program
 
 
+def pointed(devices: int):
+    """Clears what lies at an address."""
+
+    @T.prim_func
+    def pointed_program(table: T.Tensor((1,), "int64")):
+        with T.Kernel(device=devices, block=1, threads=32):
+            with T.Scale("block"):
+                T.clear(T.make_tensor(table[0], (8,), "float32"))
+
+    return pointed_program
+
+
 @tilescale.jit(out_idx=-1)
 def doubled(n: int, dtype: str = "float32"):
     """A factory in lazy style, whose kernels return Y."""

@@ -13,5 +13,6 @@
     waiting.py       whether programs of a grid wait for one another
     grids.py         values of expressions in all programs of a grid
     extents.py       symbolic extents
+    pointers.py      tensors that are made of addresses
     arguments.py     what all back ends ask of the arguments of a call
 """

@@ -24,6 +24,7 @@ from tilescale.passes.retrace import for_machine
 from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import check_writable, count_writes, readable, scalar
 from tilescale.program.model import Parameter, Program
+from tilescale.program.pointers import follows_addresses
 from tilescale.runtime.drop_in import DropIn
 from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
@@ -259,6 +260,12 @@ class Kernel(DropIn):
 
     def _gather_and_emulate(self, args: Sequence[Any]) -> list[Any]:
         """What is wrong with the arguments of one rank is an error on all."""
+        if self._team.size > 1 and follows_addresses(self.program):
+            raise UnsupportedError(
+                f"{self.program.name!r} makes tensors of addresses, and ranks without GPUs are emulated in one process",
+                hint="emulate all ranks in one process: tilescale.emulate(func, one list of tensors per unit)",
+                where=self.program.launches[0].where,
+            )
         error: ArgumentError | None = None
         values: list[Any] = []
         try:

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 import tilescale
 import tilescale.language as T
 from tests.runtime import programs
-from tilescale.errors import ArgumentError, DeadlockError, LaunchError, RankMismatchError
+from tilescale.errors import ArgumentError, DeadlockError, LaunchError, RankMismatchError, UnsupportedError
 
 WORLD = tilescale.init()
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -124,6 +124,12 @@ def check_an_error_inside_the_emulation():
     text = raised(DeadlockError, lambda: kernel(flags))
     assert "flags[0] >= 2" in text and "programs.py" in text
     assert flags.item() == 0, "of a call that fails nothing arrives, on no rank"
+
+
+def check_addresses_of_other_processes():
+    kernel, x = tilescale.compile(programs.pointed(SIZE)), torch.zeros(8)
+    text = raised(UnsupportedError, lambda: kernel(torch.tensor([x.data_ptr()])))
+    assert "'pointed_program' makes tensors of addresses" in text
 
 
 def check_dtensors():

@@ -13,6 +13,7 @@ from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.memory import PrivateBuffer, meta_array
 from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.addresses import placed
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.selections import located
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
@@ -45,7 +46,9 @@ class Home:
             [str(n) for n in buffer.shape],
             str(buffer.dtype),
         )
-        self._shape = None if same else [compiler.expr(n) for n in buffer.shape]
+        self._addressed = self.slot in compiler.addressed
+        self._shape = None if same and not self._addressed else [compiler.expr(n) for n in buffer.shape]
+        self._strides = [compiler.expr(n) for n in buffer.strides] if self._addressed else []
         self.replicated = compiler.replicated_root(buffer)
         self.where = compiler.where
         self._watched_by: list[Observer] | None = None
@@ -61,6 +64,9 @@ class Home:
         if self._shape is None:
             return array
         shape = tuple(uniform(n(frame), frame, "a shape") for n in self._shape)
+        if self._addressed:
+            strides = [uniform(n(frame), frame, "a stride") for n in self._strides]
+            return placed(array, self.name, shape, strides, self.dtype)
         if isinstance(array, np.ndarray) and not array.flags.writeable:
             return meta_array(shape, self.dtype)
         if isinstance(array, PrivateBuffer):

@@ -18,6 +18,7 @@ from tilescale.backends.emulator.execute.barriers import MBarrier
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.memory import PrivateBuffer, meta_array, poison, poisoned
 from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.addresses import HostMemory
 from tilescale.backends.emulator.interpret.closures import Closure, interruptible, is_step, located
 from tilescale.backends.emulator.interpret.flags import signals
 from tilescale.backends.emulator.interpret.registry import (
@@ -56,6 +57,7 @@ class Compiler(Symbols):
         where: the line.
         reduction: what the reductions over threads below it combine by.
         threads_apart: how many conditions that differ between threads are around it.
+        host_memory: what tables of pointers point into.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Compiler(Symbols):
         self.where: Location | None = None
         self.threads_apart = 0
         self.reduction: Any = None
+        self.host_memory = HostMemory()
         # Slot of an allocation -> its extents, None where they are known at launch only.
         self._shapes: dict[int, tuple[int, ...] | None] = {}
 

@@ -25,6 +25,7 @@ from tilescale.backends.emulator.interpret.symbols import POINTERS
 from tilescale.errors import UnsupportedError
 from tilescale.passes.structure import location
 from tilescale.program.ops import SCALE
+from tilescale.program.pointers import is_address
 
 _BREAKS = ("tirx.break_loop", "tl.loop_break")
 
@@ -63,6 +64,9 @@ def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
         compiler.deferred[stmt.var] = stmt.value
         return lambda frame: None
     slot = compiler.slot(stmt.var)
+    if is_address(stmt.value):
+        number, memory = compiler.expr(stmt.value.args[0]), compiler.host_memory
+        return lambda frame: frame.slots.__setitem__(slot, memory.at(uniform(number(frame), frame, "an address")))
     value = (vectors.kept if vectors.is_of_vectors(stmt.value) else Compiler.expr)(compiler, stmt.value)
     if not compiler.data:
         value = abstract.known_or_not(value)

@@ -15,6 +15,7 @@ from tilescale.program.effects import Surroundings, statements
 from tilescale.program.model import Launch, Program, bytes_of
 from tilescale.program.operations import Rank, TileView
 from tilescale.program.ops import RANK, VIEW
+from tilescale.program.pointers import is_address
 
 PRIVATE = ("local", "local.var")
 """Scopes of which every thread has its own."""
@@ -31,6 +32,7 @@ class Symbols:
         views: slot of a view -> what it shows.
         flags: slots of the tensors that are flags; `zeroed`, those that are zero when a call begins.
         signals: root of a flag tensor -> the lines that signal it; for reports.
+        addressed: slots of tensors whose address is in memory.
         reached: roots of buffers whose instance of one unit another unit accesses by its rank.
         loop_variables: of the loops that are not around all that is compiled.
     """
@@ -46,6 +48,7 @@ class Symbols:
         self._safe: dict[int, ir.PrimExpr] = {}
         self.views: dict[int, TileView] = {}
         self.signals: dict[int, list[Location | None]] = {}
+        self.addressed: set[int] = set()
         self.reached: set[int] = set()
         self._replicated: set[int] = set()
         self._reducers: dict[int, str] = {}
@@ -79,6 +82,8 @@ class Symbols:
             view = self.views[self.slot(node.var)] = TileView.of(node.value)
             if view.layout.is_replica:
                 self._replicated.add(self.root(self.slot(view.base.data)))
+        elif isinstance(node, ir.Bind) and is_address(node.value):
+            self.addressed.add(self.slot(node.var))
         elif isinstance(node, ir.Bind) and self.differs_between_threads(node.value):
             self._thread_variables.add(node.var)
         elif isinstance(node, ir.For):
@@ -118,6 +123,8 @@ class Symbols:
         slot = self.slot(buffer.data)
         if slot in self.views:
             return self.views[slot].shape, str(buffer.dtype)
+        if slot in self.addressed:
+            self._homes.setdefault(slot, buffer)  # whose only declarations are its uses
         home = self._homes.get(slot)
         return (home.shape, str(home.dtype)) if home is not None else None
 
