@@ -188,7 +188,7 @@ WRONG = [
     (
         2,
         {'T.wait(arrived[b], ">=", 1)': "pass"},
-        ["which nobody has written", "The order is: data, signal; wait, data"],
+        ["which is uninitialized", "The order is: data, signal; wait, data"],
     ),
     (2, EARLY, ["signals arrived[0] before that", "data, signal; wait, data"]),
     (2, {'">=", 1': '">=", 2'}, ["arrived[0] = 1", "It is raised once"]),
@@ -268,7 +268,7 @@ WRONG = [
     (10, {"(rank + step + 1) % size": "(rank + step) % size"}, ["us are enough", "which owner comes last"]),
     (10, SEND_LATER, ["On 8 devices", "leave for its owner as soon as it is computed"]),
     (10, {'"int32", level="l2"': '"int32", level="l1"'}, ["'arrived' is a tile on chip"]),
-    (10, {"T.clear(arrived)": "pass"}, ["which nobody has written", "If it is a flag: clear it, then a barrier"]),
+    (10, {"T.clear(arrived)": "pass"}, ["which is uninitialized", "If it is a flag: clear it, then a barrier"]),
 ]
 
 

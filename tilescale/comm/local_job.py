@@ -104,7 +104,7 @@ class LocalJob:
         status = self._ranks[failed].returncode
         how = f"exit code {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
         others = f"; ranks {sorted(running)} did not stop and were ended" if running else ""
-        said = self._last_said[failed] or "it said nothing on stderr"
+        said = self._last_said[failed] or "its stderr is empty"
         self.error = JobError(f"rank {failed} failed first, with {how}{others}: {said}")
 
     def _stop(self) -> None:

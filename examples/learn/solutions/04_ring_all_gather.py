@@ -24,7 +24,7 @@ def program(devices: int):
             with T.Scale("device"):
                 T.clear(arrived)
                 T.clear(free)
-                T.barrier()  # all flags are down before anybody raises one
+                T.barrier()  # all flags are down before any device raises one
             with T.Scale("block"):
                 tile = T.alloc((TILE, TILE), "float32", level="l1")
                 T.copy(X[b, 0, 0], tile)
@@ -40,6 +40,6 @@ def program(devices: int):
                         T.signal(free[b], dst=left)
                         T.copy(tile, Y[(rank + size - step - 1) % size, b, 0, 0])
             with T.Scale("device"):
-                T.barrier()  # the last flags have been raised before anybody clears them again
+                T.barrier()  # the last flags have been raised before any device clears them again
 
     return ring_all_gather

@@ -145,4 +145,4 @@ def _cells(did: Activity) -> list[str]:
 
 def _missed(name: str, where: Location | None, count: int) -> str:
     place = f"  {Path(where.file).name}:{where.line}" if where else ""
-    return f"nothing read or written: wholly outside of {name} x{count}{place}"
+    return f"no effect: access wholly out of bounds of {name} x{count}{place}"
