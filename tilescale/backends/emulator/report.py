@@ -90,7 +90,7 @@ class Report:
                 make pictures. Without a path the page is returned, and a notebook shows it below its cell.
             engines: a row for each engine of a unit instead, or for each family of engines where there are many; on a
                 page, units begin unfolded.
-            dark: a picture for dark surroundings; a page follows its reader's preference.
+            dark: a picture for dark surroundings. Without it .svg and .html files follow their reader's preference.
 
         Raises:
             UsageError: the run was not timed, another ending, or no file can be made there.
