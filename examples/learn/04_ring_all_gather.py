@@ -17,7 +17,7 @@ Two flags for each block, which count upwards and never go back:
     free       raised by the right neighbour: so many tiles it has taken out of its inbox, so many slots are free again
 
 Use:
-    T.copy(tile, inbox[place, b, 0, 0], dst=right, signal=arrived[b])
+    T.copy(tile, inbox[slot, b, 0, 0], dst=right, signal=arrived[b])
     T.wait(flag[b], ">=", n)
     T.signal(free[b], dst=left)
 
@@ -108,8 +108,8 @@ exercise = learn.Exercise(
         "taken out; none may wait for a tile that its neighbour sends only after a tile of its own. A neighbour may "
         "be ahead of you: wait until a count has reached a number (>=), not for that very number.",
         "RaceError": "a slot of the inbox is read before its tile is there, or written while what it held may still "
-        "be read. Wait for `arrived` before you read, and for `free` before you send into a place for the second time; "
-        "raise the left neighbour's `free` when you have taken the tile out, not before. And use the places in turns.",
+        "be read. Wait for `arrived` before you read, and for `free` before you send into a slot for the second time; "
+        "raise the left neighbour's `free` when you have taken the tile out, not before. And use the slots in turns.",
         "OutOfBoundsError": "the inbox has two slots, which are used in turns: step % 2.",
         "UninitializedReadError": "that slot of the inbox is still empty. Wait for `arrived`, and look at which of "
         "the two slots you send to and which you read.",

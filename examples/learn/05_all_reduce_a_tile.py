@@ -85,13 +85,13 @@ exercise = learn.Exercise(
         "DeadlockError": "count: who raises this flag, and how often? A block is sent `size` tiles if it sends itself "
         "one too, else size - 1. Send before you wait: if all wait first, none ever sends.",
         "RaceError": "the inbox is read before all tiles are in it: wait until the flag has counted every sender. If "
-        "two devices write the same place: a sender's place is its own rank.",
+        "two devices write the same slot: a sender's slot is its own rank.",
         "UninitializedReadError of total": "`total[i, j] += ...` adds to what is there: clear it first.",
         "UninitializedReadError": "a slot of the inbox is read before it is written: wait until the flag has "
         "counted every sender.",
         "OutOfBoundsError": "the inbox has one slot for each device, 0 to size - 1.",
         "wrong values": "Which tiles are missing in the sum, or are in it twice? The tile of each goes into the inbox "
-        "of each, at the place of its sender.",
+        "of each, in the slot of its sender.",
         "PeerOutOfRangeError": "there are devices 0 to size - 1: count modulo size.",
     },
     demand=learn.by_hand,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Solution: before step s the sender needs s - 1 places back, since two were free from the start.
+"""Solution: before step s the sender needs s - 1 slots back, since two were free from the start.
 
 A ring passes each tile over each link once and never more than one at a time, so all links are busy in every step.
 """
