@@ -132,7 +132,7 @@ class LocalJob:
         how = f"exit code {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
         for reader in self._readers[2 * rank : 2 * rank + 2]:
             reader.join(_LAST_WORDS_S)
-        said = self._last_said[rank] or "it said nothing on stderr"
+        said = self._last_said[rank] or "its stderr is empty"
         return f"rank {self._place.first + rank} failed first, with {how}: {said}"
 
     def _stop(self) -> None:
