@@ -93,7 +93,7 @@ class Report:
                 make pictures. Without a path the page is returned, and a notebook shows it below its cell.
             engines: a row for each engine of a unit instead, or for each family of engines where there are many; on a
                 page, units begin unfolded.
-            dark: a picture for dark surroundings; a page follows its reader's preference.
+            dark: a picture for dark surroundings. Without it .svg and .html files follow their reader's preference.
 
         Raises:
             UsageError: the run was not timed, another ending, or no file can be made there.
@@ -124,7 +124,7 @@ class Report:
     def _remarks(self) -> Iterator[str]:
         """What is allowed, and seldom meant."""
         for (name, where), count in self.missed.items():
-            yield f"nothing read or written: wholly outside of {name} x{count}{_place(where)}"
+            yield f"no effect: access wholly out of bounds of {name} x{count}{_place(where)}"
         for name, where in self.redundant_waits:
             yield f"redundant wait for {name}: no access of this run needs it{_place(where)}"
 
