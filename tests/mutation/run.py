@@ -112,17 +112,22 @@ def main() -> None:
     given = parser.parse_args()
     for heavy in ("hypothesis", "pytest", "networkx", "tilelang"):
         importlib.import_module(heavy)
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         tree = _copied(Path(folder))
         for target in TARGETS:
             if not given.words or any(word in target.path for word in given.words):
-                known = _always_caught(results.get(target.path, ())) if given.left else ()
-                results[target.path] = rows = []
+                known = _always_caught(_results().get(target.path, ())) if given.left else ()
+                rows = []
                 for row in measured(target, tree, given.each, known):
                     rows.append(row)
-                    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(tables(results)["mutants"])
+                    merged = json.dumps({**_results(), target.path: rows}, indent=1)
+                    RESULTS.write_text(merged + "\n", encoding="utf-8")
+    print(tables(_results())["mutants"])
+
+
+def _results() -> dict[str, list[dict[str, Any]]]:
+    """Those so far, of other runs too."""
+    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
 
 
 if __name__ == "__main__":

@@ -179,13 +179,31 @@ def test_states_keep_what_can_still_race(accesses):
 
 def test_states_that_nothing_is_in_are_forgotten():
     table, clock = Table(), Clock("0")
-    table.limit = 4
-    numbers = [table.after(0, Access(clock, 1, WRITE, None, None)) for _ in range(5)]
+    table.limit = 5
+    accesses = [Access(clock, 1, WRITE, None, None) for _ in range(5)]
+    numbers = [table.after(0, access) for access in accesses[:4]]
+    assert not table.full
+    numbers += [table.after(0, access) for access in accesses[4:]]
     assert table.full
     table.keep(iter([np.array([numbers[2]])]))
-    assert not table.full and table[numbers[2]].write is not None
+    assert not table.full and table.limit == 5 and table[numbers[2]].write is not None
     again = [table.after(0, Access(clock, 1, WRITE, None, None)) for _ in range(4)]
     assert sorted(again) == sorted(set(numbers) - {numbers[2]})
+    assert all(table[table.after(0, access)].write is access for access in accesses)
+    table.keep(iter([np.array([1, 2, 3])]))
+    assert table.limit == 8, "twice what is used, so that forgetting does not take all the time"
+
+
+def test_a_state_knows_the_write_before_the_last_ones_of_a_task():
+    table, (one, other), number = Table(), (Clock("0"), Clock("1")), 0
+    first, second, third = (Access(clock, clock.time, WRITE, None, None) for clock in (one, other, other))
+    other.learn({one: one.time})
+    for access, before in (first, None), (second, first), (third, second):
+        number = table.after(number, access)
+        assert table[number].write is access and table[number].before is before
+    one.learn({other: other.time})
+    number = table.after(number, Access(one, one.time, WRITE, None, None))
+    assert table[number].before is third
 
 
 # -- shadow memory: against a dictionary of bytes ----------------------------------------------------------------------
