@@ -11,7 +11,9 @@
 # The script runs in the Python that `python` finds, with the mpi4py of that Python. mpirun must belong to the MPI library
 # that mpi4py loads. Without an MPI on the machine, this is enough, as an ordinary user:
 #       pip install mpi4py mpich
-# MPI brings the processes together and does nothing else: a CUDA-aware MPI is not needed.
+# MPI brings the processes together and does nothing else: a CUDA-aware MPI is not needed. Each process runs on the cores
+# next to its GPU (tilescale bind), each line of output carries its rank. After a failure tilescale doctor says what such
+# a job can do, and the exit code is that of the script.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
@@ -21,16 +23,28 @@ fi
 processes=$1
 shift
 
-# MPICH and Open MPI differ in the options below; both know -n.
+# MPICH and Open MPI differ in the options below; both know -n. Binding is left to tilescale bind, which knows the GPUs.
 options=()
 if mpirun --version 2>&1 | grep -q -e "Open MPI" -e "PRRTE"; then
     # More processes than cores is normal for emulated runs, and Open MPI refuses it unless told so.
-    options+=(--map-by :OVERSUBSCRIBE)
+    options+=(--map-by :OVERSUBSCRIBE --bind-to none --tag-output)
     [ -z "${HOSTFILE:-}" ] || options+=(--hostfile "$HOSTFILE")
 else
+    options+=(-prepend-rank)
     [ -z "${HOSTFILE:-}" ] || options+=(-f "$HOSTFILE")
 fi
 
 # Each process would otherwise start as many threads as there are cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-exec mpirun ${options[@]+"${options[@]}"} -n "$processes" "${PYTHON:-python}" "$@"
+python=${PYTHON:-python}
+start=(mpirun ${options[@]+"${options[@]}"} -n "$processes" "$python" -m tilescale.cli bind "$python")
+code=0
+"${start[@]}" "$@" || code=$?
+case $code in
+    0 | 130 | 143) ;; # well, or ended by a person or the scheduler (SIGINT, SIGTERM)
+    *)
+        echo "tilescale: the job failed with exit code $code; tilescale doctor --job says what such a job can do:" >&2
+        TILESCALE_TIMEOUT_S=60 "${start[@]}" -m tilescale.cli doctor --job >&2 || true
+        ;;
+esac
+exit "$code"

@@ -4,8 +4,11 @@
 #
 #       sbatch --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 launch/slurm.sh script.py --its-options
 #
-# srun starts the tasks, and each sets the variables that torchrun would set; nothing else is needed on the nodes.
-# Where Slurm is built with PMIx and mpi4py is installed, this one line does the same: srun --mpi=pmix python script.py
+# srun starts the tasks, and each sets the variables that torchrun would set; nothing else is needed on the nodes. With
+# MPI=pmix (or pmi2) in the environment MPI brings the tasks together instead, if Slurm and the MPI that mpi4py loads are
+# built for it. Nodes need the same Python at the same path: PYTHON, or what `python` finds.
+#
+# After a failure tilescale doctor says what such a job can do, and the exit code is that of the script.
 #
 #SBATCH --job-name=tilescale
 #SBATCH --output=%x-%j.out
@@ -29,10 +32,27 @@ if [ -z "${TILESCALE_JOB_KEY:-}${TILESCALE_JOB_KEY_FILE:-}" ]; then
     export TILESCALE_JOB_KEY
 fi
 
-# The quoted part runs once in every task: SLURM_PROCID and its kin have a different value in each. A task's error reaches
-# the others within a moment; --kill-on-bad-exit ends those that do not stop by themselves.
-# shellcheck disable=SC2016
-exec srun --kill-on-bad-exit=1 bash -c '
-    export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID
-    exec python "$@"
-' task "$@"
+# A task's error reaches the others within a moment; --kill-on-bad-exit ends those that do not stop by themselves. Each
+# line of output carries its task, and each task runs on the cores next to its GPU (tilescale bind).
+python=${PYTHON:-python}
+start=(srun --label --kill-on-bad-exit=1 --cpu-bind=none)
+if [ -n "${MPI:-}" ]; then
+    start+=(--mpi="$MPI" "$python" -m tilescale.cli bind "$python")
+else
+    # The quoted part runs once in every task: SLURM_PROCID and its kin have a different value in each.
+    # shellcheck disable=SC2016
+    start+=(bash -c '
+        export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID
+        exec "$0" -m tilescale.cli bind "$0" "$@"
+    ' "$python")
+fi
+code=0
+"${start[@]}" "$@" || code=$?
+case $code in
+    0 | 130 | 143) ;; # well, or ended by a person or the scheduler (SIGINT, SIGTERM)
+    *)
+        echo "tilescale: the job failed with exit code $code; tilescale doctor --job says what such a job can do:" >&2
+        TILESCALE_TIMEOUT_S=60 "${start[@]}" -m tilescale.cli doctor --job >&2 || true
+        ;;
+esac
+exit "$code"

@@ -29,8 +29,7 @@ _BASE = {"errors", "settings"}
 _MODEL = _BASE | {"hda", "program"}
 _LIBRARY = _MODEL | {"cost", "collectives", "passes", "comm", "timing"}
 MAY_IMPORT = {
-    "errors": {"tracebacks"}, "tracebacks": _BASE,
-    "settings": {"errors"},
+    "errors": {"tracebacks"}, "tracebacks": _BASE, "settings": {"errors"},
     "hda": _BASE,
     "comm": _BASE | {"hda", "tracebacks"},
     "program": _BASE | {"hda"},
@@ -54,6 +53,7 @@ READS_ENVIRONMENT = {
     "tilescale/settings.py": "the TILESCALE_* variables",
     "tilescale/comm/world.py": "hands the environment to the launchers, which are functions of it",
     "tilescale/cli/run.py": "passes it on to the processes that it starts",
+    "tilescale/cli/bind.py": "passes it on to the program that it becomes",
 }
 
 FILE_CAP, FUNCTION_CAP = 450, 80

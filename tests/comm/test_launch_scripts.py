@@ -17,7 +17,7 @@ LAUNCH = sorted((ROOT / "launch").glob("*.sh"))
 COLLECTIVES = str(SCRIPTS / "collectives.py")
 
 SRUN = """#!/usr/bin/env bash
-shift  # --kill-on-bad-exit
+while [[ $1 == --* ]]; do shift; done  # its options
 for task in 0 1; do
     SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NODEID=0 SLURM_NTASKS=2 "$@" &
 done
@@ -47,11 +47,27 @@ def test_torchrun_needs_to_know_its_node() -> None:
     assert done.code != 0 and "set NODE_RANK" in done.output
 
 
+def stand_in(folder: Path, **programs: str) -> str:
+    """PATH with these programs, as texts for bash, before all others."""
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+@pytest.mark.parametrize(("launcher", "words"), [("mpirun", ["2"]), ("torchrun", ["2"]), ("slurm", [])])
+@pytest.mark.parametrize(("code", "examined"), [(0, False), (5, True), (143, False)])
+def test_a_failed_job_is_examined(tmp_path: Path, launcher: str, words: list[str], code: int, examined: bool) -> None:
+    """All launchers are one that fails, but runs the doctor."""
+    fails = f"#!/usr/bin/env bash\n[[ $* == *doctor* ]] && echo examined || exit {code}\n"
+    path = stand_in(tmp_path, mpirun=fails, torchrun=fails, srun=fails, scontrol=SCONTROL)
+    script = str(ROOT / f"launch/{launcher}.sh")
+    done = run_words([script, *words, "script.py"], PATH=path, SLURM_JOB_ID="1", SLURM_JOB_NODELIST="n")
+    assert done.code == code and ("examined" in done.output) == examined, done.output
+
+
 def test_slurm(tmp_path: Path) -> None:
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = stand_in(tmp_path, srun=SRUN, scontrol=SCONTROL)
     done = run_words(
         [str(ROOT / "launch/slurm.sh"), COLLECTIVES, "torchrun", "2"],
         PATH=path,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line: `tilescale run`, `machine`, `new`, `doctor`, `calibrate`, `tune`, `bench`, `completion`."""
+"""The command line: `tilescale run`, `machine`, `new`, `doctor`, `bind`, `calibrate`, `tune`, `bench`, `completion`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import click
 
 from tilescale import __version__
 from tilescale.cli.bench import bench
+from tilescale.cli.bind import bind
 from tilescale.cli.calibrate import calibrate
 from tilescale.cli.completion import completion
 from tilescale.cli.doctor.command import doctor
@@ -27,6 +28,7 @@ def main() -> None:
     tilescale machine show h200-sxm-8     levels, memory and networks of one
     tilescale new halo                    a program to start from, with its test
     tilescale doctor                      what this machine can do, and why not
+    tilescale bind python script.py       a rank on the cores next to its GPU
     tilescale calibrate                   measure the GPUs of this computer
     tilescale tune gemm.py 4096 4096 4096 the fastest configuration of a program
     tilescale bench collectives           beside NCCL and PyTorch, as a table and a chart
@@ -35,6 +37,7 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(bind)
 main.add_command(calibrate)
 main.add_command(completion)
 main.add_command(doctor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`tilescale run -n 4 script.py ...`: a job of local processes that need neither GPUs nor an installed launcher."""
+"""`tilescale run -n 4 script.py ...`: a job of processes, on one node or several, that needs no installed launcher."""
 
 from __future__ import annotations
 
@@ -14,38 +14,50 @@ import click
 
 from tilescale.cli.names import MachineName
 from tilescale.comm.local_job import LocalJob
+from tilescale.comm.nodes import PORT, Rendezvous, meet, rendezvous_of
+from tilescale.comm.rank_process import Place
+from tilescale.comm.trust.key import KEY, new_key
+from tilescale.errors import TileScaleError
+from tilescale.settings import Settings
 
 __all__ = ["run"]
+
+_BIND = ("-m", "tilescale.cli", "bind")
+_DOCTOR = ("-m", "tilescale.cli", "doctor", "--job")
+_DOCTOR_S = 60  # longest wait of its ranks for each other
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Run a script on several local ranks.",
+    short_help="Run a script on several ranks, of this node or of several.",
 )
-@click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="Number of processes to start.")
+@click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="Number of processes to start here.")
+@click.option("--nnodes", type=click.IntRange(min=1), default=1, help="Number of nodes; run this command on each.")
+@click.option("--node-rank", type=click.IntRange(min=0), help="Number of this node, from 0 on.")
+@click.option("--rdzv", metavar="HOST[:PORT]", help=f"Where node 0 waits for the others.  [default port: {PORT}]")
 @click.option(
     "--machine", type=MachineName(), help="Default machine of the ranks: a built-in name or the file of a description."
 )
 @click.option("--emulate", is_flag=True, help="Run programs on the emulator even where GPUs are present.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.option("--traceback", is_flag=True, help="Show the traceback of every rank, not of the first that fails alone.")
+@click.option("--bind", is_flag=True, help="Keep each rank on the processor cores that are next to its GPU.")
+@click.option("--doctor", is_flag=True, help="After a failure, say what this job can do and why not.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    ranks: int,
-    machine: str | None,
-    emulate: bool,
-    module: bool,
-    traceback: bool,
-    script: str,
-    args: tuple[str, ...],
-) -> None:
-    """Run SCRIPT with its ARGS on RANKS local processes.
+    ranks: int, nnodes: int, node_rank: int | None, rdzv: str | None, machine: str | None, emulate: bool, module: bool,
+    traceback: bool, bind: bool, doctor: bool, script: str, args: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Run SCRIPT with its ARGS on RANKS processes of this node, or of each of several nodes.
 
     Every line of output is marked with its rank. The rank that fails first shows its error, the others a line each; its
-    exit code is that of this command. Ctrl-C ends all ranks, and so does the end of this command.
+    exit code is that of this command, on every node. Ctrl-C ends all ranks, and so does the end of this command.
+
+    With several nodes, run the same command on each, with its own --node-rank and the same key of the job: in
+    TILESCALE_JOB_KEY_FILE, a file that (umask 077; openssl rand -hex 32 > job.key) makes.
     """
     env = dict(os.environ)
     if machine is not None:
@@ -57,18 +69,37 @@ def run(
     signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # ranks may say what this terminal's encoding lacks
-    command = [sys.executable, *(["-m"] if module else []), script, *args]
-    job = LocalJob(command, ranks, env, _Printer(ranks).show)
+    bound = [sys.executable, *_BIND] if bind else []
     try:
-        job.run()
+        rendezvous = None if nnodes == 1 else rendezvous_of(nnodes, node_rank, rdzv, env)
+        code = _run([*bound, sys.executable, *(["-m"] if module else []), script, *args], ranks, env, rendezvous)
+        if code and doctor:
+            click.echo(click.style("tilescale run: ", fg="red", bold=True) + "tilescale doctor --job says:", err=True)
+            _run([sys.executable, *_DOCTOR], ranks, env | {"TILESCALE_TIMEOUT_S": str(_DOCTOR_S)}, rendezvous)
+    except TileScaleError as error:
+        raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         click.echo("tilescale run: interrupted, all ranks ended", err=True)
         sys.exit(130)
+    _drop_unwritten_output()
+    sys.exit(code)
+
+
+def _run(command: list[str], ranks: int, env: dict[str, str], rendezvous: Rendezvous | None) -> int:
+    """The exit code of a job. Raises LaunchError if the nodes do not find each other."""
+    if rendezvous is None:
+        place, others, env = Place.on_one_node(ranks), None, env | {KEY: new_key()}
+    else:
+        others = meet(rendezvous, ranks, Settings.from_env(env).timeout_s)
+        place = Place(
+            ranks, others.first, others.size, rendezvous.node, rendezvous.host, others.port, others.store
+        )  # fmt: skip
+    job = LocalJob(command, place, env, _Printer(place.size).show, others)
+    job.run()
     if job.error is not None:
         with contextlib.suppress(OSError):
             click.echo(click.style("tilescale run: ", fg="red", bold=True) + str(job.error), err=True)
-    _drop_unwritten_output()
-    sys.exit(job.exit_code)
+    return job.exit_code
 
 
 def _drop_unwritten_output() -> None:

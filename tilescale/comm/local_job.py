@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A job of processes on this machine: start them, pass their output on line by line, end all when one fails.
+"""The ranks of a job on this node: start them, pass their output on line by line, end all when one fails.
 
-The processes get torchrun's variables and find each other as under torchrun; this side needs no torch, which keeps
-the start short.
+Where the job has other nodes, their launchers hear of that, and this one of theirs (`tilescale/comm/nodes/`). The
+processes get torchrun's variables and find each other as under torchrun; this side needs no torch, so it starts fast.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from tilescale.comm import rank_process
-from tilescale.comm.trust.key import new_key
+from tilescale.comm.nodes import Failure, News, Others
+from tilescale.comm.rank_process import Place
 from tilescale.errors import JobError
 
 __all__ = ["LocalJob"]
 
 _GRACE_S = 10.0  # for the other ranks to report the failure; most have done so before the failing one ends
 _TERM_S = 2.0  # between SIGTERM and SIGKILL
+_LAST_WORDS_S = 0.2  # for what a rank has written before its end; a grandchild may hold its pipe open
 _LONGEST_LINE = 1 << 16  # characters; what is longer is passed on in pieces
 _NO_OUTPUT_CODE, _IO_ERROR_CODE = 128 + signal.SIGPIPE, 74  # as if SIGPIPE had ended it; EX_IOERR of sysexits.h
 
@@ -32,28 +34,33 @@ Print = Callable[[int, str, bool], None]
 
 
 class LocalJob:
-    """`size` processes that run `command`, from `run` to their end.
+    """The processes of this node that run `command`, from `run` to the end of the job.
 
     Attributes:
-        exit_code: 0, or that of the rank that failed first (128 + signal number if a signal ended it).
+        exit_code: 0, or that of the rank that failed first, on whichever node (128 + signal number if a signal ended
+            it).
         error: what happened, if a rank failed or the output could not be written any more.
     """
 
-    def __init__(self, command: Sequence[str], size: int, env: Mapping[str, str], show: Print):
+    def __init__(
+        self, command: Sequence[str], place: Place, env: Mapping[str, str], show: Print, others: Others | None = None
+    ):
         """Nothing starts before `run`.
 
         Args:
             command: program and arguments.
-            size: number of ranks.
+            place: which ranks of the job this node has.
             env: environment of every rank; the variables of the job are added.
             show: called with (rank, line, whether it is from stderr) for every line of output, from several threads. If
                 it raises OSError, the job ends.
+            others: the launchers of the other nodes; they hear how this one ends, and it ends when they fail.
         """
         self.exit_code = 0
         self.error: JobError | None = None
-        self._command, self._size, self._env, self._show = command, size, env, show
-        self._events: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()  # a rank has ended; output is lost
-        self._last_said = [""] * size  # the last line on stderr that is not indented: of a traceback, the error
+        self._command, self._place, self._env, self._show, self._others = command, place, env, show, others
+        # A rank of this node has ended; output is lost; or how the job ends.
+        self._events: queue.SimpleQueue[int | OSError | News] = others.news if others else queue.SimpleQueue()
+        self._last_said = [""] * place.ranks  # the last line on stderr that is not indented: of a traceback, the error
         self._quiet = False
         self._ranks: list[subprocess.Popen[str]] = []
         self._readers: list[threading.Thread] = []
@@ -70,42 +77,63 @@ class LocalJob:
             self._quiet = True
             raise
         finally:
+            if self._others is not None:
+                self._others.close()
             self._stop()
             for reader in self._readers:
                 reader.join(_TERM_S)  # a grandchild may hold a pipe open
 
     def _start(self) -> None:
-        key = new_key()
-        with rank_process.reserve_port() as port:
-            for rank in range(self._size):
-                self._ranks.append(rank_process.start(self._command, self._env, key, rank, self._size, port))
-        for rank in range(self._size):
+        for rank in range(self._place.ranks):
+            self._ranks.append(rank_process.start(self._command, self._env, self._place, rank))
+        if self._place.store is not None:
+            self._place.store.close()  # rank 0 has it
+        for rank in range(self._place.ranks):
             self._follow(rank)
 
     def _watch(self) -> None:
-        running = set(range(self._size))
-        while running and not self.exit_code:
+        running = set(range(self._place.ranks))
+        while not self.exit_code:
             event = self._events.get()
-            if isinstance(event, OSError):
-                self.exit_code = _NO_OUTPUT_CODE if event.errno == errno.EPIPE else _IO_ERROR_CODE
-                self.error = JobError(f"the output cannot be written any more ({event.strerror}), all ranks were ended")
+            if isinstance(event, int):
+                running.discard(event)
+                if code := self._code(event):
+                    self._fail(Failure(code, self._how_failed(event)), running)
+                elif not running and self._others is None:
+                    return
+                elif not running:
+                    self._others.ended()
+            elif isinstance(event, OSError):
+                code = _NO_OUTPUT_CODE if event.errno == errno.EPIPE else _IO_ERROR_CODE
+                said = f"the output cannot be written any more ({event.strerror}), all ranks were ended"
+                self._fail(Failure(code, said), set())
+            elif isinstance(event, Failure):
+                self._finish(event, running)
+            else:
                 return
-            running.discard(event)
-            self.exit_code = self._code(event)
-            if self.exit_code:
-                self._finish_failed(event, running)
 
-    def _finish_failed(self, failed: int, running: set[int]) -> None:
+    def _fail(self, failure: Failure, running: set[int]) -> None:
+        if self._others is not None:
+            self._others.failed(Failure(failure.code, f"node {self._place.node}: {failure.text}"))
+        self._finish(failure, running)
+
+    def _finish(self, failure: Failure, running: set[int]) -> None:
         deadline = time.monotonic() + _GRACE_S
         with contextlib.suppress(queue.Empty):
             while running:
                 event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
                 running -= {event} if isinstance(event, int) else set()
-        status = self._ranks[failed].returncode
+        left = [self._place.first + rank for rank in sorted(running)]
+        also = f"\nranks {left} did not stop and were ended" if left else ""
+        self.exit_code, self.error = failure.code, JobError(failure.text + also)
+
+    def _how_failed(self, rank: int) -> str:
+        status = self._ranks[rank].returncode
         how = f"exit code {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
-        others = f"; ranks {sorted(running)} did not stop and were ended" if running else ""
-        said = self._last_said[failed] or "its stderr is empty"
-        self.error = JobError(f"rank {failed} failed first, with {how}{others}: {said}")
+        for reader in self._readers[2 * rank : 2 * rank + 2]:
+            reader.join(_LAST_WORDS_S)
+        said = self._last_said[rank] or "its stderr is empty"
+        return f"rank {self._place.first + rank} failed first, with {how}: {said}"
 
     def _stop(self) -> None:
         for process in self._ranks:
@@ -144,7 +172,7 @@ class LocalJob:
                 self._last_said[rank] = line
             if not self._quiet:
                 try:
-                    self._show(rank, line, from_stderr)
+                    self._show(self._place.first + rank, line, from_stderr)
                 except OSError as error:
                     self._quiet = True
                     self._events.put(error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One rank of a job on this machine, as a process: its environment, its port, and its end with that of its launcher."""
+"""One rank of a job, as a process of this host: its environment, its port, and its end with that of its launcher."""
 
 from __future__ import annotations
 
@@ -9,13 +9,42 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tilescale.comm.launchers.torchrun import STORE_FD
-from tilescale.comm.trust.key import KEY
 
-__all__ = ["reserve_port", "start"]
+__all__ = ["Place", "reserve_port", "start"]
 
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks of this node are in their job.
+
+    Attributes:
+        ranks: how many ranks this node has.
+        first: the number of the first of them.
+        size: ranks of the whole job.
+        node: number of this node.
+        host: the address of rank 0.
+        port: that of the job's store there.
+        store: on the node of rank 0, a socket that is bound to this port.
+    """
+
+    ranks: int
+    first: int
+    size: int
+    node: int
+    host: str
+    port: int
+    store: socket.socket | None
+
+    @classmethod
+    def on_one_node(cls, ranks: int) -> Place:
+        """That of all ranks of a job that has no other nodes."""
+        store = reserve_port()
+        return cls(ranks, 0, ranks, 0, "127.0.0.1", store.getsockname()[1], store)
 
 
 def reserve_port() -> socket.socket:
@@ -29,45 +58,42 @@ def reserve_port() -> socket.socket:
     return bound
 
 
-def start(
-    command: Sequence[str], env: Mapping[str, str], key: str, rank: int, size: int, port: socket.socket
-) -> subprocess.Popen[str]:
-    """Start a rank. It is killed when this process dies; rank 0 gets the socket `port`, to serve the job's store on.
+def start(command: Sequence[str], env: Mapping[str, str], place: Place, local_rank: int) -> subprocess.Popen[str]:
+    """Start a rank. It is killed when this process dies; rank 0 gets the socket to serve the job's store on.
 
     Call it in a thread that lives as long as the rank may: the kernel takes its end for that of the process.
     """
+    store = place.store if place.first + local_rank == 0 else None
     return subprocess.Popen(
         command,
-        env=_environment(env, rank, size, port) | {KEY: key},
-        stdin=None if rank == 0 else subprocess.DEVNULL,
+        env=_environment(env, place, local_rank) | ({} if store is None else {STORE_FD: str(store.fileno())}),
+        stdin=None if local_rank == 0 else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        pass_fds=(port.fileno(),) if rank == 0 else (),
+        pass_fds=() if store is None else (store.fileno(),),
         preexec_fn=_ends_with(os.getpid()),
     )
 
 
-def _environment(env: Mapping[str, str], rank: int, size: int, port: socket.socket) -> dict[str, str]:
+def _environment(env: Mapping[str, str], place: Place, local_rank: int) -> dict[str, str]:
     # A job inside a torchrun job is its own: it must not look for the outer one's store.
     inherited = {
         name: value for name, value in env.items() if not name.startswith("TORCHELASTIC_") and name != STORE_FD
     }
-    if size > 1:
+    if place.size > 1:
         inherited.setdefault("OMP_NUM_THREADS", "1")
         inherited.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else its store logs C++ frames when rank 0 dies
-    if rank == 0:
-        inherited[STORE_FD] = str(port.fileno())
     return inherited | {
         "TILESCALE_RUN": "1",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(size),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port.getsockname()[1]),
+        "RANK": str(place.first + local_rank),
+        "WORLD_SIZE": str(place.size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(place.ranks),
+        "GROUP_RANK": str(place.node),
+        "MASTER_ADDR": place.host,
+        "MASTER_PORT": str(place.port),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -24,6 +24,7 @@ class Accelerator:
         architecture: compute capability, e.g. "9.0".
         cores: arithmetic cores of the whole GPU; 0 where the driver does not tell.
         links: for each NVLink that is up, the number of the GPU at its other end, or `SWITCH`.
+        bus: its PCI address as Linux writes it, e.g. "0000:18:00.0".
     """
 
     product: str
@@ -31,6 +32,7 @@ class Accelerator:
     architecture: str
     cores: int
     links: tuple[int, ...]
+    bus: str = ""
 
 
 def accelerators() -> tuple[Accelerator, ...]:
@@ -69,6 +71,7 @@ def _accelerator(pynvml: Any, handle: Any, numbers: dict[str, int]) -> Accelerat
         architecture=f"{major}.{minor}",
         cores=cores,
         links=tuple(_links(pynvml, handle, numbers)),
+        bus=_bus(pynvml.nvmlDeviceGetPciInfo(handle))[-len("0000:18:00.0") :],
     )
 
 

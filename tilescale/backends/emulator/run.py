@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,8 @@ class Run:
         self.activity: list[Activity] = []
         # By tensor and line, the tile operations of which no element lay inside of the tensor.
         self.missed: Counter[tuple[str, Location | None]] = Counter()
+        # The flag's name and the line of waits that no access needs.
+        self.redundant_waits: list[tuple[str, Location | None]] = []
         self.grids: list[Any] = []
         self._queues: dict[Unit, CopyQueue] = {}
         self.root = Unit("", 0)
@@ -181,6 +183,11 @@ class Run:
             observer.acquires(place)
 
     # -- accounts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def units(self) -> Iterable[Unit]:
+        """The units that own tensors, in the order of the arguments."""
+        return self._numbers.keys()
 
     def number(self, unit: Unit) -> int:
         """The number of the tensor-owning unit that a unit is or lies in."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tilescale.comm import store_server
 from tilescale.comm.launchers.base import Joined
-from tilescale.comm.trust.key import KEY, KEY_FILE, NO_KEY, JobKey
+from tilescale.comm.trust.key import HOW_TO_KEY, JobKey
 from tilescale.errors import LaunchError
 
 __all__ = ["STORE_FD", "Torchrun"]
@@ -64,8 +64,7 @@ def _key(env: Mapping[str, str], one_host: bool) -> JobKey | None:
     if key is None and not one_host:
         raise LaunchError(
             "a job on several hosts has no key, without which whoever reaches its ports could take part in it",
-            hint=f"set {KEY_FILE} on all nodes to a file with the same key and mode 0600, made by: (umask 077; openssl "
-            f"rand -hex 32 > job.key); or {KEY} to the key itself; or {NO_KEY}=1 where the network is yours alone",
+            hint=HOW_TO_KEY,
         )
     return key
 

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+"""`tilescale bind python script.py ...`: become a program that runs where its rank should."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from tilescale.comm.binding import binding_of
+
+__all__ = ["bind"]
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Run a program on the processor cores next to its rank's GPU.",
+)
+@click.option("--show", is_flag=True, help="Say what the rank is bound to.")
+@click.argument("program")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def bind(show: bool, program: str, args: tuple[str, ...]) -> None:
+    """Become PROGRAM with its ARGS, for a rank that a launcher has started: on the processor cores next to the rank's
+    GPU, and with NCCL's and Gloo's sockets on the network that leads to rank 0.
+
+    What the scheduler has given away already stays so: the cores are some of those that this process may use.
+    """
+    found = binding_of(os.environ)
+    if found.cores:
+        os.sched_setaffinity(0, found.cores)
+    if show:
+        click.echo(f"tilescale bind: {found}", err=True)
+    try:
+        os.execvpe(program, [program, *args], os.environ | found.variables(os.environ))
+    except OSError as error:
+        raise click.ClickException(f"cannot run {program}: {error.strerror}") from error

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: MIT
+"""The launchers of a job on several nodes: one on each, which meet at node 0 and tell each other how the job ends."""
+
+from __future__ import annotations
+
+from tilescale.comm.nodes.hub import Hub
+from tilescale.comm.nodes.rendezvous import PORT, Ended, Failure, News, Others, Rendezvous, rendezvous_of
+from tilescale.comm.nodes.spoke import Spoke
+
+__all__ = ["PORT", "Ended", "Failure", "News", "Others", "Rendezvous", "meet", "rendezvous_of"]
+
+
+def meet(rendezvous: Rendezvous, ranks: int, timeout_s: float) -> Others:
+    """Come together with the launchers of all other nodes.
+
+    Args:
+        rendezvous: where, who this node is, how many there are, and the key.
+        ranks: how many ranks this node starts.
+        timeout_s: longest wait for the other nodes.
+    Raises:
+        LaunchError: a node does not come, has another key or a number twice; or node 0 is not at that address.
+    """
+    return (Spoke if rendezvous.node else Hub)(rendezvous, ranks, timeout_s)

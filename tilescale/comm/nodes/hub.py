@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: MIT
+"""Node 0's side of the rendezvous: it lets the other launchers in, gives out ranks, and passes on the first failure.
+
+Anybody who reaches the port can connect. Connections that have proven nothing are few, short-lived, and hold a hundred
+bytes each; one thread serves each connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+
+from tilescale.comm.liveness import keep_alive
+from tilescale.comm.nodes.line import Line, receive
+from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
+from tilescale.comm.trust.handshake import HELLO_BYTES, JOINED_BEFORE, PROOF_BYTES, WELCOME, Answer, new_nonce
+from tilescale.errors import ForgedMessageError, LaunchError
+
+__all__ = ["Hub"]
+
+_PROVE_WITHIN_S = 5.0
+_UNPROVEN = 16  # connections at a time that have proven nothing yet; further ones wait in the kernel
+
+
+class Hub:
+    """The other nodes as node 0 sees them; see `Others`."""
+
+    first = 0
+
+    def __init__(self, rendezvous: Rendezvous, ranks: int, timeout_s: float):
+        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._rendezvous, self._key, self._job = rendezvous, rendezvous.key.of_job(LAUNCHERS), new_nonce()
+        self._changed = threading.Condition()
+        self._lines: dict[int, Line] = {}
+        self._connections: list[socket.socket] = []
+        self._ranks = {0: ranks}
+        self._ended: set[int] = set()
+        self._over: News | None = None
+        self._unproven = threading.Semaphore(_UNPROVEN)
+        self._listener, self.store = _bound(rendezvous, listening=True), _bound(rendezvous, listening=False)
+        self.port: int = self.store.getsockname()[1]
+        threading.Thread(target=self._accept, name="tilescale-nodes", daemon=True).start()
+        try:
+            self._wait_for_all(timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        self.size = sum(self._ranks.values())
+
+    def failed(self, failure: Failure) -> None:
+        """Tell the others of a failure here; whoever is first is heard."""
+        self._finish(failure, origin=0)
+
+    def ended(self) -> None:
+        """Tell the others that all ranks of this node have ended well."""
+        self._has_ended(0)
+
+    def close(self) -> None:
+        """Leave; the others take this node for lost if the job is not over."""
+        self._listener.close()
+        self.store.close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _wait_for_all(self, timeout_s: float) -> None:
+        nodes = self._rendezvous.nodes
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._ranks) == nodes, timeout_s):
+                missing = sorted(set(range(nodes)) - set(self._ranks))
+                raise LaunchError(
+                    f"nodes {missing} have not come to {self._rendezvous.host}:{self._rendezvous.port} within "
+                    f"{timeout_s:g} s",
+                    hint="start `tilescale run` on each node, with its own --node-rank and the same --rdzv and key; "
+                    "see whether the node reaches this port",
+                )
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                self._unproven.acquire()
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                node = self._admit(connection)
+            except (OSError, ForgedMessageError):
+                node = None
+            finally:
+                self._unproven.release()
+            if node is None:
+                return
+            try:
+                self._listen_to(connection, node)
+            except (OSError, ForgedMessageError) as error:
+                self._finish(Failure(GONE, f"node {node} is gone: {error}"), origin=node)
+
+    def _admit(self, connection: socket.socket) -> int | None:
+        """The number of the node that has proven to belong to the job."""
+        ends = threading.Timer(_PROVE_WITHIN_S, connection.shutdown, (socket.SHUT_RDWR,))
+        ends.daemon = True
+        ends.start()
+        try:
+            answer = Answer.to(receive(connection, HELLO_BYTES), self._key, self._job, self._rendezvous.nodes)
+            if answer is None:
+                return None
+            connection.sendall(answer.challenge)
+            if not answer.proven_by(receive(connection, PROOF_BYTES)):
+                return None
+            return self._welcome(connection, answer.rank)
+        finally:
+            ends.cancel()
+
+    def _welcome(self, connection: socket.socket, node: int) -> int | None:
+        with self._changed:
+            if node in self._lines:
+                connection.sendall(JOINED_BEFORE)
+                return None
+            keep_alive(connection)
+            self._lines[node] = Line(connection, self._key.of_job(self._job), 0, node)
+            self._connections.append(connection)
+        connection.sendall(WELCOME)
+        return node
+
+    def _listen_to(self, connection: socket.socket, node: int) -> None:
+        line, nodes = self._lines[node], self._rendezvous.nodes
+        ranks = int(line.receive()["ranks"])
+        with self._changed:
+            self._ranks[node] = ranks
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self._ranks) == nodes or self._over is not None)
+            first = sum(self._ranks[other] for other in range(node))
+            line.send(first=first, size=sum(self._ranks.values()), port=self.port)
+        message = line.receive()
+        if "code" in message:
+            self._finish(Failure(int(message["code"]), str(message["text"])), origin=node)
+        else:
+            self._has_ended(node)
+        with contextlib.suppress(OSError):
+            receive(connection, 1)  # the line stays open until the node has heard how the job ends
+
+    def _has_ended(self, node: int) -> None:
+        with self._changed:
+            self._ended.add(node)
+            all_have = len(self._ended) == self._rendezvous.nodes
+        if all_have:
+            self._finish(Ended(), origin=None)
+
+    def _finish(self, news: News, origin: int | None) -> None:
+        """Tell everybody but `origin`, who knows, unless the job is over already."""
+        with self._changed:
+            if self._over is not None:
+                return
+            self._over = news
+            lines = [line for node, line in self._lines.items() if node != origin]
+        for line in lines:
+            with contextlib.suppress(OSError):
+                line.send(**vars(news))
+        if origin != 0:
+            self.news.put(news)
+
+
+def _bound(rendezvous: Rendezvous, *, listening: bool) -> socket.socket:
+    """A socket at the rendezvous, or one that does not listen yet at another port of the same address."""
+    host, port = rendezvous.host, rendezvous.port if listening else 0
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if listening:
+            return socket.create_server(address[:2], family=family)
+        bound = socket.socket(family)
+        bound.bind(address)
+        return bound
+    except OSError as error:
+        raise LaunchError(
+            f"node 0 cannot listen at {host}:{port}: {error.strerror or error}",
+            hint="--rdzv takes a name or address of the node with --node-rank 0, and a port that is free there",
+        ) from error

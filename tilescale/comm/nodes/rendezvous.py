@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Where launchers meet (`Rendezvous`), and what one of them sees of the others (`Others`)."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tilescale.comm.trust.key import HOW_TO_KEY, JobKey
+from tilescale.errors import LaunchError, UsageError
+
+__all__ = ["GONE", "LAUNCHERS", "PORT", "Ended", "Failure", "News", "Others", "Rendezvous", "rendezvous_of"]
+
+PORT = 29400
+"""Where node 0 waits unless it is told otherwise."""
+
+GONE = 69
+"""Exit code of a job that lost a node: EX_UNAVAILABLE of sysexits.h."""
+
+LAUNCHERS = b"launchers of nodes"
+"""From this and the job's key comes the key of the launchers: what ranks say proves nothing to a launcher."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the launchers of a job meet.
+
+    Attributes:
+        host: a name or address of node 0 that all nodes reach.
+        port: where node 0 listens there.
+        node: number of this node.
+        nodes: how many there are, at least two.
+        key: the key of the job.
+    """
+
+    host: str
+    port: int
+    node: int
+    nodes: int
+    key: JobKey
+
+
+def rendezvous_of(nodes: int, node: int | None, where: str | None, env: Mapping[str, str]) -> Rendezvous:
+    """The rendezvous that the options of a command and its environment describe.
+
+    Raises UsageError for options that are missing or make no sense, LaunchError if there is no key or it is none.
+    """
+    if node is None or where is None:
+        raise UsageError(
+            f"--nnodes {nodes} needs --node-rank and --rdzv",
+            hint="on every node: --node-rank 0, 1, ..., and --rdzv HOST[:PORT] with the address of node 0",
+        )
+    if node >= nodes:
+        raise UsageError(f"--node-rank {node} with --nnodes {nodes}", hint=f"nodes count from 0 to {nodes - 1}")
+    host, colon, port = where.rpartition(":")
+    if not colon or where.endswith("]"):  # no port; an IPv6 address stands in brackets before one
+        host, port = where, str(PORT)
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"--rdzv {where}: {port!r} is no port", hint="HOST or HOST:PORT; [ADDRESS]:PORT for IPv6")
+    key = JobKey.from_env(env)
+    if key is None:
+        raise LaunchError(
+            "a job on several hosts has no key, without which whoever reaches its ports could take part in it",
+            hint=HOW_TO_KEY,
+        )
+    return Rendezvous(host.strip("[]"), int(port), node, nodes, key)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of a job: the exit code of all launchers, and what happened."""
+
+    code: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """All ranks of all nodes have ended well."""
+
+
+News = Failure | Ended
+
+
+class Others(Protocol):
+    """The other nodes of the job, as one launcher sees them.
+
+    Attributes:
+        first: number of this node's first rank.
+        size: ranks of the whole job.
+        store: at node 0 a socket that is bound to the port of the job's store; None elsewhere.
+        port: the port of the job's store.
+        news: how the job ends, at most once: from another node, or that all have ended.
+    """
+
+    first: int
+    size: int
+    store: socket.socket | None
+    port: int
+    news: queue.SimpleQueue[News]
+
+    def failed(self, failure: Failure) -> None:
+        """Tell the others of a failure here; whoever is first is heard."""
+        ...
+
+    def ended(self) -> None:
+        """Tell the others that all ranks of this node have ended well."""
+        ...
+
+    def close(self) -> None:
+        """Leave. Without `ended` or a failure before, the others take this node for lost."""
+        ...

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""The side of the rendezvous of all nodes but node 0."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+
+from tilescale.comm.liveness import keep_alive
+from tilescale.comm.nodes.line import Line, receive
+from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
+from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
+from tilescale.errors import ForgedMessageError, LaunchError
+
+__all__ = ["Spoke"]
+
+_PAUSE_S = 0.25  # before the next try: node 0 may start later
+
+
+class Spoke:
+    """The other nodes as this one sees them, through node 0; see `Others`."""
+
+    store = None
+
+    def __init__(self, rendezvous: Rendezvous, ranks: int, timeout_s: float):
+        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        end = time.monotonic() + timeout_s
+        self._connection = _connected(rendezvous, end)
+        try:
+            self._connection.settimeout(max(0.1, end - time.monotonic()))
+            self._line = _joined(self._connection, rendezvous)
+            self._line.send(ranks=ranks)
+            place = self._line.receive()
+        except (OSError, ForgedMessageError) as error:
+            self.close()
+            raise LaunchError(
+                f"node {rendezvous.node} cannot join node 0 at {rendezvous.host}:{rendezvous.port}: "
+                f"{str(error).splitlines()[0]}",
+                hint="all nodes need the same key (TILESCALE_JOB_KEY_FILE) and number of nodes, and another job must "
+                "not use this port; node 0 may have given up: see its output",
+            ) from error
+        self.first, self.size, self.port = (int(place[name]) for name in ("first", "size", "port"))
+        self._connection.settimeout(None)
+        keep_alive(self._connection)
+        threading.Thread(target=self._listen, name="tilescale-nodes", daemon=True).start()
+
+    def failed(self, failure: Failure) -> None:
+        """Tell the others of a failure here; whoever is first is heard."""
+        with contextlib.suppress(OSError):  # node 0 is gone: that is news already
+            self._line.send(**vars(failure))
+
+    def ended(self) -> None:
+        """Tell the others that all ranks of this node have ended well."""
+        with contextlib.suppress(OSError):
+            self._line.send()
+
+    def close(self) -> None:
+        """Leave; the others take this node for lost if it has not said how it ended."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _listen(self) -> None:
+        try:
+            message = self._line.receive()
+        except (OSError, ForgedMessageError) as error:
+            self.news.put(Failure(GONE, f"node 0 is gone: {error}"))
+            return
+        self.news.put(Failure(int(message["code"]), str(message["text"])) if message else Ended())
+
+
+def _connected(rendezvous: Rendezvous, end: float) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection((rendezvous.host, rendezvous.port), max(0.1, end - time.monotonic()))
+        except OSError as error:
+            if time.monotonic() > end:
+                raise LaunchError(
+                    f"node {rendezvous.node} finds no launcher at {rendezvous.host}:{rendezvous.port}: "
+                    f"{error.strerror or error}",
+                    hint="start `tilescale run` with --node-rank 0 on the node that --rdzv names; no firewall may be "
+                    "between",
+                ) from error
+            time.sleep(_PAUSE_S)
+
+
+def _joined(connection: socket.socket, rendezvous: Rendezvous) -> Line:
+    key = rendezvous.key.of_job(LAUNCHERS)
+    hello = Hello(key, rendezvous.node)
+    connection.sendall(hello.message)
+    proof, job = hello.prove(receive(connection, CHALLENGE_BYTES))
+    connection.sendall(proof)
+    verdict = receive(connection, len(WELCOME))
+    if verdict == JOINED_BEFORE:
+        raise LaunchError(
+            f"node {rendezvous.node} of this job has joined before",
+            hint="give each node its own --node-rank, from 0 to one less than --nnodes",
+        )
+    if verdict != WELCOME:
+        raise ForgedMessageError("who answers does not know the key of this job")
+    return Line(connection, key.of_job(job), rendezvous.node, 0)
