@@ -227,7 +227,7 @@ say('FAULT')
 if rank == 1: resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')),) * 2)
 comm.zeros(8 << 20, torch.float32)
 """),
-    Fault("somebody appends a pickle to the job's store", """
+    Fault("an intruder appends a pickle to the job's store", """
 if rank == 1:
     say('FAULT')
     import pickle
@@ -241,7 +241,7 @@ if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 """),
     Fault("`tilescale run` is killed", HANGS, run=launcher_killed),
-    Fault("nobody reads the output (`| head -1`)", "while True: print('x' * 1000)", run=output_gone("| head -1")),
+    Fault("the reader of the output ends (`| head -1`)", "while True: print('x' * 1000)", run=output_gone("| head -1")),
     Fault("the disk of the log is full", "while True: print('x' * 1000)", run=output_gone("> /dev/full")),
     Fault("a host is cut off", MEETS_LATE, run=network("ip -n ts1 link set tsv1 down")),
     Fault("one direction of a link drops everything", MEETS_LATE,

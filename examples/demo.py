@@ -72,7 +72,7 @@ def check(devices: int, size: int) -> None:
         click.echo(f"{name}: right on {devices} devices, {size} x {size} x {size}")
 
 
-@click.command(help=__doc__.partition("\n")[0])
+@click.command(help=str(__doc__).partition("\n")[0])
 @click.option("--devices", type=click.IntRange(2), default=4, show_default=True)
 @click.option("--size", type=click.IntRange(1024), default=8192, show_default=True, help="Extent of the matrices.")
 @click.option("--machine", default="h200-sxm-8", show_default=True)
@@ -86,7 +86,9 @@ def main(devices: int, size: int, machine: str, to: Path) -> None:
         for name, program in both(devices, size).items():
             report = tilescale.emulate(program, data=False)
             timelines[name] = report.timeline
-            click.echo(f"  {name:<11}{report.time_us:6.0f} us, at least {report.timeline.bound.seconds * 1e6:.0f} us")
+            bound = report.timeline.bound
+            assert bound is not None, "a product demands something of the machine"
+            click.echo(f"  {name:<11}{report.time_us:6.0f} us, at least {bound.seconds * 1e6:.0f} us")
         compare(timelines, to)
         click.echo(f"its picture: {to}")
 

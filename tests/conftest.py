@@ -18,6 +18,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests run side by
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
+    parser.addoption("--lower-all", action="store_true", help="lower all programs that tests emulate, not a sample")
 
 
 def pytest_xdist_auto_num_workers() -> int:

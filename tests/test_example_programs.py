@@ -150,13 +150,13 @@ def test_a_launch_leaves_nothing_on_its_way_to_the_next(number: int, monkeypatch
     [
         (2, "T.barrier()"),
         (4, "T.barrier()  # every inbox is free, every flag cleared"),
-        (7, "T.barrier()  # nobody reads the inbox of the launch before, every flag is cleared"),
+        (7, "T.barrier()  # no device reads the inbox of the previous launch, every flag is cleared"),
         (15, 'T.wait(reduced[block + turn * blocks], ">=", 1)'),
-        (16, "T.barrier()  # nobody reads the blocks of the launch before, every flag is cleared"),
+        (16, "T.barrier()  # no device reads the blocks of the previous launch, every flag is cleared"),
         (18, "T.clear(arrived)"),
         (20, "T.clear(free)"),
         (20, "T.barrier()  # the last of the free places is known everywhere"),
-        (21, "T.barrier()  # nobody reads the A and C of the launch before, all flags are cleared"),
+        (21, "T.barrier()  # no device reads the A and C of the previous launch, all flags are cleared"),
     ],
 )
 @pytest.mark.usefixtures("launched_twice")

@@ -168,7 +168,7 @@ AGAIN = {
 }
 WRONG = [
     (1, {", dst=(rank + 1) % size": ""}, ["B of device 0 is wrong", "on all 2 devices", "the copy stayed at home"]),
-    (1, {"T.copy(tile, B, dst=(rank + 1) % size)": "pass"}, ["it is nan, and should be -2", "nobody wrote there"]),
+    (1, {"T.copy(tile, B, dst=(rank + 1) % size)": "pass"}, ["it is nan, and should be -2", "it was not written"]),
     (1, {"(rank + 1) % size": "rank + 1"}, ["device 1, block 0 names peer 2", "the ring is open"]),
     (1, {"(rank + 1) % size": "(rank + size - 1) % size"}, ["With 3 devices", "went the other way round"]),
     (1, {"T.copy(tile, B, dst": "T.copy(A, tile, dst"}, ["'tile' lies in layer 'l1'", "The tile is the near side"]),
@@ -188,7 +188,7 @@ WRONG = [
     (
         2,
         {'T.wait(arrived[b], ">=", 1)': "pass"},
-        ["which nobody has written", "The order is: data, signal; wait, data"],
+        ["which is uninitialized", "The order is: data, signal; wait, data"],
     ),
     (2, EARLY, ["signals arrived[0] before that", "data, signal; wait, data"]),
     (2, {'">=", 1': '">=", 2'}, ["arrived[0] = 1", "It is raised once"]),
@@ -208,10 +208,10 @@ WRONG = [
     (
         4,
         {'T.wait(free[b], ">=", step - 1)': "pass"},
-        ["With 4 devices", "before you send into a place for the second time"],
+        ["With 4 devices", "before you send into a slot for the second time"],
     ),
     (3, AGAIN, ["us are enough", "Does `theirs` come through the box?"]),
-    (4, {"step % 2": "0"}, ["With 3 devices", "use the places in turns"]),
+    (4, {"step % 2": "0"}, ["With 3 devices", "use the slots in turns"]),
     (
         4,
         {"T.signal(free[b], dst=left)": "pass", "T.copy(inbox": "T.signal(free[b], dst=left); T.copy(inbox"},
@@ -268,7 +268,7 @@ WRONG = [
     (10, {"(rank + step + 1) % size": "(rank + step) % size"}, ["us are enough", "which owner comes last"]),
     (10, SEND_LATER, ["On 8 devices", "leave for its owner as soon as it is computed"]),
     (10, {'"int32", level="l2"': '"int32", level="l1"'}, ["'arrived' is a tile on chip"]),
-    (10, {"T.clear(arrived)": "pass"}, ["which nobody has written", "If it is a flag: clear it, then a barrier"]),
+    (10, {"T.clear(arrived)": "pass"}, ["which is uninitialized", "If it is a flag: clear it, then a barrier"]),
 ]
 
 

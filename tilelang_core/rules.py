@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import tilelang.transform
 from tilelang.engine.semantic_check import PreLowerSemanticCheck
@@ -36,12 +37,53 @@ def broken_rule(func: tirx.PrimFunc) -> tuple[str, tirx.Stmt] | None:
 
 def counted_from_the_begin(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with indices that are always negative counted from the end, as TileLang has them."""
+    if not _may_count_from_the_end(func):
+        return func  # TileLang's pass can take a second to try to prove that they are
     counted = tilelang.transform.LegalizeNegativeIndex()(IRModule({"main": func}))["main"]
     if structural_equal(func, counted):
         return func
     for old, new in zip(_statements(func), _statements(counted), strict=True):
         at(new, like=old)
     return counted
+
+
+def _may_count_from_the_end(func: tirx.PrimFunc) -> bool:
+    """Whether an index is made of something that can be below zero."""
+    indices: list[tirx.PrimExpr] = []
+    values: dict[tirx.Var, tirx.PrimExpr] = {}
+
+    def collect(node: Any) -> None:
+        if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
+            indices.extend(node.indices)
+        elif isinstance(node, tirx.For):
+            values[node.loop_var] = node.min
+        elif isinstance(node, tirx.Bind | tirx.Let):
+            values[node.var] = node.value
+
+    post_order_visit(func.body, collect)
+    return any(_may_be_negative(index, values) for index in indices)
+
+
+def _may_be_negative(value: tirx.PrimExpr, values: dict[tirx.Var, tirx.PrimExpr]) -> bool:
+    """False if no number below zero goes into it; of what a program reads or is given, nothing is known to be that.
+
+    Args:
+        values: of variables; each that was looked at is taken out.
+    """
+    if isinstance(value, tirx.IntImm):
+        return value.value < 0
+    if isinstance(value, tirx.Var):
+        known = values.pop(value, None)
+        return known is not None and _may_be_negative(known, values)
+    if isinstance(value, tirx.FloorMod):
+        return _may_be_negative(value.b, values)
+    if isinstance(value, tirx.Add | tirx.Mul | tirx.FloorDiv | tirx.Min | tirx.Max):
+        return _may_be_negative(value.a, values) or _may_be_negative(value.b, values)
+    if isinstance(value, tirx.Cast):
+        return _may_be_negative(value.value, values)
+    if isinstance(value, tirx.Call):
+        return any(_may_be_negative(arg, values) for arg in value.args)
+    return not isinstance(value, tirx.BufferLoad | tirx.StringImm)
 
 
 def _statements(func: tirx.PrimFunc) -> list[tirx.Stmt]:

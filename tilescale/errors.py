@@ -185,7 +185,7 @@ class ArgumentError(TileScaleError):
 
 
 class DeadlockError(TileScaleError):
-    """Every unit that is left waits for something nobody will do. Lists who waits on what."""
+    """Every unit that is left waits and none can make progress. Lists who waits for what."""
 
 
 class NoDataError(TileScaleError):
@@ -197,14 +197,15 @@ class OutOfBoundsError(TileScaleError):
 
 
 class RaceError(TileScaleError):
-    """Two accesses to one place, one a write, that nothing orders: who, which elements, both lines, and the remedy.
+    """Two accesses to one place, one a write, without happens-before between them: who, which elements, both lines.
 
-    Or a wait for a phase of an mbarrier and the end of the next phase, which the wait could mistake for it.
+    It says what orders them. Or a wait for a phase of an mbarrier and the end of the next phase, which the wait could
+    mistake for it.
     """
 
 
 class UninitializedReadError(TileScaleError):
-    """A read of memory that nobody has written: who, which elements, the line, and the declaration."""
+    """A read of uninitialized memory: who, which elements, the line, and the declaration."""
 
 
 class DivergedReplicaError(TileScaleError):
@@ -248,7 +249,7 @@ class UntrustedCacheError(TileScaleError):
 
 
 class HeapExhaustedError(TileScaleError):
-    """No room for a symmetric tensor: how much was asked, how much is free, how to raise it."""
+    """The symmetric heap is exhausted: how much was asked, how much is free, how to raise it."""
 
 
 class NotSymmetricError(TileScaleError):

@@ -12,7 +12,7 @@ import ast
 import re
 from pathlib import Path
 
-from example_runs import dark, run_examples
+from example_runs import run_examples
 from sphinx.application import Sphinx
 from sphinx.util.display import status_iterator
 
@@ -51,11 +51,6 @@ def code(program: Path) -> str:
     return f"```{{literalinclude}} {file}\n:lines: {begin}-\n:lineno-match:\n:language: python\n```"
 
 
-def both_themes(text: str, drawn: Path) -> str:
-    """A picture, light or dark as the page."""
-    return f"![{text}]({drawn.name}){{.only-light}} ![{text}]({dark(drawn).name}){{.only-dark}}"
-
-
 def points(tries: str) -> str:
     """What to try, as a list."""
     parts = re.split(r";\s+", " ".join(tries.split()).rstrip("."))
@@ -80,7 +75,7 @@ def page(program: Path, folder: Path) -> str:
         command = f"```console\n$ python examples/distributed/{program.name} --timeline run.svg\n```"
         parts += ["## What it prints", command, f"```{{literalinclude}} {number}.txt\n:language: text\n```"]
         parts += ["## When it happens"]
-        parts += [both_themes(f"timeline of {name}", drawn) for drawn in sorted(folder.glob(f"{number}-run*.svg"))]
+        parts += [f"![timeline of {name}]({drawn.name})" for drawn in sorted(folder.glob(f"{number}-run*.svg"))]
     return "\n\n".join([*parts, "## Things to try", points(tries)]) + "\n"
 
 

@@ -11,9 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-import tilescale
-from tilescale.timing.draw import plot
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,22 +27,11 @@ def run_examples(programs: Sequence[Path], folder: Path) -> Iterator[str]:
             output.write_text(printed.replace(f"{folder}/{number}-", ""), encoding="utf-8")
 
 
-def dark(timeline: Path) -> Path:
-    """Where the dark picture lies beside a light one."""
-    return timeline.with_name(timeline.name.replace("-run", "-dark"))
-
-
-def plot_twice(report: tilescale.Report, path: Path) -> None:
-    """Draw a timeline for light and for dark pages."""
-    plot(report.timeline, path)
-    plot(report.timeline, dark(path), dark=True)
-
-
 def run(program: Path, timeline: Path) -> str:
     """What a program prints with its own defaults; programs after the first draw to `timeline` with a number."""
     output = io.StringIO()
     here = patch.object(sys, "path", [str(program.parent), *sys.path])
-    with here, patch.dict("os.environ", COLUMNS="100"), patch.object(tilescale.Report, "plot", plot_twice):
+    with here, patch.dict("os.environ", COLUMNS="100"):
         spec = importlib.util.spec_from_file_location(program.stem, program)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -10,7 +10,7 @@ The idea: one program for all devices, and a rank. A tile program runs on every 
 B of device `peer`. That is all there is to remote memory.
 
 What makes it right are the two barriers:
-- before: the neighbour may still be busy with whatever used its B last; nobody writes before all have arrived here;
+- before: the neighbour may still be busy with whatever used its B last; no device writes before all have arrived here;
 - after: the copies into my B are my neighbour's; when the program has ended, they must be there.
 
 Things to try: shift by two; read from the left neighbour with `src=` instead; leave --devices out and start it with

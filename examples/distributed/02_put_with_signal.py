@@ -15,7 +15,7 @@ Every tile visits every device, and each device adds up what it sees, so all end
 
 Flags count upwards and never go back, so that a round cannot be mistaken for the one before. They are cleared once, at
 the start; the barrier after that keeps a fast neighbour from raising a flag that is yet to be cleared. The barrier at
-the end is for the last credits, for which nobody waits: they must not fall into the next launch.
+the end is for the last credits, for which no block waits: they must not fall into the next launch.
 
 Things to try: leave out the credit (the sums may stay right by luck: the emulator runs the devices in turns); wait for
 `step + 2` and read the deadlock report; make the inbox double-buffered, so that two tiles are in flight.

@@ -76,7 +76,7 @@ def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int = 8):
                 B_dev = T.view(B, layout=T.FullCol)
                 C_dev = T.view(C, layout=T.FullCol)
                 T.clear(arrived)
-                T.barrier()  # nobody reads the workspace of the launch before, every flag is cleared
+                T.barrier()  # no device reads the workspace of the previous launch, every flag is cleared
             with T.Scale("block"):
                 a = T.alloc((TILE_M, TILE_K), "bfloat16", level="l1")
                 b = T.alloc((TILE_K, TILE_N), "bfloat16", level="l1")

@@ -72,7 +72,7 @@ def tile_by_tile(devices: int, M: int, N: int, K: int):
                 A_dev = T.view(A, layout=T.FullCol)
                 B_dev = T.view(B, layout=T.FullRow)
                 T.clear(arrived)
-                T.barrier()  # nobody reads the inbox of the launch before, every flag is cleared
+                T.barrier()  # no device reads the inbox of the previous launch, every flag is cleared
             with T.Scale("block"):
                 a = T.alloc((TILE_M, TILE_K), "bfloat16", level="l1")
                 b = T.alloc((TILE_K, TILE_N), "bfloat16", level="l1")

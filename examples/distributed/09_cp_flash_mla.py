@@ -15,7 +15,7 @@ any order over any number of devices, and `T.allreduce(output, logsum, fn=merge)
 Inside a block the two warpgroups split two products differently: of Q KV^T each computes half of the columns (keys), of
 weights x KV half of the columns too (latent dimensions), but that one needs the weights of all keys. So they exchange
 halves in between, in two spellings: `gathered` says what is wanted, `exchanged` who sends what to whom, with a barrier
-before anybody reads what was sent.
+before any device reads what was sent.
 
 Things to try: a `merge` that returns the mean of the outputs; `exchanged` without its barrier, and what the emulator
 says of it; `--size 4096` on `--machine gb200-nvl72 --devices 64`.

@@ -7,12 +7,12 @@
                           full[0]           full[1]   empty[0]
     warpgroup 0                    | send tile 0     | send tile 1     | ...
 
-The idea: hide a network behind arithmetic inside one block. A finished tile of C goes into one of two places in shared
+The idea: hide a network behind arithmetic inside one block. A finished tile of C goes into one of two slots in shared
 memory; from there the sender writes it into the C of every device while the other warpgroup works on the next tile. The
 two meet at barriers in shared memory as in 11, here with the multiplying warpgroup in front: it fills, the sender
 empties. Without roles a block would stand still while its tile is on the way.
 
-Between devices there are two barriers, one before anybody writes and one after everybody has: a sender writes only
+Between devices there are two barriers, one before any device writes and one after all have: a sender writes only
 places of C that are its own, so nothing else has to be ordered.
 
 Things to try: `--timeline sender.svg`, then with as many blocks as tiles; send to the peers in the order 0, 1, 2, ...

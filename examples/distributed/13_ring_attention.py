@@ -5,11 +5,11 @@
 
     step 0    device r:  Q[r] with K, V [r]         sends K, V [r] to r + 1
     step 1    device r:  Q[r] with K, V [r - 1]     sends K, V [r - 1] to r + 1
-    ...       after n steps all queries have met all keys, and no device has held more than two shares of them
+    ...       after n steps all queries are done with all keys, and no device has held more than two shares of them
 
-The idea: double buffering between devices. Everybody has two places for a share, one that it works on and one that its
-left neighbour fills meanwhile; after each step they swap. Softmax is online, so shares may come in any order. In every
-block one warpgroup sends tiles on and one works: they share nothing but the flags, so neither waits for the other.
+The idea: double buffering between devices. Every device has two slots for a share, one that it works on and one that
+its left neighbour fills meanwhile; after each step they swap. Softmax is online, so shares may come in any order. In
+a block one warpgroup sends tiles on and one works: they share nothing but the flags, so neither waits for the other.
 
 Who has to wait for whom, tile by tile; a tile of keys is read by all blocks of its head, and by one that sends it on:
 
@@ -113,7 +113,7 @@ def ring_attention(devices: int, heads: int, tokens: int, dim: int):
                 else:
                     work(places, arrived, free, Q_dev, Out_dev, i, h, rank, size)
             with T.Scale("device"):
-                T.barrier()  # the last signals, for which nobody waits, must not fall into the next launch
+                T.barrier()  # the last signals, for which no device waits, must not fall into the next launch
 
     return attention_on_a_ring
 

@@ -8,7 +8,7 @@
     device 1:  all heads, tokens 256-511    heads 2, 3, all tokens             all heads, tokens 256-511
                               all-to-all                         all-to-all
 
-The idea: change how a tensor lies over the devices instead of moving all of it to everybody. The rest of a model works
+The idea: change how a tensor lies over the devices instead of moving it whole to all devices. The rest of a model works
 on tokens and wants them split by tokens; attention mixes all tokens of one head and wants whole heads. An all-to-all
 along the heads turns one into the other: part j of a device's heads goes to device j. Each device sends (n-1)/n of its
 share once, for queries, keys and values together; on a ring (13) keys and values go round n-1 times.

@@ -8,7 +8,7 @@
 Phase by phase: multiply, then `T.allreduce` the whole of C. All links rest while the devices multiply, and all tensor
 cores while the devices communicate.
 
-Tile by tile each tile has an owner that adds up its n parts and sends the sum to everybody (04's two_shot), and a block
+Tile by tile each tile has an owner that adds up its n parts and sends the sum to all (04's two_shot), and a block
 keeps a tile on its way while it multiplies the next:
 
     block of device r:   multiply t0, send | multiply t1, send | reduce t0 | multiply t2, send | reduce t1 | ...

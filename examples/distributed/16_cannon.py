@@ -18,7 +18,7 @@ The idea: the launch numbers the devices in a line, and the program arranges the
     arrived     the right neighbour's A, and the lower one's B, have come in: the next step may read them
     free        the left neighbour no longer reads its A, nor the upper one its B: the next step may send it the next
 
-Two places for each block, so that what comes in does not disturb what is multiplied; sending and multiplying are one
+Two slots for each block, so that what comes in does not disturb what is multiplied; sending and multiplying are one
 grid phase and overlap. A flag for each neighbour, because one of them may be a step ahead of the other.
 
 Things to try: a barrier in place of the four flags; one place in place of two and where it then has to wait; skew the
@@ -59,7 +59,7 @@ def cannon(side: int, M: int, N: int, K: int):
                 below = (row + 1) % side * side + col
                 T.clear(arrived)
                 T.clear(free)
-                T.barrier()  # nobody reads the blocks of the launch before, every flag is cleared
+                T.barrier()  # no device reads the blocks of the previous launch, every flag is cleared
                 T.copy(A, a_blocks[0, 0:rows, 0:inner], dst=row * side + (col + side - row) % side)
                 T.copy(B, b_blocks[0, 0:inner, 0:cols], dst=(row + side - col) % side * side + col)
                 T.barrier()  # every block is where the first step needs it

@@ -8,11 +8,11 @@
                       v      v      v      v          for each panel k of K:
     panel k of A -> C00    C01    C02    C03            its column of devices sends A[:, k] along the rows,
                  -> C10    C11    C12    C13            its row of devices sends B[k, :] down the columns,
-                                                        everybody multiplies what it was sent
+                                                        every device multiplies what it was sent
 
 Unlike Cannon's algorithm it takes any rectangle, and the blocks stay where they are (van de Geijn and Watts, 1997).
 
-1. by_panels  as drawn. Two places for a panel: while everybody multiplies the one, the next comes in ("look-ahead"),
+1. by_panels  as drawn. Two slots for a panel: while all devices multiply the one, the next comes in ("look-ahead"),
               and the barrier between two steps says both that it is there and that the other place is free.
 2. by_reads   a block reads the tiles that it needs from whoever holds them (SRUMMA; Krishnan and Nieplocha, 2004). No
               workspace, two barriers; but a tile crosses the network once for each block that needs it.
@@ -84,7 +84,7 @@ def by_panels(P: int, Q: int, M: int, N: int, K: int):
                             T.gemm(a, b, c)
                         T.copy(c, C[by * TILE, bx * TILE])
                 with T.Scale("device"):
-                    T.barrier()  # panel `step` is everywhere, and nobody reads the one before: nor will the next launch
+                    T.barrier()  # panel `step` is everywhere, and none reads the one before: nor will the next launch
 
     return summa
 
@@ -102,7 +102,7 @@ def by_reads(P: int, Q: int, M: int, N: int, K: int):
     ):
         with T.Kernel(device=P * Q, block=(T.ceildiv(cols, TILE), T.ceildiv(rows, TILE)), threads=128) as (bx, by):
             with T.Scale("device"):
-                T.barrier()  # everybody's A and B are there
+                T.barrier()  # the A and B of all devices are there
             with T.Scale("block"):
                 a = T.alloc((TILE, TILE_K), "bfloat16", level="l1")
                 b = T.alloc((TILE_K, TILE), "bfloat16", level="l1")
@@ -116,7 +116,7 @@ def by_reads(P: int, Q: int, M: int, N: int, K: int):
                         T.gemm(a, b, c)
                 T.copy(c, C[by * TILE, bx * TILE])
             with T.Scale("device"):
-                T.barrier()  # nobody reads my A and B any more
+                T.barrier()  # no device reads my A and B any more
 
     return srumma
 

@@ -132,7 +132,7 @@ def main(devices: int, size: int, seed: int, experts: int = 2, top_k: int = 2, c
     slots = int(capacity * size * top_k / experts) + 1
     weights = torch.randn(experts, size, size, generator=rng).bfloat16()
     liked = torch.randn(experts, generator=rng)
-    liked[experts - 1] = -torch.inf if experts > top_k else 0  # nobody chooses the last one
+    liked[experts - 1] = -torch.inf if experts > top_k else 0  # no token chooses the last one
     args, wanted = [], []
     for shard in weights.chunk(devices):
         x = torch.randn(size, size, generator=rng).bfloat16()

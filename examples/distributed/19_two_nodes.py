@@ -19,7 +19,7 @@ networks these are, and what they can do, says the machine description.
 
 1. phases     reduce-scatter over devices, all-reduce over nodes, all-gather over devices: three lines.
 2. by_hand    the same tile by tile, as two_shot of 04 with one more hop. A barrier of the devices of each node, then
-              one of the nodes: after both, everybody has arrived everywhere.
+              one of the nodes: after both, all have arrived everywhere.
 
 Things to try: `--nodes 4 --devices 32`; all-reduce over nodes first, and what then crosses between them; a machine file
 with a slower network between nodes.

@@ -68,7 +68,7 @@ def mesh_gemm(side: int, M: int, N: int, K: int):
                 T.clear(c)
                 T.copy(A, a[0, 0:rows, 0:inner])
                 T.copy(B, b[0, 0:inner, 0:cols])
-                T.barrier()  # all flags are cleared, and nobody computes with the blocks of the launch before
+                T.barrier()  # all flags are cleared, and no device computes with blocks of the previous launch
                 for step in T.serial(side):
                     here = step % 2
                     if step + 1 < side:  # both blocks travel while they are multiplied

@@ -50,7 +50,7 @@ def weights_stay(P: int, Q: int, M: int, N: int, K: int):
             with T.Scale("vault"):
                 T.clear(rows_here)
                 T.clear(sums_here)
-                T.barrier()  # nobody reads the A and C of the launch before, all flags are cleared
+                T.barrier()  # no device reads the A and C of the previous launch, all flags are cleared
             with T.Scale("core"):
                 a = T.alloc((TILE, inner), "bfloat16", level="l1")
                 b = T.alloc((inner, TILE), "bfloat16", level="l1")

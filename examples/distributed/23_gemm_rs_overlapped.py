@@ -10,7 +10,7 @@ waits in the device's copy queue until the tiles of its chunk are there, which t
     copy queue of 1:      after the first chunk of 2: send | after the second: send | ... | after the last of 0: send
 
 The idea: `after=(flag, ">=", n)`. What a copy waits for is said where it is started, so tiles neither send nor wait for
-somebody who does. The rows of the others come first and the own ones last: when those are multiplied, most parts have
+a send. The rows of the others come first and the own ones last: when those are multiplied, most parts have
 arrived. They are added in float32 in one order, whoever came first, so a result has the same bits every time.
 
 A block that waits keeps its place, and what it waits for needs tiles of other devices that have a smaller number. That

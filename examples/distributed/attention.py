@@ -20,7 +20,7 @@ def sums(scores, total, shrink):
 
 @T.macro
 def sums_apart(scores, total, shrink):
-    """Each warpgroup sums up the weights of its own keys; the sums meet after the last tile."""
+    """Each warpgroup sums up the weights of its own keys; the sums are combined after the last tile."""
     with T.Scale("warpgroup"):
         own, added = T.view(total, layout=T.Replica), T.alloc(total.shape, "float32", level="l0")
         T.reduce_sum(T.view(scores, layout=T.FullCol), added, dim=1)

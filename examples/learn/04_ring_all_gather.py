@@ -10,19 +10,19 @@
     step 2      tile 0          ---> inbox[0]      tile 3 ---> inbox[0]
 
 In every step a device passes on what it got in the step before, and keeps a copy. After size - 1 steps every tile has
-visited every device. The inbox has two places: while one is emptied, the next tile may fly into the other.
+visited every device. The inbox is double-buffered: while one slot is read, the next tile may arrive in the other.
 
 Two flags for each block, which count upwards and never go back:
     arrived    raised by the left neighbour: so many tiles have come
-    free       raised by the right neighbour: so many tiles it has taken out of its inbox, so many places are free again
+    free       raised by the right neighbour: so many tiles it has taken out of its inbox, so many slots are free again
 
 Use:
-    T.copy(tile, inbox[place, b, 0, 0], dst=right, signal=arrived[b])
+    T.copy(tile, inbox[slot, b, 0, 0], dst=right, signal=arrived[b])
     T.wait(flag[b], ">=", n)
     T.signal(free[b], dst=left)
 
 Hints:
-    Before step s, s tiles were sent and two places are there: how many must have been taken out?
+    Before step s, s tiles were sent and there are two slots: how many must have been taken out?
     The left neighbour is (rank + size - 1) % size.
     The tile that arrives in step s set out s + 1 devices to the left.
 """
@@ -50,7 +50,7 @@ def program(devices: int):
             with T.Scale("device"):
                 T.clear(arrived)
                 T.clear(free)
-                T.barrier()  # all flags are down before anybody raises one
+                T.barrier()  # all flags are down before any device raises one
             with T.Scale("block"):
                 tile = T.alloc((TILE, TILE), "float32", level="l1")
                 T.copy(X[b, 0, 0], tile)
@@ -59,7 +59,7 @@ def program(devices: int):
                     for step in T.serial(size - 1):
                         learn.todo("pass the tile on, take the next one out of the inbox, store it in Y")
             with T.Scale("device"):
-                T.barrier()  # the last flags have been raised before anybody clears them again
+                T.barrier()  # the last flags have been raised before any device clears them again
 
     return ring_all_gather
 
@@ -105,14 +105,14 @@ exercise = learn.Exercise(
     case,
     advice={
         "DeadlockError": "walk through the steps on two devices. In step s, s tiles have arrived before and s were "
-        "taken out; nobody may wait for a tile that its neighbour sends only after a tile of its own. A neighbour may "
+        "taken out; none may wait for a tile that its neighbour sends only after a tile of its own. A neighbour may "
         "be ahead of you: wait until a count has reached a number (>=), not for that very number.",
-        "RaceError": "a place of the inbox is read before its tile is there, or written while what it held may still "
-        "be read. Wait for `arrived` before you read, and for `free` before you send into a place for the second time; "
-        "raise the left neighbour's `free` when you have taken the tile out, not before. And use the places in turns.",
-        "OutOfBoundsError": "the inbox has two places, which are used in turns: step % 2.",
-        "UninitializedReadError": "that place of the inbox is still empty. Wait for `arrived`, and look at which of "
-        "the two places you send to and which you read.",
+        "RaceError": "a slot of the inbox is read before its tile is there, or written while what it held may still "
+        "be read. Wait for `arrived` before you read, and for `free` before you send into a slot for the second time; "
+        "raise the left neighbour's `free` when you have taken the tile out, not before. And use the slots in turns.",
+        "OutOfBoundsError": "the inbox has two slots, which are used in turns: step % 2.",
+        "UninitializedReadError": "that slot of the inbox is still empty. Wait for `arrived`, and look at which of "
+        "the two slots you send to and which you read.",
         "wrong values": "Which tile is in the inbox in step s? It set out s + 1 devices to the left, from "
         "(rank + size - s - 1) % size, and that is its place in Y.",
     },

@@ -5,8 +5,8 @@
     tile of device 1 ---> inbox[1] of every device        then, on every device:  Y = inbox[0] + inbox[1] + inbox[2] ...
     tile of device 2 ---> inbox[2] of every device
 
-`T.allreduce(tile)` does it in a line. Here you build it: everybody sends to everybody, a flag counts what has arrived,
-and then everybody adds up. Sums of floating-point numbers depend on their order, so all devices add in the order of
+`T.allreduce(tile)` does it in a line. Here you build it: every device sends to all, a flag counts what has arrived, and
+then every device adds up. Sums of floating-point numbers depend on their order, so all devices add in the order of
 the ranks: inbox[0] first. Devices that go on with results that differ in the last bit drift apart.
 
 Use:
@@ -38,7 +38,7 @@ def program(devices: int):
             arrived = T.alloc((BLOCKS,), "int32", level="l2")
             with T.Scale("device"):
                 T.clear(arrived)
-                T.barrier()  # all flags are down before anybody raises one
+                T.barrier()  # all flags are down before any device raises one
             with T.Scale("block"):
                 tile = T.alloc((TILE, TILE), "float32", level="l1")
                 total = T.alloc((TILE, TILE), "float32", level="l0")
@@ -83,15 +83,15 @@ exercise = learn.Exercise(
     case,
     advice={
         "DeadlockError": "count: who raises this flag, and how often? A block is sent `size` tiles if it sends itself "
-        "one too, else size - 1. Send before you wait: if all wait first, nobody ever sends.",
+        "one too, else size - 1. Send before you wait: if all wait first, none ever sends.",
         "RaceError": "the inbox is read before all tiles are in it: wait until the flag has counted every sender. If "
-        "two devices write the same place: a sender's place is its own rank.",
+        "two devices write the same slot: a sender's slot is its own rank.",
         "UninitializedReadError of total": "`total[i, j] += ...` adds to what is there: clear it first.",
-        "UninitializedReadError": "a place of the inbox is read that nobody has written yet: wait until the flag has "
+        "UninitializedReadError": "a slot of the inbox is read before it is written: wait until the flag has "
         "counted every sender.",
-        "OutOfBoundsError": "the inbox has one place for each device, 0 to size - 1.",
+        "OutOfBoundsError": "the inbox has one slot for each device, 0 to size - 1.",
         "wrong values": "Which tiles are missing in the sum, or are in it twice? The tile of each goes into the inbox "
-        "of each, at the place of its sender.",
+        "of each, in the slot of its sender.",
         "PeerOutOfRangeError": "there are devices 0 to size - 1: count modulo size.",
     },
     demand=learn.by_hand,

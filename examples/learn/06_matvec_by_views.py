@@ -83,12 +83,12 @@ exercise = learn.Exercise(
     program,
     case,
     advice={
-        "ArgumentError": "each device passes the columns of A that are its share, and the share of x that meets them. "
+        "ArgumentError": "each device passes the columns of A that are its share, and the elements of x for them. "
         "The layouts of the views have to say the same.",
         "ShapeError": "what divides among the devices is K, the columns of A and the elements of x. y has no K: every "
         "device ends with all of it.",
         "wrong values": "Block b multiplies rows b * ROWS ... of A_dev, and step k takes columns k * STEP ... of them "
-        "and the elements of x_dev that meet them.",
+        "and the elements of x_dev that multiply them.",
     },
 )
 

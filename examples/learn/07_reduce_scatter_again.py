@@ -9,7 +9,7 @@
 Every device owns one part of the result: it gets that part from all and adds them up, much as in exercise 5. But a real
 program does it in every step of a training, thousands of times, and no device waits for the others between two
 launches. The inbox that you fill may still be read by its owner, who is busy with the launch before; the flag still has
-the count that it had then. So a launch needs a handshake: nobody writes into an inbox before its owner has emptied it.
+the count that it had then. So a launch needs a handshake: none writes into an inbox before its owner has emptied it.
 
 The loop over the launches is there. The whole kernel is yours.
 
@@ -73,7 +73,7 @@ exercise = learn.Exercise(
     program,
     case,
     advice={
-        "DeadlockError": "if the flag is too low by less than `size`, a signal was lost: somebody cleared the flag "
+        "DeadlockError": "if the flag is too low by less than `size`, a signal was lost: a device cleared the flag "
         "after it had come in. Clear first, then the barrier, then signals. If it is too low by whole launches, you "
         "clear it and yet wait for a count that goes on.",
         "RaceError of arrived": "a flag is cleared on one device while another may already raise it: that signal is "
@@ -82,7 +82,7 @@ exercise = learn.Exercise(
         "handshake at the entry, a barrier that a device reaches only when it has emptied its inbox. Or the inbox is "
         "read before all parts of this launch are in it: a flag that is never cleared counts on, to (n + 1) * size in "
         "launch n.",
-        "UninitializedReadError": "a place of the inbox is read that nobody has written yet: wait for all parts.",
+        "UninitializedReadError": "a slot of the inbox is read before it is written: wait for all parts.",
         "wrong values": "Device o gets X[launch, o] of all, the sum goes to Y[launch]. Does every launch wait for its "
         "own parts? A flag that is never cleared counts on: in launch n it has to reach (n + 1) * size. And can a part "
         "of the next launch come before this one has been read? Then the entry lacks its handshake.",

@@ -5,7 +5,7 @@
 
     device 1 of 4:    send A1 to all | C[1] = A1 B | wait for A2 | C[2] = A2 B | wait for A3 | C[3] = A3 B | ...
 
-Gather first and multiply then: nobody multiplies while the network works, and the network rests while all multiply.
+Gather first and multiply then: no device multiplies while the network works, and the network rests while all multiply.
 Instead every block sends its rows of the own shard, starts at once on the own shard, and waits for another one just
 before it needs it. There is a flag for each shard.
 
@@ -49,7 +49,7 @@ def program(devices: int):
                 B_dev = T.view(B, layout=T.FullCol)  # (K, BLOCKS * TILE)
                 C_dev = T.view(C, layout=T.FullCol)  # (devices, ROWS, BLOCKS * TILE)
                 T.clear(arrived)
-                T.barrier()  # all flags are down before anybody raises one
+                T.barrier()  # all flags are down before any device raises one
             with T.Scale("block"):
                 a = T.alloc((TILE, STEP), "bfloat16", level="l1")
                 w = T.alloc((STEP, TILE), "bfloat16", level="l1")

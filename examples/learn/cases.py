@@ -30,7 +30,7 @@ class Case:
 
 
 def blank(*shape: int) -> torch.Tensor:
-    """A float32 tensor for a result, full of NaN: what nobody writes is seen."""
+    """A float32 tensor for a result, full of NaN: what is not written is seen."""
     return torch.full(shape, torch.nan)
 
 

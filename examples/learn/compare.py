@@ -72,7 +72,7 @@ def _empty(got: Sequence[torch.Tensor], given: Sequence[torch.Tensor], wrong: Se
     if all(bool(x.isnan().all()) for x in given) and all(
         bool(g[w].isnan().all()) for g, w in zip(got, wrong, strict=True)
     ):
-        return "NaN is what results hold before a launch: nobody wrote there."
+        return "NaN is what results hold before a launch: it was not written."
     return ""
 
 

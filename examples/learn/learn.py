@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -115,7 +116,7 @@ class Exercise:
             if timeline and verdict.state in (judge.SOLVED, judge.LATE):
                 _draw(judge.timed(self, self.right if solution else self.program), timeline)
             if verdict.state == judge.SOLVED and not solution:
-                click.echo(f"\nCompare it with solutions/{self.solution.name}.{_next(self.file)}")
+                click.echo(f"\nCompare it with {_from_here(self.solution)}.{_next(self.file)}")
             sys.exit(verdict.state != judge.SOLVED)
 
         command(words)
@@ -148,5 +149,10 @@ def _as_it_stands(text: str) -> str:
 
 
 def _next(file: str) -> str:
-    later = [path.name for path in ladder() if path.name > Path(file).name]
-    return f" The next one: python {later[0]}" if later else " It was the last one."
+    later = [path for path in ladder() if path.name > Path(file).name]
+    return f" The next one: python {_from_here(later[0])}" if later else " It was the last one."
+
+
+def _from_here(path: Path) -> str:
+    """A path as the shell takes it, from the current folder."""
+    return os.path.relpath(path)

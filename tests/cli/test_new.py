@@ -38,7 +38,7 @@ def test_the_program_and_its_test_run(tmp_path: Path):
 def test_nothing_is_replaced(tmp_path: Path):
     (tmp_path / "test_mine.py").write_text("mine")
     made = new("mine", "--folder", tmp_path)
-    assert made.exit_code == 1 and "test_mine.py is there already; nothing was written" in made.output
+    assert made.exit_code == 1 and "test_mine.py already exists; no file was written" in made.output
     assert [path.name for path in tmp_path.iterdir()] == ["test_mine.py"]
 
 

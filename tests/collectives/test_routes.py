@@ -64,3 +64,19 @@ def test_a_core_of_the_wafer_sends_no_more_than_its_port_takes():
     bundle = routes.bundle(np.array([0, 0, 0]), np.array([1, 2, 3]))
     ports = [hop for hop in bundle.hops if "router" in routes.hops[hop].target.level]
     assert len(ports) == 3 and len(set(ports)) == 1
+
+
+def test_a_port_that_takes_all_of_its_routers_links_is_no_hop():
+    links = Machine.load("wafer-mesh").network("core").link_bandwidth
+    for share, ports in (1, 0), (0.99, 2):
+        wide = derive("wafer-mesh", "wide", {"networks": {"fabric": {"bandwidth": f"{4 * links * share} B/s"}}})
+        routes = Routes(wide, "core", [758, 759], {})
+        bundle = routes.bundle(np.array([0]), np.array([1]))
+        assert sum("router" in str(routes.hops[hop]) for hop in bundle.hops) == ports
+
+
+def test_links_that_are_met_later_have_a_bandwidth_too():
+    routes = Routes(Machine.load("h200-sxm-8"), "device", range(4), {})
+    for pairs in ([0], [1]), ([2], [3]):
+        routes.bundle(*map(np.array, pairs))
+        assert routes.bandwidth.tolist() == [hop.bandwidth for hop in routes.hops]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tilescale.comm import Team
 from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
@@ -56,7 +57,11 @@ def mpirun() -> list[str]:
 
 
 def run_words(words: Sequence[str], **variables: str) -> Done:
-    """Run a command that must end by itself; everything that it started is killed if it does not."""
+    """Run a command that must end by itself; everything that it started is killed if it does not.
+
+    A Python, and those that it starts, has torch and TileLang loaded already.
+    """
+    words = [warm.python() if word == sys.executable else word for word in words[:1]] + [*words[1:]]
     env = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

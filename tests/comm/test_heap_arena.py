@@ -29,6 +29,7 @@ def test_best_fit_takes_the_smallest_piece_and_of_these_the_lowest() -> None:
     assert space.allocate(2 * UNIT - 1) == 10 * UNIT
     assert space.allocate(2 * UNIT) == 30 * UNIT
     assert space.allocate(3 * UNIT) == 20 * UNIT
+    assert space.size_of(10 * UNIT) == 2 * UNIT and space.size_of(20 * UNIT) == 3 * UNIT
     assert space.allocate(5 * UNIT) is None
     assert space.used == 7 * UNIT
 

@@ -86,7 +86,7 @@ def test_nobody_serves_the_store() -> None:
 
 def test_a_name_that_nobody_knows(monkeypatch) -> None:
     monkeypatch.setattr(store_server, "_NAME_WITHIN_S", 0.0)
-    with pytest.raises(LaunchError, match="'no-such-host.invalid', means nothing on this host: "):
+    with pytest.raises(LaunchError, match="'no-such-host.invalid', is unknown on this host: "):
         store_server.connect("no-such-host.invalid", 29500, timeout_s=30.0)
 
 

@@ -71,7 +71,7 @@ def test_a_machine_without_bulk_copies_uses_loads_and_stores():
 
 def test_nothing_may_be_able(nvlink: Network):
     host_only = replace(nvlink, mechanisms=tuple(m for m in nvlink.mechanisms if m.started_by == "host"))
-    with pytest.raises(UnsupportedError, match="nothing of nvlink carries this put: copy_engine: is started by"):
+    with pytest.raises(UnsupportedError, match="no mechanism of nvlink can carry this put: copy_engine: is started by"):
         mechanism(host_only, TILE)
 
 

@@ -45,7 +45,7 @@ def test_what_is_written_is_read(tmp_path: Path):
     ("change", "fault"),
     [
         ({"format": 7}, "it is not of format 1"),
-        ({"speed": 3}, "the file has speed, which nobody knows"),
+        ({"speed": 3}, "the file has speed, which is unknown"),
         ({"date": None}, "the file has no date"),
         ({"flags": [{"nbytes": 0}]}, r"flags\[0\] has no us"),
         ({"flags": [{"nbytes": 0, "us": 1.0}, {"nbytes": 0, "us": -1.0}]}, r"flags\[1\] has no value above 0"),
@@ -105,7 +105,7 @@ def test_what_nobody_measured_stays_as_described():
 def test_measurements_are_of_one_machine():
     with pytest.raises(UsageError, match="measurements of h200-sxm-8, not of wafer-mesh"):
         calibrated("wafer-mesh", CALIBRATION)
-    with pytest.raises(UsageError, match="nobody has measured wafer-mesh here"):
+    with pytest.raises(UsageError, match="there are no measurements of wafer-mesh here"):
         calibrated("wafer-mesh")
 
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tilescale.backends.cuda.lowering.implemented import ON_TILES, available
+from tilescale.backends.cuda.lowering.implemented import ON_TILES, Implementation, available
 from tilescale.backends.cuda.running.barrier_kernel import purpose, site_of
 from tilescale.backends.cuda.running.memory import Memory
 from tilescale.backends.cuda.running.steps import Call
-from tilescale.collectives import LANES, PROGRAMS, TILES, Wanted
+from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES, Wanted
 
 
 class Heap:
@@ -63,3 +63,23 @@ def test_collectives_on_tiles_are_made_as_the_table_of_their_kind_says(form: str
 def test_kinds_of_collectives_on_tiles_are_made_differently():
     made = {form: ON_TILES[form]["allreduce"] for form in (TILES, PROGRAMS, LANES)}
     assert made == {TILES: "one_shot", PROGRAMS: "two_shot", LANES: "one_shot"}
+
+
+def test_algorithms_on_tensors_are_those_that_are_able_in_the_order_of_the_table(monkeypatch: pytest.MonkeyPatch):
+    can, cannot = Implementation(lambda made, target: True), Implementation(lambda made, target: False)
+    asked = Implementation(lambda made, target: True, on_request=lambda made, target: True)
+    table = {
+        ("allreduce", "one_shot"): (cannot, can),
+        ("allreduce", "two_shot"): (cannot,),
+        ("all_gather", "direct"): (can,),
+        ("allreduce", "ring"): (asked,),
+        ("allreduce", "nccl"): (can,),
+    }
+    monkeypatch.setattr("tilescale.backends.cuda.lowering.implemented.ON_TENSORS", table)
+    made = SimpleNamespace(name="allreduce")
+    plain = available(made, Wanted("allreduce", TENSORS, "device", (0, 1)), None)
+    assert plain.names == ("one_shot", "ring", "nccl") and plain.on_request == {"ring"}
+    # What takes no function gathers, and the function comes after that.
+    assert available(made, Wanted("allreduce", TENSORS, "device", (0, 1), function=True), None).names == (
+        "nccl", "one_shot", "ring",
+    )  # fmt: skip

@@ -87,7 +87,7 @@ def gathered(X, Y, F, flags, done, rank, size):
 def test_the_queue_takes_what_the_host_knows(statements: Any, wanted: list[str]):
     func = on_devices(statements)
     assert steps(func) == [*wanted, "grid 2 x 32", "join"]
-    assert any("on the copy queue, beside what follows" in note for note in notes(func))
+    assert any("asynchronous, on the copy queue" in note for note in notes(func))
     source(func)
 
 
@@ -138,7 +138,7 @@ def by_programs(X, Y, F, flags, done, rank, size):
 def test_what_the_queue_does_not_take_is_done_in_order_and_said(statements: Any, reason: str):
     func = on_devices(statements)
     assert not any(line.strip() in ("copy queue", "join") for line in steps(func))
-    assert any("before what follows, not beside it" in note and reason in note for note in notes(func))
+    assert any("synchronous" in note and reason in note for note in notes(func))
 
 
 def test_what_is_done_in_order_waits_for_what_was_started_before():

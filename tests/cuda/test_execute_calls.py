@@ -373,7 +373,7 @@ def test_meetings_stand_around_a_call(device: Device):
     given = [[device.heap.zeros((16 * 256, 64), torch.float32) for _ in range(2)] for _ in range(2)]
     own(given[0])
     (_, entry, digest), kernel, (_, exit, nothing) = device.log
-    assert own.sites[entry].what == "the meeting at its entry" and own.sites[exit].what == "the meeting at its exit"
+    assert own.sites[entry].what == "the barrier at its entry" and own.sites[exit].what == "the barrier at its exit"
     assert kernel[0] == "put_0" and digest and not nothing
     device.log.clear()
     own(given[1])

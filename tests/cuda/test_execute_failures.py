@@ -28,8 +28,8 @@ from tilescale.errors import (
 SITES = [
     Site("T.wait(F >=)", Location("program.py", 12), "F", ">="),
     Site("T.barrier of level 'device'", Location("program.py", 14)),
-    Site("the meeting at its entry", Location("program.py", 8)),
-    Site("the meeting at its exit", Location("program.py", 8)),
+    Site("the barrier at its entry", Location("program.py", 8)),
+    Site("the barrier at its exit", Location("program.py", 8)),
 ]
 ENTRY, EXIT = 2, 3
 
@@ -90,16 +90,16 @@ def test_a_flag_that_does_not_come():
     assert error.message.startswith(
         "gemm on rank 0, block (3, 0, 1): waited 3 s for F, element 5, >= 2; it is 1. The others: rank 1 has ended"
     )
-    assert "rank 2 has not come so far; it was last at the meeting at its entry" in error.message
-    assert "rank 3 has not come so far, nor to an earlier one" in error.message
+    assert "rank 2 has not arrived so far; it was last at the barrier at its entry" in error.message
+    assert "rank 3 has not arrived so far, nor to an earlier one" in error.message
     assert error.where == (Location("program.py", 12, "rank 0 waits here"),)
 
 
-def test_a_program_without_meetings_knows_nothing_of_the_others():
+def test_a_program_without_barriers_knows_nothing_of_the_others():
     error = error_for([report(Kind.ABSENT, site=1, index=1)], scene(Standing(0, 0), Standing(0, 0)))
     assert type(error) is WaitTimeoutError and error.message.endswith(
-        "T.barrier of level 'device': rank 1 did not come in time. The others: nobody knows, as this program has no "
-        "meeting of ranks around it"
+        "T.barrier of level 'device': rank 1 did not arrive in time. The others: unknown, as there is no barrier of "
+        "all ranks around this program"
     )
 
 
@@ -121,8 +121,8 @@ def test_a_wait_explains_why_a_rank_does_not_come():
 
 def test_a_rank_that_does_not_come():
     error = error_for([report(Kind.ABSENT, site=ENTRY, index=1)], scene(at(5), at(4, EXIT)))
-    assert type(error) is WaitTimeoutError and "rank 1 did not come in time" in error.message
-    assert "it was last at the meeting at its exit" in error.message
+    assert type(error) is WaitTimeoutError and "rank 1 did not arrive in time" in error.message
+    assert "it was last at the barrier at its exit" in error.message
 
 
 def test_a_rank_that_waits_in_another_program():
@@ -139,7 +139,7 @@ def test_ranks_with_other_tensors_and_at_other_places():
     error = error_for([same_place], scene(at(5), at(5)))
     assert type(error) is RankMismatchError and "different tensors" in error.message
     other_place = report(Kind.DIFFERENT, site=1, index=1, seen=purpose(EXIT, 0))
-    assert "rank 1 at the meeting at its exit" in error_for([other_place], scene(at(5), at(5))).message
+    assert "rank 1 at the barrier at its exit" in error_for([other_place], scene(at(5), at(5))).message
 
 
 def test_an_index_outside_of_the_flags():

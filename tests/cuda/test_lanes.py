@@ -383,7 +383,7 @@ MISUSES = {
     "inner": (_product_over_shares, "a product into 'c' of a fragment that units split"),
     "role": (_registers_of_a_sibling_in_a_role, "to or from the registers of a sibling that only some units reach"),
     "condition": (_scale_under_a_condition, "units of level 'warp' under a condition on the thread index"),
-    "break": (_unit_leaves_the_loop, "one unit leaves a loop that is around the scale"),
+    "break": (_unit_leaves_the_loop, "one unit leaves a loop around the scale"),
     "thread": (_tile_on_a_thread, "a tile operation on single threads"),
     "block-cyclic": (_block_cyclic, "a block-cyclic view of 'tile'"),
     "product": (_product_too_small, "a product of 16 x 16 on a warpgroup: each of 4 warps takes 16 x 8 at least"),

@@ -30,7 +30,7 @@ def test_a_folder_of_ones_own_also_below_tmp(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize(("mode", "who"), [(0o777, "everybody"), (0o757, "everybody"), (0o775, "group 12345")])
+@pytest.mark.parametrize(("mode", "who"), [(0o777, "all users"), (0o757, "all users"), (0o775, "group 12345")])
 def test_every_part_of_the_path_counts(folder: Path, monkeypatch, depth: int, mode: int, who: str) -> None:
     monkeypatch.setattr(toolchain, "_is_own_group", lambda _number: mode != 0o775)
     part = [folder, folder.parent][depth]
@@ -52,7 +52,7 @@ def test_links_are_followed_and_looked_at_themselves(folder: Path) -> None:
     link.symlink_to(target)
     assert objection(link) is None
     target.chmod(0o777)
-    assert objection(link) == f"everybody can write to {target} (mode 0777)"
+    assert objection(link) == f"all users can write to {target} (mode 0777)"
 
 
 def test_a_folder_of_another_user(folder: Path, monkeypatch) -> None:

@@ -180,7 +180,7 @@ def test_what_is_guarded_and_misses_is_told():
 
     assert missed(4) == missed(7) == {}
     assert [(name, count) for (name, _), count in missed(9).items()] == [("X", 1), ("X", 2)]
-    assert "nothing read or written: wholly outside of X x2" in str(tilescale.emulate(program, [ints(8), 9]))
+    assert "no effect: access wholly out of bounds of X x2" in str(tilescale.emulate(program, [ints(8), 9]))
 
 
 def test_a_safe_value_holds_from_where_it_is_noted():

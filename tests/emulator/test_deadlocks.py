@@ -63,7 +63,7 @@ def test_one_rank_signals_the_wrong_flag():
 
     text = deadlock(program, [[flags(4)] for _ in range(3)], "all of them")
     assert "device 0 waits for F[1] >= 1" in text
-    assert "nobody has signalled it" in text
+    assert "no unit has signalled it" in text
     assert line_of("wrong flag") in text
 
 

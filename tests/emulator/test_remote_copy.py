@@ -376,7 +376,7 @@ def test_a_copy_wholly_outside_the_peers_tensor(begin):
 
     with pytest.raises(OutOfBoundsError) as error:
         tilescale.emulate(program, [[values(r, 8), begin] for r in range(2)])
-    assert f"X[{begin}] is outside" in error.value.message and "nothing of this one lies inside" in error.value.hint
+    assert f"X[{begin}] is outside" in error.value.message and "this one begins beyond it" in error.value.hint
 
 
 def test_a_flag_outside_its_tensor():

@@ -233,11 +233,11 @@ def absent(name: str, impl: str) -> None:
         try:
             if RANK == SIZE - 1:
                 time.sleep(3)
-                raise WaitTimeoutError(f"T.{name} of level 'device': rank {RANK} did not come in time")
+                raise WaitTimeoutError(f"T.{name} of level 'device': rank {RANK} did not arrive in time")
             checked.kernel(x, y)
             checked.kernel.synchronize()
         except WaitTimeoutError as error:
-            assert f"T.{name} of level 'device': rank {SIZE - 1} did not come in time" in str(error), error
+            assert f"T.{name} of level 'device': rank {SIZE - 1} did not arrive in time" in str(error), error
         else:
             raise AssertionError("nobody noticed")
         checked.kernel.reset()

@@ -3,7 +3,7 @@
 
 import networkx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilescale.errors import NoPathError, PeerOutOfRangeError, UnknownLevelError, UnsupportedError, UsageError
@@ -208,6 +208,7 @@ def test_time_of_a_transfer():
         path.time(1, "copy_engine", "reduce")
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["ring", "mesh", "torus"]), st.integers(1, 5), st.integers(1, 5), st.data())
 def test_regular_routes_are_shortest(kind, rows, columns, data):
     count = rows * columns
@@ -220,3 +221,86 @@ def test_regular_routes_are_shortest(kind, rows, columns, data):
     steps = topology.route(net, count, a, b)
     assert steps[0] == a and steps[-1] == b and networkx.is_path(graph, steps) or a == b
     assert len(steps) - 1 == networkx.shortest_path_length(graph, a, b)
+
+
+# -- which of several networks, and over several of them ---------------------------------------------------------------
+
+NODES = ("memory:\n", "  node:\n    kind: unit\n    count: 3\nmemory:\n"), ("count: 6", "count: 4")
+"""The small machine with four chips in each of three nodes, """
+RINGS = *NODES, ("    level: chip\n    topology", "    level: chip\n    within: node\n    topology")
+"""and a ring in each of these."""
+
+
+def network(name, level, topology, latency="1 us", bandwidth="100 GB/s"):
+    """A description of a network, to stand before the small one's."""
+    text = f"  {name}:\n    level: {level}\n    topology: {topology}\n    bandwidth: {bandwidth}\n"
+    text += f"    latency: {latency}\n    reaches: l1\n    mechanisms:\n      dma:\n        put: 100 %\n"
+    return ("networks:\n", f"networks:\n{text}")
+
+
+def graph(*links, rates=()):
+    """A topology of these links, some with a bandwidth of their own."""
+    listed = [f"\n      - between: [{a}, {b}]" for a, b in links]
+    listed += [f"\n      - between: [{a}, {b}]\n        bandwidth: {rate}" for a, b, rate in rates]
+    return f"graph\n    links:{''.join(listed)}"
+
+
+@pytest.mark.parametrize(
+    ("network_of_links", "taken"),
+    [
+        # 1 MiB takes 10.5 us over the wire, and a latency of 1 us: what decides is the sum of the two.
+        (network("other", "chip", graph((0, 1)), "9 us", "200 GB/s"), "wire"),
+        (network("other", "chip", graph((0, 1)), "5 us", "200 GB/s"), "other"),
+        # and the narrowest link on the way, from 0 to 2: 10.5 us after 2 us, or 21 us after 2 us.
+        (network("other", "chip", graph(rates=[(0, 1, "50 GB/s"), (1, 2, "400 GB/s")])), "wire"),
+    ],
+)
+def test_of_several_networks_the_one_with_the_shortest_time(describe, network_of_links, taken):
+    target = 2 if "400" in network_of_links[1] else 1
+    machine = Machine.load(
+        describe(network_of_links, ("topology: ring", "topology: ring\n    link_bandwidth: 100 GB/s"))
+    )
+    assert machine.path("chip", 0, target).networks == (taken,)
+
+
+def test_a_ring_in_each_node(describe):
+    machine = Machine.load(describe(*RINGS))
+    assert units(machine.path("chip", 5, 7)) in ([5, 4, 7], [5, 6, 7]) and units(machine.path("chip", 4, 5)) == [4, 5]
+
+
+def test_from_a_ring_in_one_node_to_that_of_another(describe):
+    """Chips 1 and 6 are joined: the way is along the first node's ring, over, and along the second's."""
+    machine = Machine.load(describe(*RINGS, network("bridge", "chip", graph((1, 6)))))
+    path = machine.path("chip", 0, 7)
+    assert units(path) == [0, 1, 6, 7] and path.networks == ("wire", "bridge")
+
+
+def test_between_nodes_that_no_single_network_joins(describe):
+    """Out of one node, over two networks of nodes, and into the other: going out and coming in are no hops."""
+    here, there = network("here", "node", graph((0, 1))), network("there", "node", graph((1, 2)))
+    machine = Machine.load(describe(*RINGS, here, there))
+    assert [str(hop) for hop in machine.path("chip", 2, 9).hops] == [
+        "node 0 -> node 1 (here)",
+        "node 1 -> node 2 (there)",
+    ]
+    assert [str(hop) for hop in machine.path("chip", 9, 2).hops] == [
+        "node 2 -> node 1 (there)",
+        "node 1 -> node 0 (here)",
+    ]
+
+
+def test_of_two_alike_links_on_a_searched_route_the_first_described(describe):
+    alike = [network(name, "chip", graph((3, 4))) for name in ("second", "first")]
+    machine = Machine.load(describe(*alike, ("topology: ring", GRAPH)))
+    assert machine.path("chip", 0, 5).networks == ("wire", "first")
+
+
+@pytest.mark.parametrize(("limit", "found"), [(5, False), (6, True)])
+def test_routes_are_searched_up_to_a_number_of_units(describe, monkeypatch, limit, found):
+    monkeypatch.setattr("tilescale.hda.route.SEARCH_LIMIT", limit)
+    machine = Machine.load(describe(("topology: ring", GRAPH), ("networks:\n", f"networks:\n{BRIDGE}")))
+    if found:
+        assert machine.path("chip", 0, 5).networks == ("wire", "bridge")
+    else:
+        with pytest.raises(NoPathError):
+            machine.path("chip", 0, 5)

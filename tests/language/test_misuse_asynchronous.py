@@ -259,6 +259,6 @@ def test_the_schedule_says_what_is_started():
 
     machine = Machine.load("h200-sxm-8")
     text = describe(analyse(started(right), machine), machine)
-    assert "start copy(X, Y) between devices beside what follows after flags >= 4, signals flags" in text
-    assert "start all_gather(X, G) between devices beside what follows, signals flags" in text
+    assert "start copy(X, Y) between devices asynchronously after flags >= 4, signals flags" in text
+    assert "start all_gather(X, G) between devices asynchronously, signals flags" in text
     assert ", barrier() between devices" in text

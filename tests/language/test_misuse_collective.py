@@ -126,7 +126,7 @@ def test_what_is_no_tile(mistake, call):
     "call", [T.barrier, lambda: T.allreduce(T.alloc((8,), "float32")), lambda: T.broadcast(T.alloc((8,), "float32"))]
 )
 def test_a_collective_without_a_scale(mistake, call):
-    with mistake(UsageError, "needs a level to speak of", "one of 'device', 'block', 'warpgroup', 'warp', 'thread'"):
+    with mistake(UsageError, "needs a T.Scale around it", "one of 'device', 'block', 'warpgroup', 'warp', 'thread'"):
 
         @T.prim_func
         def f(X: T.Tensor((64, 64), "float32")):

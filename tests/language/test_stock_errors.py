@@ -112,6 +112,6 @@ def test_a_phase_that_is_over_before_somebody_looks():
             T.barrier_wait(ready, 0)  # late
             A[0] = 1
 
-    with pytest.raises(DeadlockError, match="if the wait is for phase 0, let nobody arrive at phase 1") as found:
+    with pytest.raises(DeadlockError, match="if the wait is for phase 0, let no thread arrive at phase 1") as found:
         tilescale.emulate(f, [torch.zeros(8)])
     assert [place.line for place in found.value.where] == [line_of("late")]

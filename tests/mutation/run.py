@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
 """The mutation score: how many small mistakes in synchronisation the tests catch.
 
-    python -m tests.mutation.run [--each N] [PART OF A PATH ...]
+    python -m tests.mutation.run [--each N] [--left] [PART OF A PATH ...]
 
 mutates the files of `targets.py`, or those whose path has one of the words, in a copy of the tree; N places of each,
-drawn at random but always the same, or all. For each mutant the tests of its file run, and results go to
-benchmarks/results/mutants.json. What is heavy to load is loaded once, and each mutant is a forked process. It is caught
-if a test fails, or if the tests take too much of a processor.
+drawn at random but always the same, or all; with `--left` those alone that no test has caught before. For each mutant
+the tests of its file run, and its result goes to benchmarks/results/mutants.json at once. What is heavy to load is
+loaded once, and each mutant is a forked process. It is caught if a test fails, or if the tests take too much of a
+processor.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,21 +35,23 @@ CPU_LIMIT_S = 120
 """Of the tests of one mutant: many times what they take."""
 
 
-def measured(target: Target, tree: Path, count: int | None) -> list[dict[str, Any]]:
-    """Mutants of a file, and whether each is caught."""
+def measured(
+    target: Target, tree: Path, count: int | None = None, known: Collection[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """Mutants of a file, and whether each is caught, as those are that are `known` to be."""
     path = tree / target.path
     original = path.read_text(encoding="utf-8")
     for test in target.tests:
         assert _passes(test, tree), f"{test} fails without a mutant"
-    mutants, rows = list(target.mutants()), []
+    mutants = list(target.mutants())
     if count is not None and count < len(mutants):
         mutants = sorted(random.Random(0).sample(mutants, count), key=lambda mutant: mutant.line)
     for mutant in mutants:
         path.write_text(mutant.text, encoding="utf-8")
-        rows.append({"line": mutant.line, "what": mutant.what, "caught": _exit_code(target.tests, tree) != 0})
-        print("caught  " if rows[-1]["caught"] else "SURVIVES", f"{target.path}:{mutant.line}", mutant.what, flush=True)
+        caught = mutant.what in known or _exit_code(target.tests, tree) != 0
+        print("caught  " if caught else "SURVIVES", f"{target.path}:{mutant.line}", mutant.what, flush=True)
+        yield {"line": mutant.line, "what": mutant.what, "caught": caught}
     path.write_text(original, encoding="utf-8")
-    return rows
 
 
 @cache
@@ -94,11 +98,17 @@ def _copied(folder: Path) -> Path:
     return folder
 
 
+def _always_caught(rows: Collection[Mapping[str, Any]]) -> set[str]:
+    """Changes that were caught wherever in a file they were made, for lines move."""
+    return {row["what"] for row in rows} - {row["what"] for row in rows if not row["caught"]}
+
+
 def main() -> None:
     """Measure the files that are meant, and put them into the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("words", nargs="*", help="parts of the paths that are meant; all without")
     parser.add_argument("--each", type=int, help="how many mutants of each file; all without")
+    parser.add_argument("--left", action="store_true", help="only those that no test has caught before")
     given = parser.parse_args()
     for heavy in ("hypothesis", "pytest", "networkx", "tilelang"):
         importlib.import_module(heavy)
@@ -107,8 +117,11 @@ def main() -> None:
         tree = _copied(Path(folder))
         for target in TARGETS:
             if not given.words or any(word in target.path for word in given.words):
-                results[target.path] = measured(target, tree, given.each)
-                RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+                known = _always_caught(results.get(target.path, ())) if given.left else ()
+                results[target.path] = rows = []
+                for row in measured(target, tree, given.each, known):
+                    rows.append(row)
+                    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(tables(results)["mutants"])
 
 

@@ -35,6 +35,7 @@ class Target:
 
 _CORPUS = "tests/corpus/test_corpus.py::test_a_mistake_is_found_at_its_line_and_nothing_else"
 _MODELS = "tests/emulator/checks/test_properties.py"
+_REDUNDANT = "tests/emulator/checks/test_redundant_waits.py"
 
 _ROUTES = "path", "_as_path", "_scaled", "_common", "_slower", "_typical_time", "_through", "_search", "_all_hops"
 """Not those that word errors."""
@@ -56,14 +57,16 @@ def _calls(path: str, *functions: str) -> Target:
 
 TARGETS = (
     _checks("clocks", f"{_MODELS}::test_clocks_know_what_happened_before", _CORPUS),
-    _checks("flags", f"{_MODELS}::test_a_wait_sees_what_it_must_have_seen", _CORPUS),
+    _checks("flags", f"{_MODELS}::test_a_wait_sees_what_it_must_have_seen", _REDUNDANT, _CORPUS),
     _checks(
         "states",
         f"{_MODELS}::test_states_keep_what_can_still_race",
         f"{_MODELS}::test_states_that_nothing_is_in_are_forgotten",
+        _REDUNDANT,
         _CORPUS,
     ),
-    _checks("races", _CORPUS, "tests/emulator/checks/test_races_in_a_device.py"),
+    _checks("redundant", _REDUNDANT, f"{_MODELS}::test_waits_that_no_access_needs"),
+    _checks("races", _REDUNDANT, _CORPUS, "tests/emulator/checks/test_races_in_a_device.py"),
     _checks("phases", "tests/emulator/checks/test_phases.py"),
     _header("sync"),
     _header("cluster"),

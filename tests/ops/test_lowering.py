@@ -25,32 +25,32 @@ def program(name: str, *given: Any) -> Any:
     [
         (
             lambda: program("ag_gemm", 2, 512, 512, "bfloat16", LARGE, True, True, True),
-            ["T.copy(dst=, signal=) of A, G by each device: on the copy queue, beside what follows"]
+            ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads and makes 1 T.wait"],
         ),
         (
             lambda: program("gemm_rs", 2, 512, 512, "bfloat16", LARGE, False, True),
-            ["T.copy(dst=, signal=) of parts, inbox by each device: on the copy queue, beside what follows"]
+            ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"],
         ),
         (
             lambda: import_module("tilescale.ops.gemm_rs").in_turns(
                 2, 512, 512, 512, "bfloat16", replace(LARGE, stages=3, group=4), True, False, 8
             ),
-            ["T.copy(dst=, signal=) of parts, inbox by each device: on the copy queue, beside what follows"]
+            ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"]
             + ["2 copies and 1 signals that end a turn are completed in the next one"]
             + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
         ),
         (
             lambda: program("gemm_ar", 4, 512, 512, "bfloat16", LARGE, True, False),
-            ["T.copy(dst=, signal=) of parts, inbox by each device: on the copy queue, beside what follows"]
-            + ["T.copy(dst=, signal=) of C, G by each device: on the copy queue, beside what follows"]
+            ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
+            + ["T.copy(dst=, signal=) of C, G by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"],
         ),
         (
             lambda: program("all_to_all", 4, 512, "bfloat16", 4096, False),
-            ["T.copy(dst=, signal=) of A, inbox by each device: on the copy queue, beside what follows"],
+            ["T.copy(dst=, signal=) of A, inbox by each device: asynchronous, on the copy queue"],
         ),
     ],
     ids=["ag_gemm", "gemm_rs", "in turns", "gemm_ar", "all_to_all"],

@@ -144,7 +144,7 @@ def test_results_are_the_same(
 
 def test_a_device_alone_stays_in_order():
     (move,) = overlapped(gather_then_scale(1, 8, 4))[1].moves
-    assert not move.overlapped and move.why == "there is nobody else"
+    assert not move.overlapped and move.why == "there is one unit only"
 
 
 def test_a_wait_that_is_left_out_would_race():
@@ -215,7 +215,7 @@ REASONS = {
     "writes": "its result is written again while it may be on its way",
     "on_device": "its result is used outside of a grid",
     "again": "its result is written again while it may be on its way",
-    "meets": "programs of the grid meet",
+    "meets": "programs of the grid synchronize",
 }
 
 

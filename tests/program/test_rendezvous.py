@@ -13,9 +13,9 @@ from tests.program.support import H200, taken_apart
 from tilescale.hda.current import use_machine
 from tilescale.program.rendezvous import needs_rendezvous_at_entry, needs_rendezvous_at_exit
 
-ENTRY_WHY = {False: "devices meet before", True: "before they have met", None: "no device reaches"}
-EXIT_WHY = {False: "devices meet behind", True: "when the call is over there", None: "no device reaches"}
-WAITED = "each device waits for all signals"
+ENTRY_WHY = {False: "devices synchronize before", True: "before the two have synchronized", None: "no device accesses"}
+EXIT_WHY = {False: "devices synchronize after", True: "after the call has ended there", None: "no device accesses"}
+WAITED = "each device waits for the signals"
 
 EXAMPLES: dict[str, dict[str, tuple[bool | None, bool | None | str]]] = {
     "01_neighbour_shift": {"neighbour_shift": (False, False)},

@@ -70,7 +70,7 @@ def bench(
 
         place, chosen = here(as_machine(machine), units), works or ("collectives", "operators")
         if place.units < 2:
-            raise click.UsageError("there is nobody to exchange with: use two units or GPUs at least")
+            raise click.UsageError("a collective needs at least two units or GPUs")
         with steps(place.team.rank) as shown:
             found = race(place, shown, chosen, quick=quick, rounds=rounds)
         if place.team.rank:

@@ -34,7 +34,7 @@ def new(name: str, folder: Path | None) -> None:
     target = folder or Path(name)
     written = {target / f"{name}.py": "program.py.txt", target / f"test_{name}.py": "test.py.txt"}
     if there := [path for path in written if path.exists()]:
-        raise click.ClickException(f"{there[0]} is there already; nothing was written")
+        raise click.ClickException(f"{there[0]} already exists; no file was written")
     try:
         target.mkdir(parents=True, exist_ok=True)
         for path, template in written.items():

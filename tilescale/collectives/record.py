@@ -22,10 +22,10 @@ FORMS = {
     TENSORS: "whole tensors",
     TILES: "tiles of programs",
     PROGRAMS: "programs of one grid",
-    LANES: "lanes of one program",
+    LANES: "thread groups of one program",
 }
 """Kinds of collective, in words: between units that own tensors, of these, in a phase of theirs; between the same
-units, of tiles that their programs bring; between programs of a cluster or grid; between lanes of a program."""
+units, of tiles that their programs bring; between programs of a cluster or grid; between thread groups of a program."""
 
 
 def form_of(machine: Machine, level: Level, in_program: bool) -> str:

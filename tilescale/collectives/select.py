@@ -88,7 +88,9 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
         UnsupportedError: `impl` is not available, or nothing is; lists what is.
     """
     if not available.names:
-        raise UnsupportedError(f"T.{wanted.operation} of {wanted.dtype} between {wanted.level}s: nothing makes it here")
+        raise UnsupportedError(
+            f"T.{wanted.operation} of {wanted.dtype} between {wanted.level}s: there is no algorithm for it here"
+        )
     if impl is not None:
         if impl not in available.names:
             raise UnsupportedError(

@@ -24,7 +24,7 @@ from tilescale.errors import JobError
 
 __all__ = ["LocalJob"]
 
-_GRACE_S = 2.0  # for the other ranks to report the failure; most have done so before the failing one ends
+_GRACE_S = 10.0  # for the other ranks to report the failure; most have done so before the failing one ends
 _TERM_S = 2.0  # between SIGTERM and SIGKILL
 _LAST_WORDS_S = 0.2  # for what a rank has written before its end; a grandchild may hold its pipe open
 _LONGEST_LINE = 1 << 16  # characters; what is longer is passed on in pieces
@@ -132,7 +132,7 @@ class LocalJob:
         how = f"exit code {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
         for reader in self._readers[2 * rank : 2 * rank + 2]:
             reader.join(_LAST_WORDS_S)
-        said = self._last_said[rank] or "it said nothing on stderr"
+        said = self._last_said[rank] or "its stderr is empty"
         return f"rank {self._place.first + rank} failed first, with {how}: {said}"
 
     def _stop(self) -> None:

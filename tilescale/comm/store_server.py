@@ -108,7 +108,7 @@ def _resolved(host: str, timeout_s: float) -> tuple[str, socket.AddressFamily]:
         except OSError as error:
             if time.monotonic() > end:
                 raise LaunchError(
-                    f"the address of rank 0, {host!r}, means nothing on this host: {error.strerror or error}",
+                    f"the address of rank 0, {host!r}, is unknown on this host: {error.strerror or error}",
                     hint="set MASTER_ADDR to a name that all nodes know, or to an IP address",
                 ) from error
             time.sleep(_PAUSE_S)

@@ -91,7 +91,7 @@ def calibrated(machine: Machine | str, data: Measured | Path | None = None) -> M
             shipped ones.
 
     Returns:
-        The machine; what nobody has measured stays as described.
+        The machine; what there are no measurements of stays as described.
 
     Raises:
         UsageError: there are no measurements of it, or they are of another machine.
@@ -100,7 +100,7 @@ def calibrated(machine: Machine | str, data: Measured | Path | None = None) -> M
     described = machine if isinstance(machine, Machine) else Machine.load(machine)
     found = Measured.load(data) if isinstance(data, Path) else data or measured(described)
     if found is None:
-        raise UsageError(f"nobody has measured {described.name} here", hint="run `tilescale calibrate` on it")
+        raise UsageError(f"there are no measurements of {described.name} here", hint="run `tilescale calibrate` on it")
     if found.machine != described.name:
         raise UsageError(f"these are measurements of {found.machine}, not of {described.name}")
     linking = described.network(described.tensor_level.name)

@@ -68,7 +68,7 @@ def mechanism(network: Network, wanted: Transfer, impl: str | None = None) -> Ch
     if not able:
         found = "; ".join(f"{name}: {reason or 'on request only'}" for name, reason in against.items())
         raise UnsupportedError(
-            f"nothing of {network.name} carries this {wanted.operation}: {found}",
+            f"no mechanism of {network.name} can carry this {wanted.operation}: {found}",
             hint="put the tile into another memory, or copy whole tensors at the level that owns them",
         )
     times = [(m.name, transfer_time(network, m, wanted)) for m in able]

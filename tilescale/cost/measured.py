@@ -222,7 +222,7 @@ def _made(kind: type[Made], where: str, entry: dict[str, Any]) -> Made:
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     needed = {name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING}
     if wrong := sorted(entry.keys() - known.keys()):
-        raise ValueError(f"{where} has {', '.join(wrong)}, which nobody knows")
+        raise ValueError(f"{where} has {', '.join(wrong)}, which is unknown")
     if missing := sorted(needed - entry.keys()):
         raise ValueError(f"{where} has no {', '.join(missing)}")
     return kind(**entry)

@@ -73,7 +73,7 @@ class Level:
     max_threads: int | None = spec("integer", "program: threads resident on one unit at once", default=None)
     max_threads_per_program: int | None = spec("integer", "program: threads of one program", default=None)
     max_size: int | None = spec("integer", "cluster: programs in one cluster at most", default=None)
-    barrier: float = spec("time", "program: what a barrier of all its lanes takes", default=0.0)
+    barrier: float = spec("time", "program: what a barrier of all its threads takes", default=0.0)
     launch: float = spec("time", "program, unit: what starting a grid on one unit takes", default=0.0)
     clock: float | None = spec("clock", "program: what quantities per clock count in this description", default=None)
     compute: tuple[ComputeUnit, ...] = spec(
@@ -102,7 +102,7 @@ class MemoryLayer:
     reserved_per_program: int = spec("size", "taken from each resident program on top of what it asks", default=0)
     granularity: int = spec("size", "allocations are rounded up to this", default=1)
     granularity_per: str | None = spec(
-        "level", "the lanes level whose every unit's part is rounded up; else a program's whole", default=None
+        "level", "the level of kind lanes whose every unit's part is rounded up; else a program's whole", default=None
     )
     cache_capacity: int = spec("size", "cache in front of one instance", default=0)
     cache_bandwidth: float | None = spec("bandwidth", "of that cache", default=None)
@@ -228,7 +228,7 @@ class Network:
 class Identify:
     """How `Machine.detect` knows that a description fits the hardware at hand."""
 
-    products: tuple[str, ...] = spec("names", "product names as the driver tells them, or parts of them", default=())
+    products: tuple[str, ...] = spec("names", "product names as the driver reports them, or parts of them", default=())
     architecture: str = spec("text", "compute capability, for products that no description names", default="")
     cores: int | None = spec("integer", "cores of one program unit, as the driver counts cores", default=None)
     network: str = spec("text", "the network whose links the driver counts", default="")

@@ -129,7 +129,7 @@ def _compute(machine: Description, level: str) -> tuple[tuple[ComputeUnit, ...],
     if here.kind == "lanes":
         program = machine.program_level.name
         raise UsageError(
-            f"a {level} has no rate of its own: the lanes of a program share its {program}'s arithmetic",
+            f"a {level} has no rate of its own: the threads of a program share its {program}'s arithmetic",
             hint=f"ask for the rate of a {program}",
         )
     described = [at for at in machine.levels if at.compute]

@@ -195,9 +195,8 @@ def _through(machine: Description, level: str, net: Network, at_a: Place, at_b: 
 
 def _search(machine: Description, level: str, at_a: Place, at_b: Place) -> tuple[Hop, ...]:
     """The shortest route over several networks, or () if there is none."""
-    levels = [machine.level(name) for name in at_a if name in at_b]
-    nets = [n for n in machine.networks if n.level in at_a and at_a[n.level] != at_b[n.level]]
-    physical = [n for n in nets if all(at.kind == "unit" for at in levels if at.name == n.level)]
+    apart = [name for name in at_a if at_a[name] != at_b[name]]
+    physical = [n for n in machine.networks if n.level in apart and machine.level(n.level).kind == "unit"]
     if not physical or any(query.count(machine, n.level, None) > SEARCH_LIMIT for n in physical):
         return ()
     import networkx  # a fifth of a second to import, and few machines need it
@@ -208,7 +207,6 @@ def _search(machine: Description, level: str, at_a: Place, at_b: Place) -> tuple
         if weight < graph.get_edge_data(hop.source, hop.target, {"weight": float("inf")})["weight"]:
             graph.add_edge(hop.source, hop.target, weight=weight, hop=hop)
     # Units lie in coarser ones: going out and coming in are free, and only where the two are in different ones.
-    apart = [at.name for at in levels if at_a[at.name] != at_b[at.name]]
     for fine, coarse in pairwise(apart):
         graph.add_edge(Endpoint(fine, at_a[fine]), Endpoint(coarse, at_a[coarse]), weight=0.0)
         graph.add_edge(Endpoint(coarse, at_b[coarse]), Endpoint(fine, at_b[fine]), weight=0.0)

@@ -91,7 +91,7 @@ def _layer(machine: Description, layer: MemoryLayer, entry: Entry) -> Iterator[M
     owners = [level for level in machine.levels if level.kind in ("program", "unit")]
     lanes = [level for level in machine.levels if level.kind == "lanes"]
     yield from _named(layer.level, owners, entry.find("level"), "a program or unit level of this machine")
-    yield from _named(layer.granularity_per, lanes, entry.find("granularity_per"), "a lanes level of this machine")
+    yield from _named(layer.granularity_per, lanes, entry.find("granularity_per"), "a level of kind lanes here")
     for field in ("per_program_max", "per_thread_max", "reserved_per_program"):
         size: int | None = getattr(layer, field)
         if size is not None and size > layer.capacity:

@@ -21,7 +21,7 @@ def check_queue(context: Context, network: Network | None, impl: str | None) -> 
     """Check what executes a started operation.
 
     Raises:
-        NoPathError: nothing of the network moves data while no program runs.
+        NoPathError: no mechanism of the network moves data while no program runs.
     """
     if network is None or impl is not None or any(m.started_by == "host" and m.put for m in network.mechanisms):
         return

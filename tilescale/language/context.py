@@ -108,7 +108,7 @@ class Context:
         if not self.scales:
             launched = ", ".join(repr(x.name) for x in reversed(self.machine.levels) if self._launched(x))
             raise UsageError(
-                f"{self.name} needs a level to speak of",
+                f"{self.name} needs a T.Scale around it",
                 hint=f"write it inside `with T.Scale(level):`, for one of {launched}",
                 where=here(),
             )

@@ -64,8 +64,8 @@ def needs_rendezvous_at_entry(program: Program, machine: Machine) -> Need:
     """
     found = _Search(Dependence(program, machine), reverse=False).part(program.body)
     if isinstance(found, ir.Stmt):
-        return Need(True, f"a device reaches another one's memory before they have met{_line(found)}")
-    return Need(False, "devices meet before one reaches another's memory" if found else _ALONE)
+        return Need(True, f"a device accesses another one's memory before the two have synchronized{_line(found)}")
+    return Need(False, "devices synchronize before one accesses another's memory" if found else _ALONE)
 
 
 def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[str, int] | None = None) -> Need:
@@ -84,7 +84,7 @@ def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[
     search = _Search(graph, reverse=True)
     found = search.last()
     if not isinstance(found, ir.Stmt):
-        why = "devices meet behind all that reaches another one's memory" if search.seen else _ALONE
+        why = "devices synchronize after all accesses to each other's memory" if search.seen else _ALONE
         return Need(False, why, met=found == _MET)
     known = {name: ir.constant(extent) or (sizes or {}).get(name) for name, extent in program.extents}
     awaited = frozenset[ir.Var]()
@@ -97,8 +97,8 @@ def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[
 
     found = _Search(graph, reverse=True, arrives=arrives).last()
     if isinstance(found, ir.Stmt):
-        return Need(True, f"a device may reach another one's memory when the call is over there{_line(found)}")
-    return Need(False, "each device waits for all signals of what reaches its memory")
+        return Need(True, f"a device may access another one's memory after the call has ended there{_line(found)}")
+    return Need(False, "each device waits for the signals of all accesses to its memory")
 
 
 def involves_others(program: Program, machine: Machine) -> bool:
@@ -108,7 +108,7 @@ def involves_others(program: Program, machine: Machine) -> bool:
     return any(e.tells or e.awaits or _reaches_out(e, levels) for e in effects)
 
 
-_ALONE = "no device reaches another one's memory"
+_ALONE = "no device accesses another one's memory"
 _MET = "met"
 
 

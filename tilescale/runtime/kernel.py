@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -270,7 +271,8 @@ class Kernel(DropIn):
             for _, error, _ in payloads:
                 if error is not None:
                     raise error
-            complete = self._emulate([v for _, _, v in payloads])
+            with _unchanged_by_failure([values[i] for i in self._changed]):
+                complete = self._emulate([v for _, _, v in payloads])
             return [{i: unit[i] for i in self._changed} for unit in complete]
 
         for i, result in self._team.run_at_root((self._signature, error, values), at_root).items():
@@ -293,6 +295,20 @@ class Kernel(DropIn):
                 "tilescale.emulate(func, one list of tensors per unit)",
                 where=self.program.launches[0].where,
             )
+
+
+@contextlib.contextmanager
+def _unchanged_by_failure(given: Sequence[Any]) -> Iterator[None]:
+    """Tensors hold what they held, should this fail: other ranks sent copies of theirs."""
+    import torch
+
+    before = [(value, value.clone()) for value in given if isinstance(value, torch.Tensor)]
+    try:
+        yield
+    except Exception:
+        for value, held in before:
+            value.copy_(held)
+        raise
 
 
 def _on(device: str, name: str, value: Any) -> Any:

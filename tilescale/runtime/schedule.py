@@ -95,7 +95,7 @@ class _Words:
         level, impl = ir.attribute(call, "level"), ir.attribute(call, "impl")
         between = f" between {level}s" if level else ""
         text = f"{name}({', '.join(map(self._name, tiles))}){between}{f' by {impl}' if impl else ''}"
-        return f"start {text} beside what follows{self._flags(ours)}" if starts else text
+        return f"start {text} asynchronously{self._flags(ours)}" if starts else text
 
     def _flags(self, ours: Copy | Collective) -> str:
         """What a copy that is only started waits for, and tells."""

@@ -42,7 +42,7 @@ def limit(rows: Sequence[Row], peak: float) -> list[Point]:
 
 
 def peak_of(rows: Sequence[Row]) -> float | None:
-    """The fastest rate at which a GPU sends, GB/s; None if nobody has measured it."""
+    """The fastest rate at which a GPU sends, GB/s; None if there are no measurements of it."""
     return max((row["gb_s"] for row in rows if row["work"] == PEAK and "gb_s" in row), default=None)
 
 

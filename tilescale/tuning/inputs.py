@@ -85,7 +85,7 @@ def _supplied(parameter: Parameter) -> Supplied:
     shape = [ir.constant(extent) for extent in parameter.shape]
     if parameter.buffer is None or None in shape:
         raise UsageError(
-            f"{parameter.name!r} is known at launch only, so nobody can make it up",
+            f"{parameter.name!r} is known at launch only, so its value cannot be generated",
             hint="give supply_prog=, which makes the inputs, or declare its extents",
         )
     return Supplied(parameter.name, tuple(int(n or 0) for n in shape), ir.torch_dtype(str(parameter.buffer.dtype)))

@@ -22,7 +22,7 @@ def program(devices: int):
             arrived = T.alloc((BLOCKS,), "int32", level="l2")
             with T.Scale("device"):
                 T.clear(arrived)
-                T.barrier()  # all flags are down before anybody raises one
+                T.barrier()  # all flags are down before any device raises one
             with T.Scale("block"):
                 tile = T.alloc((TILE, TILE), "float32", level="l1")
                 T.copy(X[b, 0, 0], tile)

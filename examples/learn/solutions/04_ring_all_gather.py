@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Solution: before step s the sender needs s - 1 places back, since two were free from the start.
+"""Solution: before step s the sender needs s - 1 slots back, since two were free from the start.
 
 A ring passes each tile over each link once and never more than one at a time, so all links are busy in every step.
 """
@@ -24,7 +24,7 @@ def program(devices: int):
             with T.Scale("device"):
                 T.clear(arrived)
                 T.clear(free)
-                T.barrier()  # all flags are down before anybody raises one
+                T.barrier()  # all flags are down before any device raises one
             with T.Scale("block"):
                 tile = T.alloc((TILE, TILE), "float32", level="l1")
                 T.copy(X[b, 0, 0], tile)
@@ -40,6 +40,6 @@ def program(devices: int):
                         T.signal(free[b], dst=left)
                         T.copy(tile, Y[(rank + size - step - 1) % size, b, 0, 0])
             with T.Scale("device"):
-                T.barrier()  # the last flags have been raised before anybody clears them again
+                T.barrier()  # the last flags have been raised before any device clears them again
 
     return ring_all_gather

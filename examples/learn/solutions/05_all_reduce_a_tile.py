@@ -12,7 +12,7 @@ BLOCKS, TILE = 2, 16
 
 
 def program(devices: int):
-    """One shot: everybody sends to everybody."""
+    """One shot: every device sends to every device."""
 
     @T.prim_func
     def all_reduce(X: T.Tensor((BLOCKS, TILE, TILE), "float32"), Y: T.Tensor((BLOCKS, TILE, TILE), "float32")):
@@ -21,7 +21,7 @@ def program(devices: int):
             arrived = T.alloc((BLOCKS,), "int32", level="l2")
             with T.Scale("device"):
                 T.clear(arrived)
-                T.barrier()  # all flags are down before anybody raises one
+                T.barrier()  # all flags are down before any device raises one
             with T.Scale("block"):
                 tile = T.alloc((TILE, TILE), "float32", level="l1")
                 total = T.alloc((TILE, TILE), "float32", level="l0")

@@ -30,7 +30,7 @@ def program(devices: int):
                 B_dev = T.view(B, layout=T.FullCol)  # (K, BLOCKS * TILE)
                 C_dev = T.view(C, layout=T.FullCol)  # (devices, ROWS, BLOCKS * TILE)
                 T.clear(arrived)
-                T.barrier()  # all flags are down before anybody raises one
+                T.barrier()  # all flags are down before any device raises one
             with T.Scale("block"):
                 a = T.alloc((TILE, STEP), "bfloat16", level="l1")
                 w = T.alloc((STEP, TILE), "bfloat16", level="l1")

@@ -106,8 +106,8 @@ class Program:
         place = Location(__file__, 1)
         sites = [
             Site("T.wait(F >=)", place, "F", ">="),
-            Site("the meeting at its entry", place),
-            Site("the meeting at its exit", place),
+            Site("the barrier at its entry", place),
+            Site("the barrier at its exit", place),
         ]
         world, heap = tilescale.init(), default_heap()
         self.guard = Guard(name, world, heap, int(limit_s * 1e9), sites, lambda func: barrier_kernel)
@@ -175,7 +175,7 @@ def survive(rank: int) -> None:
     if rank == 1:
         time.sleep(3 * LIMIT_S)
     program()
-    program.fails(WaitTimeoutError, "the meeting at its entry: rank 1 did not come in time")
+    program.fails(WaitTimeoutError, "the barrier at its entry: rank 1 did not arrive in time")
     program.works()
     assert program.cleared == 4
     print("survived", flush=True)

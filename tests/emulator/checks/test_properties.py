@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import tilescale
 import tilescale.language as T
+from tests.emulator.checks.support import line_of
 from tilescale.backends.emulator import checks
 from tilescale.backends.emulator.checks.clocks import Clock, Place
 from tilescale.backends.emulator.checks.flags import Flag, Update
@@ -294,7 +295,12 @@ def interpreter():
                         if Ops[step, 0] == SIGNAL:
                             T.signal(F[rank], dst=Ops[step, 1])
                         if Ops[step, 0] == WAIT:
-                            T.wait(F[Ops[step, 1]], ">=", Ops[step, 2])
+                            if rank == 0:
+                                T.wait(F[Ops[step, 1]], ">=", Ops[step, 2])  # wait of device 0
+                            if rank == 1:
+                                T.wait(F[Ops[step, 1]], ">=", Ops[step, 2])  # wait of device 1
+                            if rank == 2:
+                                T.wait(F[Ops[step, 1]], ">=", Ops[step, 2])  # wait of device 2
                         if Ops[step, 0] == BARRIER:
                             T.barrier()
 
@@ -363,22 +369,76 @@ class Model:
         )  # fmt: skip
 
 
+def arguments(model):
+    """For each device its table, its rows and its flags."""
+    tables = [torch.tensor(ops, dtype=torch.int32) for ops in model.table]
+    return [[ops, torch.zeros(ROWS, 4), torch.zeros(DEVICES, dtype=torch.int32)] for ops in tables]
+
+
 operations = st.one_of(
     st.tuples(st.sampled_from([PUT, GET, GET, SIGNAL]), st.integers(0, DEVICES - 1), st.integers(0, ROWS - 1)),
     st.tuples(st.just(WAIT), st.integers(0, DEVICES - 1), st.integers(1, 2)),
     st.tuples(st.sampled_from([BARRIER, NOTHING]), st.just(0), st.just(0)),
 )
 
+tables = st.lists(st.lists(operations, min_size=LENGTH, max_size=LENGTH), min_size=DEVICES, max_size=DEVICES)
+
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(st.lists(operations, min_size=LENGTH, max_size=LENGTH), min_size=DEVICES, max_size=DEVICES), st.data())
+@given(tables, st.data())
 def test_programs_race_if_and_only_if_two_accesses_have_no_order(table, data):
     model = Model(table)
     seed = data.draw(st.sampled_from([None, 0, 1, 2, 3]))
     few = data.draw(st.booleans())  # states are forgotten all the time
-    tables = [torch.tensor(ops, dtype=torch.int32) for ops in model.table]
-    args = [[ops, torch.zeros(ROWS, 4), torch.zeros(DEVICES, dtype=torch.int32)] for ops in tables]
+    args = arguments(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks.states, "MOST", 1 if few else checks.states.MOST)
         with pytest.raises(RaceError) if model.races else contextlib.nullcontext():
-            tilescale.emulate(interpreter(), args, schedule_seed=seed)
+            report = tilescale.emulate(interpreter(), args, schedule_seed=seed)
+            assert not without_waits(model.table, redundant(report)).races
+
+
+def redundant(report):
+    """The devices whose waits are said to be redundant."""
+    lines = {where.line for _, where in report.redundant_waits}
+    return {device for device in range(DEVICES) if line_of(f"wait of device {device}") in lines}
+
+
+def without_waits(table, devices):
+    """The model in which some devices do not wait."""
+    return Model(
+        [(NOTHING, 0, 0) if ops[0] == WAIT and device in devices else ops for ops in row]
+        for device, row in enumerate(table)
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        # Device 1 tells device 2 of what device 0 has put there.
+        ([[(PUT, 2, 0), (SIGNAL, 1, 0)], [(WAIT, 0, 1), (SIGNAL, 2, 0)], [(WAIT, 1, 1), (GET, 2, 0)]], set()),
+        # Device 0 does so too, and first.
+        (
+            [
+                [(PUT, 2, 0), (SIGNAL, 1, 0), (SIGNAL, 2, 0)],
+                [(WAIT, 0, 1), (SIGNAL, 2, 0)],
+                [(WAIT, 0, 1), (GET, 2, 0)],
+            ],
+            {1},
+        ),
+        # What device 0 puts after its signal has been read before; what it gets has been its own.
+        ([[(GET, 0, 0), (SIGNAL, 1, 0)], [(WAIT, 0, 1), (PUT, 0, 0)], []], set()),
+        ([[(GET, 0, 0), (SIGNAL, 1, 0)], [(WAIT, 0, 1), (PUT, 0, 1)], []], {1}),
+        # A barrier says all that a wait behind it could, but not what one before it has said.
+        ([[(PUT, 1, 0), (SIGNAL, 1, 0), (BARRIER, 0, 0)], [(BARRIER, 0, 0), (WAIT, 0, 1), (GET, 1, 0)],
+          [(BARRIER, 0, 0)]], {1}),
+        ([[(PUT, 1, 0), (SIGNAL, 1, 0), (BARRIER, 0, 0)], [(WAIT, 0, 1), (GET, 1, 0), (BARRIER, 0, 0)],
+          [(BARRIER, 0, 0)]], set()),
+        # A value that was there from the beginning, and a signal of one's own.
+        ([[(SIGNAL, 1, 0), (SIGNAL, 0, 0), (WAIT, 0, 1)], [(WAIT, 0, 0)], []], set()),
+    ],
+)  # fmt: skip
+def test_waits_that_no_access_needs(table, expected):
+    model = Model([[*row, *[(NOTHING, 0, 0)] * (LENGTH - len(row))] for row in table])
+    assert not model.races
+    assert redundant(tilescale.emulate(interpreter(), arguments(model))) == expected

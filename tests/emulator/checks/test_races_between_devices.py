@@ -83,7 +83,7 @@ def test_a_signal_before_the_data_shows_without_checks():
 def test_faults_of_a_put_at_every_size(fault, devices):
     error = race(put(fault, devices), put_args(devices), "put", "get")
     assert "Y[0:16, 0:16] of device " in error.message
-    assert "nothing orders the two" in error.message
+    assert "no happens-before between them" in error.message
     assert 'T.barrier() in T.Scale("device")' in error.hint and "T.signal(flag[i], dst=peer)" in error.hint
 
 
@@ -96,10 +96,10 @@ def test_the_report_of_a_missing_wait():
     error = race(put("read without wait", 2), put_args(2), "put", "get")
     assert error.message == (
         "Y[0:16, 0:16] of device 0: device 0, block 0 reads it and device 1, block 0 writes it, "
-        "and nothing orders the two"
+        "with no happens-before between them"
     )
     assert error.hint == (
-        f"say which of line {line_of('get')} and line {line_of('put')} comes first: T.signal(flag[i], dst=peer), or "
+        f"order line {line_of('get')} and line {line_of('put')}: T.signal(flag[i], dst=peer), or "
         "signal=flag[i] on its T.copy, after the one and T.wait(flag[i], ...) before the other; or T.barrier() in "
         'T.Scale("device")'
     )
@@ -109,7 +109,7 @@ def test_the_report_names_the_flags_around_the_accesses():
     error = race(put("wait on the wrong flag", 3), put_args(3), "put", "get")
     assert error.message == (
         "Y[0:16, 0:16] of device 0: device 2, block 0 writes it and device 0, block 0 reads it, "
-        "and nothing orders the two\n"
+        "with no happens-before between them\n"
         f"  device 2, block 0 signals F[0] after that (line {line_of('put') + 2})\n"
         f"  device 0, block 0 waited last for F[1] (line {line_of('put') + 4})"
     )
@@ -135,7 +135,7 @@ def test_the_report_names_the_flag_that_came_too_early():
     assert f"device 1, block 0 signals F[0] before that (line {line_of('early')})" in error.message
     assert f"device 0, block 0 waited for F[0] (line {line_of('trusts')})" in error.message
     assert error.hint.startswith(
-        f"F[0] is signalled (line {line_of('early')}) before line {line_of('late data')} writes, and does not tell"
+        f"F[0] is signalled (line {line_of('early')}) before line {line_of('late data')} writes, and does not order"
     )
 
 
@@ -240,7 +240,7 @@ def ring(devices, buffers, credit):
 def test_one_buffer_too_few(devices, buffers, credit):
     error = race(ring(devices, buffers, credit), tensors(devices, (8, 8), (2,)), "fill", "empty")
     fill, empty = f"line {line_of('fill')}", f"line {line_of('empty')}"
-    assert error.hint.startswith(f"{fill} uses the buffer again before {empty} is done with what was there")
+    assert error.hint.startswith(f"{fill} reuses the buffer before {empty} has finished with it")
     assert f"T.signal(free[i], dst=peer) after {empty} and T.wait(free[i], ...) before {fill}" in error.hint
 
 
@@ -273,7 +273,7 @@ def steps(devices, barrier):
 @pytest.mark.parametrize("devices", WORLDS)
 def test_a_buffer_that_is_used_again_without_a_barrier(devices):
     error = race(steps(devices, False), tensors(devices, (8, 8), (8, 8)), "again", "before")
-    assert devices == 1 or "uses the buffer again" in error.hint
+    assert devices == 1 or "reuses the buffer" in error.hint
     in_every_order(steps(devices, True), lambda: tensors(devices, (8, 8), (8, 8)))
 
 

@@ -74,7 +74,7 @@ def test_blocks_that_write_the_same_place(blocks):
 
     error = race(program(9), tensors(1, (64, 32))[0], "clears")
     assert error.message.startswith("Y[8, 0:32] of device 0: device 0, block 0 writes it and device 0, block 1 writes")
-    assert error.hint.startswith(f"say who comes first at line {line_of('clears')}: T.signal(flag[i]) after the one")
+    assert error.hint.startswith(f"order the accesses of line {line_of('clears')}: T.signal(flag[i]) after the one")
     assert error.hint.endswith("or T.atomic_add, if they are to add up")
     in_every_order(program(8), lambda: tensors(1, (64, 32))[0])
 

@@ -41,7 +41,7 @@ def test_a_write_to_the_source_while_it_may_be_sent():
 
     for seed in SEEDS:
         error = race(program, tensors(2, (4, 8), (4, 8)), "sends", "writes the source", seed=seed)
-        assert f"line {line_of('sends')} is only started there and reads later" in error.hint
+        assert f"line {line_of('sends')} is asynchronous and reads later" in error.hint
 
 
 def test_a_wait_for_what_came_speaks_of_what_came_and_not_of_what_was_sent():
@@ -209,7 +209,7 @@ def test_a_wait_for_a_copy_that_was_never_started():
                 T.wait(arrived[0], ">=", 1)  # both
 
     text = deadlock(program, tensors(2, (1, 8), (1, 8)), "one way", "both")
-    assert "device 1 waits for arrived[0] >= 1" in text and "nobody has signalled it" in text
+    assert "device 1 waits for arrived[0] >= 1" in text and "no unit has signalled it" in text
 
 
 def test_a_copy_after_a_count_that_is_never_reached():

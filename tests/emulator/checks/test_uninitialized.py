@@ -40,7 +40,7 @@ def test_a_part_of_a_tile(level):
         return [[torch.ones(8, 16), torch.zeros(8, 16)] for _ in range(2)]
 
     message = unwritten(program(5), args(), "all of it", "a tile")
-    assert message == "device 0, block 0 reads tile[5:8, 0:16], which nobody has written"
+    assert message == "device 0, block 0 reads tile[5:8, 0:16], which is uninitialized"
     tilescale.emulate(program(8), args())
 
 
@@ -126,7 +126,7 @@ def test_flags_in_a_workspace_that_nobody_cleared():
                 T.signal(flags[rank], dst=1 - rank)  # a signal
 
     message = unwritten(program, [[torch.zeros(4, dtype=torch.int32)] for _ in range(2)], "a signal")
-    assert message == "device 0 reads flags[0] of device 1, which nobody has written"
+    assert message == "device 0 reads flags[0] of device 1, which is uninitialized"
 
 
 def test_a_variable_that_some_threads_have_not_set():
@@ -247,7 +247,7 @@ def test_a_workspace_of_all_blocks():
             T.copy(both[1 - bx, 0:64], X[bx, 0:64])
 
     advice = hint(program, [torch.ones(2, 64)])
-    assert advice.startswith(f"line {line_of('each its own')} writes both in each block; say that this comes first:")
+    assert advice.startswith(f"line {line_of('each its own')} writes both in each block; order it before this read:")
     assert 'T.barrier() in T.Scale("block")' in advice
 
 

@@ -14,6 +14,7 @@ from tests.runtime import programs
 
 world = tilescale.init()
 kernel = tilescale.compile(programs.total(world.size))
+world.barrier()  # all have compiled it: the others come to the call soon
 if world.rank == 1:
     if sys.argv[1] == "exits":
         sys.exit(0)

@@ -120,8 +120,10 @@ def check_different_extents():
 
 def check_an_error_inside_the_emulation():
     kernel = tilescale.compile(programs.stuck(SIZE))
-    text = raised(DeadlockError, lambda: kernel(torch.zeros(1, dtype=torch.int32)))
+    flags = torch.zeros(1, dtype=torch.int32)
+    text = raised(DeadlockError, lambda: kernel(flags))
     assert "flags[0] >= 2" in text and "programs.py" in text
+    assert flags.item() == 0, "of a call that fails nothing arrives, on no rank"
 
 
 def check_dtensors():

@@ -4,6 +4,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -123,11 +124,20 @@ def test_pictures_say_what_ran_where(tmp_path: Path):
     assert "ring on h200-sxm-8: 10 us, at least 6 us by nvlink" in texts(tmp_path / "t.svg")
 
 
+def test_an_svg_follows_its_readers_preference(tmp_path: Path):
+    plot(ring(), tmp_path / "t.svg")
+    drawn = ElementTree.parse(tmp_path / "t.svg").getroot()
+    style = drawn.find("{*}style").text
+    assert style.startswith("@media (prefers-color-scheme: dark){")
+    assert all(colour in style for colour in (DARK.paper, DARK.ink, DARK.grid, DARK.waiting))
+    assert drawn.find(".//{*}g[@id='paper']/{*}path") is not None, "the rule for the background has something to colour"
+
+
 def test_dark_pictures_keep_the_colours_of_kinds(tmp_path: Path):
     plot(ring(), tmp_path / "light.svg")
     plot(ring(), tmp_path / "dark.svg", dark=True)
     light, dark = ((tmp_path / f"{name}.svg").read_text() for name in ("light", "dark"))
-    assert LIGHT.paper in light and LIGHT.ink in light and DARK.paper not in light
+    assert LIGHT.paper in light and LIGHT.ink in light
     assert DARK.paper in dark and DARK.ink in dark and LIGHT.ink not in dark
     assert all(STYLE[span.kind][0].lower() in dark for span in ring().spans)
 

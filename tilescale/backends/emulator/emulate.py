@@ -104,7 +104,8 @@ def emulate(
             finally:
                 pairs.put_together()
                 count_writes(unit[i] for unit in per_unit for i in written)
-    return Report(program.name, target, tuple(run.activity), perf_counter() - begin, recorder, run.missed)
+    wall_s = perf_counter() - begin
+    return Report(program.name, target, tuple(run.activity), wall_s, recorder, run.missed, run.redundant_waits)
 
 
 def _without_values(args: Sequence[Any] | None) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -36,6 +36,8 @@ class Report:
         recorder: the record of which `timeline` is the simulation; None if the run was not timed.
         missed: tile operations of which no element lay inside of its tensor, so that loads gave zero and stores
             nothing: the tensor's name and the line -> how many.
+        redundant_waits: waits that order no two accesses to one element of this run, if its races were checked: the
+            flag's name and the line.
     """
 
     program: str
@@ -44,6 +46,7 @@ class Report:
     wall_s: float
     recorder: Recorder | None = field(default=None, compare=False)
     missed: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
+    redundant_waits: Sequence[tuple[str, Location | None]] = ()
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -90,7 +93,7 @@ class Report:
                 make pictures. Without a path the page is returned, and a notebook shows it below its cell.
             engines: a row for each engine of a unit instead, or for each family of engines where there are many; on a
                 page, units begin unfolded.
-            dark: a picture for dark surroundings; a page follows its reader's preference.
+            dark: a picture for dark surroundings. Without it .svg and .html files follow their reader's preference.
 
         Raises:
             UsageError: the run was not timed, another ending, or no file can be made there.
@@ -106,7 +109,7 @@ class Report:
 
     def __str__(self) -> str:
         parts = [self._activity()] + ([summary(self.timeline)] if self.recorder is not None else [])
-        return "\n".join(parts + [_missed(*key, count) for key, count in self.missed.items()])
+        return "\n".join([*parts, *self._remarks()])
 
     def _repr_html_(self) -> str:
         """A notebook's view of it."""
@@ -114,9 +117,16 @@ class Report:
         line = lambda cells, tag: f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"  # noqa: E731
         table = line(head, "th") + "".join(line(row, "td") for row in rows)
         words = [summary(self.timeline)] if self.recorder is not None else []
-        words += [_missed(*key, count) for key, count in self.missed.items()]
+        words += self._remarks()
         title = f"<b>{escape(self.program)}</b> on {escape(self.machine.name)}"
         return f"<div>{title}<table>{table}</table><pre>{escape(chr(10).join(words))}</pre></div>"
+
+    def _remarks(self) -> Iterator[str]:
+        """What is allowed, and seldom meant."""
+        for (name, where), count in self.missed.items():
+            yield f"no effect: access wholly out of bounds of {name} x{count}{_place(where)}"
+        for name, where in self.redundant_waits:
+            yield f"redundant wait for {name}: no access of this run needs it{_place(where)}"
 
     def _activity(self) -> str:
         rows = list(self._rows())
@@ -143,6 +153,5 @@ def _cells(did: Activity) -> list[str]:
     return [str(did.programs), *moved, format_bytes(did.contributed), names]
 
 
-def _missed(name: str, where: Location | None, count: int) -> str:
-    place = f"  {Path(where.file).name}:{where.line}" if where else ""
-    return f"nothing read or written: wholly outside of {name} x{count}{place}"
+def _place(where: Location | None) -> str:
+    return f"  {Path(where.file).name}:{where.line}" if where else ""

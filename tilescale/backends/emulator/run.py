@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,8 @@ class Run:
         self.activity: list[Activity] = []
         # By tensor and line, the tile operations of which no element lay inside of the tensor.
         self.missed: Counter[tuple[str, Location | None]] = Counter()
+        # The flag's name and the line of waits that no access needs.
+        self.redundant_waits: list[tuple[str, Location | None]] = []
         self.grids: list[Any] = []
         self._queues: dict[Unit, CopyQueue] = {}
         self.root = Unit("", 0)
@@ -182,6 +184,11 @@ class Run:
 
     # -- accounts ------------------------------------------------------------------------------------------------------
 
+    @property
+    def units(self) -> Iterable[Unit]:
+        """The units that own tensors, in the order of the arguments."""
+        return self._numbers.keys()
+
     def number(self, unit: Unit) -> int:
         """The number of the tensor-owning unit that a unit is or lies in."""
         while unit not in self._numbers:
@@ -229,12 +236,12 @@ class Run:
         places = ", ".join(f"{line.file}:{line.line}" for line in lines if line)
         units = list(self._signallers.get(flag, ()))
         if not units:
-            return f"nobody has signalled it; the program does so at {places}"
+            return f"no unit has signalled it; the program signals it at {places}"
         ranks = {u.rank for u in units}
         absent = [r for r in range(units[0].siblings) if r not in ranks]
         done = f"signalled so far by {'; '.join(map(str, units[:8]))}"
         missing = f"; not by {units[0].siblings_named(absent)}" if absent else ""
-        return f"{done}{missing}; the program does so at {places}"
+        return f"{done}{missing}; the program signals it at {places}"
 
     # -- deadlock ------------------------------------------------------------------------------------------------------
 
@@ -245,7 +252,7 @@ class Run:
         for task in waits:
             groups.setdefault((task.wait.what, task.wait.seen(), task.wait.where), []).append(task)
         waiting = f"{format_count(len(waits), 'unit')} wait{'s' * (len(waits) == 1)}"
-        lines = [f"deadlock: {waiting} for something that nobody will do"]
+        lines = [f"deadlock: {waiting} and no unit can make progress"]
         for (what, seen, _), members in list(groups.items())[:8]:
             lines.append(f"  {_some([t.name for t in members])} wait{'s' if len(members) == 1 else ''} for {what}")
             details = f"now: {seen}" if seen else "", members[0].wait.missing()

@@ -133,7 +133,7 @@ def _cache() -> Finding:
     from tilescale.backends.cuda.running.toolchain import check_cache
 
     check_cache()
-    return Finding("kernel cache", True, "nobody else can write to it")
+    return Finding("kernel cache", True, "no other user can write to it")
 
 
 def _descriptors() -> Finding:

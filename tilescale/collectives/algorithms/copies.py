@@ -30,7 +30,7 @@ def copied(make: Callable[[tuple[int, ...]], Schedule]) -> Callable[[tuple[int, 
 ALGORITHMS = (
     Algorithm(
         name="copy_engine",
-        title="Parts go straight to whom they are for, by copies that the host starts.",
+        title="Parts go directly to their destinations, by copies that the host starts.",
         schedules={
             "allreduce": copied(direct.two_shot),
             "all_gather": copied(direct.all_gather),

@@ -83,7 +83,7 @@ MOST = 256
 ALGORITHMS = (
     Algorithm(
         name="one_shot",
-        title="Everybody sends its whole tensor to everybody, and combines all in the order of ranks.",
+        title="Every unit sends its whole tensor to every other one; each combines all of them in rank order.",
         schedules={"allreduce": one_shot},
         forms=FORMS,
         most=MOST,
@@ -97,7 +97,7 @@ ALGORITHMS = (
     ),
     Algorithm(
         name="direct",
-        title="Parts go straight to whom they are for; a barrier tells everybody.",
+        title="Parts go directly to their destinations; for a barrier, a signal to every unit.",
         schedules={
             "reduce_scatter": reduce_scatter,
             "all_gather": all_gather,

@@ -117,7 +117,7 @@ ALGORITHMS = (
     ),
     Algorithm(
         name="dissemination",
-        title="In step k each unit tells the one 2^k further on.",
+        title="Dissemination: in step k each unit signals the one at distance 2^k.",
         schedules={"barrier": dissemination},
         forms=FORMS,
     ),

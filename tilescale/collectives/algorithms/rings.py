@@ -87,7 +87,7 @@ def pairwise(shape: tuple[int, ...]) -> Schedule:
 ALGORITHMS = (
     Algorithm(
         name="ring",
-        title="Every unit speaks to its next neighbour only; a broadcast is a pipeline along the ring.",
+        title="Every unit sends to its next neighbour only; a broadcast is a pipeline along the ring.",
         schedules={**{operation: partial(one, operation) for operation in ROUNDS}, "broadcast": pipeline},
         segmented=frozenset({"broadcast"}),
         forms=(TENSORS, TILES),
@@ -100,7 +100,7 @@ ALGORITHMS = (
     ),
     Algorithm(
         name="pairwise",
-        title="In step k everybody sends to the unit k further on.",
+        title="In step k each unit sends to the one at distance k.",
         schedules={"all_to_all": pairwise},
         forms=(TENSORS, TILES),
     ),

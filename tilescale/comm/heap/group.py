@@ -46,7 +46,7 @@ class Group:
         Raises RankFailedError if one of them fails or the time is up.
         """
         session = self.team._session
-        assert session is not None, "a heap of one rank waits for nobody"
+        assert session is not None, "a heap of one rank has no peers"
         return session.wait(ready, lambda: [self.team.ranks[rank] for rank in missing()], call)
 
     def raise_if_failed(self, call: Call, within_s: float) -> None:

@@ -347,7 +347,7 @@ class SymmetricHeap:
         largest = max((size for _, size in self._ledger.arena.free_pieces), default=0)
         waiting = f", {format_bytes(usage.pending)} released here but not by all ranks" if usage.pending else ""
         return HeapExhaustedError(
-            f"asked for a symmetric tensor of {format_bytes(nbytes)}; of {format_bytes(usage.mapped)} mapped, "
+            f"symmetric heap exhausted: asked for {format_bytes(nbytes)}; of {format_bytes(usage.mapped)} mapped, "
             f"{format_bytes(usage.mapped - usage.used)} are free (largest piece {format_bytes(largest)}{waiting}), "
             f"and the heap cannot grow: {refusal}",
             hint=refusal.hint,

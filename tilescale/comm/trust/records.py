@@ -65,5 +65,5 @@ def _forged(name: str, found: str) -> ForgedMessageError:
     return ForgedMessageError(
         f"the job's store holds {found} under {name!r}: no rank of this job has written it",
         hint="another program writes to the store at MASTER_ADDR:MASTER_PORT: a second job on the same port, or "
-        "somebody who wants to get into this one; start the job again on another port",
+        "an intruder; start the job again on another port",
     )

@@ -67,7 +67,7 @@ class Travel:
         able = [m for m in offers if m.started_by == starter and m.put and not m.on_request]
         if network is None or not able:
             name = network.name if network is not None else uses.machine.name
-            raise Declined(f"nothing of {name} moves data {'while' if carrier == QUEUE else 'from where'} programs run")
+            raise Declined(f"no mechanism of {name} moves data {'while' if carrier == QUEUE else 'where'} programs run")
         whole = region_bytes(site.made.whole[0]) or 0
         return cls(network, able[0], parts, height, whole // (parts * height), 2 / _bandwidth(uses.machine))
 

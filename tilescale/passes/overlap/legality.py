@@ -72,7 +72,7 @@ def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> N
         if ordered or reached or effects.meets and not isinstance(collective, Collective):
             raise Declined("the program orders its units by itself", location(step.stmt))
         if effects.meets and isinstance(step.phase, GridPhase):
-            raise Declined("programs of the grid meet", location(step.stmt))
+            raise Declined("programs of the grid synchronize", location(step.stmt))
 
 
 def stands_alone(phase: GridPhase, launch: Launch) -> bool:

@@ -101,7 +101,7 @@ class _State:
         site, mine = sites(graph)[self.kept]
         uses = Uses(program, self.machine, _sizes(program))
         if uses.sizes[site.made.level] == 1:
-            raise Declined("there is nobody else")
+            raise Declined("there is one unit only")
         if site.made.name not in _PATTERNS:
             raise Declined(f"there is no rewrite of {site.made.name}")
         check(site, mine, graph, self.flags)

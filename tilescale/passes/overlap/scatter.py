@@ -184,7 +184,7 @@ def _carriers(scatter: _Scatter, move: Move) -> list[str]:
             _choose(scatter, move, carrier)
             times[carrier] = move.beside_s or 0.0
     if not times:
-        raise Declined("nothing of the network moves such rows", location(scatter.site.stmt))
+        raise Declined("no mechanism of the network moves such rows", location(scatter.site.stmt))
     if TILES in times and times[TILES] < times.get(QUEUE, math.inf) * (1 - TIE):
         return [TILES, *(name for name in times if name == QUEUE)]
     return [QUEUE]

@@ -2,11 +2,13 @@
 """A timeline as a picture: one row for each unit that owns tensors, or for each of its engines.
 
 Colours are those of Okabe and Ito, "Color Universal Design", 2008, told apart with any colour vision; waits are hatched
-as well. A row is as full as its engines are busy, so that hundreds of programs fit into one.
+as well. A row is as full as its engines are busy, so that hundreds of programs fit into one. An SVG is light or dark as
+its reader prefers.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +52,10 @@ class _Theme:
 LIGHT = _Theme(paper="#ffffff", ink="#1f2a37", grid="#dddddd", waiting="#FBE9DF")
 DARK = _Theme(paper="#131416", ink="#d5d9e0", grid="#3a3f47", waiting="#3b2618")
 
-COLUMNS = 1500
+_PAPER = "paper"
+"""The name of the background in an SVG."""
+
+COLUMNS = 800
 MOST_UNITS, MOST_WITH_ENGINES = 32, 12
 """Of many units, as many are shown, spread evenly; fewer where each has several rows."""
 
@@ -88,6 +93,7 @@ def picture(timelines: Mapping[str, Timeline], target: Path, *, engines: bool, d
     heights = [1.25 + (0.34 if len(rows) > 24 else 0.46) * len(rows) for rows in found]
     figure.set_size_inches(12, sum(heights))
     figure.set_facecolor(theme.paper)
+    figure.patch.set_gid(_PAPER)
     panels = figure.subplots(len(found), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     for axes, (name, timeline), rows in zip(panels, timelines.items(), found, strict=True):
         _panel(axes, timeline, rows, engines, theme)
@@ -95,6 +101,19 @@ def picture(timelines: Mapping[str, Timeline], target: Path, *, engines: bool, d
         axes.set_title(title, fontsize=10, loc="left", pad=24, color=theme.ink)
     panels[-1].set_xlim(0, max(timeline.end_s for timeline in timelines.values()) * 1e6 or 1)
     _write(figure, target)
+    if target.suffix == ".svg" and not dark:
+        target.write_text(_with_dark(target.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _with_dark(svg: str) -> str:
+    """The same drawing with a stylesheet for readers who prefer dark pages; the colours of kinds stay."""
+    rules = [f"#{_PAPER} path{{fill:{DARK.paper}!important}}"]
+    for light, dark in ((LIGHT.ink, DARK.ink), (LIGHT.grid, DARK.grid), (LIGHT.waiting, DARK.waiting)):
+        for what in "fill", "stroke":
+            places = f'[style*="{what}: {light}" i],[{what}="{light}" i]'
+            rules.append(f"{places}{{{what}:{dark}!important}}")
+    style = f"<style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>"
+    return re.sub(r"(<svg\b[^>]*>)", lambda begin: f"{begin[0]}\n {style}", svg, count=1)
 
 
 def _panel(axes: Any, timeline: Timeline, rows: Sequence[_Row], engines: bool, theme: _Theme) -> None:
@@ -159,7 +178,7 @@ def _draw_row(axes: Any, number: int, row: _Row, most: dict[str, int], end_s: fl
             continue
         upper = lower - height
         steps = dict(step="post", linewidth=0, facecolor=STYLE[kind][0])
-        ends = (found.edges * 1e6, _closed(lower), _closed(upper))
+        ends = _corners(found.edges * 1e6, lower, upper)
         if kind == "wait":
             steps |= dict(hatch="/////", edgecolor=STYLE[kind][0], facecolor=theme.waiting)
         axes.fill_between(*ends, **steps)
@@ -167,9 +186,11 @@ def _draw_row(axes: Any, number: int, row: _Row, most: dict[str, int], end_s: fl
     _label(axes, number, row, end_s)
 
 
-def _closed(values: np.ndarray) -> np.ndarray:
-    """Steps need the last value twice."""
-    return np.append(values, values[-1])
+def _corners(edges: np.ndarray, *steps: np.ndarray) -> list[np.ndarray]:
+    """Edges where one of the steps changes by what can be seen, and the steps there; the last one twice, as its end."""
+    seen = [step.round(3) for step in steps]
+    changes = np.flatnonzero(np.append(True, np.logical_or.reduce([np.diff(step) != 0 for step in seen])))
+    return [np.append(edges[changes], edges[-1]), *(np.append(step[changes], step[-1]) for step in seen)]
 
 
 def _label(axes: Any, number: int, row: _Row, end_s: float) -> None:
@@ -234,7 +255,7 @@ def _dress(axes: Any, rows: Sequence[_Row], timeline: Timeline, engines: bool, t
     axes.spines["bottom"].set_color(theme.ink)
     if engines:
         _separate_units(axes, rows, timeline.level, theme)
-    axes.set_facecolor(theme.paper)
+    axes.set_facecolor("none")
 
 
 def _legend(kinds: set[str], theme: _Theme) -> list[Any]:

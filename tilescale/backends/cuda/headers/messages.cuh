@@ -93,7 +93,7 @@ struct Share {
   }
 };
 
-// A message did not come in time. Not inlined: it is called in many places and, if all is well, never.
+// A message did not arrive in time. Not inlined: it is called in many places and, if all is well, never.
 __device__ __noinline__ void report_absent(i64* report, int site, int peer, unsigned number, unsigned seen) {
   fail(report, ABSENT, site, peer, number, seen);
 }

@@ -187,7 +187,7 @@ def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
     if following and SYNC.match(following[0].text):
         following = following[1:]
     elif kernel.threads > 1:
-        raise kernel.fail("threads do not meet after a wait", node)
+        raise kernel.fail("threads do not synchronize after a wait", node)
     if following and following[0].text != ACQUIRED and not WAIT.search(following[0].text):
         raise kernel.fail("loads may run ahead of a wait", node)
     role = _role(node)
@@ -222,7 +222,7 @@ def _check_signal(kernel: KernelText, node: Node) -> None:
         for previous in at.before:
             if previous.text == BY_ALL:
                 if not met:
-                    raise kernel.fail("threads do not meet between their stores and a signal", node)
+                    raise kernel.fail("threads do not synchronize between their stores and a signal", node)
                 return
             met = met or bool(SYNC.match(previous.text))
             _check_harmless(kernel, previous, node)
@@ -256,7 +256,7 @@ def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
             raise kernel.fail(f"a signal by another thread than the one that stores in line {leaf.line}", node)
     before = [previous.text for previous in guard.before if previous.text != ACQUIRED]
     if not before or not SYNC.match(before[0]):
-        raise kernel.fail("threads do not meet between their stores and a signal", node)
+        raise kernel.fail("threads do not synchronize between their stores and a signal", node)
 
 
 def _check_kept(kernel: KernelText, node: Node) -> None:

@@ -195,13 +195,13 @@ class _Planner(Grids):
             found = f"{what}, in a program where a copy waits for a flag, has no CUDA lowering: {reason}"
             raise self.unsupported(found)
         in_order = self._copy_in_order(copy)
-        self.notes.append(f"{what}: before what follows, not beside it: {reason}")
+        self.notes.append(f"{what}: synchronous: {reason}")
         # The queue's operations are older, and whoever sees this one's flag may rely on them.
         return [*([self.join()] if self._queue.any else []), *in_order]
 
     def _on_queue(self, call: ir.Call, what: str) -> HostStep:
         self.uses_queue = True
-        self.notes.append(f"{what}: on the copy queue, beside what follows")
+        self.notes.append(f"{what}: asynchronous, on the copy queue")
         return self._host(ir.Evaluate(call), QUEUE)
 
     def join(self) -> HostStep:

@@ -26,7 +26,7 @@ from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Progra
 from tilescale.program.operations import Collective, Copy, operation
 from tilescale.program.rendezvous import involves_others, needs_rendezvous_at_entry, needs_rendezvous_at_exit
 
-ENTRY, EXIT = "the meeting at its entry", "the meeting at its exit"
+ENTRY, EXIT = "the barrier at its entry", "the barrier at its exit"
 
 PATIENCE = 3
 """How many times as long as a wait a meeting behind it takes at most: a rank that hangs in a wait is to fail first and

@@ -77,7 +77,7 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
 
 def _wait(report: Report, site: Site, scene: Scene) -> str:
     if report.kind is Kind.ABSENT:
-        return f": {site.what}: rank {report.index} did not come in time"
+        return f": {site.what}: rank {report.index} did not arrive in time"
     return (
         f", block {_block(report.block)}: waited {scene.limit_s:g} s for {site.flag}, element {report.index}, "
         f"{site.compare} {report.expected}; it is {report.seen}"
@@ -107,7 +107,7 @@ def _mismatch_hint() -> str:
 def _others(waiting: int, scene: Scene) -> str:
     """How far the other ranks are, as seen from the one that waits."""
     if not scene.standings[waiting].count:
-        return "nobody knows, as this program has no meeting of ranks around it"
+        return "unknown, as there is no barrier of all ranks around this program"
     parts = []
     for rank, at in enumerate(scene.standings):
         ahead = scene.standings[waiting].behind(at)
@@ -120,5 +120,5 @@ def _others(waiting: int, scene: Scene) -> str:
         else:
             place = site_of(at.purpose, len(scene.sites)) if at.count else None
             last = ", nor to an earlier one" if place is None else f"; it was last at {scene.sites[place].what}"
-            parts.append(f"rank {rank} has not come so far{last}")
+            parts.append(f"rank {rank} has not arrived so far{last}")
     return "; ".join(parts) or "none"

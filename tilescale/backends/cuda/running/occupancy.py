@@ -72,7 +72,7 @@ def check_resident(program: str, asked: int | None, held: int, processors: int, 
         grid = "a grid of an extent that is not known before the launch" if asked is None else f"a grid of {asked}"
         raise LaunchError(
             f"{program!r}: programs wait for others of the same grid, {grid}; the device holds {held} at once "
-            f"({held // processors} on each of {processors} processors), and one that waits makes no room",
+            f"({held // processors} on each of {processors} processors), and a waiting program stays resident",
             hint=f"launch at most {held} programs, each doing several tiles in a loop; or give every program flags of "
             "its own, F[bx, ...], so that it waits for those of its own number only",
             where=where,

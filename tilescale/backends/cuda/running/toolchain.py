@@ -23,7 +23,7 @@ def check_cache() -> None:
     if said is not None:
         raise UntrustedCacheError(
             f"the cache of compiled kernels is at {folder}, but {said}: what is in there would run as this user",
-            hint="set TILELANG_CACHE_DIR to a folder of your own, or let nobody else write there: chmod go-w",
+            hint="set TILELANG_CACHE_DIR to a folder of your own, or let no other user write there: chmod go-w",
         )
 
 
@@ -43,7 +43,7 @@ def objection(folder: Path) -> str | None:
         if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
             continue
         if found.st_mode & stat.S_IWOTH:
-            return f"everybody can write to {part} (mode {stat.S_IMODE(found.st_mode):04o})"
+            return f"all users can write to {part} (mode {stat.S_IMODE(found.st_mode):04o})"
         if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
             return f"group {found.st_gid} can write to {part} (mode {stat.S_IMODE(found.st_mode):04o})"
     return None

@@ -3,7 +3,8 @@
 
     races.py            accesses that nothing orders: clocks.py says what is ordered, flags.py what a wait has seen,
                         states.py what is kept of the past of an element, explain.py what a report says,
-                        phases.py mbarriers whose next phase may end before a wait for the last one
+                        phases.py mbarriers whose next phase may end before a wait for the last one,
+                        redundant.py waits that no access needs
     initialization.py   reads of what was never written
     replicas.py         replicas that should be one and are not
     shadow.py text.py   cells beside the memory of a program, one an element; words of reports

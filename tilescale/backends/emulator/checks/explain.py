@@ -83,7 +83,7 @@ def race_error(run: Run, race: Race, box: Box, owner: np.ndarray) -> RaceError:
     holder = owner_of(second.unit, first.home.root, owner)
     place = f" of {holder}" if holder is not None and holder.level else ""
     acts = f"{who(first)} {verb(first)} it and {who(second)} {verb(second)} it"
-    lines = [f"{region}{place}: {acts}, and nothing orders the two"]
+    lines = [f"{region}{place}: {acts}, with no happens-before between them"]
     lines += [f"  {line}" for line in _flags(first, second)]
     shared = same_memory(holder, first.home.root) if holder is not None else []
     if len(shared) > 1:
@@ -153,11 +153,11 @@ def _remedy(run: Run, race: Race) -> str:
     order = primitives(run, level)
     one, other = _line(first), _line(second)
     if one == other:
-        text = f"say who comes first at {one}: {order}"
+        text = f"order the accesses of {one}: {order}"
     elif {first.kind, second.kind} == {READ, WRITE} and first.kind == WRITE:
         text = f"{_told_early(first, second)}between {one} and {other}: {order}"
     else:
-        text = f"say which of {one} and {other} comes first: {order}"
+        text = f"order {one} and {other}: {order}"
     if len(atomic) == 1:
         return f"{text}; or make both atomic"
     adds = one == other or first.kind == second.kind == WRITE
@@ -170,7 +170,7 @@ def _told_early(first: Access, second: Access) -> str:
         told = _told(write, read)
         if (write.kind, read.kind) == (WRITE, READ) and told and told[-1].time < write.time:
             mark = told[-1]
-            return f"{mark.name} is signalled{mark.line} before {_line(write)} writes, and does not tell of that; "
+            return f"{mark.name} is signalled{mark.line} before {_line(write)} writes, and does not order that write; "
     return ""
 
 
@@ -178,13 +178,13 @@ def _credit(run: Run, read: Access, write: Access) -> str:
     """For a buffer that is used again too early: an answer of the reader, beside the signal that there is."""
     level = _apart(read.unit, write.unit)
     kind = None if level is None else run.machine.level(level).kind
-    early = f"{_line(write)} uses the buffer again before {_line(read)} is done with what was there"
+    early = f"{_line(write)} reuses the buffer before {_line(read)} has finished with it"
     if kind in (None, "lanes"):
-        return f"{early}: {primitives(run, level)}; or give each turn a buffer of its own"
+        return f"{early}: {primitives(run, level)}; or use a buffer per iteration"
     answer = "T.signal(free[i], dst=peer)" if kind == "unit" else "T.signal(free[i])"
     return (
-        f"{early}: let the reader answer, {answer} after {_line(read)} and T.wait(free[i], ...) before {_line(write)}; "
-        "or T.barrier() after both; or give each turn a buffer of its own"
+        f"{early}: return a credit, {answer} after {_line(read)} and T.wait(free[i], ...) before {_line(write)}; "
+        "or T.barrier() after both; or use a buffer per iteration"
     )
 
 
@@ -193,8 +193,8 @@ def _remedy_of_queue(queued: Access, other: Access) -> str:
     if queued.kind == WRITE:
         return f"wait for the flag that {_line(queued)} signals before {_line(other)}"
     return (
-        f"{_line(queued)} is only started there and reads later: let {_line(other)} come before that, or after the "
-        "receiver, who waits for the flag, has answered with T.signal"
+        f"{_line(queued)} is asynchronous and reads later: do {_line(other)} before it, or after a credit from the "
+        "receiver, T.signal once its wait for the flag has returned"
     )
 
 

@@ -43,7 +43,7 @@ class Update:
         return self.past.knows(other.past.clock, other.past.time)
 
 
-@dataclass
+@dataclass(eq=False)
 class Flag:
     """The updates of one flag since it was last plainly written, and up to where each task has seen all of them."""
 
@@ -62,12 +62,17 @@ class Flag:
         self.updates.append(update)
         self.value = update.value
 
-    def wait(self, clock: Clock, holds: Callable[[Any], bool]) -> None:
-        """A task has seen that `holds` is true of the value: it learns what it must have seen."""
+    def wait(self, clock: Clock, holds: Callable[[Any], bool]) -> tuple[Update | None, Known]:
+        """A task has seen that `holds` is true of the value: it learns what it must have seen.
+
+        Returns:
+            The earliest update that it may have looked at, None where the value before all of them would do; and what
+            it has learnt since all of several updates publish it, one of which it has seen.
+        """
         first = self._known_until(clock)
         last = self._looked_at(clock, first, holds)
         if last is None:
-            return
+            return None, {}
         news = [update for i, update in enumerate(self.updates[first:], first) if not self._knows(clock, i)]
         stays = all(holds(u.value) and not u.stores for u in self.updates[last + 1 :])
         for i in range(self._sequence(first, last), last + 1):
@@ -75,14 +80,20 @@ class Flag:
             needed = update.stores or not stays or not holds(self.value - self._resting_on(i))
             if needed and not self._knows(clock, i) and not _is_replaced(update, news, holds):
                 _learn(clock, update)
-        if news and not holds(self.value - sum(update.added for update in news)):
-            clock.learn(_common(news))  # one of them has been seen
+        one_seen = news and not holds(self.value - sum(update.added for update in news))
+        common = _common(news) if one_seen else {}
+        clock.learn(common)
+        return self.updates[last], common
 
     def load(self, clock: Clock) -> None:
         """A task has loaded the value, to acquire what was published with it."""
         last = len(self.updates) - 1
         for update in self.updates[self._sequence(self._known_until(clock), last) :]:
             _learn(clock, update)
+
+    def unseen(self, clock: Clock) -> list[Update]:
+        """The updates since those that a task has waited for."""
+        return self.updates[self._seen.get(clock, 0) :]
 
     def _known_until(self, clock: Clock) -> int:
         """How many of the first updates a task knows, without a gap."""

@@ -98,7 +98,7 @@ class Initialization(Observer):
         places = [Location(home.where.file, home.where.line, "reads here")] if home.where else []
         places += [declared] if declared else []
         error = UninitializedReadError(
-            f"{acting(frame.unit, self._run.scheduler.current.name)} reads {region}, which nobody has written",
+            f"{acting(frame.unit, self._run.scheduler.current.name)} reads {region}, which is uninitialized",
             hint=self._of_others(frame, home, holder)
             or f"write {home.name} before it is read: T.clear, T.fill or a T.copy that covers what is read",
             where=places,
@@ -120,7 +120,7 @@ class Initialization(Observer):
             return None
         level = next(level for level, _ in frame.unit.path()[len(holder.path()) :])
         lines = ", ".join(dict.fromkeys(f"line {place.line}" for place, _ in writers if place))
-        return f"{lines} writes {home.name} in each {level}; say that this comes first: {primitives(self._run, level)}"
+        return f"{lines} writes {home.name} in each {level}; order it before this read: {primitives(self._run, level)}"
 
     def _writers(self, home: Home) -> Iterator[tuple[Location | None, bool]]:
         """Statements that write a buffer, and whether they write another unit's."""

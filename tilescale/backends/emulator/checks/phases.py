@@ -8,6 +8,7 @@ after that, which may never come. So somebody who arrives at the next phase must
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +31,9 @@ class _Wait:
 class Phases:
     """Who has waited for the last phase of each barrier."""
 
-    def __init__(self) -> None:
+    def __init__(self, rests: Callable[[Place, Clock, int], None]) -> None:
+        """`rests` is told of each wait that somebody had to know of."""
+        self._rests = rests
         self._waits: weakref.WeakKeyDictionary[Any, list[_Wait]] = weakref.WeakKeyDictionary()
 
     def passes(self, barrier: Any, clock: Clock, unit: Unit, where: Location | None) -> None:
@@ -42,6 +45,7 @@ class Phases:
         for wait in self._waits.pop(barrier, ()):
             if not arrivals.knows(wait.clock, wait.time):
                 raise _error(barrier.name, phase, wait, where)
+            self._rests(arrivals, wait.clock, wait.time)
 
 
 def _error(barrier: str, phase: int, wait: _Wait, where: Location | None) -> RaceError:

@@ -18,6 +18,7 @@ from tilescale.backends.emulator.checks.clocks import Clock, Place
 from tilescale.backends.emulator.checks.explain import LATELY, Mark, Race, race_error
 from tilescale.backends.emulator.checks.flags import Flag, Update
 from tilescale.backends.emulator.checks.phases import Phases
+from tilescale.backends.emulator.checks.redundant import RedundantWaits
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.states import Access, Conflict, Table
 from tilescale.backends.emulator.checks.text import memory_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.barriers import MBarrier
     from tilescale.backends.emulator.execute.frame import Frame
     from tilescale.backends.emulator.execute.tasks import Task
+    from tilescale.backends.emulator.execute.units import Unit
     from tilescale.backends.emulator.interpret.buffers import Home
     from tilescale.backends.emulator.run import Run
     from tilescale.errors import Location
@@ -50,8 +52,9 @@ class Races(Observer):
     def starts(self, run: Run) -> None:
         self._run = run
         self._memory: Memory[_Cells] = Memory(_Cells)
-        self._table = Table()
-        self._phases = Phases()
+        self._waits = RedundantWaits()
+        self._table = Table(self._waits.meets)
+        self._phases = Phases(self._waits.rests)
         self._clocks: dict[Task, Clock] = {}
         # Barrier or meeting -> which time it is that tasks meet there -> what they published.
         self._places: weakref.WeakKeyDictionary[Any, dict[Any, Place]] = weakref.WeakKeyDictionary()
@@ -109,10 +112,15 @@ class Races(Observer):
 
     def _has_begun(self, clock: Clock, barrier: object, phase: int) -> bool:
         """Whether a task knows that a barrier is in a phase, or past it."""
-        mine, before = (self._place((barrier, n)).arrived for n in (phase, phase - 1))
-        return any(clock.knows(*arrival) for arrival in mine.items()) or (
-            bool(before) and all(clock.knows(*arrival) for arrival in before.items())
-        )
+        places = (self._place((barrier, n)) for n in (phase, phase - 1))
+        mine, before = ([self._knows(clock, *arrival) for arrival in place.arrived.items()] for place in places)
+        return any(mine) or (bool(before) and all(before))
+
+    def _knows(self, clock: Clock, other: Clock, time: int) -> bool:
+        known = clock.knows(other, time)
+        if known:
+            self._waits.rests(clock, other, time)
+        return known
 
     def signals(self, frame: Frame, home: Home, flag: np.ndarray, op: str, before: int) -> None:
         clock = self._clock
@@ -125,7 +133,7 @@ class Races(Observer):
         clock.waits, clock.notes = (*clock.waits[-LATELY:], Mark(home, flag, clock.time)), {}
         found = self._flag(flag, value)
         found.settle(value)
-        found.wait(clock, holds)
+        self._waits.wait(home, found, clock, holds)
 
     def orders(self, frame: Frame, array: np.ndarray, index: Any, op: str, order: str) -> None:
         if index[0].size == 0:
@@ -151,6 +159,28 @@ class Races(Observer):
     def _flag(self, flag: np.ndarray, value: int) -> Flag:
         flags = self._memory.of(flag).flags
         return flags.setdefault(flag.__array_interface__["data"][0], Flag(value))
+
+    def ends(self) -> None:
+        run = self._run
+        if run.program.extents and 1 in run.extents.values():
+            return  # Written for many units and run on one, which finds all of it done.
+        if self._waits.left:
+            clocks = {clock.name: clock for task, clock in self._clocks.items() if task.parent is None}
+            for unit in run.units:
+                for array in unit.storage.values():
+                    if isinstance(array, np.ndarray):
+                        self._returned(unit, array, clocks[str(unit)])
+        run.redundant_waits = self._waits.left
+
+    def _returned(self, unit: Unit, array: np.ndarray, clock: Clock) -> None:
+        """Whoever gets a unit's memory back, flags aside, must know what other units did there."""
+        shadow = self._memory.of(array)
+        if shadow.flags:
+            return
+        for number in np.unique(shadow.view(array)):
+            for access in self._table[number].accesses():
+                if self._run.number(access.unit) != self._run.number(unit):
+                    self._waits.rests(clock, access.clock, access.time)
 
     # -- accesses ------------------------------------------------------------------------------------------------------
 

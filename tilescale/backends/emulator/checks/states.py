@@ -7,7 +7,7 @@ one of its kind is dropped: whatever races with it races with the later one as w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,13 @@ class State:
                     return other
         return None
 
+    def accesses(self) -> Iterator[Access]:
+        """Those that are kept, but for the write before the last one."""
+        if self.write is not None:
+            yield self.write
+        yield from _members(self.reads)
+        yield from _members(self.atomics)
+
     def _others(self, kind: str) -> tuple[Chain, ...]:
         if kind == READ:
             return (self.atomics,)
@@ -101,7 +108,9 @@ def _added(access: Access, chain: Chain) -> Chain:
 class Table:
     """Numbers for states, so that an array of numbers says the state of every element. 0 is untouched memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, meets: Callable[[State, Access], None] = lambda state, access: None) -> None:
+        """`meets` is told of each state and an access that races with none of it."""
+        self._meets = meets
         self._states: list[State | None] = [State()]
         self._free: list[int] = []
         self._next: dict[tuple[int, Access], int] = {}
@@ -128,6 +137,7 @@ class Table:
         other = state.conflict(access)
         if other is not None:
             raise Conflict(number, other)
+        self._meets(state, access)
         following = state.after(access)
         if self._free:
             found = self._free.pop()

@@ -62,7 +62,7 @@ class MBarrier:
             return ""
         return (
             f"phase {self.phase - 2}, which has the same parity, is over, and so is phase {self.phase - 1}: if the "
-            f"wait is for phase {self.phase - 2}, let nobody arrive at phase {self.phase - 1} before it has passed"
+            f"wait is for phase {self.phase - 2}, let no thread arrive at phase {self.phase - 1} before it has passed"
         )
 
 

@@ -33,7 +33,7 @@ _COMPARE = {
     "<": operator.lt,
 }
 
-_NOTHING_INSIDE = "a copy is cut off at the end of a tensor, but nothing of this one lies inside: look where it begins"
+_NOTHING_INSIDE = "a copy is clipped at the end of a tensor, and this one begins beyond it: correct where it begins"
 
 
 def _numbered(units: int) -> str:

@@ -110,7 +110,7 @@ def _by_host(impl: str | None) -> Chooser:
         if not able:
             found = ", ".join(m.name for m in offers) or "nothing"
             raise UnsupportedError(
-                f"no {impl or 'mechanism that runs without programs'} on the way of this copy, which offers {found}",
+                f"no {impl or 'mechanism that runs without programs'} on the path of this copy, which offers {found}",
                 hint="copy from inside a program, or between units of one network that has a copy engine",
             )
         return able

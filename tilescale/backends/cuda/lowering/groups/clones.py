@@ -272,7 +272,7 @@ class Clone:
             # Stock TileLang looks for the fence's place within one branch, and here another one reads the tile.
             return tir.sequence([tir.evaluate(tir.extern("tilescale::acquired")), self._leaf(stmt)])
         if name in _LEAVE_LOOPS and not self.loops:
-            raise self.stage.unsupported("one unit leaves a loop that is around the scale, where others meet it again")
+            raise self.stage.unsupported("one unit leaves a loop around the scale, while its siblings go on")
         if name is not None and name.startswith(tl.TILE_OPERATIONS) and any(map(self.strided, stmt.value.args)):
             return self.stmt(self._element_wise(stmt.value))
         return self._leaf(stmt)
