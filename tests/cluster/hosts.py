@@ -62,8 +62,9 @@ def test_mpirun(hosts: Hosts, tmp_path: Path, nodes: int, ranks: int) -> None:
 
 
 def test_a_failure_ends_all_nodes_with_its_code(hosts: Hosts) -> None:
-    outputs = hosts.run(tilescale_run(hosts, 2, 1, JOB, "2", "--fail", "1"))
+    outputs = hosts.run(tilescale_run(hosts, 2, 1, "--doctor", JOB, "2", "--fail", "1"))
     assert [code for code, _ in outputs] == [1, 1]
+    assert "every rank reaches every other one" in outputs[0][1], "what tilescale doctor --job says"
     assert "rank 1 failed first, with exit code 1: ValueError: as asked" in outputs[1][1]
     assert "node 1: rank 1 failed first" in outputs[0][1]
 
