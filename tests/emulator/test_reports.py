@@ -37,7 +37,7 @@ def test_a_tile_wholly_outside_of_its_tensor_is_told():
     x, y = values(0, 40), blank(40)
     text = str(tilescale.emulate(program, [x, y]))
     assert torch.equal(x, y)
-    (load, store) = [line for line in text.splitlines() if "wholly outside" in line]
+    (load, store) = [line for line in text.splitlines() if "wholly out of bounds" in line]
     assert "of X x1  test_reports.py:" in load and "of Y x1  test_reports.py:" in store
 
 
