@@ -12,11 +12,12 @@ EXTRAS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo "test,gpu" || echo "test
 PORT ?= 8000
 GPUS := $(shell nvidia-smi -L 2>/dev/null | wc -l)
 
-.PHONY: help demo test lint docs docs-serve clean
+.PHONY: help demo test test-cluster lint docs docs-serve clean
 
 help:
 	@echo "make demo    all-gather and GEMM, in order and overlapped: on all GPUs, and emulated as one picture"
 	@echo "make test    check the source and run all tests"
+	@echo "make test-cluster   jobs on hosts that are network namespaces, and under a real Slurm (root; minutes)"
 	@echo "make lint    check the source only"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at port $(PORT)"
 	@echo "make clean   remove the virtual environment and all caches"
@@ -29,6 +30,10 @@ demo: $(READY)
 
 test: lint
 	@$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+
+# What is missing is skipped with its reason; on Debian: apt-get install iproute2 slurm-wlm munge libpmix-dev libopenmpi3
+test-cluster: $(READY)
+	@$(BIN)/python -m pytest -q -n 0 tests/cluster/hosts.py tests/cluster/slurm.py
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check --quiet .

@@ -147,6 +147,32 @@ def reduce_scatter(n: int, devices: int, impl: str):
     return program
 
 
+def gathered_product(m: int, n: int, k: int, devices: int, impl: str):
+    """The rows of all devices are gathered, then each multiplies them by its own `n` columns."""
+    block_m, block_n, block_k = 128, 256, 64
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((m // devices, k), "bfloat16"), B: T.Tensor((k, n), "bfloat16"), C: T.Tensor((m, n), "bfloat16")
+    ):
+        with T.Kernel(device=devices, block=(T.ceildiv(n, block_n), m // block_m), threads=256) as (bx, by):
+            whole = T.alloc((m, k), "bfloat16", level="l2")
+            with T.Scale("device"):
+                T.all_gather(A, whole, impl=impl)
+            with T.Scale("block"):
+                a = T.alloc_shared((block_m, block_k), "bfloat16")
+                b = T.alloc_shared((block_k, block_n), "bfloat16")
+                c = T.alloc_fragment((block_m, block_n), "float32")
+                T.clear(c)
+                for i in T.Pipelined(k // block_k, num_stages=4):
+                    T.copy(whole[by * block_m, i * block_k], a)
+                    T.copy(B[i * block_k, bx * block_n], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C[by * block_m, bx * block_n])
+
+    return program
+
+
 def all_to_all(n: int, devices: int, impl: str):
     """Of `n` elements on each device."""
 

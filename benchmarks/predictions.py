@@ -174,7 +174,7 @@ def is_close(row: dict[str, Any]) -> bool:
     return abs(row["off"]) <= CLOSE
 
 
-def table(group: dict[str, Any]) -> str:
+def table(group: dict[str, Any], reasons: dict[str, str]) -> str:
     """A group as Markdown: what it is, its table, and the reason where rows are off."""
     unit = group["unit"]
     lines = [f"{group['title']}. Measured: {group['method']}.", ""]
@@ -183,15 +183,15 @@ def table(group: dict[str, Any]) -> str:
         mark = "" if is_close(row) else " \\*"
         lines.append(f"| {row['what']} | {row['measured']:g} | {row['simulated']:g} | {row['off']:+.0%}{mark} |")
     if not all(map(is_close, group["rows"])):
-        lines += ["", f"\\* {REASONS.get(group['name'], '')}"]
+        lines += ["", f"\\* {reasons.get(group['name'], '')}"]
     return "\n".join(lines)
 
 
-def with_tables(page: str, results: dict[str, Any]) -> str:
+def with_tables(page: str, results: dict[str, Any], reasons: dict[str, str] = REASONS) -> str:
     """The page with what stands between the markers of each group written anew."""
     for group in results["groups"]:
         begin, end = f"<!-- measured: {group['name']} -->", "<!-- end -->"
-        text = f"{begin}\n\n{table(group)}\n\n{end}"
+        text = f"{begin}\n\n{table(group, reasons)}\n\n{end}"
         page = re.sub(f"{begin}.*?{end}", lambda _, text=text: text, page, flags=re.DOTALL)
     rows = [row for group in results["groups"] for row in group["rows"]]
     share = f"<!-- share -->{sum(map(is_close, rows))} of {len(rows)}<!-- end -->"

@@ -24,7 +24,7 @@ fi
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 export MASTER_ADDR MASTER_PORT
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 
 # The key of the job, with which its ranks know each other (docs/security.md). Slurm hands on the environment.
 if [ -z "${TILESCALE_JOB_KEY:-}${TILESCALE_JOB_KEY_FILE:-}" ]; then
@@ -32,8 +32,9 @@ if [ -z "${TILESCALE_JOB_KEY:-}${TILESCALE_JOB_KEY_FILE:-}" ]; then
     export TILESCALE_JOB_KEY
 fi
 
-# A task's error reaches the others within a moment; --kill-on-bad-exit ends those that do not stop by themselves. Each
-# line of output carries its task, and each task runs on the cores next to its GPU (tilescale bind).
+# Each line of output carries its task, and each task runs on the cores next to its GPU (tilescale bind). A task's error
+# reaches the others within a moment. --kill-on-bad-exit ends those that do not stop by themselves; a task that has failed
+# stays until they have, as srun reports those that it ends before those that fail.
 python=${PYTHON:-python}
 start=(srun --label --kill-on-bad-exit=1 --cpu-bind=none)
 if [ -n "${MPI:-}" ]; then
@@ -43,7 +44,14 @@ else
     # shellcheck disable=SC2016
     start+=(bash -c '
         export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID
-        exec "$0" -m tilescale.cli bind "$0" "$@"
+        code=0
+        "$0" -m tilescale.cli bind "$0" "$@" || code=$?
+        if [ $code -ne 0 ]; then
+            trap "exit $code" TERM
+            sleep 15 &
+            wait
+        fi
+        exit $code
     ' "$python")
 fi
 code=0

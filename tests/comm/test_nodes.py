@@ -46,8 +46,8 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     return found
 
 
-def met(*ranks: int) -> list[Others]:
-    where = rendezvous(len(ranks))
+def met(*ranks: int, where: Rendezvous | None = None) -> list[Others]:
+    where = where or rendezvous(len(ranks))
     nodes = [replace(where, node=node) for node in range(len(ranks))]
     return at_once(*(lambda node=node, n=n: meet(node, n, GUARD_S) for node, n in zip(nodes, ranks, strict=True)))
 
@@ -79,6 +79,23 @@ def test_a_node_that_vanishes_fails_the_job() -> None:
     for other in (0, 2):
         found = nodes[other].news.get(timeout=GUARD_S)
         assert found.code == 69 and found.text.startswith("node 1 is gone")
+
+
+def test_the_same_place_serves_again() -> None:
+    """`tilescale run --doctor` starts another job there after one that has failed."""
+    where = rendezvous()
+    for _ in range(2):
+        nodes = met(1, 1, where=where)
+        assert [node.size for node in nodes] == [2, 2]
+        nodes[1].failed(Failure(1, "fails"))
+        assert nodes[0].news.get(timeout=GUARD_S).code == 1
+        nodes[1].close()
+        after = waiting(lambda: meet(replace(where, node=1), 1, GUARD_S))  # before node 0 has left
+        nodes[0].close()
+        found = at_once(lambda: meet(where, 1, GUARD_S), after)
+        assert [node.size for node in found] == [2, 2]
+        for node in found:
+            node.close()
 
 
 def test_node_0_that_vanishes_fails_the_job() -> None:

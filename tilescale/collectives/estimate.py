@@ -116,10 +116,15 @@ def _evaluate(routes: Routes, algorithm: str, plan: Schedule, nbytes: float, mec
     piece = nbytes / plan.pieces
     known: dict[tuple[bytes, ...], _Cost] = {}
     times: dict[tuple[bytes, ...], int] = {}
+    keys: dict[tuple[int, ...], tuple[bytes, ...]] = {}
     for r in plan.rounds:
         if not len(r.source):
             continue
-        key = (*(array.tobytes() for array in (r.source, r.target, r.count, r.combine)), bytes([r.by_host]))
+        key = keys.get(r.traffic) or (
+            *(array.tobytes() for array in (r.source, r.target, r.count, r.combine)),
+            bytes([r.by_host]),
+        )
+        keys[r.traffic] = key
         times[key] = times.get(key, 0) + 1
         if key not in known:
             known[key] = _cost(routes, r, piece, mechanism)

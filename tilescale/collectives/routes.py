@@ -61,7 +61,7 @@ class Routes:
         self.carriers: list[Carriers] = []
         self._hop_numbers: dict[Hop, int] = {}
         self._pairs: dict[tuple[int, int], tuple[list[int], float, int]] = {}
-        self._halves: dict[tuple[int, int, int], int] = {}
+        self._halves: dict[tuple[int, int], Numbers] = {}
         self._steps: dict[str, Numbers] = {}
         self.places = [locate(machine, level, int(unit), sizes) for unit in units]
 
@@ -153,26 +153,22 @@ class Routes:
     # -- through a switch ----------------------------------------------------------------------------------------------
 
     def _through_switch(self, kind: int, source: Numbers, target: Numbers) -> Bundle:
-        path = self._path(int(source[0]), int(target[0]))
-        ways = np.empty((len(source), 2), np.int64)
-        for side, ends in enumerate((source, target)):
-            units, first, inverse = np.unique(ends, return_index=True, return_inverse=True)
-            found = [
-                self._half(kind, side, int(unit), int(source[i]), int(target[i]))
-                for unit, i in zip(units, first, strict=True)
-            ]
-            ways[:, side] = np.array(found)[inverse]
-        count = len(source)
+        path, count = self._path(int(source[0]), int(target[0])), len(source)
+        ways = np.stack([self._half(kind, side, source, target) for side in (0, 1)], axis=1)
         return Bundle(
             ways.ravel(), 2 * np.arange(count), np.full(count, path.latency), np.full(count, self._carrier(path))
         )
 
-    def _half(self, kind: int, side: int, unit: int, source: int, target: int) -> int:
-        """The way of a unit up to the switch (side 0) or down from it, read off one route that takes it."""
-        key = kind, side, unit
-        if key not in self._halves:
-            self._halves[key] = self._hop(self._path(source, target).hops[side])
-        return self._halves[key]
+    def _half(self, kind: int, side: int, source: Numbers, target: Numbers) -> Numbers:
+        """For each message the way of its source up to the switch (side 0), or of its target down from it; read off one
+        route that takes it."""
+        known = self._halves.setdefault((kind, side), np.full(len(self.units), -1))
+        ends = target if side else source
+        new = np.flatnonzero(known[ends] < 0)
+        for unit, at in zip(*np.unique(ends[new], return_index=True), strict=True):
+            message = new[at]
+            known[unit] = self._hop(self._path(int(source[message]), int(target[message])).hops[side])
+        return known[ends]
 
     # -- over a grid ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,11 @@ class Round:
     stride: int = 1
     by_host: bool = False
 
+    @property
+    def traffic(self) -> tuple[int, ...]:
+        """The identity of the arrays that say who sends how much: those of a ring's rounds are the same."""
+        return id(self.source), id(self.target), id(self.count), id(self.combine), self.stride, self.by_host
+
     @staticmethod
     def of(
         source: Numbers,
@@ -45,13 +52,13 @@ class Round:
         stride: int = 1,
     ) -> Round:
         """A round whose fields may be given once for all messages."""
-        shape = np.shape(source)
+        length = len(source)
 
         def each(values: Numbers | int) -> Numbers:
-            return np.broadcast_to(np.asarray(values, np.int64), shape)
+            return values if isinstance(values, np.ndarray) else _repeated(int(values), length)
 
-        combines = np.broadcast_to(np.asarray(combine, bool), shape)
-        return Round(each(source), each(target), each(first), each(count), combines, stride)
+        combines = combine if isinstance(combine, np.ndarray) else _repeated(bool(combine), length)
+        return Round(source, each(target), each(first), each(count), combines, stride)
 
     @staticmethod
     def joined(rounds: Sequence[Round]) -> Round:
@@ -85,6 +92,11 @@ class Schedule:
     home: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
+@lru_cache(maxsize=256, typed=True)
+def _repeated(value: int | bool, length: int) -> NDArray[Any]:
+    return np.broadcast_to(np.asarray(value, bool if isinstance(value, bool) else np.int64), (length,))
+
+
 def lift(rounds: Iterable[Round], members: Numbers, base: Numbers | None = None, scale: int = 1) -> Iterable[Round]:
     """The rounds of one group, played by many groups at the same time.
 
@@ -95,17 +107,23 @@ def lift(rounds: Iterable[Round], members: Numbers, base: Numbers | None = None,
     """
     groups, _ = members.shape
     offset = np.zeros((groups, 1), np.int64) if base is None else base[:, None]
+    lifted: dict[tuple[int, ...], tuple[Round, Round]] = {}  # who sends how much -> a round that does, and its own
     for r in rounds:
-        shape = (groups, len(r.source))
-        yield Round(
-            members[:, r.source].ravel(),
-            members[:, r.target].ravel(),
-            (offset + r.first * scale).ravel(),
-            np.broadcast_to(r.count * scale, shape).ravel(),
-            np.broadcast_to(r.combine, shape).ravel(),
-            r.stride,
-            r.by_host,
-        )
+        like = r.traffic
+        if like not in lifted:  # the round is kept, as others may else be given the addresses of its arrays
+            lifted[like] = r, _lift(r, members, scale)
+        yield replace(lifted[like][1], first=(offset + r.first * scale).ravel())
+
+
+def _lift(r: Round, members: Numbers, scale: int) -> Round:
+    shape = (len(members), len(r.source))
+    return replace(
+        r,
+        source=members[:, r.source].ravel(),
+        target=members[:, r.target].ravel(),
+        count=np.broadcast_to(r.count * scale, shape).ravel(),
+        combine=np.broadcast_to(r.combine, shape).ravel(),
+    )
 
 
 def everyone(units: int) -> tuple[Numbers, Numbers]:

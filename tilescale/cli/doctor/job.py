@@ -95,15 +95,16 @@ def _clocks(world: World) -> Finding:
 
 
 def _heap(world: World) -> Finding:
-    """A tensor of each rank, read by each."""
+    """A tensor of each rank, read by each of its node."""
     import torch
 
-    with SymmetricHeap(world, world.device) as heap:
+    team = world.team("node")
+    with SymmetricHeap(team, world.device) as heap:
         tensor = heap.from_tensor(torch.tensor([world.rank], dtype=torch.int32, device=world.device))
         everybody = heap.peers(tensor)
-        seen = [int(everybody[heap.addresses.slot(peer)].item()) for peer in range(world.size)]
-        told = world.all_gather(seen)
+        seen = [int(everybody[heap.addresses.slot(peer)].item()) for peer in range(team.size)]
+        told = world.all_gather(seen == list(team.ranks))
         name = heap.provider
         del tensor, everybody
-    right = all(row == list(range(world.size)) for row in told)
-    return Finding("heap", right, f"{name}: every rank reads {'every' if right else 'not every'} other one's memory")
+    whose = "every other one's memory" + (" on its node" if world.nodes > 1 else "")
+    return Finding("heap", all(told), f"{name}: every rank reads {'' if all(told) else 'not '}{whose}")

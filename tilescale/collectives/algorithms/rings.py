@@ -17,18 +17,24 @@ from tilescale.collectives.record import TENSORS, TILES, Algorithm
 from tilescale.collectives.schedule import Numbers, Round, Schedule, lift
 
 
+def _neighbours(units: int) -> tuple[Numbers, Numbers]:
+    """All units, and for each the next one."""
+    me = np.arange(units)
+    return me, (me + 1) % units
+
+
 def reduce_scatter(units: int) -> Iterator[Round]:
     """In n-1 steps a partial sum passes every unit and ends where it belongs."""
-    me = np.arange(units)
+    me, after = _neighbours(units)
     for step in range(units - 1):
-        yield Round.of(me, (me + 1) % units, (me - step - 1) % units, combine=True)
+        yield Round.of(me, after, (me - step - 1) % units, combine=True)
 
 
 def all_gather(units: int) -> Iterator[Round]:
     """In n-1 steps every unit passes on what it got last."""
-    me = np.arange(units)
+    me, after = _neighbours(units)
     for step in range(units - 1):
-        yield Round.of(me, (me + 1) % units, (me - step) % units)
+        yield Round.of(me, after, (me - step) % units)
 
 
 def allreduce(units: int) -> Iterator[Round]:

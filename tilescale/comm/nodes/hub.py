@@ -59,11 +59,11 @@ class Hub:
 
     def close(self) -> None:
         """Leave; the others take this node for lost if the job is not over."""
-        self._listener.close()
-        self.store.close()
-        for connection in self._connections:
+        for connection in (self._listener, *self._connections):  # shutdown wakes the threads that wait there
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.store.close()
 
     def _wait_for_all(self, timeout_s: float) -> None:
         nodes = self._rendezvous.nodes
@@ -117,6 +117,8 @@ class Hub:
 
     def _welcome(self, connection: socket.socket, node: int) -> int | None:
         with self._changed:
+            if self._over is not None:  # the node comes for the job that follows
+                return None
             if node in self._lines:
                 connection.sendall(JOINED_BEFORE)
                 return None

@@ -17,6 +17,7 @@ from tilescale.errors import ForgedMessageError, LaunchError
 
 __all__ = ["Spoke"]
 
+_JUST_ENDED_S = 10.0
 _PAUSE_S = 0.25  # before the next try: node 0 may start later
 
 
@@ -27,15 +28,12 @@ class Spoke:
 
     def __init__(self, rendezvous: Rendezvous, ranks: int, timeout_s: float):
         self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        end = time.monotonic() + timeout_s
-        self._connection = _connected(rendezvous, end)
         try:
-            self._connection.settimeout(max(0.1, end - time.monotonic()))
-            self._line = _joined(self._connection, rendezvous)
+            self._connection, self._line = _joined(rendezvous, time.monotonic() + timeout_s)
+            self._connection.settimeout(timeout_s)
             self._line.send(ranks=ranks)
             place = self._line.receive()
         except (OSError, ForgedMessageError) as error:
-            self.close()
             raise LaunchError(
                 f"node {rendezvous.node} cannot join node 0 at {rendezvous.host}:{rendezvous.port}: "
                 f"{str(error).splitlines()[0]}",
@@ -87,7 +85,22 @@ def _connected(rendezvous: Rendezvous, end: float) -> socket.socket:
             time.sleep(_PAUSE_S)
 
 
-def _joined(connection: socket.socket, rendezvous: Rendezvous) -> Line:
+def _joined(rendezvous: Rendezvous, end: float) -> tuple[socket.socket, Line]:
+    """A connection to node 0 that both sides trust. A job that has just ended there may be the first to answer."""
+    again = min(end, time.monotonic() + _JUST_ENDED_S)
+    while True:
+        connection = _connected(rendezvous, end)
+        try:
+            connection.settimeout(max(0.1, end - time.monotonic()))
+            return connection, _proven(connection, rendezvous)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, ConnectionError) or time.monotonic() > again:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+def _proven(connection: socket.socket, rendezvous: Rendezvous) -> Line:
     key = rendezvous.key.of_job(LAUNCHERS)
     hello = Hello(key, rendezvous.node)
     connection.sendall(hello.message)
