@@ -29,7 +29,7 @@ _BASE = {"errors", "settings"}
 _MODEL = _BASE | {"hda", "program"}
 _LIBRARY = _MODEL | {"cost", "collectives", "passes", "comm", "timing"}
 MAY_IMPORT = {
-    "errors": {"tracebacks"}, "tracebacks": _BASE, "settings": {"errors"},
+    "errors": {"tracebacks"}, "tracebacks": _BASE, "settings": {"errors"}, "alarm": set(),
     "hda": _BASE,
     "comm": _BASE | {"hda", "tracebacks"},
     "program": _BASE | {"hda"},
@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "backends": _LIBRARY,
     "runtime": _LIBRARY | {"backends", "language"},
     "ops": _LIBRARY | {"backends", "language", "runtime"},
-    "tuning": _LIBRARY | {"backends", "language", "runtime", "ops"},
+    "tuning": _LIBRARY | {"alarm", "backends", "language", "runtime", "ops"},
     "cli": _LIBRARY | {"backends", "language", "runtime", "ops", "tuning"},
 }
 """Part of tilescale -> the other parts that it may import. The package's own `__init__` loads all lazily."""

@@ -28,6 +28,7 @@ RETIRED = {
     r"now speaking of|a level to speak of|speaks? to its": "across, a T.Scale, sends to",
     r"lanes of (?:one|a|the) program": "thread groups",
     r"straight to whom": "directly to their destinations",
+    r"pip install \W?tilescale": "an index has another project of that name: say what to install, or install a clone",
 }
 """Pattern -> the field's word."""
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import signal
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from cases import Case
 from compare import difference
 
 import tilescale
+from tilescale.alarm import raise_after
 from tilescale.errors import TileScaleError
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ SEEDS = (None, 1)
 """The orders in which the units of a launch run: in turns, then a random one."""
 WIDTH = 110
 LIMIT_S = 60.0
+ENDLESS = "which loop does not end, or is far too long?"
 """How long tracing or a launch may take; those of the solutions take seconds."""
 
 ANOTHER_ORDER = "It was right when the units took turns, and is wrong when they run in another order:"
@@ -139,7 +139,7 @@ class _Trial:
     def _attempt(self, action: Callable[[], Any]) -> tuple[Any, str | None]:
         """What an action returns, or a complaint that explains its error."""
         try:
-            with _at_most(LIMIT_S):
+            with raise_after(LIMIT_S, EndlessError(f"still running after {LIMIT_S:g} s", hint=ENDLESS)):
                 return action(), None
         except NotWrittenError:
             raise
@@ -159,25 +159,6 @@ class _Trial:
         file = self.program.__code__.co_filename
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         return f"\n    at {file}:{lines[-1].lineno}\n        {lines[-1].line}" if lines else ""
-
-
-@contextlib.contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Raise an EndlessError after so long, where the operating system can interrupt the main thread."""
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise EndlessError(f"still running after {seconds:g} s", hint="which loop does not end, or is far too long?")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def test_what_is_accepted_is_generated_as_it_is_named_or_refused(form: str, oper
     for name in names(operation, form):
         traced = program(operation, form, name)
         if (operation, form, name) not in IMPLEMENTED:
-            with pytest.raises(UnsupportedError, match=f"impl='{name}' of T.{operation}: here there is") as refused:
+            with pytest.raises(UnsupportedError, match=f"impl='{name}' of T.{operation}: available here:") as refused:
                 lowered(traced)
             assert refused.value.where and "programs.py" in refused.value.where[0].file
             continue
@@ -179,7 +179,7 @@ def test_a_new_algorithm_is_a_file(a_file_more: None):
     assert "allreduce (star)" in {span.name for span in report.timeline.spans}
     with pytest.raises(UsageError, match="star"):
         program("allreduce", TENSORS, "magic")
-    with pytest.raises(UnsupportedError, match="impl='star' of T.allreduce: here there is one_shot"):
+    with pytest.raises(UnsupportedError, match="impl='star' of T.allreduce: available here: one_shot"):
         lowered(traced)
 
 

@@ -37,7 +37,7 @@ def test_two_devices_never_send_more_in_one_step():
 def test_impl_is_honoured_or_an_error():
     two = Available(("one_shot", "nccl"))
     assert str(select(H200, wanted("allreduce"), two, "nccl")) == "nccl (asked for)"
-    with pytest.raises(UnsupportedError, match="impl='ring' of T.allreduce: here there is one_shot, nccl"):
+    with pytest.raises(UnsupportedError, match="impl='ring' of T.allreduce: available here: one_shot, nccl"):
         select(H200, wanted("allreduce"), two, "ring")
 
 

@@ -181,7 +181,7 @@ def test_messages_are_signed_numbered_and_short() -> None:
 
 
 def test_nobody_is_at_the_address() -> None:
-    with pytest.raises(LaunchError, match="node 1 finds nobody at 127.0.0.1"):
+    with pytest.raises(LaunchError, match="node 1 finds no launcher at 127.0.0.1"):
         meet(replace(rendezvous(), node=1), 1, 0.0)
     with pytest.raises(LaunchError, match="node 0 cannot listen at 192.0.2.1"):
         meet(replace(rendezvous(), host="192.0.2.1"), 1, 1.0)

@@ -253,7 +253,7 @@ def kept_across(X, Y, L, flags, rank, size):
     [
         (read_before, "'first', read from memory before"),
         (kept_across, "'total', which lives across"),
-        (by_ring, "impl='ring' of T.allreduce: here there is one_shot, two_shot, nccl"),
+        (by_ring, "impl='ring' of T.allreduce: available here: one_shot, two_shot, nccl"),
         (by_bulk_copies, "impl='tma': moves shared memory, the tile lies in global memory"),
         (until_a_function, "'fabs' in what decides what to launch"),
         (until_a_value, "'first', read from memory before"),

@@ -118,7 +118,7 @@ def test_detect_shows_this_host():
 def test_check(describe):
     path = describe()
     result = run("check", path)
-    assert result.exit_code == 0 and "is right" in result.output and "lane, core, chip" in result.output
+    assert result.exit_code == 0 and "is valid" in result.output and "lane, core, chip" in result.output
     wrong = describe(("capacity: 64 KiB", "capacity: 64"))
     result = run("check", wrong)
     assert result.exit_code == 2 and f"{wrong}:21" in result.output and "Traceback" not in result.output

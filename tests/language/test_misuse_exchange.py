@@ -225,7 +225,7 @@ def test_a_layer_that_the_network_does_not_reach(mistake):
 
 
 def test_a_remote_copy_without_a_scale(mistake):
-    with mistake(UsageError, "T.copy needs a level"):
+    with mistake(UsageError, "T.copy needs a T.Scale around it"):
 
         @T.prim_func
         def f(X: T.Tensor((64, 64), "float32")):
@@ -311,7 +311,7 @@ def test_an_unknown_comparison(mistake):
 
 
 def test_a_signal_to_a_peer_without_a_scale(mistake):
-    with mistake(UsageError, "T.signal(dst=) needs a level"):
+    with mistake(UsageError, "T.signal(dst=) needs a T.Scale around it"):
 
         @T.prim_func
         def f(flags: T.Tensor((8,), "int32")):

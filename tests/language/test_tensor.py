@@ -295,7 +295,7 @@ def test_alloc_outside_a_launch(mistake):
 
 
 def test_view_without_a_scale(mistake):
-    with mistake(UsageError, "T.view needs a level", "with T.Scale"):
+    with mistake(UsageError, "T.view needs a T.Scale around it", "with T.Scale"):
 
         @T.prim_func
         def f(A: T.Tensor((8,), "float32")):

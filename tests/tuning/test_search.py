@@ -15,7 +15,7 @@ from tilescale.tuning import search
 from tilescale.tuning.places import Place
 from tilescale.tuning.progress import Steps
 from tilescale.tuning.race import Runner
-from tilescale.tuning.search import Search, limited
+from tilescale.tuning.search import Search
 
 ESTIMATES = {1: 10.0, 2: 20.0, 3: 30.0, 4: None, 5: 50.0}
 """By the number of a configuration; the cost model says nothing of the fourth."""
@@ -127,11 +127,3 @@ def test_whoever_fails_says_why_and_the_others_go_on(place: Scripted):
 def test_if_nothing_works_all_reasons_are_told(place: Scripted):
     with pytest.raises(UsageError, match="(?s)no configuration of program works.*n=0: ValueError: tiles of nothing"):
         tuned(place, 0, 0)
-
-
-def test_what_takes_too_long_is_interrupted():
-    with pytest.raises(TimeoutError, match="longer than 0.01 s"), limited(0.01):
-        while True:
-            pass
-    with limited(10):
-        pass

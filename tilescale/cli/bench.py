@@ -90,6 +90,6 @@ def _draw(found: dict[str, Any], path: Path, as_bars: bool) -> None:
     try:
         from tilescale.tuning import chart, curves
     except ImportError:
-        raise DependencyError("a chart needs matplotlib", hint="pip install 'tilescale[plot]'") from None
+        raise DependencyError("a chart needs matplotlib", hint="pip install matplotlib") from None
     (chart if as_bars else curves).draw(found, path)
     click.echo(f"drawn into {path}")

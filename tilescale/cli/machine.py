@@ -111,7 +111,7 @@ def check(file: Path) -> None:
         found = Machine.load(file)
     levels, layers = ", ".join(found.level_names), ", ".join(layer.name for layer in found.memory)
     networks = ", ".join(net.name for net in found.networks) or "none"
-    click.echo(f"{file} is right: {found.title}\n  levels    {levels}\n  memory    {layers}\n  networks  {networks}")
+    click.echo(f"{file} is valid: {found.title}\n  levels    {levels}\n  memory    {layers}\n  networks  {networks}")
 
 
 def _show(found: Machine, svg: Path | None) -> None:

@@ -94,7 +94,7 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
     if impl is not None:
         if impl not in available.names:
             raise UnsupportedError(
-                f"impl={impl!r} of T.{wanted.operation}: here there is {', '.join(available.names)}",
+                f"impl={impl!r} of T.{wanted.operation}: available here: {', '.join(available.names)}",
                 hint="leave impl out, and the machine model chooses",
             )
         return Choice(impl, "asked for")

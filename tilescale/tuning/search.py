@@ -7,15 +7,13 @@ estimates, measure together, and agree on the result, since all of them see the 
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from tilelang_core import ir
+from tilescale.alarm import raise_after
 from tilescale.errors import TileScaleError, UsageError
 from tilescale.tuning.database import Trial, Tuned
 from tilescale.tuning.places import Place, simulated_us
@@ -89,7 +87,7 @@ class Search:
 
     def _estimate(self, config: Config, place: Place) -> Trial:
         try:
-            with limited(self.timeout):
+            with raise_after(self.timeout, self._too_long()):
                 func = self.trace(config)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this configuration's affair
             return Trial(config, failed=said(error))
@@ -119,8 +117,11 @@ class Search:
             found[i] = replace(trials[i], us=row["us"], spread=spread, failed=row.get("failed"))
         return found
 
+    def _too_long(self) -> TimeoutError:
+        return TimeoutError(f"took longer than {self.timeout:g} s")
+
     def _built(self, trial: Trial) -> Runner:
-        with limited(self.timeout):
+        with raise_after(self.timeout, self._too_long()):
             made = self.build(trial.config)
 
         def warm(seed: int) -> None:
@@ -154,22 +155,3 @@ def words(config: Config) -> str:
 def said(error: BaseException) -> str:
     """What an error says, in a line or a few."""
     return f"{type(error).__name__}: {error}".strip()[:600]
-
-
-@contextlib.contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Python code inside is interrupted by a TimeoutError after so many seconds, in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_signal: int, _frame: Any) -> None:
-        raise TimeoutError(f"took longer than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

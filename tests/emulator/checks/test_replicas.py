@@ -59,7 +59,7 @@ def test_partial_sums_read_as_a_whole(reads, marker, region):
     ]
     assert error.message.startswith(f"device 0, block 0 reads {region}")
     assert "the warpgroups hold different values of it" in error.message
-    assert error.hint == 'make it one before: T.allreduce(T.view(c, layout=T.Replica)) in T.Scale("warpgroup")'
+    assert error.hint == 'combine the replicas before: T.allreduce(T.view(c, layout=T.Replica)) in T.Scale("warpgroup")'
     halves = [given[0][:, k : k + 32].double() @ given[1][k : k + 32].double() for k in (0, 32)]
     if reads == "element":
         shown = error.message.partition("c[3, 4] is ")[2].replace(" on warpgroup", "").replace(",", "").split()

@@ -77,7 +77,7 @@ def _connected(rendezvous: Rendezvous, end: float) -> socket.socket:
         except OSError as error:
             if time.monotonic() > end:
                 raise LaunchError(
-                    f"node {rendezvous.node} finds nobody at {rendezvous.host}:{rendezvous.port}: "
+                    f"node {rendezvous.node} finds no launcher at {rendezvous.host}:{rendezvous.port}: "
                     f"{error.strerror or error}",
                     hint="start `tilescale run` with --node-rank 0 on the node that --rdzv names; no firewall may be "
                     "between",

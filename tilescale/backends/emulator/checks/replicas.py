@@ -67,7 +67,7 @@ class Replicas(Observer):
         error = DivergedReplicaError(
             f"{acting(frame.unit, self._run.scheduler.current.name)} reads {region_text(name, box)} as a whole, while "
             f"the {level}s hold different values of it: {_values(name, box, held)}",
-            hint=f'make it one before: T.allreduce(T.view({name}, layout=T.Replica)) in T.Scale("{level}")',
+            hint=f'combine the replicas before: T.allreduce(T.view({name}, layout=T.Replica)) in T.Scale("{level}")',
             where=[w for w in (reads, wrote and Location(wrote.file, wrote.line, "written differently here")) if w],
         )
         error.located = True
@@ -145,8 +145,8 @@ def _check_group(name: str, slot: int, view: View, group: Sequence[Unit], writte
     first = group[0].storage[slot]
     if written:
         did = "end with"
-        hint = f'make it one at the end: T.allreduce({name}) in T.Scale("{view.level}"), or view it with the layout '
-        hint += "that it has"
+        hint = f'combine the replicas at the end: T.allreduce({name}) in T.Scale("{view.level}"), or view it with the '
+        hint += "layout that it has"
     else:
         did = "were given"
         hint = f"pass the same values on every {view.level}; a tensor that each has for itself needs no view"

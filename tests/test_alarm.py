@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""What runs too long is interrupted, where the system can do that."""
+
+import signal
+import threading
+
+import pytest
+
+from tilescale.alarm import raise_after
+
+
+def test_what_runs_too_long_is_interrupted():
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(KeyError, match="too long"), raise_after(0.01, KeyError("too long")):
+        while True:
+            pass
+    with raise_after(10, KeyError("soon enough")):
+        pass
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_another_thread_goes_on():
+    done = threading.Event()
+
+    def run() -> None:
+        with raise_after(1e-6, KeyError("in the wrong thread")):
+            done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert done.is_set()
+
+
+def test_systems_without_the_signal_go_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(signal, "SIGALRM")
+    with raise_after(1e-6, KeyError("nobody raises it")):
+        pass

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: MIT
+"""A bound on the time that Python code takes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+__all__ = ["raise_after"]
+
+
+@contextlib.contextmanager
+def raise_after(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise `error` in the code inside once it has run so long.
+
+    Nothing happens where the system cannot interrupt it: in other threads than the main one, and without SIGALRM.
+    """
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
