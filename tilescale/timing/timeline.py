@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tilescale.errors import Location
@@ -130,6 +130,7 @@ class Timeline:
         uses: what was asked of each resource.
         end_s: when the last span ended.
         title: what ran where, as drawings say above.
+        titles: resource -> what it is called outside of the machine's description, e.g. HBM3e.
     """
 
     level: str
@@ -137,6 +138,11 @@ class Timeline:
     uses: Sequence[Use]
     end_s: float
     title: str = ""
+    titles: Mapping[str, str] = field(default_factory=dict)
+
+    def called(self, resource: str) -> str:
+        """The name of a resource, and its title if it has one: "l2 (HBM3e)", beside "l2 cache"."""
+        return f"{resource} ({self.titles[resource]})" if resource in self.titles else resource
 
     def __repr__(self) -> str:
         what = f"{self.title}, " if self.title else ""

@@ -3,7 +3,7 @@
 
 from tests.timing.draw.timelines import US, grid, ring
 from tilescale.timing.draw import summary
-from tilescale.timing.timeline import Timeline
+from tilescale.timing.timeline import Timeline, Use
 
 
 def test_a_timeline_in_words():
@@ -32,6 +32,13 @@ def test_long_lists_end_in_a_sum():
     text = summary(Timeline("device", many, (), 10 * US))
     assert "at least" not in text and "waited" not in text and "4 more" in text
     assert text.count("step") == 1 + 6
+
+
+def test_memory_is_told_from_the_cache_of_its_name():
+    uses = tuple(Use("device 0", name, 4 * US, "memory") for name in ("l2", "l2 cache"))
+    text = summary(Timeline("device", ring().spans, uses, 10 * US, titles={"l2": "HBM3e"}))
+    assert "(40%), by l2 (HBM3e) of device 0\n" in text
+    assert "  l2 (HBM3e) ########............  40.0%\n  l2 cache   ########" in text
 
 
 def test_nothing_happened():

@@ -57,7 +57,8 @@ class Report:
         """
         if self.recorder is None:
             raise UsageError("this run was not timed", hint="leave out time=False")
-        return replace(self.recorder.timeline(), title=f"{self.program} on {self.machine.name}")
+        titles = {layer.name: layer.title for layer in self.machine.memory if layer.title and "global" in layer.scopes}
+        return replace(self.recorder.timeline(), title=f"{self.program} on {self.machine.name}", titles=titles)
 
     @property
     def time_us(self) -> float:

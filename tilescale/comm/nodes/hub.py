@@ -60,8 +60,7 @@ class Hub:
     def close(self) -> None:
         """Leave; the others take this node for lost if the job is not over."""
         for connection in (self._listener, *self._connections):  # shutdown wakes the threads that wait there
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            _shut(connection)
         self._listener.close()
         self.store.close()
 
@@ -101,7 +100,7 @@ class Hub:
 
     def _admit(self, connection: socket.socket) -> int | None:
         """The number of the node that has proven to belong to the job."""
-        ends = threading.Timer(_PROVE_WITHIN_S, connection.shutdown, (socket.SHUT_RDWR,))
+        ends = threading.Timer(_PROVE_WITHIN_S, _shut, (connection,))
         ends.daemon = True
         ends.start()
         try:
@@ -164,6 +163,11 @@ class Hub:
                 line.send(**vars(news))
         if origin != 0:
             self.news.put(news)
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other side is gone
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _bound(rendezvous: Rendezvous, *, listening: bool) -> socket.socket:

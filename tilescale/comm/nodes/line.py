@@ -52,9 +52,12 @@ class Line:
 
 def receive(connection: socket.socket, nbytes: int) -> bytes:
     """So many bytes. Raises ConnectionError if the connection ends before."""
-    data = connection.recv(nbytes, socket.MSG_WAITALL)
-    if len(data) < nbytes:
-        raise ConnectionError("the connection was closed")
+    data = b""
+    while len(data) < nbytes:  # MSG_WAITALL does not wait where the connection has a timeout
+        part = connection.recv(nbytes - len(data))
+        if not part:
+            raise ConnectionError("the connection was closed")
+        data += part
     return data
 
 

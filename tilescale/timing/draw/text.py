@@ -26,8 +26,9 @@ def summary(timeline: Timeline) -> str:
 def heading(timeline: Timeline, shown: int) -> str:
     """One line above a drawing of so many of its units: what ran where, how long, and how long at least."""
     parts = [f"{timeline.title}: {format_time(timeline.end_s)}" if timeline.title else format_time(timeline.end_s)]
-    if timeline.bound is not None:
-        parts.append(f"at least {format_time(timeline.bound.seconds)} by {timeline.bound.use.resource}")
+    bound = timeline.bound
+    if bound is not None:
+        parts.append(f"at least {format_time(bound.seconds)} by {timeline.called(bound.use.resource)}")
     if shown < timeline.rows:
         parts.append(f"{shown} of {timeline.rows} {timeline.level}s shown")
     return ", ".join(parts)
@@ -38,17 +39,17 @@ def _duration(timeline: Timeline) -> Iterator[str]:
     bound = timeline.bound
     if bound is not None and timeline.end_s:
         use = bound.use
-        owner = use.unit if f"({use.resource})" in use.unit else f"{use.resource} of {use.unit}"
+        owner = use.unit if f"({use.resource})" in use.unit else f"{timeline.called(use.resource)} of {use.unit}"
         yield f"at least        {format_time(bound.seconds)} ({bound.seconds / timeline.end_s:.0%}), by {owner}"
 
 
 def _utilization(timeline: Timeline) -> Iterator[str]:
     if timeline.utilization:
         yield "busy"
-    width = max(map(len, timeline.utilization), default=0)
+    width = max((len(timeline.called(resource)) for resource in timeline.utilization), default=0)
     for resource, share in sorted(timeline.utilization.items(), key=lambda item: -item[1]):
         filled = min(BAR, round(share * BAR))
-        yield f"  {resource:<{width}} {'#' * filled}{'.' * (BAR - filled)} {share:6.1%}"
+        yield f"  {timeline.called(resource):<{width}} {'#' * filled}{'.' * (BAR - filled)} {share:6.1%}"
 
 
 def _critical_path(timeline: Timeline) -> Iterator[str]:
