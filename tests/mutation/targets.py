@@ -62,6 +62,7 @@ TARGETS = (
         "states",
         f"{_MODELS}::test_states_keep_what_can_still_race",
         f"{_MODELS}::test_states_that_nothing_is_in_are_forgotten",
+        f"{_MODELS}::test_a_state_knows_the_write_before_the_last_ones_of_a_task",
         _REDUNDANT,
         _CORPUS,
     ),
