@@ -57,7 +57,13 @@ def _calls(path: str, *functions: str) -> Target:
 
 TARGETS = (
     _checks("clocks", f"{_MODELS}::test_clocks_know_what_happened_before", _CORPUS),
-    _checks("flags", f"{_MODELS}::test_a_wait_sees_what_it_must_have_seen", _REDUNDANT, _CORPUS),
+    _checks(
+        "flags",
+        f"{_MODELS}::test_a_wait_sees_what_it_must_have_seen",
+        f"{_MODELS}::test_waits_that_no_access_needs",
+        _REDUNDANT,
+        _CORPUS,
+    ),
     _checks(
         "states",
         f"{_MODELS}::test_states_keep_what_can_still_race",
