@@ -60,7 +60,7 @@ TARGETS = (
     _checks(
         "flags",
         f"{_MODELS}::test_a_wait_sees_what_it_must_have_seen",
-        f"{_MODELS}::test_waits_that_no_access_needs",
+        f"{_MODELS}::test_a_wait_for_two_signals_learns_what_both_authors_knew",
         _REDUNDANT,
         _CORPUS,
     ),

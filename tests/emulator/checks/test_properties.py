@@ -130,6 +130,16 @@ def test_a_wait_sees_what_it_must_have_seen(signals, sums, met):
             assert seen() == known | necessary([u.added for u in updates], before, known, wanted)
 
 
+def test_a_wait_for_two_signals_learns_what_both_authors_knew():
+    waiter, flag, origins = Clock("waiter"), Flag(0), [Clock("0"), Clock("1")]
+    for origin in origins:
+        relay = Clock("relay")
+        relay.learn({origin: origin.time})
+        flag.add(Update(flag.value, flag.value + 1, relay.publish()))
+    flag.wait(waiter, lambda value: value >= 2)
+    assert all(waiter.knows(origin, 1) for origin in origins)
+
+
 def necessary(values, before, known, wanted):
     """What is in the shortest prefix that has the sum, in every order that keeps `before`, with what is known."""
     result = set(range(len(values)))
