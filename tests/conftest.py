@@ -5,6 +5,7 @@ import os
 import tempfile
 from typing import Any
 
+import hypothesis
 import pytest
 
 for _name in [name for name in os.environ if name.startswith("TILESCALE_")]:
@@ -14,6 +15,10 @@ _kept = tempfile.TemporaryDirectory(prefix="tilescale-tests-")
 os.environ["TILESCALE_CACHE_DIR"] = _kept.name  # nothing that is measured or tuned outlives the process
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests run side by side, and idle threads of OpenMP spin
+
+# The same examples in every run, and no limit to the time of one, as machines may be busy.
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_addoption(parser):
