@@ -50,11 +50,11 @@ REASONS = {
         "launched from the host: so small a product is probably over before the host has started the next one."
     ),
     "allreduce_one_shot": (
-        "torch's kernel meets at its beginning and at its end by compare-and-swap on the peer's memory, a round trip "
-        "each time, and reads from the peers, another one. The model has one meeting of one-way flags, and puts."
+        "torch's kernel synchronizes at its beginning and at its end by compare-and-swap on the peer's memory, a round "
+        "trip each time, and reads from the peers, another one. The model has one barrier of one-way flags, and puts."
     ),
     "allreduce_two_shot": (
-        "as for one-shot: two meetings of round trips, and reads from the peers, where the model has one-way flags and "
+        "as for one-shot: two barriers of round trips, and reads from the peers, where the model has one-way flags and "
         "puts."
     ),
     "nccl_stream": (

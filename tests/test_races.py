@@ -21,7 +21,7 @@ from tilescale.tuning import chart
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-OLDER = {"corpus", "emulator", "mutants", "predictions", "scaling", "white_paper_1", "white_paper_2"}
+OLDER = {"corpus", "emulator", "many_nodes", "mutants", "predictions", "scaling", "white_paper_1", "white_paper_2"}
 """Results of scripts with forms of their own, beside `gpu_check_*`."""
 
 
