@@ -192,7 +192,7 @@ def test_odd_options_get_an_answer(words: str, says: str, capsys: pytest.Capture
         (16, "T.copy(A, a_blocks[0, 0:rows, 0:inner], dst=row * side + (col + side - row) % side)"),
         (16, 'T.wait(arrived[0], ">=", (step + 1) * tiles_m * tiles_k)'),
         (16, 'T.wait(free[1], ">=", step + 1)'),
-        (17, "T.barrier()  # panel `step` is everywhere, and none reads the one before: nor will the next launc"),
+        (17, "T.barrier()  # panel `step` is everywhere, none reads the one before: nor will the next launch"),
         (17, "top = step % (panels // P) * width"),
         (18, "count = count + 1"),
         (18, 'T.wait(arrived[expert, source], ">=", 1)'),

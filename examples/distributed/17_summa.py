@@ -84,7 +84,7 @@ def by_panels(P: int, Q: int, M: int, N: int, K: int):
                             T.gemm(a, b, c)
                         T.copy(c, C[by * TILE, bx * TILE])
                 with T.Scale("device"):
-                    T.barrier()  # panel `step` is everywhere, and none reads the one before: nor will the next launch
+                    T.barrier()  # panel `step` is everywhere, none reads the one before: nor will the next launch
 
     return summa
 

@@ -35,6 +35,7 @@ class Target:
 
 _CORPUS = "tests/corpus/test_corpus.py::test_a_mistake_is_found_at_its_line_and_nothing_else"
 _MODELS = "tests/emulator/checks/test_properties.py"
+_PROGRAMS = "tests/emulator/checks/test_random_programs.py"
 _REDUNDANT = "tests/emulator/checks/test_redundant_waits.py"
 
 _ROUTES = "path", "_as_path", "_scaled", "_common", "_slower", "_typical_time", "_through", "_search", "_all_hops"
@@ -72,7 +73,7 @@ TARGETS = (
         _REDUNDANT,
         _CORPUS,
     ),
-    _checks("redundant", _REDUNDANT, f"{_MODELS}::test_waits_that_no_access_needs"),
+    _checks("redundant", _REDUNDANT, f"{_PROGRAMS}::test_waits_that_no_access_needs"),
     _checks("races", _REDUNDANT, _CORPUS, "tests/emulator/checks/test_races_in_a_device.py"),
     _checks("phases", "tests/emulator/checks/test_phases.py"),
     _header("sync"),
