@@ -62,6 +62,7 @@ TARGETS = (
         "flags",
         f"{_MODELS}::test_a_wait_sees_what_it_must_have_seen",
         f"{_MODELS}::test_a_wait_for_two_signals_learns_what_both_authors_knew",
+        "tests/emulator/checks/test_flags.py",
         _REDUNDANT,
         _CORPUS,
     ),
