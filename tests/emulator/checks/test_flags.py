@@ -63,7 +63,9 @@ def test_what_a_store_replaces_is_not_seen():
 
 
 def test_a_store_that_comes_after_another_for_sure_does_not_stand_for_it():
-    assert Signals().store(1).store(1, after=[0]).seen_for(lambda value: value == 1) == {0}
+    for releases in (True, False):
+        signals = Signals().store(1).store(1, after=[0], releases=releases)
+        assert signals.seen_for(lambda value: value == 1) == {0}
     assert Signals().store(1).store(1).seen_for(lambda value: value == 1) == set(), "either would do"
 
 
