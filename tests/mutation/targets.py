@@ -36,6 +36,7 @@ class Target:
 _CORPUS = "tests/corpus/test_corpus.py::test_a_mistake_is_found_at_its_line_and_nothing_else"
 _MODELS = "tests/emulator/checks/test_properties.py"
 _PROGRAMS = "tests/emulator/checks/test_random_programs.py"
+_IN_A_PROGRAM = "tests/emulator/checks/test_races_in_a_program.py"
 _REDUNDANT = "tests/emulator/checks/test_redundant_waits.py"
 
 _ROUTES = "path", "_as_path", "_scaled", "_common", "_slower", "_typical_time", "_through", "_search", "_all_hops"
@@ -75,7 +76,14 @@ TARGETS = (
         _CORPUS,
     ),
     _checks("redundant", _REDUNDANT, f"{_PROGRAMS}::test_waits_that_no_access_needs"),
-    _checks("races", _REDUNDANT, _CORPUS, "tests/emulator/checks/test_races_in_a_device.py"),
+    _checks(
+        "races",
+        _REDUNDANT,
+        f"{_IN_A_PROGRAM}::test_a_wait_may_end_by_an_earlier_phase_of_the_same_parity",
+        f"{_IN_A_PROGRAM}::test_what_only_one_task_reaches_costs_nothing",
+        _CORPUS,
+        "tests/emulator/checks/test_races_in_a_device.py",
+    ),
     _checks("phases", "tests/emulator/checks/test_phases.py"),
     _header("sync"),
     _header("cluster"),

@@ -156,6 +156,27 @@ def test_producer_and_consumer_in_step_are_silent(stages):
     in_every_order(pipeline(stages, stages), lambda: tensors(1, (6, 16), (6, 16))[0])
 
 
+def test_a_wait_may_end_by_an_earlier_phase_of_the_same_parity():
+    """Though it ends by the third phase where the other role has run first."""
+
+    @T.prim_func
+    def program(X: T.Tensor((1, 16), "float32"), Y: T.Tensor((1, 16), "float32")):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc_shared((1, 16), "float32")
+            filled = T.alloc_barrier([128])
+            if T.get_thread_binding() < 128:
+                T.barrier_arrive(filled[0])
+                T.barrier_arrive(filled[0])
+                T.copy(X, tile)  # in the third phase
+                T.barrier_arrive(filled[0])
+            else:
+                T.barrier_wait(filled[0], 0)
+                T.copy(tile, Y)  # after the first or the third
+
+    for seed in SEEDS:
+        race(program, tensors(1, (1, 16), (1, 16))[0], "in the third phase", "after the first or the third", seed=seed)
+
+
 def named(arrive, number):
     @T.prim_func
     def program(X: T.Tensor((2, 128), "float32"), Y: T.Tensor((2, 128), "float32")):
