@@ -165,5 +165,4 @@ class Conflict(Exception):
     """An access races with `other`, in all elements in the state of that number."""
 
     def __init__(self, number: int, other: Access):
-        super().__init__("race")
         self.number, self.other = number, other
