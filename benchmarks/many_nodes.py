@@ -20,13 +20,14 @@ import click
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import prediction_programs as programs  # noqa: E402 - beside this file
 from predictions import is_close, with_tables  # noqa: E402
+from scaling import show_times  # noqa: E402
 
 import tilescale  # noqa: E402
 from tilescale.collectives import estimate  # noqa: E402
@@ -225,16 +226,9 @@ def _dress(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.set_xticks(DEVICES, [str(units) for units in DEVICES])
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _time(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("GPUs")
-    axes.grid(color="#dddddd", linewidth=0.6)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def _time(us: float) -> str:
-    return f"{us:g} us" if us < 1e3 else f"{us / 1e3:g} ms" if us < 1e6 else f"{us / 1e6:g} s"
+    show_times(axes)
 
 
 @click.command(help=__doc__.split("\n\n")[0])

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -122,13 +123,18 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         ticks = [row[along] for row in mine]
         axes.set_xticks(ticks, [format_bytes(n) if along == "bytes" else str(n) for n in ticks])
         axes.tick_params(axis="x", labelsize=8, labelrotation=30 if along == "bytes" else 0)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _time(value)))
-        axes.grid(color="#dddddd", linewidth=0.6)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        show_times(axes)
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     figure.savefig(path, metadata={"Date": None})
+
+
+def show_times(axes: Axes) -> None:
+    """Axes whose heights are microseconds, with a light grid."""
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _time(value)))
+    axes.grid(color="#dddddd", linewidth=0.6)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
 
 
 def _time(us: float) -> str:
