@@ -15,7 +15,7 @@ from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCO
 from tilescale.comm.trust.key import JobKey
 from tilescale.errors import ForgedMessageError, LaunchError
 
-__all__ = ["SILENCE_S", "LivenessConnection", "keep_alive"]
+__all__ = ["SILENCE_S", "LivenessConnection", "keep_alive", "receive"]
 
 _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
 _KEEPALIVE = {"TCP_KEEPIDLE": _IDLE_S, "TCP_KEEPINTVL": _INTERVAL_S, "TCP_KEEPCNT": _PROBES}
@@ -57,9 +57,9 @@ class LivenessConnection:
 
     def _join(self, hello: Hello, rank: int) -> bytes:
         self._connection.sendall(hello.message)
-        proof, job = hello.prove(self._receive(CHALLENGE_BYTES))
+        proof, job = hello.prove(receive(self._connection, CHALLENGE_BYTES))
         self._connection.sendall(proof)
-        verdict = self._receive(len(WELCOME))
+        verdict = receive(self._connection, len(WELCOME))
         if verdict == JOINED_BEFORE:
             raise LaunchError(
                 f"rank {rank} of this job has joined before (this is process {os.getpid()})",
@@ -70,11 +70,16 @@ class LivenessConnection:
             raise ForgedMessageError("who answers does not know the key of this job")
         return job
 
-    def _receive(self, nbytes: int) -> bytes:
-        data = self._connection.recv(nbytes, socket.MSG_WAITALL)
-        if len(data) < nbytes:
-            raise ConnectionError("the connection was closed while this rank joined")
-        return data
+
+def receive(connection: socket.socket, nbytes: int) -> bytes:
+    """So many bytes. Raises ConnectionError if the connection ends before."""
+    data = b""
+    while len(data) < nbytes:  # MSG_WAITALL does not wait where the connection has a timeout
+        part = connection.recv(nbytes - len(data))
+        if not part:
+            raise ConnectionError("the connection was closed")
+        data += part
+    return data
 
 
 def keep_alive(connection: socket.socket) -> None:

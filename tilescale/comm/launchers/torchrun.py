@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tilescale.comm import store_server
 from tilescale.comm.launchers.base import Joined
-from tilescale.comm.trust.key import HOW_TO_KEY, JobKey
+from tilescale.comm.trust.key import JobKey
 from tilescale.errors import LaunchError
 
 __all__ = ["STORE_FD", "Torchrun"]
@@ -38,7 +38,7 @@ class Torchrun:
         host, port = _text(env, "MASTER_ADDR"), _number(env, "MASTER_PORT")
         by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         one_host = env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"] or _is_loopback(host)
-        key = _key(env, one_host)
+        key = JobKey.from_env(env) if one_host else JobKey.of_hosts(env)  # on one host ranks can agree on one
         if rank == 0 and not by_agent:
             bound = _number(env, STORE_FD) if STORE_FD in env else None
             store = store_server.serve(host, port, timeout_s=timeout_s, bound=bound)
@@ -56,17 +56,6 @@ class Torchrun:
             store_at_root=not by_agent,
             key=key,
         )
-
-
-def _key(env: Mapping[str, str], one_host: bool) -> JobKey | None:
-    """The job's key; None on one host, where the ranks agree on one. Raises LaunchError if several hosts have none."""
-    key = JobKey.from_env(env)
-    if key is None and not one_host:
-        raise LaunchError(
-            "a job on several hosts has no key, without which whoever reaches its ports could take part in it",
-            hint=HOW_TO_KEY,
-        )
-    return key
 
 
 def _is_loopback(host: str) -> bool:

@@ -12,8 +12,8 @@ import queue
 import socket
 import threading
 
-from tilescale.comm.liveness import keep_alive
-from tilescale.comm.nodes.line import Line, receive
+from tilescale.comm.liveness import keep_alive, receive
+from tilescale.comm.nodes.line import Line
 from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
 from tilescale.comm.trust.handshake import HELLO_BYTES, JOINED_BEFORE, PROOF_BYTES, WELCOME, Answer, new_nonce
 from tilescale.errors import ForgedMessageError, LaunchError

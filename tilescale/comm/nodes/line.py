@@ -13,11 +13,12 @@ import struct
 import threading
 from typing import Any
 
+from tilescale.comm.liveness import receive
 from tilescale.comm.trust.key import JobKey
 from tilescale.comm.trust.records import seal, unseal_one
 from tilescale.errors import ForgedMessageError
 
-__all__ = ["Line", "receive"]
+__all__ = ["Line"]
 
 _LENGTH = struct.Struct("!I")
 _LONGEST = 1 << 16
@@ -48,17 +49,6 @@ class Line:
         payload = unseal_one(self._key, name, receive(self._connection, length), writer=self._there)
         self._received += 1
         return json.loads(bytes(payload))
-
-
-def receive(connection: socket.socket, nbytes: int) -> bytes:
-    """So many bytes. Raises ConnectionError if the connection ends before."""
-    data = b""
-    while len(data) < nbytes:  # MSG_WAITALL does not wait where the connection has a timeout
-        part = connection.recv(nbytes - len(data))
-        if not part:
-            raise ConnectionError("the connection was closed")
-        data += part
-    return data
 
 
 def _encoded(message: dict[str, Any]) -> bytes:

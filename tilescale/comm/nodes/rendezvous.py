@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilescale.comm.trust.key import HOW_TO_KEY, JobKey
-from tilescale.errors import LaunchError, UsageError
+from tilescale.comm.trust.key import JobKey
+from tilescale.errors import UsageError
 
 __all__ = ["GONE", "LAUNCHERS", "PORT", "Ended", "Failure", "News", "Others", "Rendezvous", "rendezvous_of"]
 
@@ -60,13 +60,7 @@ def rendezvous_of(nodes: int, node: int | None, where: str | None, env: Mapping[
         host, port = where, str(PORT)
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"--rdzv {where}: {port!r} is no port", hint="HOST or HOST:PORT; [ADDRESS]:PORT for IPv6")
-    key = JobKey.from_env(env)
-    if key is None:
-        raise LaunchError(
-            "a job on several hosts has no key, without which whoever reaches its ports could take part in it",
-            hint=HOW_TO_KEY,
-        )
-    return Rendezvous(host.strip("[]"), int(port), node, nodes, key)
+    return Rendezvous(host.strip("[]"), int(port), node, nodes, JobKey.of_hosts(env))
 
 
 @dataclass(frozen=True)

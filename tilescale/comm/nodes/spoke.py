@@ -9,8 +9,8 @@ import socket
 import threading
 import time
 
-from tilescale.comm.liveness import keep_alive
-from tilescale.comm.nodes.line import Line, receive
+from tilescale.comm.liveness import keep_alive, receive
+from tilescale.comm.nodes.line import Line
 from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
 from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
 from tilescale.errors import ForgedMessageError, LaunchError

@@ -16,16 +16,10 @@ from pathlib import Path
 
 from tilescale.errors import LaunchError
 
-__all__ = ["HOW_TO_KEY", "KEY", "KEY_BYTES", "KEY_FILE", "NO_KEY", "TAG_BYTES", "JobKey", "new_key"]
+__all__ = ["KEY", "KEY_BYTES", "KEY_FILE", "NO_KEY", "TAG_BYTES", "JobKey", "new_key"]
 
 KEY, KEY_FILE, NO_KEY = "TILESCALE_JOB_KEY", "TILESCALE_JOB_KEY_FILE", "TILESCALE_ALLOW_NO_KEY"
 """Environment variables: the key as 64 hexadecimal digits, a file that holds it so, and 1 to run without one."""
-
-HOW_TO_KEY = (
-    f"set {KEY_FILE} on all nodes to a file with the same key and mode 0600, made by: (umask 077; openssl rand -hex 32 "
-    f"> job.key); or {KEY} to the key itself; or {NO_KEY}=1 where the network is yours alone"
-)
-"""What to do about a job on several hosts that has no key."""
 
 KEY_BYTES = 32
 TAG_BYTES = hashlib.sha256().digest_size
@@ -55,6 +49,19 @@ class JobKey:
         if env.get(KEY_FILE):
             return cls.from_text(_private_text(Path(env[KEY_FILE])), env[KEY_FILE])
         return cls(b"") if env.get(NO_KEY) == "1" else None
+
+    @classmethod
+    def of_hosts(cls, env: Mapping[str, str]) -> JobKey:
+        """The key of a job on several hosts, as `from_env`. Raises LaunchError also where there is none."""
+        key = cls.from_env(env)
+        if key is None:
+            raise LaunchError(
+                "a job on several hosts has no key, without which whoever reaches its ports could take part in it",
+                hint=f"set {KEY_FILE} on all nodes to a file with the same key and mode 0600, made by: (umask 077; "
+                f"openssl rand -hex 32 > job.key); or {KEY} to the key itself; or {NO_KEY}=1 where the network is "
+                "yours alone",
+            )
+        return key
 
     @classmethod
     def from_text(cls, text: str, origin: str = KEY) -> JobKey:
