@@ -3,7 +3,7 @@
 
     ops.py           the operations and markers, declared
     operations.py    typed views of calls of them
-    asynchronous.py  which of them a unit's copy queue executes, and how the parts of a gather lie
+    asynchronous.py  which of them a unit's copy queue executes, and how the parts of a collective lie
     layout.py        how tiles lie over units
     model.py         launches, phases, parameters
     effects.py       what each statement reads, writes, signals and waits for, and when it is complete
