@@ -9,6 +9,8 @@
     order.py      the order of a grid's tiles
     gather.py     all_gather -> grid
     scatter.py    grid -> reduce_scatter, grid -> allreduce
+    exchange.py   grid -> all_to_all -> grid
+    sides.py      the grids beside a collective
     sums.py       the grid that adds up what has arrived
     epilogue.py   own rows that are added up by the tiles that make them
     estimate.py   what it takes in order and overlapped, and how many rows travel together

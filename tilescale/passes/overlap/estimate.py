@@ -99,6 +99,20 @@ def gathered(travel: Travel, chunk: int, grid: float) -> float:
     return now
 
 
+def exchanged(travel: Travel, chunk: int, made: float, read: float) -> float:
+    """Seconds until a grid is done that goes through the parts as an all-to-all brings them, behind one that makes the
+    parts of others first, which leave as they are made; either may take no time."""
+    each = -(-travel.height // chunk)
+    others, share = (travel.parts - 1) * each, made / (travel.parts * each)
+    gone = [travel.queue.startup]
+    for number in range(others):
+        gone.append(max(gone[-1], (number + 1) * share) + travel.sending(chunk))
+    now = made + travel.keeping(travel.height) + read / travel.parts
+    for arrived in gone[1:]:
+        now = max(now, arrived) + read / (travel.parts * each)
+    return now
+
+
 def reduced(travel: Travel, chunk: int, grid: float, *, everywhere: bool) -> float:
     """Seconds until a grid is done that makes the rows of others first, which leave as they are made, and then adds up
     its own chunk by chunk as they come; and until everybody has the sums."""

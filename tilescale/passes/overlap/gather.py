@@ -18,13 +18,14 @@ from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks
 from tilescale.passes.overlap.edits import Edits
 from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, grid_seconds, in_order
-from tilescale.passes.overlap.legality import Site, check_unwritten, uses_after
+from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Arrival, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.sides import check_some, readers_of
 from tilescale.passes.overlap.uses import Rows, Use, Uses
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
-from tilescale.program.model import DevicePhase, GridPhase, location
+from tilescale.program.model import location
 from tilescale.program.ops import ALL_GATHER
 
 
@@ -52,8 +53,8 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (site.made.target, site.made.source))
     check_unwritten(source, mine, graph, "what it sends")
     check_unwritten(target, mine, graph, "its result")
-    gather = _Gather(site, uses, rows, _readers(target, mine, graph, uses, rows))
-    _check_some(gather)
+    gather = _Gather(site, uses, rows, readers_of(target, mine, graph, uses, rows))
+    check_some(gather.readers[0], rows, uses, gather.level)
     chunk = _choose(gather, move)
     edits = Edits(uses.program, site.launch, uses.machine)
     chunks = Chunks(rows, chunk)
@@ -86,29 +87,6 @@ def _rows(site: Site, uses: Uses) -> Rows:
     parts = uses.sizes[made.level]
     slots = Parts.of(own, extents).slots
     return Rows(whole, parts, sizes[1] if slots else sizes[0] // parts, slots)
-
-
-def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Rows) -> tuple[Use, ...]:
-    """The uses of the result, one for each grid that reads it."""
-    steps = uses_after(root, mine, graph)
-    phases: list[GridPhase] = []
-    for step in steps:
-        if isinstance(step.phase, DevicePhase) or step.phase is None:
-            raise Declined("its result is used outside of a grid", location(step.stmt))
-        if step.phase not in phases:
-            phases.append(step.phase)
-    if not phases:
-        raise Declined("no grid reads its result", location(mine.stmt))
-    assert mine.launch is not None
-    return tuple(uses.find(phase, mine.launch, rows) for phase in phases)
-
-
-def _check_some(gather: _Gather) -> None:
-    """Raise Declined if every tile of the first grid needs all rows: there is nothing to begin with."""
-    use, rows = gather.readers[0], gather.rows
-    touched = gather.uses.by_rank(use, gather.level)
-    if all((((begin <= 0) & (end >= rows.total)) | ~runs).all() for begin, end, runs in touched):
-        raise Declined("every tile reads all rows", location(use.stmts[0]))
 
 
 # -- chunks ------------------------------------------------------------------------------------------------------------
