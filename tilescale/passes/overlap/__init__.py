@@ -14,5 +14,6 @@
     sums.py       the grid that adds up what has arrived
     epilogue.py   own rows that are added up by the tiles that make them
     estimate.py   what it takes in order and overlapped, and how many rows travel together
+    work.py       what the tiles of a grid take
     edits.py      changes of a traced function
 """

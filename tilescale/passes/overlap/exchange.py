@@ -20,13 +20,14 @@ from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
 from tilescale.passes.overlap.edits import Edits, located, rank_of
-from tilescale.passes.overlap.estimate import Travel, best_chunk, exchanged, grid_seconds, in_order
+from tilescale.passes.overlap.estimate import Travel, best_chunk, exchanged, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, uses_after
 from tilescale.passes.overlap.order import Arrival, Departure, Order, is_in, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.sides import check_some, counted, maker_of, readers_of
 from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts, part_of
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import DevicePhase, location
@@ -146,16 +147,18 @@ def _choose(found: _Exchange, move: Move) -> int:
     """Rows of a chunk, and what the move is estimated to take."""
     site, uses, rows = found.site, found.uses, found.received
     travel = Travel.of(site, uses, rows.parts, rows.height)
-    made = 0.0 if found.maker is None else grid_seconds(found.maker.phase, found.maker.launch, uses)
-    read = sum(grid_seconds(use.phase, use.launch, uses) for use in found.readers)
+    made = None if found.maker is None else Work.of(found.maker, uses, found.level)
+    first, *others = (Work.of(use, uses, found.level) for use in found.readers) if found.readers else (None,)
+    rest = sum(work.seconds for work in others)
 
-    def seconds(travel: Travel, chunk: int, grid: float) -> float:
-        return exchanged(travel, chunk, made, grid)
+    def seconds(chunk: int) -> float:
+        return exchanged(travel, chunk, made, first) + rest
 
     beside = [*found.readers[:1], *([found.maker] if found.maker else [])]
     step = math.lcm(*(uses.step(use, rows.height, found.level) for use in beside))
-    chunk = min(move.chunk or best_chunk(travel, step, read, seconds), rows.height)
-    move.chunk, move.beside_s, move.in_order_s = chunk, seconds(travel, chunk, read), in_order(site, uses, made + read)
+    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
+    grids = sum(work.seconds for work in (made, first) if work is not None) + rest
+    move.chunk, move.beside_s, move.in_order_s = chunk, seconds(chunk), in_order(site, uses, grids)
     return chunk
 
 

@@ -17,12 +17,13 @@ from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks
 from tilescale.passes.overlap.edits import Edits
-from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, grid_seconds, in_order
+from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Arrival, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.sides import check_some, readers_of
 from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import location
@@ -96,13 +97,16 @@ def _choose(gather: _Gather, move: Move) -> int:
     """Rows of a chunk, and what the move is estimated to take."""
     site, uses, rows = gather.site, gather.uses, gather.rows
     travel = Travel.of(site, uses, rows.parts, rows.height)
-    grid = sum(grid_seconds(use.phase, use.launch, uses) for use in gather.readers)
-    chunk = min(
-        move.chunk or best_chunk(travel, uses.step(gather.readers[0], rows.height, gather.level), grid, gathered),
-        rows.height,
-    )
-    move.chunk, move.beside_s = chunk, gathered(travel, chunk, grid)
-    move.in_order_s = in_order(site, uses, grid)
+    first, *others = (Work.of(use, uses, gather.level) for use in gather.readers)
+    rest = sum(work.seconds for work in others)
+
+    def seconds(chunk: int) -> float:
+        return gathered(travel, chunk, first) + rest
+
+    step = uses.step(gather.readers[0], rows.height, gather.level)
+    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
+    move.chunk, move.beside_s = chunk, seconds(chunk)
+    move.in_order_s = in_order(site, uses, first.seconds + rest)
     return chunk
 
 

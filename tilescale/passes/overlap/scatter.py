@@ -22,13 +22,14 @@ from tilescale.cost.choose import TIE
 from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
 from tilescale.passes.overlap.edits import Edits, located
 from tilescale.passes.overlap.epilogue import Tile, add_where_made
-from tilescale.passes.overlap.estimate import Travel, best_chunk, grid_seconds, in_order, reduced
+from tilescale.passes.overlap.estimate import Travel, best_chunk, in_order, reduced
 from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import QUEUE, TILES, Declined, Move
 from tilescale.passes.overlap.sides import counted, maker_of
 from tilescale.passes.overlap.sums import COMBINED, Arrivals, sum_of, tile_shape, whole
 from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import DevicePhase, GridPhase, location
@@ -141,14 +142,14 @@ def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
     """Rows of a chunk for a carrier, and what the move is estimated to take."""
     site, uses, rows, maker = scatter.site, scatter.uses, scatter.rows, scatter.maker
     travel = Travel.of(site, uses, rows.parts, rows.height, carrier)
-    grid = grid_seconds(maker.phase, maker.launch, uses)
+    work = Work.of(maker, uses, scatter.level)
 
-    def seconds(travel: Travel, chunk: int, grid: float) -> float:
-        return reduced(travel, chunk, grid, everywhere=scatter.everywhere)
+    def seconds(chunk: int) -> float:
+        return reduced(travel, chunk, work, everywhere=scatter.everywhere)
 
     step = uses.step(maker, rows.height, scatter.level)
-    chunk = min(move.chunk or best_chunk(travel, step, grid, seconds), rows.height)
-    move.beside_s, move.in_order_s = seconds(travel, chunk, grid), in_order(site, uses, grid)
+    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
+    move.beside_s, move.in_order_s = seconds(chunk), in_order(site, uses, work.seconds)
     return chunk
 
 
