@@ -42,7 +42,9 @@ def gather_then_multiply(devices: int, size: int) -> Any:
 
     @T.prim_func
     def f(
-        A: T.Tensor((size, size), "bfloat16"), B: T.Tensor((size, size), "bfloat16"), C: T.Tensor((size, size), "bfloat16")
+        A: T.Tensor((size, size), "bfloat16"),
+        B: T.Tensor((size, size), "bfloat16"),
+        C: T.Tensor((size, size), "bfloat16"),
     ):
         with T.Kernel(device=devices, block=(size // devices // 256, size // 128), threads=256) as (bx, by):
             whole = T.alloc((size, size), "bfloat16", level="l2")

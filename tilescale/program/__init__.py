@@ -14,5 +14,7 @@
     grids.py         values of expressions in all programs of a grid
     extents.py       symbolic extents
     pointers.py      tensors that are made of addresses
+    source.py        programs as source text of the language
+    expressions.py   expressions and tile arguments as such text
     arguments.py     what all back ends ask of the arguments of a call
 """
