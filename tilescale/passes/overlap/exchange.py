@@ -21,7 +21,7 @@ from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
 from tilescale.passes.overlap.edits import Edits, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, best_chunk, exchanged, in_order
-from tilescale.passes.overlap.legality import Site, check_unwritten, uses_after
+from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting, uses_after
 from tilescale.passes.overlap.order import Arrival, Departure, Order, is_in, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.sides import check_some, counted, maker_of, readers_of
@@ -116,6 +116,8 @@ def _beside(
         readers = _readers(uses.names.root(received.buffer.data), mine, graph, uses, received, level)
     except Declined as reason:
         reasons.append(reason)
+    if maker is None and is_behind_waiting(mine, graph):
+        raise Declined("copies that wait for a flag were started before, and the own part overtakes none of them")
     if maker is None and not readers:
         raise Declined("; ".join(reason.reason for reason in reasons), reasons[-1].where)
     return maker, readers

@@ -11,17 +11,19 @@ arrive. Declines a gather along another dimension than the first, one whose resu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks
-from tilescale.passes.overlap.edits import Edits
+from tilescale.passes.overlap.edits import Edits, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, in_order
-from tilescale.passes.overlap.legality import Site, check_unwritten
+from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting
 from tilescale.passes.overlap.order import Arrival, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.sides import check_some, readers_of
+from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.uses import Rows, Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts
@@ -60,7 +62,8 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     edits = Edits(uses.program, site.launch, uses.machine)
     chunks = Chunks(rows, chunk)
     flags = edits.alloc_flags(f"{rows.buffer.name}_here", chunks.shape)
-    edits.statements.append((site.stmt, tir.at(_started(site, flags, chunk), site.stmt)))
+    started = _started(gather, flags, chunk, in_place=is_behind_waiting(mine, graph))
+    edits.statements.append((site.stmt, tir.sequence(located(started, site.stmt))))
     for use in gather.readers:
         edits.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
     move.why = "each tile waits for the rows that it reads"
@@ -110,8 +113,18 @@ def _choose(gather: _Gather, move: Move) -> int:
     return chunk
 
 
-def _started(site: Site, flags: ir.Buffer, chunk: int) -> ir.Stmt:
-    """The gather, started on the copy queue."""
-    made = site.made
+def _started(gather: _Gather, flags: ir.Buffer, chunk: int, *, in_place: bool) -> list[ir.Stmt]:
+    """The gather, started on the copy queue.
+
+    Args:
+        in_place: whether the own part is put into the result before, by the device itself.
+    """
+    made, rows = gather.site.made, gather.rows
     whole = tir.region(flags, [ir.IntImm("int32", 0)] * 2, flags.shape, "rw")
-    return tir.evaluate(call(ALL_GATHER, made.source, made.target, whole, level=made.level, dim=0, chunk=chunk))
+    source, before = made.source, []
+    if in_place:
+        rank, rank_is = rank_of(made.level)
+        before = [rank_is, copy(source, rows.region(rank, 0, rows.height, "w"))]
+        source = rows.region(rank, 0, rows.height, "r")
+    notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": chunk}
+    return [*before, tir.evaluate(call(ALL_GATHER, source, made.target, whole, **notes))]
