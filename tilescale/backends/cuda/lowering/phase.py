@@ -14,6 +14,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.arguments import Parameters
+from tilescale.backends.cuda.lowering.reach import devices_in_reach
 from tilescale.backends.cuda.lowering.roles import Roles
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import copy_choice
@@ -41,6 +42,11 @@ class Target:
     def devices(self) -> int:
         """Units that own tensors."""
         return math.prod(n for _, n in self.sizes)
+
+    @cached_property
+    def near(self) -> int:
+        """Devices of consecutive numbers that have addresses for each other's memory, by the machine model."""
+        return devices_in_reach(self.machine, self.sizes)
 
 
 @dataclass(frozen=True)
