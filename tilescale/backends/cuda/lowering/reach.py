@@ -29,7 +29,7 @@ BY_ADDRESS = frozenset((STORES, "tma", "copy_engine"))
 BY_MEMORY, BY_MESSAGES, BY_BOTH = "peer memory", "NCCL", "peer memory inside, NCCL between"
 """What carries data between devices, in words."""
 
-SHARE = 0.05
+SHARE = 0.1
 """What the start of a message and its way may take of its time: chunks are so large that they take no more."""
 
 

@@ -104,7 +104,14 @@ class DeviceProgram:
 
     @property
     def between(self) -> transports.Transport:
-        """What carries tensors to the others. Collective: a build's first use of it opens it."""
+        """What carries tensors to the others. Collective: a build's first use of it opens it. Raises LaunchError."""
+        if not self.target.nccl:
+            raise LaunchError(
+                f"{self.program.name!r} runs on several nodes, and NCCL, which would join them, serves neither a part of "
+                "the job's ranks nor two of them on one GPU",
+                hint="run it on all ranks, with a GPU for each",
+                where=self.program.launches[0].where,
+            )
         if self._transport is None:
             self._transport = transports.of(self, self.near.size)
         return self._transport
@@ -198,7 +205,8 @@ class DeviceProgram:
 
     def device_code(self, text: str) -> bytes:
         """CUDA text compiled for the device, once on each node; the other ranks find it in the cache. Collective."""
-        target = self.options.get("target") or target_for(self.target.machine)
+        machine = self.target.machine
+        target = self.options.get("target") or (target_for(machine) if machine.identify.architecture else "auto")
         make = partial(stock.device_code, text, target)
         return once_per_node(self._group, self._is_first_of_node, make)
 
