@@ -107,7 +107,7 @@ class DeviceProgram:
         """What carries tensors to the others. Collective: a build's first use of it opens it. Raises LaunchError."""
         if not self.target.nccl:
             raise LaunchError(
-                f"{self.program.name!r} runs on several nodes, and NCCL, which would join them, serves neither a part of "
+                f"{self.program.name!r} runs on several nodes, and NCCL, which joins them, serves neither a part of "
                 "the job's ranks nor two of them on one GPU",
                 hint="run it on all ranks, with a GPU for each",
                 where=self.program.launches[0].where,
