@@ -22,6 +22,7 @@ from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.steps import Call, run
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
+from tilescale.ops import small
 from tilescale.program.model import Control, GridPhase, Launch, Sequence
 
 NODES, LOCAL = 2, 2
@@ -162,6 +163,30 @@ def test_collectives_know_which_devices_share_memory(machine: str):
         steps(f, FLAT, machine, nccl=False)
 
 
+def test_operators_move_whole_tensors_between_nodes(machine: str):
+    team = SimpleNamespace(size=RANKS)
+    assert small.spans_nodes(team) and small.is_whole(1 << 40, team)
+    team = SimpleNamespace(size=LOCAL)
+    assert not small.spans_nodes(team) and not small.is_whole(1 << 40, team)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_their_programs_between_nodes(name: str, machine: str):
+    func = small.program(RANKS, name, 12, "uint8" if name == "all_to_all" else "float32")
+    assert steps(func, FLAT, machine)[0].split()[0] == name
+    source, target = ([int(n) for n in p.shape] for p in program(func, machine).parameters)
+    dtype = torch.uint8 if name == "all_to_all" else torch.float32
+    args = [[torch.randint(9, source).to(dtype), torch.zeros(target, dtype=dtype)] for _ in range(RANKS)]
+    given = [x.clone() for x, _ in args]
+    tilescale.emulate(func, args)
+    wanted = {
+        "all_gather": lambda r: torch.cat(given),
+        "reduce_scatter": lambda r: torch.stack(given).sum(0).chunk(RANKS)[r],
+        "all_to_all": lambda r: torch.cat([x.chunk(RANKS)[r] for x in given]),
+    }[name]
+    assert all(torch.equal(y, wanted(rank)) for rank, (_, y) in enumerate(args))
+
+
 # -- what is declined --------------------------------------------------------------------------------------------------
 
 
@@ -200,3 +225,40 @@ def test_what_has_no_message_names_its_line(statements: Any, found: str, machine
     func = in_phase(statements, "node", BY_NODE)
     with mistake(UnsupportedError, found):
         notes(func, machine)
+
+
+@T.macro
+def a_copy(tile, Y, flags, rank, size):
+    T.copy(tile, Y, dst=(rank + 1) % size)  # <-
+
+
+@T.macro
+def a_signal(tile, Y, flags, rank, size):
+    T.signal(flags[0], dst=(rank + 1) % size)  # <-
+
+
+@T.macro
+def a_barrier(tile, Y, flags, rank, size):
+    T.barrier()  # <-
+
+
+@T.macro
+def a_sum(tile, Y, flags, rank, size):
+    T.allreduce(tile)  # <-
+
+
+@pytest.mark.parametrize(("level", "sizes"), [("node", BY_NODE), ("device", FLAT)])
+@pytest.mark.parametrize("statement", [a_copy, a_signal, a_barrier, a_sum], ids=["copy", "signal", "barrier", "sum"])
+def test_programs_reach_no_memory_of_other_nodes(
+    statement: Any, level: str, sizes: dict[str, int], machine: str, mistake
+):
+    @T.prim_func
+    def f(Y: T.Tensor((8, 4), "float32"), flags: T.Tensor((4,), "int32")):
+        with T.Kernel(**sizes, block=1, threads=32):
+            tile = T.alloc((8, 4), "float32", level="l1")
+            with T.Scale("block"), T.Scale(level) as (rank, size):
+                T.clear(tile)
+                statement(tile, Y, flags, rank, size)
+
+    with mistake(UnsupportedError, "of programs between", "TILESCALE_HEAP=nvshmem", "whole tensors go by NCCL"):
+        notes(f, machine)

@@ -14,10 +14,10 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.arguments import Parameters
-from tilescale.backends.cuda.lowering.reach import devices_in_reach
 from tilescale.backends.cuda.lowering.roles import Roles
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import copy_choice
+from tilescale.cost.reach import linked
 from tilescale.errors import Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Launch, Program
@@ -46,7 +46,7 @@ class Target:
     @cached_property
     def near(self) -> int:
         """Devices of consecutive numbers that have addresses for each other's memory, by the machine model."""
-        return devices_in_reach(self.machine, self.sizes)
+        return linked(self.machine, self.sizes)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,8 @@ those that share memory are neighbours in number: `Target.near` of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
-
-from tilescale.collectives.select import numbering
-from tilescale.errors import NoPathError, PeerOutOfRangeError
-from tilescale.hda import Machine
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.phase import Target
@@ -23,29 +17,11 @@ if TYPE_CHECKING:
 STORES = "lsu"
 """The mechanism by which kernels send messages: stores of their threads."""
 
-BY_ADDRESS = frozenset((STORES, "tma", "copy_engine"))
-"""Mechanisms for which memory of a peer has an address."""
-
 BY_MEMORY, BY_MESSAGES, BY_BOTH = "peer memory", "NCCL", "peer memory inside, NCCL between"
 """What carries data between devices, in words."""
 
 SHARE = 0.1
 """What the start of a message and its way may take of its time: chunks are so large that they take no more."""
-
-
-@lru_cache(maxsize=256)
-def devices_in_reach(machine: Machine, sizes: tuple[tuple[str, int], ...]) -> int:
-    """How many devices of consecutive numbers have addresses for each other's memory, of a launch of so many units."""
-    devices, level = math.prod(n for _, n in sizes), machine.tensor_level.name
-    used: Mapping = dict(numbering(machine, dict(sizes)))
-    for peer in range(1, devices):
-        try:
-            mechanisms = machine.path(level, 0, peer, sizes=used).mechanisms
-        except (NoPathError, PeerOutOfRangeError):
-            return peer
-        if BY_ADDRESS.isdisjoint(mechanism.name for mechanism in mechanisms):
-            return peer
-    return devices
 
 
 @dataclass(frozen=True)
@@ -88,8 +64,8 @@ def share_memory(target: Target, level: str) -> bool:
 
 def chunk_bytes(target: Target) -> int:
     """Bytes of a message between devices that do not share memory: whole MiB, of which latency is a small share."""
-    used: Mapping = dict(numbering(target.machine, dict(target.sizes)))
-    path = target.machine.path(target.machine.tensor_level.name, 0, target.near, sizes=used)
+    machine, used = target.machine, dict(target.sizes[1:])
+    path = machine.path(machine.tensor_level.name, 0, target.near, sizes=used)
     startup = max((mechanism.startup for mechanism in path.mechanisms), default=0.0)
     wanted = path.bandwidth * (path.latency + startup) / SHARE
     return max(1, math.ceil(wanted / 2**20)) << 20
