@@ -88,7 +88,7 @@ def _operator(
     (rows, K), dtype = a.shape, str(a.dtype).removeprefix("torch.")
     widths = [weight.shape[1] for weight in weights]
     biases = [None] * len(weights) if bias is None else dense(bias).split(widths)
-    if team.size > 1 and 0 < a.nbytes <= small.SMALL_BYTES:
+    if team.size > 1 and a.nbytes and small.is_whole(a.nbytes, team):
         whole = small.gathered(dense(a), team)
         products = [whole @ w if b is None else torch.addmm(b, whole, w) for w, b in zip(weights, biases, strict=True)]
         products = [ACTIVATIONS[activation](c) for c in products] if activation else products
