@@ -20,8 +20,9 @@ sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / 
 
 import exchanges  # noqa: E402 - found through the path above
 import fused  # noqa: E402
-from race import Heat  # noqa: E402
 from suite import Suite, command  # noqa: E402
+
+from tilescale.tuning.race import Heat  # noqa: E402
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:

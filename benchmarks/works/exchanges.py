@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 import trials
-from race import Contender, Heat, Runner
 from trials import Case, checked
 
 import tilescale
+from tilescale.tuning.race import Contender, Heat, Runner
 
 EXPERTS, CHOICES = 256, 8
 
