@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The products of transformers' layers, cut over the GPUs: an operator and its peers at the shapes that models have."""
+"""The products of transformers' layers, cut over the GPUs: an operator and its peers at the shapes that models have.
+
+That of gate and up goes on to silu(gate) * up, by everybody.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fused import Gathered, Scattered, contest
+from fused import Gated, Gathered, Scattered, contest
 
 from tilescale.tuning.race import Heat
 
@@ -49,7 +52,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         products = (
             ("qkv", Gathered, outputs // gpus, inputs),
             ("o", Scattered, model.hidden, model.attended // gpus),
-            ("gate_up", Gathered, 2 * model.inner // gpus, model.hidden),
+            ("gate_up", Gated, 2 * model.inner // gpus, model.hidden),
             ("down", Scattered, model.hidden, model.inner // gpus),
         )
         for m, mode in ROWS.items():
