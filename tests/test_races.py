@@ -41,6 +41,12 @@ def scripts() -> Iterator[Callable[[str], ModuleType]]:
         sys.path.remove(place)
 
 
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_a_script_loads(scripts: Callable[[str], ModuleType], path: Path):
+    """They run on GPUs alone: what they import and cannot find would be noticed late."""
+    assert scripts(path.stem).__doc__
+
+
 @pytest.fixture(scope="module")
 def race() -> ModuleType:
     return importlib.import_module("tilescale.tuning.race")
