@@ -30,7 +30,7 @@ import tilescale.language as T  # noqa: E402
 from tilescale.backends.cuda.running.collectives import hierarchical  # noqa: E402
 from tilescale.comm.heap import default  # noqa: E402
 
-LIMIT_S = 150.0
+LIMIT_S = 220.0
 CALLS, REPLAYS = 3, 3
 ROWS, COLUMNS = 48, 40
 NODES = 2
