@@ -307,8 +307,11 @@ def a_sum(tile, Y, flags, rank, size):
     T.allreduce(tile)  # <-
 
 
-@pytest.mark.parametrize(("level", "sizes"), [("node", BY_NODE), ("device", FLAT)])
-@pytest.mark.parametrize("statement", [a_copy, a_signal, a_barrier, a_sum], ids=["copy", "signal", "barrier", "sum"])
+@pytest.mark.parametrize(
+    ("statement", "level", "sizes"),
+    [(a_copy, "node", BY_NODE), (a_signal, "device", FLAT), (a_barrier, "device", FLAT), (a_sum, "node", BY_NODE)],
+    ids=["copy", "signal", "barrier", "sum"],
+)
 def test_programs_reach_no_memory_of_other_nodes(
     statement: Any, level: str, sizes: dict[str, int], machine: str, mistake
 ):
