@@ -23,6 +23,9 @@ TILE = 8192
 PIECE = 512
 """Elements of a row that one block moves, at most."""
 
+MOST_UNEVEN = 32
+"""Units of a row, at most, where the threads do not share a tile evenly."""
+
 CHUNKS = 256
 """Flags for what one rank sends to another one."""
 
@@ -82,8 +85,15 @@ def sum_rows(y: torch.Tensor, weights: torch.Tensor | None, arriving: tuple, bef
 
 
 def piece(width: int, unit: int) -> int:
-    """Elements of a row that one block moves: the largest divisor that is a multiple of `unit` and not too wide."""
-    return next(n for n in range(min(width, PIECE), 0, -1) if width % n == 0 and n % unit == 0)
+    """Elements of a row that one block moves: the largest divisor that is a multiple of `unit` and not too wide.
+
+    TileLang lays out no tile of a few rows that its threads cannot share evenly; it does if there are many rows.
+    """
+
+    def fits(n: int) -> bool:
+        return n // unit <= MOST_UNEVEN or n // unit * tile_rows(n) % THREADS == 0
+
+    return next(n for n in range(min(width, PIECE), 0, -1) if width % n == 0 and n % unit == 0 and fits(n))
 
 
 def tile_rows(width: int) -> int:
