@@ -10,6 +10,7 @@ from typing import Any
 from tilelang_core import ir, trace
 from tilescale.errors import NoPathError, PhaseError, ShapeError, UsageError
 from tilescale.hda import Level, Network
+from tilescale.hda.units import format_count
 from tilescale.language.checks import expanded
 from tilescale.language.context import Context, extents_of, here, plain, shape_of
 from tilescale.language.signal import check_comparison, flag_region
@@ -123,8 +124,8 @@ def check_gather(context: Context, level: Level, source: ir.Call, target: ir.Cal
     wanted = [size, *part[parts.rows :]] if parts.slots else [part[0] * size, *part[1:]]
     if dim not in (0, -len(whole)) or not _may_be(whole, wanted):
         raise ShapeError(
-            f"T.all_gather(signal=) over {size} units: the whole is {tuple(whole)}, a part {tuple(part)}, along "
-            f"dimension {dim}",
+            f"T.all_gather(signal=) over {format_count(size, 'unit')}: the whole is {tuple(whole)}, a part "
+            f"{tuple(part)}, along dimension {dim}",
             hint=f"parts lie side by side along dimension 0: the whole of such parts is {tuple(map(plain, wanted))}",
             where=here(),
         )
@@ -176,7 +177,7 @@ def flags_of_gather(context: Context, level: Level, flags: Any, rows: Any, chunk
         of = f"{rows} rows in chunks of {chunk}" if chunk is not None else "whole parts"
         raise ShapeError(
             f"T.all_gather(signal={flags.name}): the flags are {tuple(found)}, one for each chunk of each rank are "
-            f"({size}, {chunks}): {size} units, {of}",
+            f"({size}, {chunks}): {format_count(size, 'unit')}, {of}",
             hint=f"flags = T.alloc_flags(({size}, {chunks}))",
             where=here(),
         )
