@@ -4,9 +4,11 @@
     torchrun --nproc-per-node 2 benchmarks/operators.py                       everything
     torchrun --nproc-per-node 2 benchmarks/operators.py --only gemm_rs        one work
 
-Works: ag_gemm, gemm_rs and gemm_ar at 16 to 8192 rows, the small ones in CUDA graphs; in graphs too, experts (tokens
-there and back) and all_reduce_rms_norm. Workspaces are made before; all else that a call needs, handshakes included, is
-in its time. `suite.py` says how a run goes on when one contender hangs.
+Works: ag_gemm, gemm_rs and gemm_ar at 16 to 8192 rows, the small ones in CUDA graphs, the first two of float8 too; in
+graphs, experts (tokens there and back), all_reduce_rms_norm and all_to_all (tokens to heads); sequence_attention and
+mla_decode, beside one GPU that has all keys; and the layers of models by their names (llama3_8b), gated ones with the
+activation. Workspaces are made before; all else that a call needs, handshakes included, is in its time. `suite.py` says
+how a run goes on when one contender hangs.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / 
 
 import exchanges  # noqa: E402 - found through the path above
 import fused  # noqa: E402
+import layers  # noqa: E402
+import long_sequences  # noqa: E402
+import scaled  # noqa: E402
 from suite import Suite, command  # noqa: E402
 
 from tilescale.tuning.race import Heat  # noqa: E402
@@ -27,8 +32,8 @@ from tilescale.tuning.race import Heat  # noqa: E402
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     """All works."""
-    yield from exchanges.heats(quick, gpus)
-    yield from fused.heats(quick, gpus)
+    for part in (exchanges, long_sequences, scaled, fused, layers):
+        yield from part.heats(quick, gpus)
 
 
 if __name__ == "__main__":

@@ -252,9 +252,10 @@ def test_a_chart_shows_every_contender(race: ModuleType, scripts: Callable, tmp_
 
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("quick", [True, False])
-def test_works_are_named_once_and_have_their_baselines(scripts: Callable, gpus: int, quick: bool):
-    heats = [h for part in ("overlap", "one_gpu", "calls") for h in scripts(part).heats(quick, gpus)]
-    assert len({h.title for h in heats}) == len(heats) > 3
+@pytest.mark.parametrize("suite", ["asynchrony", "operators"])
+def test_works_are_named_once_and_have_their_baselines(scripts: Callable, suite: str, gpus: int, quick: bool):
+    heats = list(scripts(suite).heats(quick, gpus))
+    assert len({h.title for h in heats}) == len(heats) and (len(heats) > 3 or suite == "operators")
     for each in heats:
         names = [c.name for c in each.contenders]
         assert each.gpus in (gpus, tilescale.init().size) and len(set(names)) == len(names)
@@ -336,6 +337,17 @@ def test_clusters_multiply(scripts: Callable):
     c = torch.full((m, n), torch.nan, dtype=torch.bfloat16)
     tilescale.emulate(scripts("one_gpu").by_clusters(m, n, k), [a, b, c])
     torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=2**-7, atol=1e-3)
+
+
+def test_plain_attention_is_causal(scripts: Callable):
+    tokens, heads, of_keys, dim = 64, 2, 1, 16
+    q, k, v = (torch.randn(1, tokens, n, dim).bfloat16() for n in (heads, of_keys, of_keys))
+    out = torch.full_like(q, torch.nan)
+    tilescale.emulate(scripts("programs").flash_attention(tokens, heads, of_keys, dim, tile=32), [q, k, v, out])
+    want, bound = scripts("long_sequences").attended(
+        q[0].transpose(0, 1), k[0, :, 0], v[0, :, 0], torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    )
+    assert bool(((out[0].transpose(0, 1).float() - want).abs() <= bound).all())
 
 
 def test_puts_reach_the_next_device(scripts: Callable):

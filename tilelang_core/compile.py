@@ -18,6 +18,7 @@ from tilelang.jit import JITImpl, _CallFormCache
 from tvm import tirx
 
 from tilelang_core import logs
+from tilelang_core.falling import with_rising_dividends
 
 __all__ = [
     "JIT",
@@ -95,7 +96,7 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:
     with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target:
-        lowered = tilelang.lower(func, target=target)
+        lowered = tilelang.lower(with_rising_dividends(func), target=target)
     kernels = [kernel.attrs for kernel in lowered.device_mod.functions.values() if kernel.attrs]
     dynamic = [int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs]
     return Generated(lowered.kernel_source, max(dynamic, default=0))
@@ -115,7 +116,7 @@ def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = No
 def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = None, **options: Any) -> Any:
     """`tilelang.compile`: a kernel for the GPU at hand. `rewrite` has the last word on its text."""
     with logs.following(), _text_through(rewrite):
-        return tilelang.compile(func, **options)
+        return tilelang.compile(with_rising_dividends(func), **options)
 
 
 def cache_folder() -> Path:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operators that move rows: tokens to experts and back, unequal parts, sums with residual and norm; beside NCCL."""
+"""Operators that move rows: tokens to experts and back or to heads, sums with residual and norm; beside NCCL."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ EXPERTS, CHOICES = 256, 8
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
-    """Tokens of each GPU times features."""
+    """Tokens of each GPU times features, or heads times their size."""
     if gpus == 1:
         return
     for tokens, features in [(256, 1024)] if quick else [(4096, 7168), (128, 7168)]:
-        work = Experts(tokens, features)
-        moved = 2 * work.sent() * features * 2
-        yield _heat("experts", work, gpus, moved)
+        experts = Experts(tokens, features)
+        moved = 2 * experts.sent(tilescale.init().rank) * features * 2
+        yield _heat("experts", experts, gpus, moved)
     for rows, features in [(256, 1024)] if quick else [(16, 8192), (512, 8192), (8192, 8192)]:
         yield _heat("all_reduce_rms_norm", Normed(rows, features), gpus, 0)
+    for tokens in (256,) if quick else (512, 4096, 16384):
+        heads = Heads(tokens, 32, 128)
+        yield _heat("all_to_all", heads, gpus, tokens * 32 * 128 * 2 * (gpus - 1) / gpus)
 
 
-def _heat(name: str, work: Experts | Normed, gpus: int, moved: float) -> Heat:
+def _heat(name: str, work: Experts | Normed | Heads, gpus: int, moved: float) -> Heat:
     entries = [Contender("nccl", work.library), Contender("tilescale", work.operator)]
-    return Heat(name, (work.rows, work.features), "bfloat16", gpus, "graph", "nccl", entries, bytes=moved)
+    return Heat(name, work.shape, "bfloat16", gpus, "graph", "nccl", entries, bytes=moved)
 
 
 class Experts:
@@ -40,18 +43,17 @@ class Experts:
     """
 
     def __init__(self, tokens: int, features: int):
-        self.rows, self.features = tokens, features
+        self.shape = self.rows, self.features = tokens, features
 
-    def chosen(self) -> torch.Tensor:
-        """The same experts in each case: routes are made before."""
-        generator = torch.Generator(trials.device()).manual_seed(tilescale.init().rank)
-        scores = torch.rand(self.rows, EXPERTS, device=trials.device(), generator=generator)
+    def chosen(self, rank: int) -> torch.Tensor:
+        """Experts of a rank's tokens, the same in each case: routes are made before."""
+        scores = torch.rand(self.rows, EXPERTS, generator=torch.Generator().manual_seed(rank))
         return scores.topk(CHOICES).indices
 
-    def sent(self) -> int:
-        """Rows that this rank sends to others."""
-        size, rank = tilescale.init().size, tilescale.init().rank
-        owners = self.chosen() // (EXPERTS // size)
+    def sent(self, rank: int) -> int:
+        """Rows that a rank sends to others."""
+        size = tilescale.init().size
+        owners = self.chosen(rank) // (EXPERTS // size)
         return sum(int((owners == r).any(1).sum()) for r in range(size) if r != rank)
 
     def draw(self, seed: int) -> Case:
@@ -64,13 +66,14 @@ class Experts:
         """Ours: dispatch and combine."""
         from tilescale import ops
 
-        x, routing = trials.nothing(self.rows, self.features), ops.moe_route(self.chosen(), EXPERTS)
+        x, chosen = trials.nothing(*self.shape), self.chosen(tilescale.init().rank)
+        routing = ops.moe_route(chosen.to(x.device), EXPERTS)
         return checked(self.draw, trials.into(x), lambda: ops.moe_combine(ops.moe_dispatch(x, routing), routing))
 
     def library(self) -> Runner:
-        """NCCL: as many rows to everybody."""
+        """NCCL: as many rows from everybody to everybody."""
         size = tilescale.init().size
-        each = -(-self.sent() // (size - 1))
+        each = -(-max(map(self.sent, range(size))) // (size - 1))
         given, back = (trials.nothing(size * each, self.features) for _ in range(2))
 
         def call() -> torch.Tensor:
@@ -85,7 +88,7 @@ class Normed:
     """The sum of all GPUs' rows, plus a residual, normalised."""
 
     def __init__(self, rows: int, features: int):
-        self.rows, self.features = rows, features
+        self.shape = self.rows, self.features = rows, features
 
     def draw(self, seed: int) -> Case:
         """This rank's part; the residual and the weight are zeros and ones."""
@@ -117,3 +120,39 @@ class Normed:
             return torch.nn.functional.rms_norm(y.add_(residual), (self.features,), weight, 1e-6)
 
         return checked(self.draw, trials.into(x), call, [y])
+
+
+class Heads:
+    """From the own tokens of all heads to all tokens of the own heads, as Ulysses attention begins."""
+
+    def __init__(self, tokens: int, heads: int, dim: int):
+        self.shape = tokens, heads, dim
+
+    def draw(self, seed: int) -> Case:
+        """This rank's tokens, and what it gets by a gather of everything."""
+        world = tilescale.init()
+        (x,) = trials.randoms(seed, torch.bfloat16, (1, *self.shape))
+        every = torch.empty(world.size, *self.shape, dtype=x.dtype, device=x.device)
+        dist.all_gather_into_tensor(every, x)
+        want = every.chunk(world.size, 2)[world.rank].flatten(0, 1)[None].float()
+        return Case((x,), want, torch.zeros_like(want))
+
+    def operator(self) -> Runner:
+        """Ours."""
+        from tilescale import ops
+
+        x = trials.nothing(1, *self.shape)
+        return checked(self.draw, trials.into(x), lambda: ops.all_to_all(x, 2, 1))
+
+    def library(self) -> Runner:
+        """Heads of one owner side by side, then NCCL; tokens come in their order."""
+        tokens, heads, dim = self.shape
+        size, x = tilescale.init().size, trials.nothing(1, *self.shape)
+        got = trials.nothing(size, tokens, heads // size, dim)
+
+        def call() -> torch.Tensor:
+            parts = x.view(tokens, size, heads // size, dim).transpose(0, 1).contiguous()
+            dist.all_to_all_single(got, parts)
+            return got.view(1, size * tokens, heads // size, dim)
+
+        return checked(self.draw, trials.into(x), call, [got])

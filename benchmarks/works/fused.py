@@ -33,16 +33,19 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     for m in (1024, 128) if quick else (*LARGE, *SMALL):
         for name, work, n, k in works:
             entries = work(m, n, k).contenders()
-            yield _heat(name, (m, n, k), gpus, "eager" if m in LARGE else "graph", entries)
+            yield contest(name, (m, n, k), gpus, "eager" if m in LARGE else "graph", entries)
     for name, work, n, k in works[:2]:  # last, as they may not end here either
         made = work(SYMM_MEM_ROWS, n, k)
         entries = [*made.contenders(), Contender("symm_mem", made.symm_mem)]
-        yield _heat(name, (SYMM_MEM_ROWS, n, k), gpus, "eager", entries)
+        yield contest(name, (SYMM_MEM_ROWS, n, k), gpus, "eager", entries)
 
 
-def _heat(name: str, shape: tuple[int, int, int], gpus: int, mode: str, entries: list[Contender]) -> Heat:
+def contest(
+    name: str, shape: tuple[int, int, int], gpus: int, mode: str, entries: list[Contender], dtype: str = "bfloat16"
+) -> Heat:
+    """A product M x N x K beside cuBLAS alone."""
     m, n, k = shape
-    return Heat(name, shape, "bfloat16", gpus, mode, "cublas alone", entries, 2 * m * n * k)
+    return Heat(name, shape, dtype, gpus, mode, "cublas alone", entries, 2 * m * n * k)
 
 
 def _ours(work: Any) -> Contender:
@@ -76,6 +79,32 @@ class Gathered(overlap.AllGather):
 
         a, b = trials.nothing(self.rows, self.k), trials.nothing(self.n, self.k)
         return _operator(ops.all_gather_matmul, a, b, self.draw)
+
+
+class Gated(Gathered):
+    """silu(A G^T) * (A U^T): G and U are the halves of B."""
+
+    def draw(self, seed: int) -> Case:
+        """As the product has it."""
+        case = super().draw(seed)
+        (gate, up), (of_gate, of_up) = case.want.chunk(2, 1), case.bound.chunk(2, 1)
+        want, rise = self.ending(case.want), 1.1 * of_gate  # silu is nowhere steeper
+        bound = rise * (up.abs() + of_up) + torch.nn.functional.silu(gate).abs() * of_up + 2.0**-7 * want.abs()
+        return Case(case.inputs, want, bound)
+
+    def ending(self, c: torch.Tensor) -> torch.Tensor:
+        """What becomes of the product."""
+        gate, up = c.chunk(2, 1)
+        return torch.nn.functional.silu(gate) * up
+
+    def operator(self) -> Runner:
+        """Ours."""
+        from tilescale import ops
+
+        def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return ops.all_gather_matmul(a, b.chunk(2, 1), activation="silu", gated=True)
+
+        return _operator(call, trials.nothing(self.rows, self.k), trials.nothing(self.n, self.k), self.draw)
 
 
 class Scattered(overlap.ReduceScatter):

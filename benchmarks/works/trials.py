@@ -48,6 +48,14 @@ def device() -> torch.device:
     return world.device
 
 
+@functools.cache
+def alone() -> Any:
+    """A process group of this rank only; collective."""
+    device()
+    groups = [dist.new_group([rank], backend="gloo") for rank in range(tilescale.init().size)]
+    return groups[tilescale.init().rank]
+
+
 def example(name: str) -> Any:
     """An example's module. Raises ImportError if there is none of the name."""
     if str(EXAMPLES) not in sys.path:

@@ -25,8 +25,9 @@ from tests.cuda.test_copy_queue import (
     one_flag_each,
 )
 from tilelang_core import ir
+from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.backends.cuda.lowering.plan import HostStep, plan
+from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.backends.cuda.running import queued, stream_memory
 from tilescale.backends.cuda.running.control import loop
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
@@ -98,7 +99,7 @@ class Device:
         self.sums = Sums()
         self.tensors, self.done = memory, []
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
-        self.heap = SimpleNamespace(peers=self._peers, addresses=SimpleNamespace(slot=lambda p: p))
+        self.near = SimpleNamespace(everywhere=self._peers, slot=lambda p: p)
         self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.done.append(place)))
         self.queue: Any = Queue(self.done)
 

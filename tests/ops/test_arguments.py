@@ -26,6 +26,13 @@ def half(*shape: int) -> torch.Tensor:
     return torch.randn(shape).half()
 
 
+def eighth(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).to(torch.float8_e4m3fn)
+
+
+ONES = torch.ones(3), torch.ones(1)
+
+
 def lengths(batch: int) -> torch.Tensor:
     return torch.zeros(batch, dtype=torch.int32)
 
@@ -45,6 +52,13 @@ def routing() -> ops.Routing:
         (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8), half(8, 4)]), r"b\[1\] has 4 columns"),
         (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8)], bias=[None, None]), "b is 1 matrices, bias 2"),
         (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8), activation="tanh"), "activation is 'tanh'"),
+        (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8), gated=True), r"gated is set, b has \[8\] columns"),
+        (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8), half(8, 16)], gated=True), r"b has \[8, 16\] columns"),
+        (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8), scales=ONES), "a is torch.float16"),
+        (lambda: ops.all_gather_matmul(eighth(4, 16), eighth(16, 16), scales=ONES), r"b has strides \(16, 1\)"),
+        (lambda: ops.all_gather_matmul(eighth(4, 8), eighth(8, 16), scales=ONES), "b has 8 rows"),
+        (lambda: ops.all_gather_matmul(eighth(4, 16), eighth(16, 16).t()), "a is torch.float8_e4m3fn"),
+        (lambda: ops.matmul_reduce_scatter(eighth(4, 16), eighth(16, 16).t(), scales=ONES), "has 3 numbers"),
         (lambda: ops.matmul_reduce_scatter(half(4, 8), half(8, 8), bias=half(16)), "bias has 16 elements"),
         (lambda: ops.matmul_reduce_scatter(half(4, 8), half(8, 8), bias=half(8, 1)), r"bias has shape \(8, 1\)"),
         (lambda: ops.matmul_all_reduce(half(4, 12), half(12, 8)), "b has 12 rows"),

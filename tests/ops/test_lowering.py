@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cuda.support import notes
-from tilescale.ops.products import GROUP, TILINGS, tiling
+from tilescale.ops.products import GROUP, TILINGS, Product, tiling
 
 LARGE = TILINGS[0]
 
@@ -24,18 +24,18 @@ def program(name: str, *given: Any) -> Any:
     ("made", "said"),
     [
         (
-            lambda: program("ag_gemm", 2, 512, 512, "bfloat16", LARGE, True, True, True),
+            lambda: program("ag_gemm", 2, Product(512, 512, "bfloat16", LARGE, True, True), True),
             ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads and makes 1 T.wait"],
         ),
         (
-            lambda: program("gemm_rs", 2, 512, 512, "bfloat16", LARGE, False, True),
+            lambda: program("gemm_rs", 2, Product(512, 512, "bfloat16", LARGE, False, True)),
             ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"],
         ),
         (
             lambda: import_module("tilescale.ops.gemm_rs").in_turns(
-                2, 512, 512, 512, "bfloat16", replace(LARGE, stages=3, group=4), True, False, 8
+                2, 512, Product(512, 512, "bfloat16", replace(LARGE, stages=3, group=4), True, False), 8
             ),
             ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"]
@@ -43,7 +43,7 @@ def program(name: str, *given: Any) -> Any:
             + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
         ),
         (
-            lambda: program("gemm_ar", 4, 512, 512, "bfloat16", LARGE, True, False),
+            lambda: program("gemm_ar", 4, Product(512, 512, "bfloat16", LARGE, True, False)),
             ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.copy(dst=, signal=) of C, G by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"],

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tilescale
-from tilescale.ops.products import CHUNK, TILINGS, Tiling
+from tilescale.ops.products import CHUNK, TILINGS, Product, Tiling
 
 SMALL = TILINGS[-1]
 
@@ -57,10 +57,11 @@ def test_all_gather_matmul(
     a, bias = random(size * rows, k, dtype=kind), random(n, dtype=kind)
     b, lying = operands(size, n, k, transposed, kind)
     activation = {1: "relu", 2: "", 3: "silu", 8: "gelu_tanh"}[size]
-    program = module("ag_gemm").program(size, n, k, dtype, tiles, transposed, biased, True, activation)
+    program = module("ag_gemm").program(size, Product(n, k, dtype, tiles, transposed, biased, activation), True)
+    nobodys = [bias[:1].view(1, 1), bias[:1].view(1, 1), bias[:1]]  # no scales
     per_device = [
-        [a.chunk(size)[r][None].contiguous(), unwritten(size, rows, k, dtype=kind), lying[r]]
-        + [bias if biased else bias[:1], unwritten(size, rows, n, dtype=kind)]
+        [a.chunk(size)[r][None].contiguous(), unwritten(size, rows, k, dtype=kind), lying[r], lying[r]]
+        + [bias if biased else bias[:1], *nobodys, unwritten(size, rows, n, dtype=kind)]
         for r in range(size)
     ]
     tilescale.emulate(program, per_device)
@@ -72,10 +73,11 @@ def test_all_gather_matmul(
 def test_further_products_take_what_has_been_gathered():
     size, rows, n, k = 2, 40, 64, 64
     a, (b, lying) = random(size * rows, k), operands(size, n, k, False, torch.bfloat16)
-    program = module("ag_gemm").program(size, n, k, "bfloat16", SMALL, False, False, False)
-    gathered = a.view(size, rows, k)
+    program = module("ag_gemm").program(size, Product(n, k, "bfloat16", SMALL, False, False), False)
+    gathered, one = a.view(size, rows, k), a.view(-1)[:1]
+    nobodys = [one, one.view(1, 1), one.view(1, 1), one]  # no bias, no scales
     per_device = [
-        [gathered[r : r + 1].contiguous(), gathered.clone(), lying[r], lying[r].view(-1)[:1], unwritten(size, rows, n)]
+        [gathered[r : r + 1].contiguous(), gathered.clone(), lying[r], lying[r], *nobodys, unwritten(size, rows, n)]
         for r in range(size)
     ]
     for r, (_, there, *_) in enumerate(per_device):
@@ -84,6 +86,60 @@ def test_further_products_take_what_has_been_gathered():
     assert all(activity.messages == 0 for activity in report.activity)
     for right, (*_, c) in zip(b, per_device, strict=True):
         close(c.view(-1, n), a.float() @ right.float())
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "n", "k", "transposed", "biased", "dtype", "activation"),
+    [
+        (1, 33, 72, 40, False, True, "bfloat16", "silu"),
+        (2, 70, 40, 96, True, False, "float16", "gelu_tanh"),
+        (3, 5, 80, 144, True, True, "float8_e4m3fn", "silu"),
+        (4, 3, 16, 16, True, False, "float8_e4m3fn", ""),
+    ],
+)
+def test_a_product_gates_another(
+    size: int, rows: int, n: int, k: int, transposed: bool, biased: bool, dtype: str, activation: str
+):
+    kind, of = getattr(torch, dtype), Product(n, k, dtype, SMALL, transposed, biased, activation, True)
+    a, made = random(size * rows, k, dtype=kind), getattr(torch, of.result)
+    both = [operands(2, n, k, transposed, kind) for _ in range(size)]
+    bias, shares = random(2 * n, dtype=made), (torch.rand(size, rows), torch.rand(size, 2 * n))
+    assert of.scaled == (dtype == "float8_e4m3fn")
+    one, per_device = a.view(-1)[:1], []
+    for r, (_, lying) in enumerate(both):
+        scales = [one.view(1, 1), one.view(1, 1), one]
+        if of.scaled:
+            scales = [shares[0][r : r + 1], unwritten(size, rows, dtype=torch.float32), shares[1][r]]
+        own = [a.view(size, rows, k)[r : r + 1], unwritten(size, rows, k, dtype=kind), *lying]
+        per_device.append([*own, bias if biased else bias[:1], *scales, unwritten(size, rows, n, dtype=made)])
+    tilescale.emulate(module("ag_gemm").program(size, of, True), per_device)
+    ending = module("ag_gemm").ACTIVATIONS.get(activation, lambda x: x)
+    for r, ((b, _), (*_, c)) in enumerate(zip(both, per_device, strict=True)):
+        want = a.float() @ torch.cat(b, 1).float()
+        want = want * shares[0].view(-1, 1) * shares[1][r] if of.scaled else want
+        gate, up = (want + bias.float() if biased else want).chunk(2, 1)
+        close(c.view(-1, n), ending(gate) * up)
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_sums_of_scaled_products(in_turns: bool):
+    size, n, k, dtype = 2, 80, 48, torch.float8_e4m3fn
+    rows = CHUNK if in_turns else CHUNK + 70
+    a, (b, lying) = [random(size * rows, k, dtype=dtype) for _ in range(size)], operands(size, n, k, True, dtype)
+    scales = [(torch.rand(size, rows), torch.rand(n)) for _ in range(size)]
+    bias, of = random(n), Product(n, k, "float8_e4m3fn", Tiling(128, 128, 1.0, stages=3), True, True)
+    made = module("gemm_rs")
+    program = made.in_turns(size, rows, of, 5) if in_turns else made.program(size, of)
+    shapes = (size, rows, n), (size, rows, n), (rows, n)
+    per_device = [
+        [a[r].view(size, rows, k), lying[r], bias, *scales[r], *(unwritten(*s) for s in shapes)] for r in range(size)
+    ]
+    tilescale.emulate(program, per_device)
+    want = sum(
+        (x.float() @ y.float()) * of_a.view(-1, 1) * of_b for x, y, (of_a, of_b) in zip(a, b, scales, strict=True)
+    )
+    for r, (*_, c) in enumerate(per_device):
+        close(c, (want + bias.float()).chunk(size)[r])
 
 
 @pytest.mark.parametrize(
@@ -106,11 +162,12 @@ def test_sums_of_products(
     kind, shape = getattr(torch, dtype), (size, rows, n)
     a, bias = [random(size * rows, k, dtype=kind) for _ in range(size)], random(n, dtype=kind)
     b, lying = operands(size, n, k, transposed, kind)
-    program = module(name).program(size, n, k, dtype, tiles, transposed, biased)
+    program = module(name).program(size, Product(n, k, dtype, tiles, transposed, biased))
     result = [shape] if name == "gemm_rs" else [shape, shape]  # what is gathered besides
     out = (rows, n) if name == "gemm_rs" else shape
+    scales = [bias[:1].view(1, 1), bias[:1]] if name == "gemm_rs" else []  # none
     per_device = [
-        [a[r].view(size, rows, k), lying[r], bias if biased else bias[:1], unwritten(*shape, dtype=kind)]
+        [a[r].view(size, rows, k), lying[r], bias if biased else bias[:1], *scales, unwritten(*shape, dtype=kind)]
         + [unwritten(*s, dtype=kind) for s in (*result, out)]
         for r in range(size)
     ]
@@ -188,11 +245,12 @@ def test_few_numbers_of_rows_have_programs():
 def test_any_schedule_of_the_blocks_gives_the_same():
     size, rows, n, k = 3, 65, 64, 64
     a, (_, lying) = [random(size * rows, k) for _ in range(size)], operands(size, n, k, True, torch.bfloat16)
-    program = module("gemm_rs").program(size, n, k, "bfloat16", SMALL, True, False)
+    program = module("gemm_rs").program(size, Product(n, k, "bfloat16", SMALL, True, False))
+    one = a[0].view(-1)[:1]
     results = []
     for seed in (None, 1, 2):
         per_device = [
-            [a[r].view(size, rows, k), lying[r], lying[r].view(-1)[:1]]
+            [a[r].view(size, rows, k), lying[r], one, one.view(1, 1), one]
             + [unwritten(*s) for s in ((size, rows, n), (size, rows, n), (rows, n))]
             for r in range(size)
         ]
@@ -207,10 +265,10 @@ def test_blocks_take_tiles_in_turns(blocks: int):
     a, bias = [random(size * rows, k, dtype=torch.half) for _ in range(size)], random(n, dtype=torch.half)
     b, lying = operands(size, n, k, True, torch.half)
     tiles = Tiling(128, 128, 1.0, stages=3, group=2)
-    program = module("gemm_rs").in_turns(size, rows, n, k, "float16", tiles, True, True, blocks)
+    program = module("gemm_rs").in_turns(size, rows, Product(n, k, "float16", tiles, True, True), blocks)
     shape = (size, rows, n)
     per_device = [
-        [a[r].view(size, rows, k), lying[r], bias]
+        [a[r].view(size, rows, k), lying[r], bias, bias[:1].view(1, 1), bias[:1]]
         + [unwritten(*s, dtype=torch.half) for s in (shape, shape, (rows, n))]
         for r in range(size)
     ]

@@ -25,8 +25,8 @@ def leaf(*shape: int) -> torch.Tensor:
 
 
 def mlp(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor, down: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    both = ops.all_gather_matmul(x, [up.t(), gate.t()], bias=[bias, None])
-    y = ops.matmul_reduce_scatter(torch.relu(both[0]) * both[1], down.t())
+    gated = ops.all_gather_matmul(x, [gate.t(), up.t()], bias=[bias, None], activation="silu", gated=True)
+    y = ops.matmul_reduce_scatter(gated, down.t())
     return ops.all_to_all(ops.matmul_all_reduce(y, down), 1, 0)
 
 
@@ -56,7 +56,8 @@ def experts(x: torch.Tensor, w: torch.Tensor, share: torch.Tensor) -> torch.Tens
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("all_gather_matmul", lambda x, w: (x, [w], None, True, "", "silu")),
+        ("all_gather_matmul", lambda x, w: (x, [w], None, True, "", "silu", False)),
+        ("all_gather_matmul", lambda x, w: (x, [w, w], None, True, "", "silu", True)),
         ("matmul_reduce_scatter", lambda x, w: (x, w, None, "")),
         ("matmul_all_reduce", lambda x, w: (x, w, None, "")),
         ("all_gather", lambda x, w: (x, 1, "")),
@@ -69,3 +70,13 @@ def experts(x: torch.Tensor, w: torch.Tensor, share: torch.Tensor) -> torch.Tens
 def test_schemas_and_fake_implementations(name: str, given):
     operator = getattr(torch.ops.tilescale, name)
     torch.library.opcheck(operator, given(leaf(4, 16), leaf(16, 16)), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_fake_implementations_of_float8():
+    x, w = (leaf(n, 16).detach().to(torch.float8_e4m3fn) for n in (4, 16))
+    of_x, of_w = torch.ones(4), torch.ones(32)
+    for name, given in (
+        ("all_gather_matmul_scaled", (x, [w.t(), w.t()], None, of_x, of_w, "", "silu", True)),
+        ("matmul_reduce_scatter_scaled", (x, w.t(), None, of_x, of_w[:16], "")),
+    ):
+        torch.library.opcheck(getattr(torch.ops.tilescale, name), given, test_utils="test_faketensor")

@@ -13,12 +13,26 @@ from typing import Any
 import torch
 
 import tilescale.language as T
+from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import small
-from tilescale.ops.arguments import check_like, check_product, dense, operand
+from tilescale.ops.arguments import NARROW, check_like, check_product, dense, operands, scale_of_each
+from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Tiling, activate, add_bias, multiply, tiling
+from tilescale.ops.products import (
+    CHUNK,
+    CHUNKS,
+    ROWS,
+    Product,
+    activate,
+    add_bias,
+    gate,
+    multiply,
+    multiply_by_two,
+    rescale,
+    tiling,
+)
 from tilescale.ops.workspace import workspace_of
 
 ACTIVATIONS = {
@@ -30,7 +44,14 @@ ACTIVATIONS = {
 
 
 def all_gather_matmul(
-    a: torch.Tensor, b: Any, *, bias: Any = None, activation: str | None = None, group: Any = None
+    a: torch.Tensor,
+    b: Any,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    gated: bool = False,
+    scales: tuple[torch.Tensor, Any] | None = None,
+    group: Any = None,
 ) -> torch.Tensor | list[torch.Tensor]:
     """The rows of all ranks times b (+ bias), gathered while they are multiplied. Collective.
 
@@ -40,11 +61,16 @@ def all_gather_matmul(
             multiples of 8. Or a list of such matrices, each with its own N: one gather serves them all.
         bias: (N,), or a list like b with None where there is none.
         activation: "relu", "silu" or "gelu_tanh", of all results, in float32; its backward multiplies once more.
+        gated: whether b is [gate, up], two matrices of one N, and the result is activation(a @ gate) * (a @ up):
+            SwiGLU with "silu" (Shazeer, arXiv:2002.05202).
+        scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
+            of a and for each column of b; the second a list if b is one. Then b is the transpose of a contiguous
+            matrix, or several, K and N are multiples of 16, and a bias is bfloat16.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        (ranks * rows, N), or a list of them if b is one. It can be differentiated: `matmul_reduce_scatter` is its
-        backward.
+        (ranks * rows, N), of the type of a, bfloat16 for float8; a list of them if b is one, unless it is gated. It can
+        be differentiated, but for float8: `matmul_reduce_scatter` is its backward.
 
     Raises:
         ArgumentError: names the argument that is not served, and what is.
@@ -55,23 +81,47 @@ def all_gather_matmul(
     if not weights or len(biases) != len(weights):
         raise ArgumentError(f"b is {len(weights)} matrices, bias {len(biases)}", hint="one bias, or None, for each")
     for i, (weight, added) in enumerate(zip(weights, biases, strict=True)):
-        check_product(a, weight, added, f"b[{i}]" if isinstance(b, Sequence) else "b")
+        check_product(a, weight, added, f"b[{i}]" if isinstance(b, Sequence) else "b", scaled=scales is not None)
         check_like(f"b[{i}]", weight, "b[0]", weights[0])
     if a.shape[0] > ROWS:
         raise ArgumentError(f"a has {a.shape[0]} rows on each rank", hint=f"served are up to {ROWS}")
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError(f"activation is {activation!r}", hint=f"served are {', '.join(ACTIVATIONS)}")
-    joined, name = _joined(weights, biases), group_name(group)
-    results = torch.ops.tilescale.all_gather_matmul(a, weights, joined, False, name, activation or "")
-    return results if isinstance(b, Sequence) else results[0]
+    widths = [weight.shape[1] for weight in weights]
+    if gated and (len(widths) != 2 or widths[0] != widths[1]):
+        raise ArgumentError(f"gated is set, b has {widths} columns", hint="give b as [gate, up], two of one shape")
+    added, last = _joined(a, weights, biases), (group_name(group), activation or "", gated)
+    if scales is None:
+        results = torch.ops.tilescale.all_gather_matmul(a, weights, added, False, *last)
+    else:
+        results = torch.ops.tilescale.all_gather_matmul_scaled(a, weights, added, *_each(scales, a, widths), *last)
+    return results if isinstance(b, Sequence) and not gated else results[0]
 
 
-def _joined(weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> torch.Tensor | None:
+def _joined(
+    a: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor | None]
+) -> torch.Tensor | None:
     """One bias for all columns; None if there is none."""
     if len(biases) == 1 or all(bias is None for bias in biases):
         return biases[0]
+    nothing = partial(a.new_zeros, dtype=_made(a))
     pairs = zip(weights, biases, strict=True)
-    return torch.cat([w.new_zeros(w.shape[1]) if bias is None else bias for w, bias in pairs])
+    return torch.cat([nothing(w.shape[1]) if bias is None else bias for w, bias in pairs])
+
+
+def _each(scales: tuple[torch.Tensor, Any], a: torch.Tensor, widths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales of each row, and of each column of all matrices."""
+    of_a, of_b = scales
+    given = list(of_b) if isinstance(of_b, Sequence) else [of_b]
+    if len(given) != len(widths):
+        raise ArgumentError(f"b is {len(widths)} matrices, scales[1] {len(given)}", hint="give scales of each")
+    columns = [scale_of_each(f"scales[1][{i}]", x, n) for i, (x, n) in enumerate(zip(given, widths, strict=True))]
+    return scale_of_each("scales[0]", of_a, a.shape[0]), torch.cat(columns)
+
+
+def _made(a: torch.Tensor) -> torch.dtype:
+    """The type of the results."""
+    return torch.bfloat16 if a.dtype in NARROW else a.dtype
 
 
 @torch.library.custom_op("tilescale::all_gather_matmul", mutates_args=())
@@ -82,33 +132,78 @@ def _operator(
     keeps: bool,
     group: str,
     activation: str,
+    gated: bool,
 ) -> list[torch.Tensor]:
     """The products, and behind them the gathered rows if asked to keep them; one bias for all columns."""
     team = team_of(group)
-    (rows, K), dtype = a.shape, str(a.dtype).removeprefix("torch.")
-    widths = [weight.shape[1] for weight in weights]
-    biases = [None] * len(weights) if bias is None else dense(bias).split(widths)
-    if team.size > 1 and 0 < a.nbytes <= small.SMALL_BYTES:
+    if team.size > 1 and a.nbytes and small.is_whole(a.nbytes, team):
         whole = small.gathered(dense(a), team)
-        products = [whole @ w if b is None else torch.addmm(b, whole, w) for w, b in zip(weights, biases, strict=True)]
-        products = [ACTIVATIONS[activation](c) for c in products] if activation else products
-        return [*products, whole] if keeps else products
-    own = dense(a).view(1, rows, K)
-    (gathered,) = workspace_of(team).symmetric(a.dtype, (team.size, rows, K))
-    results = [a.new_empty(team.size, rows, weight.shape[1]) for weight in weights]
-    # The largest product has the most time to hide the gather, so it is the one that gathers.
-    order = sorted(range(len(weights)), key=lambda i: -widths[i]) if rows else []
-    for i in order:
-        right, transposed = operand(weights[i])
-        tiles = tiling(rows, 1, widths[i], transposed)
-        given = (widths[i], K, dtype, tiles, transposed, bias is not None, i == order[0], activation)
-        added = right.view(-1)[:1] if biases[i] is None else biases[i]
-        kernel(program, team, *given)(own, gathered, right, added, results[i])
-    flat = [result.flatten(0, 1) for result in results]
+        results = _after(whole, weights, bias, activation, gated)
+        return [*results, whole] if keeps else results
+    results, gathered = _overlapped(a, weights, bias, None, team, activation, gated)
     if keeps:
-        gathered[team.rank].copy_(own[0])
-        flat.append(gathered.flatten(0, 1).clone())
-    return flat
+        gathered[team.rank].copy_(a)
+        results.append(gathered.flatten(0, 1).clone())
+    return results
+
+
+@torch.library.custom_op("tilescale::all_gather_matmul_scaled", mutates_args=())
+def _scaled(
+    a: torch.Tensor,
+    weights: list[torch.Tensor],
+    bias: torch.Tensor | None,
+    of_a: torch.Tensor,
+    of_b: torch.Tensor,
+    group: str,
+    activation: str,
+    gated: bool,
+) -> list[torch.Tensor]:
+    """The products of float8 matrices; a scale for each row of a, and for each column of all weights."""
+    return _overlapped(a, weights, bias, (of_a, of_b), team_of(group), activation, gated)[0]
+
+
+def _after(
+    whole: torch.Tensor, weights: list[torch.Tensor], bias: torch.Tensor | None, activation: str, gated: bool
+) -> list[torch.Tensor]:
+    """What becomes of gathered rows, by PyTorch."""
+    biases = [None] * len(weights) if bias is None else bias.split([weight.shape[1] for weight in weights])
+    made = [whole @ w if b is None else torch.addmm(b, whole, w) for w, b in zip(weights, biases, strict=True)]
+    ending = ACTIVATIONS.get(activation, lambda x: x)
+    return [ending(made[0]) * made[1]] if gated else [ending(c) for c in made]
+
+
+def _overlapped(
+    a: torch.Tensor,
+    weights: list[torch.Tensor],
+    bias: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    team: Team,
+    activation: str,
+    gated: bool,
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The results, and the workspace in which the rows of the others are."""
+    (rows, K), size = a.shape, team.size
+    together = [weights] if gated else [[weight] for weight in weights]
+    widths = [sum(w.shape[1] for w in each) for each in together]
+    biases = [None] * len(together) if bias is None else dense(bias).split(widths)
+    shapes = [(size, rows, K * a.itemsize), (size, rows * 4)][: 1 if scales is None else 2]
+    room = workspace_of(team).symmetric(torch.uint8, *shapes)
+    gathered, of_gathered = room[0].view(a.dtype), [x.view(torch.float32) for x in room[1:]]
+    results = [a.new_empty(size, rows, each[0].shape[1], dtype=_made(a)) for each in together]
+    # The largest product has the most time to hide the gather, so it is the one that gathers.
+    order = sorted(range(len(together)), key=lambda i: -widths[i]) if rows else []
+    for i in order:
+        rights, transposed = operands(together[i])
+        N, one = together[i][0].shape[1], rights[0].view(-1)[:1]
+        tiles = tiling(rows, 1, N, transposed, len(rights))
+        added = results[i].view(-1)[:1] if biases[i] is None else biases[i]
+        given = [one.view(1, 1), one.view(1, 1), one]
+        if scales is not None:
+            given = [scales[0].view(1, rows), *of_gathered, scales[1].split(widths)[i]]
+        of = Product(N, K, dtype_of(a), tiles, transposed, bias is not None, activation, gated)
+        call = kernel(program, team, of, i == order[0])
+        call(dense(a).view(1, rows, K), gathered, rights[0], rights[-1], added, *given, results[i])
+    return [result.flatten(0, 1) for result in results], gathered
 
 
 @_operator.register_fake
@@ -119,16 +214,32 @@ def _(
     keeps: bool,
     group: str,
     activation: str,
+    gated: bool,
 ) -> list[torch.Tensor]:
     rows = a.shape[0] * size_of(group)
-    made = [a.new_empty(rows, weight.shape[1]) for weight in weights]
+    made = [a.new_empty(rows, weight.shape[1]) for weight in weights[: 1 if gated else None]]
     return [*made, a.new_empty(rows, a.shape[1])] if keeps else made
 
 
+@_scaled.register_fake
+def _(
+    a: torch.Tensor,
+    weights: list[torch.Tensor],
+    bias: torch.Tensor | None,
+    of_a: torch.Tensor,
+    of_b: torch.Tensor,
+    group: str,
+    activation: str,
+    gated: bool,
+) -> list[torch.Tensor]:
+    rows = a.shape[0] * size_of(group)
+    return [a.new_empty(rows, weight.shape[1], dtype=_made(a)) for weight in weights[: 1 if gated else None]]
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    a, weights, bias, _, ctx.group, ctx.activation = inputs
-    # With an activation its argument is made again, so the bias is needed.
-    ctx.save_for_backward(a, bias if ctx.activation else None, *weights)
+    a, weights, bias, _, ctx.group, ctx.activation, ctx.gated = inputs
+    # What an activation or a gate was applied to is made again, so the bias is needed.
+    ctx.save_for_backward(a, bias if ctx.activation or ctx.gated else None, *weights)
     ctx.biased = bias is not None
 
 
@@ -136,17 +247,22 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     """da = scatter(sum of dc b^T); db = gather(a)^T dc; the gather is repeated rather than kept."""
     a, bias, *weights = ctx.saved_tensors
     grads = grads[: len(weights)]
-    if ctx.activation:
-        before = torch.ops.tilescale.all_gather_matmul(a, weights, bias, False, ctx.group, "")
-        slope = _SLOPES[ctx.activation]
-        grads = [slope(grad, x) for grad, x in zip(grads, before, strict=True)]
+    if ctx.activation or ctx.gated:
+        before = torch.ops.tilescale.all_gather_matmul(a, weights, bias, False, ctx.group, "", False)
+        slope = _SLOPES.get(ctx.activation, lambda grad, x: grad)
+        if ctx.gated:
+            gate, up = before
+            ending = ACTIVATIONS.get(ctx.activation, lambda x: x)
+            grads = [slope(grads[0] * up, gate), grads[0] * ending(gate)]
+        else:
+            grads = [slope(grad, x) for grad, x in zip(grads, before, strict=True)]
     joined = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
     across = weights[0].t() if len(weights) == 1 else torch.cat([w.t() for w in weights])
     da = torch.ops.tilescale.matmul_reduce_scatter(joined, across, None, ctx.group)
     gathered = torch.ops.tilescale.all_gather(a, 0, ctx.group)
     # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
     db = [(grad.t() @ gathered).t() for grad in grads]
-    return da, db, joined.sum(0) if ctx.biased else None, None, None, None
+    return da, db, joined.sum(0) if ctx.biased else None, None, None, None, None
 
 
 _SLOPES = {
@@ -158,80 +274,98 @@ _SLOPES = {
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def program(
-    size: int,
-    N: int,
-    K: int,
-    dtype: str,
-    tiles: Tiling,
-    transposed: bool,
-    biased: bool,
-    gathers: bool,
-    activation: str = "",
-) -> Any:
+def program(size: int, of: Product, gathers: bool) -> Any:
     """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there."""
-    rows, b_tile = T.dynamic("rows"), (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
-    is_activated = bool(activation)
+    rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
+    products = 2 if of.gated else 1
+    shapes = ((1, rows), (size, rows), (products * N,)) if of.scaled else ((1, 1), (1, 1), (1,))
+    kind = "float32" if of.scaled else of.dtype
     # With a condition around it, the result does not lie where the steps were.
     own_stages = tiles.stages if size <= 2 else tiles.stages - 1
 
     @T.prim_func
     def all_gather_matmul(
-        A: T.Tensor((1, rows, K), dtype),
-        G: T.Tensor((size, rows, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N if biased else 1,), dtype),
-        C: T.Tensor((size, rows, N), dtype),
+        A: T.Tensor((1, rows, K), of.dtype),
+        G: T.Tensor((size, rows, K), of.dtype),
+        B: T.Tensor(of.b_shape, of.dtype),
+        Up: T.Tensor(of.b_shape, of.dtype),  # the matrix that is gated
+        bias: T.Tensor((products * N if of.biased else 1,), of.result),
+        of_A: T.Tensor(shapes[0], kind),
+        of_G: T.Tensor(shapes[1], kind),
+        of_B: T.Tensor(shapes[2], kind),
+        C: T.Tensor((size, rows, N), of.result),
     ):
         grid = (*tiles.grid(rows, N), max(size - 1, 1))
         with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
-            arrived = T.alloc_flags((size, CHUNKS))
+            arrived, scales = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size,))
             if gathers and size > 1:
                 with T.Scale("device") as (rank, _):
-                    for step in T.serial(1, size):
-                        for i in T.serial(T.ceildiv(rows, CHUNK)):
-                            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
-                            T.copy(
-                                A[0, first:last, :],
-                                G[rank, first:last, :],
-                                dst=(rank + step) % size,
-                                signal=arrived[rank, i],
-                            )
+                    send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
-                b = T.alloc(b_tile, dtype, level="l1")
-                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                is_own = True if size <= 2 else turn == 0
                 m, n = tiles.place(tile, group)
-                if size <= 2 or turn == 0:
-                    T.clear(c)
-                    multiply(A, 0, m, B, n, a, b, c, K, own_stages, transposed)
-                    if biased:
-                        add_bias(c, bias, n, N)
-                    if is_activated:
-                        activate(c, activation)
-                    T.copy(c, out)
-                    T.copy(out, C[rank, m, n])
+                make_tile(A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, is_own, None, None, own_stages, of)
             with T.Scale("device"):  # a phase for the own rows and one for the others: each loop gets its producer
                 pass
             if size > 1:
                 with T.Scale("block"), T.Scale("device") as (rank, _):
-                    a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
-                    b = T.alloc(b_tile, dtype, level="l1")
-                    c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                    out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
                     # The rank before was the first to send here, the one before it the second.
                     shard = (rank + size - 1 - turn) % size
                     m, n = tiles.place(tile, group)
-                    T.clear(c)
-                    if gathers:
-                        T.wait(arrived[shard, m // CHUNK], ">=", 1)
-                    multiply(G, shard, m, B, n, a, b, c, K, tiles.stages, transposed)
-                    if biased:
-                        add_bias(c, bias, n, N)
-                    if is_activated:
-                        activate(c, activation)
-                    T.copy(c, out)
-                    T.copy(out, C[shard, m, n])
+                    come = (arrived, scales) if gathers else (None, None)
+                    make_tile(G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, True, *come, tiles.stages, of)
 
     return all_gather_matmul
+
+
+@T.macro
+def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of):
+    """The queue sends the own rows to everybody, chunk by chunk, and in front of them their scales."""
+    rows = A.shape[1]
+    for step in T.serial(1, size):
+        if of.scaled:
+            T.copy(of_A[0, :], of_G[rank, :], dst=(rank + step) % size, signal=scales[rank])
+        for i in T.serial(T.ceildiv(rows, CHUNK)):
+            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
+            T.copy(
+                A[0, first:last, :], G[rank, first:last, :], dst=(rank + step) % size, signal=arrived[rank, i]
+            )
+
+
+@T.macro
+def make_tile(A, source, m, n, B, Up, bias, of_A, of_B, C, shard, applies, arrived, scales, stages, of):
+    """A tile of the result, from the rows of A[source]; with flags, when these and their scales have arrived."""
+    tiles, rows, N = of.tiles, A.shape[1], of.N
+    a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
+    b = T.alloc(of.b_tile, of.dtype, level="l1")
+    c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+    out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+    if of.gated:
+        up = T.alloc(of.b_tile, of.dtype, level="l1")
+        c_up = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+    if applies:
+        T.clear(c)
+        if of.gated:
+            T.clear(c_up)
+        if arrived is not None:
+            T.wait(arrived[source, m // CHUNK], ">=", 1)
+        if of.gated:
+            multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, stages, of.transposed)
+        else:
+            multiply(A, source, m, B, n, a, b, c, of.K, stages, of.transposed)
+        if of.scaled:
+            if scales is not None:
+                T.wait(scales[source], ">=", 1)
+            rescale(c, of_A, source, m, of_B, 0, n, rows, N)
+            if of.gated:
+                rescale(c_up, of_A, source, m, of_B, N, n, rows, N)
+        if of.biased:
+            add_bias(c, bias, n, N)
+            if of.gated:
+                add_bias(c_up, bias, n, N, N)
+        if of.activation != "":
+            activate(c, of.activation)
+        if of.gated:
+            gate(c, c_up)
+        T.copy(c, out)
+        T.copy(out, C[shard, m, n])

@@ -19,6 +19,9 @@ SUMS = (*PRODUCTS, torch.float32)
 MOVES = (*SUMS, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Types that are moved."""
 
+NARROW = (torch.float8_e4m3fn,)
+"""Types of which there are products, with scales."""
+
 SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Types that have scales beside them."""
 
@@ -48,10 +51,16 @@ def check_like(name: str, x: torch.Tensor, other_name: str, other: torch.Tensor)
             )
 
 
-def check_product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, b_name: str = "b") -> None:
-    """Raises ArgumentError unless a (M, K), b (K, N) and bias (N,) or None belong together, K and N as served."""
-    check_tensor("a", a, 2)
-    check_tensor(b_name, b, 2)
+def check_product(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, b_name: str = "b", *, scaled: bool = False
+) -> None:
+    """Raises ArgumentError unless a (M, K), b (K, N) and bias (N,) or None belong together, K and N as served.
+
+    `scaled`: a and b are float8, b the transpose of a contiguous matrix, as tensor cores take it.
+    """
+    served = NARROW if scaled else PRODUCTS
+    check_tensor("a", a, 2, served)
+    check_tensor(b_name, b, 2, served)
     check_like(b_name, b, "a", a)
     if a.shape[1] != b.shape[0]:
         raise ArgumentError(
@@ -59,16 +68,28 @@ def check_product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, b
             hint=f"a is (M, K), {b_name} is (K, N); for a weight of torch.nn.Linear pass weight.t()",
         )
     for what, extent in zip(("rows", "columns"), b.shape, strict=True):
-        if extent % MULTIPLE or not extent:
-            raise ArgumentError(f"{b_name} has {extent} {what}", hint=f"served are multiples of {MULTIPLE}: pad it")
+        multiple = 2 * MULTIPLE if scaled else MULTIPLE
+        if extent % multiple or not extent:
+            raise ArgumentError(f"{b_name} has {extent} {what}", hint=f"served are multiples of {multiple}: pad it")
+    if scaled and not b.t().is_contiguous():
+        raise ArgumentError(
+            f"{b_name} has strides {b.stride()}", hint="of float8, it is the transpose of a contiguous matrix"
+        )
     if bias is not None:
         name = b_name.replace("b", "bias", 1)
-        check_tensor(name, bias, 1)
-        check_like(name, bias, "a", a)
+        check_tensor(name, bias, 1, (torch.bfloat16,) if scaled else (a.dtype,))
         if bias.shape[0] != b.shape[1]:
             raise ArgumentError(
                 f"{name} has {bias.shape[0]} elements, {b_name} has {b.shape[1]} columns", hint="one for each column"
             )
+
+
+def scale_of_each(name: str, scale: torch.Tensor, extent: int) -> torch.Tensor:
+    """The scale of each row or column, (extent,). Raises ArgumentError unless it is one number, or one for each."""
+    check_tensor(name, scale, None, (torch.float32,))
+    if scale.numel() not in (1, extent):
+        raise ArgumentError(f"{name} has {scale.numel()} numbers", hint=f"give one for all, or {extent}")
+    return scale.reshape(-1).expand(extent).contiguous()
 
 
 def check_divides(name: str, x: torch.Tensor, dim: int, size: int) -> None:
@@ -92,6 +113,14 @@ def operand(b: torch.Tensor) -> tuple[torch.Tensor, bool]:
     if b.is_contiguous() or not b.t().is_contiguous():
         return dense(b), False
     return dense(b.t()), True
+
+
+def operands(matrices: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+    """As `operand`, of several that have to lie alike."""
+    found = [operand(b) for b in matrices]
+    if len({transposed for _, transposed in found}) == 1:
+        return [right for right, _ in found], found[0][1]
+    return [dense(b) for b in matrices], False
 
 
 def check_dim(name: str, dim: int, x: torch.Tensor) -> int:

@@ -18,9 +18,8 @@ from tilescale.ops.kernels import kernel
 from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
-    DEPTH,
     ROWS,
-    Tiling,
+    Product,
     add_arrived,
     add_bias,
     multiply,
@@ -63,7 +62,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     team, (M, N) = team_of(group), (a.shape[0], b.shape[1])
     if not M:
         return a.new_empty(0, N)
-    if team.size > 1 and M * N * a.itemsize <= 2 * small.SMALL_BYTES:
+    if team.size > 1 and small.is_whole(M * N * a.itemsize, team, 2 * small.SMALL_BYTES):
         part = a.new_empty(small.room(M), N)
         # The bias is added once, before parts are rounded.
         if bias is None or team.rank:
@@ -89,7 +88,7 @@ def _large(
     inbox, gathered = space.symmetric(a.dtype, shape, shape)
     result = a.new_empty(shape)
     dtype, tiles = str(a.dtype).removeprefix("torch."), tiling(rows, team.size, N, transposed)
-    made = kernel(program, team, N, K, dtype, tiles, transposed, biased)
+    made = kernel(program, team, Product(N, K, dtype, tiles, transposed, biased))
     made(a.view(team.size, rows, K), right, added, parts, inbox, gathered, result)
     return result.view(-1, N)[:M]
 
@@ -114,16 +113,16 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
+def program(size: int, of: Product) -> Any:
     """As gemm_rs.py has it; then finished chunks of own rows go to everybody."""
-    rows, tiles_n = T.dynamic("rows"), -(-N // tiles.n)
-    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
+    tiles_n = -(-N // tiles.n)
 
     @T.prim_func
     def matmul_all_reduce(
         A: T.Tensor((size, rows, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N if biased else 1,), dtype),
+        B: T.Tensor(of.b_shape, dtype),
+        bias: T.Tensor((N if of.biased else 1,), dtype),
         parts: T.Tensor((size, rows, N), dtype),  # by owner
         inbox: T.Tensor((size, rows, N), dtype),  # by source
         G: T.Tensor((size, rows, N), dtype),
@@ -146,21 +145,21 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
                             after=(summed[i], ">=", T.ceildiv(last - first, tiles.m) * tiles_n),
                         )
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
-                b = T.alloc(b_tile, dtype, level="l1")
+                a = T.alloc((tiles.m, of.depth), dtype, level="l1")
+                b = T.alloc(of.b_tile, dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
                 owner = (rank + 1 + turn) % size  # the own rows last
                 m, n = tiles.place(tile, group)
                 T.clear(c)
-                multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
+                multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, of.transposed)
                 if owner != rank:
                     T.copy(c, out)
                     T.copy(out, parts[owner, m, n])
                     T.signal(done[owner, m // CHUNK])
                 else:
                     add_arrived(c, inbox, arrived, rank, size, m, n, rows, N, out)
-                    if biased:
+                    if of.biased:
                         add_bias(c, bias, n, N)
                     T.copy(c, out)
                     T.copy(out, C[rank, m, n])

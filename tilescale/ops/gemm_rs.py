@@ -13,22 +13,24 @@ from typing import Any
 import torch
 
 import tilescale.language as T
+from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import small
-from tilescale.ops.arguments import check_divides, check_product, dense, operand
+from tilescale.ops.arguments import check_divides, check_product, dense, operand, scale_of_each
+from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
-    DEPTH,
     ROWS,
-    Tiling,
+    Product,
     add,
     add_arrived,
     add_bias,
     at_once,
     multiply,
+    rescale,
     send_parts,
     tiling,
 )
@@ -36,7 +38,12 @@ from tilescale.ops.workspace import workspace_of
 
 
 def matmul_reduce_scatter(
-    a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, group: Any = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    group: Any = None,
 ) -> torch.Tensor:
     """The own rows of the sum of a @ b over all ranks (+ bias, once), sent while they are multiplied. Collective.
 
@@ -45,54 +52,88 @@ def matmul_reduce_scatter(
         b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear); K and N are
             multiples of 8.
         bias: (N,), the same on all ranks.
+        scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
+            of a and for each column of b. Then b is the transpose of a contiguous matrix, K and N are multiples of 16.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        (M / ranks, N). It can be differentiated: `all_gather_matmul` is its backward.
+        (M / ranks, N), of the type of a, bfloat16 for float8. It can be differentiated, but for float8:
+        `all_gather_matmul` is its backward.
 
     Raises:
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    check_product(a, b, bias)
+    check_product(a, b, bias, scaled=scales is not None)
     name = group_name(group)
     check_divides("a", a, 0, size_of(name))
     if a.shape[0] > ROWS * size_of(name):
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
-    return torch.ops.tilescale.matmul_reduce_scatter(a, b, bias, name)
+    if scales is None:
+        return torch.ops.tilescale.matmul_reduce_scatter(a, b, bias, name)
+    of_a, of_b = scale_of_each("scales[0]", scales[0], len(a)), scale_of_each("scales[1]", scales[1], b.shape[1])
+    return torch.ops.tilescale.matmul_reduce_scatter_scaled(a, b, bias, of_a, of_b, name)
 
 
 @torch.library.custom_op("tilescale::matmul_reduce_scatter", mutates_args=())
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     """The sum of the products, scattered."""
     team = team_of(group)
-    (M, K), N, dtype = a.shape, b.shape[1], str(a.dtype).removeprefix("torch.")
-    rows = M // team.size
-    if team.size > 1 and 0 < rows * N * a.itemsize <= small.SMALL_BYTES:
+    rows, N = a.shape[0] // team.size, b.shape[1]
+    if team.size > 1 and rows * N and small.is_whole(rows * N * a.itemsize, team):
         # The bias is added once, before parts are rounded.
         part = a @ b if bias is None or team.rank else torch.addmm(bias, a, b)
         return small.scattered(part, team)
-    result = a.new_empty(rows, N)
+    return _overlapped(a, b, bias, None, team)
+
+
+@torch.library.custom_op("tilescale::matmul_reduce_scatter_scaled", mutates_args=())
+def _scaled(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
+) -> torch.Tensor:
+    """The sum of the products of float8 matrices, scattered; a scale for each row of a and each column of b."""
+    return _overlapped(a, b, bias, (of_a, of_b), team_of(group))
+
+
+def _overlapped(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    team: Team,
+) -> torch.Tensor:
+    (M, K), N = a.shape, b.shape[1]
+    rows, made = M // team.size, a.dtype if scales is None else torch.bfloat16
+    result = a.new_empty(rows, N, dtype=made)
     if not rows:
         return result
     right, transposed = operand(b)
-    space = workspace_of(team)
-    (parts,), (inbox,) = (take(a.dtype, (team.size, rows, N)) for take in (space.own, space.symmetric))
-    tiles, blocks, biased = tiling(rows, team.size, N, transposed), at_once(), bias is not None
-    added = dense(bias) if biased else right.view(-1)[:1]
-    given = dense(a).view(team.size, rows, K), right, added
+    space, one = workspace_of(team), right.view(-1)[:1]
+    (parts,), (inbox,) = (take(made, (team.size, rows, N)) for take in (space.own, space.symmetric))
+    tiles, blocks = tiling(rows, team.size, N, transposed), at_once()
+    of_a, of_b = (one.view(1, 1), one) if scales is None else (scales[0].view(team.size, rows), scales[1])
+    added = result.view(-1)[:1] if bias is None else dense(bias)
+    given = dense(a).view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, result
+    of = Product(N, K, dtype_of(a), tiles, transposed, bias is not None)
     if rows % CHUNK == 0 and team.size * rows // tiles.m * (N // tiles.n) >= 2 * blocks:
-        beside = replace(tiles, stages=tiles.stages - 1)  # the result of one tile beside the steps of the next
-        made = kernel(in_turns, team, rows, N, K, dtype, beside, transposed, biased, blocks)
-        made(*given, parts, inbox, result)
+        # The result of one tile lies beside the steps of the next.
+        beside = replace(of, tiles=replace(tiles, stages=tiles.stages - 1))
+        kernel(in_turns, team, rows, beside, blocks)(*given)
     else:
-        kernel(program, team, N, K, dtype, tiles, transposed, biased)(*given, parts, inbox, result)
+        kernel(program, team, of)(*given)
     return result
 
 
 @_operator.register_fake
 def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     return a.new_empty(a.shape[0] // size_of(group), b.shape[1])
+
+
+@_scaled.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
+) -> torch.Tensor:
+    return a.new_empty(a.shape[0] // size_of(group), b.shape[1], dtype=torch.bfloat16)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -104,7 +145,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """da = gather(dc) b^T; db = a^T gather(dc); the bias was added once, so its gradient is that of all rows."""
     a, b = ctx.saved_tensors
-    da, gathered = torch.ops.tilescale.all_gather_matmul(grad, [b.t()], None, True, ctx.group, "")
+    da, gathered = torch.ops.tilescale.all_gather_matmul(grad, [b.t()], None, True, ctx.group, "", False)
     # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
     db = (gathered.t() @ a).t()
     return da, db, gathered.sum(0) if ctx.biased else None, None
@@ -113,24 +154,25 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def in_turns(
-    size: int, rows: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool, blocks: int
-) -> Any:
+def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
     """As `program`, for whole chunks of rows: as many blocks as run at once, which take tiles in turns.
 
     A block loads the next tile while it stores this one.
     """
+    N, K, dtype, tiles = of.N, of.K, of.dtype, of.tiles
     tiles_m, tiles_n, high = rows // tiles.m, -(-N // tiles.n), CHUNK // tiles.m
-    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+    kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
 
     @T.prim_func
     def matmul_reduce_scatter_in_turns(
         A: T.Tensor((size, rows, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N if biased else 1,), dtype),
-        parts: T.Tensor((size, rows, N), dtype),  # by owner
-        inbox: T.Tensor((size, rows, N), dtype),  # by source
-        C: T.Tensor((rows, N), dtype),
+        B: T.Tensor(of.b_shape, dtype),
+        bias: T.Tensor((N if of.biased else 1,), of.result),
+        of_A: T.Tensor(scales[0], kind),
+        of_B: T.Tensor(scales[1], kind),
+        parts: T.Tensor((size, rows, N), of.result),  # by owner
+        inbox: T.Tensor((size, rows, N), of.result),  # by source
+        C: T.Tensor((rows, N), of.result),
     ):
         with T.Kernel(device=size, block=blocks, threads=tiles.threads) as block:
             done, arrived = T.alloc_flags((size, rows // CHUNK)), T.alloc_flags((size, rows // CHUNK))
@@ -146,10 +188,10 @@ def in_turns(
                             after=(done[owner, i], ">=", high * tiles_n),
                         )
             with T.Scale("block"):
-                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
-                b = T.alloc(b_tile, dtype, level="l1")
+                a = T.alloc((tiles.m, of.depth), dtype, level="l1")
+                b = T.alloc(of.b_tile, dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 with T.Scale("device") as (rank, _):
                     for turn in T.serial(T.ceildiv(size * tiles_m * tiles_n - block, blocks)):
                         tile = block + turn * blocks
@@ -157,7 +199,9 @@ def in_turns(
                         place = tile % (tiles_m * tiles_n)
                         m, n = tiles.place(place % (tiles.group * tiles_n), place // (tiles.group * tiles_n))
                         T.clear(c)
-                        multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
+                        multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, of.transposed)
+                        if of.scaled:
+                            rescale(c, of_A, owner, m, of_B, 0, n, rows, N)
                         if owner != rank:
                             T.copy(c, out)
                             T.copy(out, parts[owner, m, n])
@@ -168,7 +212,7 @@ def in_turns(
                                 T.wait(arrived[source, m // CHUNK], ">=", 1)
                                 T.copy(inbox[source, m, n], out)
                                 add(c, out)
-                            if biased:
+                            if of.biased:
                                 add_bias(c, bias, n, N)
                             T.copy(c, out)
                             T.copy(out, C[m, n])
@@ -176,19 +220,22 @@ def in_turns(
     return matmul_reduce_scatter_in_turns
 
 
-def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bool, biased: bool) -> Any:
+def program(size: int, of: Product) -> Any:
     """Others' rows go into `parts`, which the queue sends; own rows, with what is in `inbox`, into the result."""
-    rows, tiles_n = T.dynamic("rows"), -(-N // tiles.n)
-    b_tile = (tiles.n, DEPTH) if transposed else (DEPTH, tiles.n)
+    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
+    tiles_n = -(-N // tiles.n)
+    kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
 
     @T.prim_func
     def matmul_reduce_scatter(
         A: T.Tensor((size, rows, K), dtype),
-        B: T.Tensor((N, K) if transposed else (K, N), dtype),
-        bias: T.Tensor((N if biased else 1,), dtype),
-        parts: T.Tensor((size, rows, N), dtype),  # by owner
-        inbox: T.Tensor((size, rows, N), dtype),  # by source
-        C: T.Tensor((rows, N), dtype),
+        B: T.Tensor(of.b_shape, dtype),
+        bias: T.Tensor((N if of.biased else 1,), of.result),
+        of_A: T.Tensor(scales[0], kind),
+        of_B: T.Tensor(scales[1], kind),
+        parts: T.Tensor((size, rows, N), of.result),  # by owner
+        inbox: T.Tensor((size, rows, N), of.result),  # by source
+        C: T.Tensor((rows, N), of.result),
     ):
         grid = (*tiles.grid(rows, N), size)
         with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
@@ -197,21 +244,23 @@ def program(size: int, N: int, K: int, dtype: str, tiles: Tiling, transposed: bo
                 with T.Scale("device") as (rank, _):
                     send_parts(parts, inbox, done, arrived, rank, size, rows, tiles.m, tiles_n)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                a = T.alloc((tiles.m, DEPTH), dtype, level="l1")
-                b = T.alloc(b_tile, dtype, level="l1")
+                a = T.alloc((tiles.m, of.depth), dtype, level="l1")
+                b = T.alloc(of.b_tile, dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 owner = (rank + 1 + turn) % size  # the own rows last
                 m, n = tiles.place(tile, group)
                 T.clear(c)
-                multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, transposed)
+                multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, of.transposed)
+                if of.scaled:
+                    rescale(c, of_A, owner, m, of_B, 0, n, rows, N)
                 if owner != rank:
                     T.copy(c, out)
                     T.copy(out, parts[owner, m, n])
                     T.signal(done[owner, m // CHUNK])
                 else:
                     add_arrived(c, inbox, arrived, rank, size, m, n, rows, N, out)
-                    if biased:
+                    if of.biased:
                         add_bias(c, bias, n, N)
                     T.copy(c, out)
                     T.copy(out, C[m, n])

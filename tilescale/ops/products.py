@@ -19,7 +19,10 @@ CHUNKS = 128
 """Flags for the chunks of one shard."""
 
 DEPTH = 64
-"""Columns of a step: 128 bytes, which is as wide as tiles lie in shared memory without conflicts."""
+"""Columns of a step of two-byte numbers: 128 bytes, as wide as tiles lie in shared memory without conflicts."""
+
+SCALED = "float8"
+"""How the names of types begin whose products are scaled."""
 
 ROWS = CHUNK * CHUNKS
 """Rows that a shard may have."""
@@ -57,6 +60,55 @@ class Tiling:
         return (group * self.group + number % self.group) * self.m, number // self.group * self.n
 
 
+@dataclass(frozen=True)
+class Product:
+    """A product of an operator, but for its rows: a @ b, and what becomes of a tile before it is stored.
+
+    Attributes:
+        N, K: columns, and the inner dimension.
+        dtype: of the operands. Float8 is scaled by a number for each row of a and for each column of b.
+        tiles: how it is cut.
+        transposed: whether b lies as (N, K).
+        biased: whether a bias is added.
+        activation: what is applied then; "" for nothing.
+        gated: whether there are two matrices b, and the activation of the first product gates the second one.
+    """
+
+    N: int
+    K: int
+    dtype: str
+    tiles: Tiling
+    transposed: bool
+    biased: bool
+    activation: str = ""
+    gated: bool = False
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the operands are float8."""
+        return self.dtype.startswith(SCALED)
+
+    @property
+    def depth(self) -> int:
+        """Columns of a step."""
+        return 2 * DEPTH if self.scaled else DEPTH
+
+    @property
+    def result(self) -> str:
+        """The type of the result."""
+        return "bfloat16" if self.scaled else self.dtype
+
+    @property
+    def b_shape(self) -> tuple[int, int]:
+        """How b lies."""
+        return (self.N, self.K) if self.transposed else (self.K, self.N)
+
+    @property
+    def b_tile(self) -> tuple[int, int]:
+        """A step of b."""
+        return (self.tiles.n, self.depth) if self.transposed else (self.depth, self.tiles.n)
+
+
 TILINGS = (
     Tiling(128, 256, 1.0),
     Tiling(128, 224, 0.97),
@@ -73,37 +125,74 @@ def at_once() -> int:
 
 
 @lru_cache(4096)
-def tiling(rows: int, shards: int, N: int, transposed: bool) -> Tiling:
-    """The tiles with which a product of `shards` times `rows` rows and N columns takes the least time in waves."""
+def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) -> Tiling:
+    """The tiles with which a product of `shards` times `rows` rows and N columns takes the least time in waves.
+
+    `products`: how many of one shape a block makes at once, which share its registers.
+    """
     blocks = at_once()
-    fits = [t for t in TILINGS if t.n % 64 == 0 or (transposed and N % t.n == 0)]
+    shares = [(t, replace(t, n=t.n // products)) for t in TILINGS]
+    fits = [(t, own) for t, own in shares if own.n % 64 == 0 or (transposed and N % own.n == 0)]
 
-    def time(t: Tiling) -> float:
-        tiles = shards * math.ceil(rows / t.m) * math.ceil(N / t.n)
-        return math.ceil(tiles / blocks) * t.m * t.n / t.rate
+    def time(choice: tuple[Tiling, Tiling]) -> float:
+        whole, own = choice
+        tiles = shards * math.ceil(rows / own.m) * math.ceil(N / own.n)
+        return math.ceil(tiles / blocks) * whole.m * whole.n / whole.rate
 
-    best = min(fits, key=time)
+    _, best = min(fits, key=time)
     return replace(best, group=math.gcd(GROUP, rows // best.m if rows % best.m == 0 else 1))
 
 
 @T.macro
 def multiply(A, shard, m, B, n, a, b, c, K, stages, transposed):
     """c += A[shard, m:, :] B[:, n:] for one tile; B is (N, K) if transposed; a, b and c are the block's tiles."""
-    for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=stages):
-        T.copy(A[shard, m, k * DEPTH], a)
+    depth = int(a.shape[1])
+    for k in T.Pipelined(T.ceildiv(K, depth), num_stages=stages):
+        T.copy(A[shard, m, k * depth], a)
         if transposed:
-            T.copy(B[n, k * DEPTH], b)
+            T.copy(B[n, k * depth], b)
         else:
-            T.copy(B[k * DEPTH, n], b)
+            T.copy(B[k * depth, n], b)
         T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
 
 
 @T.macro
-def add_bias(c, bias, n, N):
-    """c += bias[n:], for each row."""
+def multiply_by_two(A, shard, m, B, Up, n, a, b, up, c, c_up, K, stages, transposed):
+    """As `multiply`, of two matrices of one shape: a step of A is loaded once."""
+    depth = int(a.shape[1])
+    for k in T.Pipelined(T.ceildiv(K, depth), num_stages=stages):
+        T.copy(A[shard, m, k * depth], a)
+        if transposed:
+            T.copy(B[n, k * depth], b)
+            T.copy(Up[n, k * depth], up)
+        else:
+            T.copy(B[k * depth, n], b)
+            T.copy(Up[k * depth, n], up)
+        T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+        T.gemm(a, up, c_up, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+
+
+@T.macro
+def rescale(c, of_rows, shard, m, of_columns, first, n, rows, N):
+    """c *= of_rows[shard, m:], of_columns[first + n:]; beyond the last row or column it is the last one's."""
+    T.assume(rows >= 1)
+    for i, j in T.Parallel(c.shape[0], c.shape[1]):
+        c[i, j] *= of_rows[shard, T.min(m + i, rows - 1)] * of_columns[first + T.min(n + j, N - 1)]
+
+
+@T.macro
+def add_bias(c, bias, n, N, first=0):
+    """c += bias[first + n:], for each row."""
     for i, j in T.Parallel(c.shape[0], c.shape[1]):
         if n + j < N:
-            c[i, j] += T.cast(bias[n + j], "float32")
+            c[i, j] += T.cast(bias[first + n + j], "float32")
+
+
+@T.macro
+def gate(c, up):
+    """c *= up."""
+    for i, j in T.Parallel(c.shape[0], c.shape[1]):
+        c[i, j] *= up[i, j]
 
 
 @T.macro

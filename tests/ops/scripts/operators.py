@@ -69,6 +69,37 @@ def check_activations_and_gradients():
         close(leaves[2].grad, plain[2].grad)
 
 
+def check_gates_and_gradients():
+    a, bias = everyones(3, 16), everyones(8, seed=3)[RANK]
+    both = [everyones(8, 16, seed=seed)[RANK] for seed in (1, 2)]
+    grad = everyones(3 * SIZE, 8, seed=4)
+    plain = [t.float().requires_grad_() for t in (torch.cat(a), *both, bias)]
+    want = torch.nn.functional.silu(plain[0] @ plain[1].t()) * (plain[0] @ plain[2].t() + plain[3])
+    leaves = [t.clone().requires_grad_() for t in (a[RANK], *both, bias)]
+    weights = [leaves[1].t(), leaves[2].t()]
+    got = ops.all_gather_matmul(leaves[0], weights, bias=[None, leaves[3]], activation="silu", gated=True)
+    close(got.detach(), want.detach())
+    got.backward(grad[RANK])
+    want.backward(grad[RANK].float())
+    for leaf, right in zip(leaves[1:], plain[1:], strict=True):
+        close(leaf.grad, right.grad)
+    close(leaves[0].grad, sum(WORLD.all_gather(plain[0].grad)).chunk(SIZE)[RANK])
+
+
+def check_scaled_products():
+    a, b = (everyones(n, 32, seed=n, dtype=torch.float8_e4m3fn) for n in (4 * SIZE, 16))
+    of_a, of_b = everyones(4 * SIZE, seed=1, dtype=torch.float32), everyones(1, 16, seed=2, dtype=torch.float32)
+    scaled = [x.float() * s[:, None] for x, s in zip(a, of_a, strict=True)]
+    right = [y.float().t() * s for y, s in zip(b, of_b, strict=True)]
+    given = a[RANK], [b[RANK].t(), b[RANK].t()]
+    one = torch.tensor(0.5)
+    both = ops.all_gather_matmul(*given, scales=(of_a[RANK], [of_b[RANK], one]), activation="relu")
+    close(both[0], torch.relu(torch.cat(scaled) @ right[RANK]))
+    close(both[1], torch.relu(torch.cat(scaled) @ b[RANK].float().t() * 0.5))
+    got = ops.matmul_reduce_scatter(a[RANK], b[RANK].t(), scales=(of_a[RANK], of_b[RANK]))
+    close(got, sum(x @ y for x, y in zip(scaled, right, strict=True)).chunk(SIZE)[RANK])
+
+
 def check_matmul_reduce_scatter_and_gradients():
     a, b, bias = everyones(6 * SIZE, 24), everyones(16, 24, seed=1), everyones(16, seed=2)[0]
     grads = everyones(6, 16, seed=3)

@@ -19,6 +19,7 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core.tiles import data_of, is_written
 from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.reach import share_memory
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
@@ -31,6 +32,8 @@ FLAG_TYPES = frozenset(("int32", "uint32", "int64", "uint64"))
 
 COMPARES = (">=", ">", "==")
 """Comparisons that a stream waits for: of integers `> n` is `>= n + 1`."""
+
+APART = "a copy queue reaches only devices that it shares memory with"
 
 _ROUNDS = 4096
 """Rounds of loops that are gone through with numbers, over all devices; in further ones indices count as unknown."""
@@ -64,6 +67,8 @@ class Queued:
         source, target = (ir.region_parts(r)[0] for r in (copy.source, copy.target))
         if source.dtype != target.dtype:
             return f"a copy engine converts nothing, here {source.dtype} to {target.dtype}"
+        if not share_memory(self._target, copy.level):
+            return APART
         try:
             copy_choice(copy.call, self._target.machine, self._sizes, None, starters=("host",))
         except UnsupportedError as error:
@@ -78,6 +83,8 @@ class Queued:
 
     def against_gather(self, gather: Collective) -> str | None:
         """Why a gather with flags is not for the queue."""
+        if not share_memory(self._target, gather.level):
+            return APART
         network = network_of(gather.call, self._target.machine, self._sizes)
         able = [m for m in network.mechanisms if m.started_by == "host" and m.put] if network is not None else []
         if not able or gather.impl is not None and gather.impl not in [m.name for m in able]:

@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.lowering.plan import JOIN, QUEUE, HostStep
+from tilescale.backends.cuda.lowering.host_step import HostStep
+from tilescale.backends.cuda.lowering.plan import JOIN, QUEUE
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import CopyQueue, copy_queue
 from tilescale.backends.cuda.running.phases import Part, device_of, runs
