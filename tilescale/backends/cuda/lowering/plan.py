@@ -287,7 +287,7 @@ class _Planner(Grids):
     def _collective(self, call: ir.Call) -> list[Part]:
         made = Collective.of(call)
         if made.flags is not None:
-            return [self._asynchronous_gather(made)]
+            return [self._asynchronous_collective(made)]
         name, short, level = call.op.name, made.name, made.level
         if name in IN_PLACE and dict(self.target.sizes).get(level) == 1:
             self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: nothing, there is one")
@@ -305,12 +305,12 @@ class _Planner(Grids):
             return self._gather_and_fold(made, made.combine)
         return [self._host(ir.Evaluate(call), choice.name)]
 
-    def _asynchronous_gather(self, gather: Collective) -> HostStep:
-        what = f"T.all_gather(signal=) of {self._tensors(gather.tiles)} between {gather.level}s"
-        reason = self._queue.against_gather(gather)
+    def _asynchronous_collective(self, made: Collective) -> HostStep:
+        what = f"T.{made.name}(signal=) of {self._tensors(made.tiles)} between {made.level}s"
+        reason = self._queue.against_collective(made)
         if reason is not None:
             raise self.unsupported(f"{what} has no CUDA lowering: {reason}")
-        return self._on_queue(gather.call, what)
+        return self._on_queue(made.call, what)
 
     def _axes_of_collective(self, call: ir.Call) -> list[tuple[int, ...]]:
         """Dimensions along which the tiles of a collective are independent of one another, for each of its tensors."""
