@@ -148,7 +148,8 @@ def _parts_of_exchange(context: Context, level: Level, source: ir.Call, target: 
     left = ir.constant(ir.int_node(a[0]) % ir.int_node(size))
     if dim not in (0, -len(a)) or not _may_be(a, b) or left not in (0, None):
         raise ShapeError(
-            f"T.all_to_all(signal=) over {size} units from {tuple(a)} to {tuple(b)} along dimension {dim}",
+            f"T.all_to_all(signal=) over {format_count(size, 'unit')} from {tuple(a)} to {tuple(b)} along "
+            f"dimension {dim}",
             hint=f"parts lie side by side along dimension 0, a multiple of {size}, and both have the same shape",
             where=here(),
         )
