@@ -19,6 +19,7 @@
     logs.py      what TileLang logs while it compiles for us
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
+    falling.py   indices that fall, in a form that the stock compiler gets right
 
 It is a leaf: it knows nothing of `tilescale`. An upstream rename is mended here.
 """

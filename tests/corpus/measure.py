@@ -30,7 +30,7 @@ def measured(program: Program) -> dict[str, Any]:
     """A program's label, and which of its runs were right."""
     bench = Bench(program)
     first, *others = (bench.run(seed) for seed in (None, *SEEDS))
-    right = [first.right, *(other.right and _same(first.values, other.values) for other in others)]
+    right = [first.right, *(other.right and same(first.values, other.values) for other in others)]
     return {
         "kind": program.kind,
         "level": program.level,
@@ -41,9 +41,10 @@ def measured(program: Program) -> dict[str, Any]:
     }
 
 
-def _same(one: list, other: list) -> bool:
+def same(one: list, other: list) -> bool:
+    """Whether two runs have left the same values."""
     if isinstance(one, list):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same, one, other))
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 

@@ -154,11 +154,13 @@ class Outcome:
     Attributes:
         error: what was raised, or None.
         values: what the program left in its arguments, if nothing was raised.
+        redundant: the lines of the waits that no access of the run needed.
     """
 
     program: Program
     error: TileScaleError | None
     values: list
+    redundant: frozenset[int] = frozenset()
 
     @property
     def right(self) -> bool:
@@ -186,10 +188,10 @@ class Bench:
             return Outcome(self._program, self._refused, [])
         given = copy.deepcopy(self._given)  # what is one tensor stays one tensor
         try:
-            tilescale.emulate(self._function, given, time=False, schedule_seed=seed)
+            report = tilescale.emulate(self._function, given, time=False, schedule_seed=seed)
         except TileScaleError as error:
             return Outcome(self._program, error, [])
-        return Outcome(self._program, None, given)
+        return Outcome(self._program, None, given, frozenset(where.line for _, where in report.redundant_waits))
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

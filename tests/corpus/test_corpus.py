@@ -4,11 +4,15 @@
 One run of each program, in the order that a run has by itself; tests/corpus/measure.py takes all orders.
 """
 
+import inspect
 import json
+import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tilescale.language as T
 from tests.corpus import measure
 from tests.corpus.collection import KINDS, PROGRAMS
 from tests.corpus.record import LEVELS, Bench, Program
@@ -20,6 +24,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "detection.md"
 MISSED = {"count_in_two_steps[load and store]"}
 """Mistakes that leave no two accesses unordered."""
 
+REDUNDANT = {
+    "ring_of_waits[signal]",
+    "ring_of_waits[one starts]",
+    "signals_of_the_others[all but one]",
+    "two_flags[in order]",
+    "signal_that_takes_another_away[add]",
+    "warpgroups_of_two_devices[in order]",
+}
+"""Right programs that do nothing but wait: no access needs that."""
+
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_a_mistake_is_found_at_its_line_and_nothing_else(program: Program):
@@ -27,6 +41,27 @@ def test_a_mistake_is_found_at_its_line_and_nothing_else(program: Program):
     places = [where.line for where in outcome.error.where] if outcome.error else []
     said = f"{program.error} was expected at lines {program.named}, and came {outcome.error!r} at {places}"
     assert outcome.right is (program.name not in MISSED), said
+    assert bool(outcome.redundant) is (program.name in REDUNDANT), "these waits can be left out, it says"
+
+
+@pytest.mark.parametrize("name", sorted(REDUNDANT))
+def test_waits_that_are_said_to_be_redundant_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Without them nothing is found in several orders, and the values are the same."""
+    (program,) = (program for program in PROGRAMS if program.name == name)
+    wanted = Bench(program).run(None)
+    wait, left_out = T.wait, []
+
+    def needed(*given: Any) -> Any:
+        line = next(f.lineno for f in traceback.extract_stack()[::-1] if f.filename == inspect.getfile(program.make))
+        if line not in wanted.redundant:
+            return wait(*given)
+        return left_out.append(line)
+
+    monkeypatch.setattr(T, "wait", needed)
+    bench = Bench(program)
+    assert set(left_out) == wanted.redundant
+    for outcome in map(bench.run, (None, 0, 1, 2)):
+        assert outcome.right and measure.same(outcome.values, wanted.values)
 
 
 def test_labels_are_complete():

@@ -103,6 +103,15 @@ def test_shapes_that_do_not_divide_among_the_units(mistake, call, text: str):
         on_devices(wrong)
 
 
+def test_one_unit_is_one_unit(mistake):
+    @T.macro
+    def wrong(X, tile, flags, reals, bx):
+        T.all_gather(tile[0:16, :], tile)  # <-
+
+    with mistake(ShapeError, "T.all_gather over 1 unit: the whole is (64, 64)"):
+        on_devices(wrong, devices=1)
+
+
 def test_a_gather_in_place_between_devices(mistake):
     @T.macro
     def wrong(X, tile, flags, reals, bx):

@@ -115,9 +115,9 @@ def format_bandwidth(bandwidth: float) -> str:
     return _decimal(bandwidth, "B/s")
 
 
-def format_count(count: int, noun: str) -> str:
-    """A number of things: "1 unit", "3 units"."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+def format_count(count: object, noun: str) -> str:
+    """A number of things, or an expression for one: "1 unit", "3 units", "n units"."""
+    return f"{count} {noun}{'' if str(count) == '1' else 's'}"
 
 
 def format_rate(rate: float) -> str:

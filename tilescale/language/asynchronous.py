@@ -11,6 +11,7 @@ from typing import Any
 from tilelang_core import ir, trace
 from tilescale.errors import NoPathError, PhaseError, ShapeError, UsageError
 from tilescale.hda import Level, Network
+from tilescale.hda.units import format_count
 from tilescale.language.checks import expanded
 from tilescale.language.context import Context, extents_of, here, plain, shape_of
 from tilescale.language.signal import check_comparison, flag_region
@@ -132,8 +133,8 @@ def _parts_of_gather(context: Context, level: Level, source: ir.Call, target: ir
     wanted = [size, *part[parts.rows :]] if parts.slots else [part[0] * size, *part[1:]]
     if dim not in (0, -len(whole)) or not _may_be(whole, wanted):
         raise ShapeError(
-            f"T.all_gather(signal=) over {size} units: the whole is {tuple(whole)}, a part {tuple(part)}, along "
-            f"dimension {dim}",
+            f"T.all_gather(signal=) over {format_count(size, 'unit')}: the whole is {tuple(whole)}, a part "
+            f"{tuple(part)}, along dimension {dim}",
             hint=f"parts lie side by side along dimension 0: the whole of such parts is {tuple(map(plain, wanted))}",
             where=here(),
         )
@@ -147,7 +148,8 @@ def _parts_of_exchange(context: Context, level: Level, source: ir.Call, target: 
     left = ir.constant(ir.int_node(a[0]) % ir.int_node(size))
     if dim not in (0, -len(a)) or not _may_be(a, b) or left not in (0, None):
         raise ShapeError(
-            f"T.all_to_all(signal=) over {size} units from {tuple(a)} to {tuple(b)} along dimension {dim}",
+            f"T.all_to_all(signal=) over {format_count(size, 'unit')} from {tuple(a)} to {tuple(b)} along "
+            f"dimension {dim}",
             hint=f"parts lie side by side along dimension 0, a multiple of {size}, and both have the same shape",
             where=here(),
         )
@@ -203,7 +205,7 @@ def flags_of(context: Context, level: Level, flags: Any, rows: Any, chunk: int |
         of = f"{rows} rows in chunks of {chunk}" if chunk is not None else "whole parts"
         raise ShapeError(
             f"{context.name}(signal={flags.name}): the flags are {tuple(found)}, one for each chunk of each rank are "
-            f"({size}, {chunks}): {size} units, {of}",
+            f"({size}, {chunks}): {format_count(size, 'unit')}, {of}",
             hint=f"flags = T.alloc_flags(({size}, {chunks}))",
             where=here(),
         )

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
 from tilescale.hda import Level
+from tilescale.hda.units import format_count
 from tilescale.language.asynchronous import check_parts, check_queue, flags_of
 from tilescale.language.checks import (
     check_algorithm,
@@ -213,7 +214,7 @@ def all_to_all(
     uneven = isinstance(a[axis], int) and isinstance(size, int) and a[axis] % size
     if [str(n) for n in a] != [str(n) for n in b] or uneven:
         raise ShapeError(
-            f"T.all_to_all over {size} units from {tuple(a)} to {tuple(b)} along dimension {axis}",
+            f"T.all_to_all over {format_count(size, 'unit')} from {tuple(a)} to {tuple(b)} along dimension {axis}",
             hint="both tiles have the same shape, and that dimension is a multiple of the number of units",
             where=here(),
         )
@@ -289,7 +290,8 @@ def _check_parts(context: Context, level: Level, dim: int, *, whole: ir.Call, pa
     elif len(a) == len(b):
         return axis
     raise ShapeError(
-        f"{context.name} over {size} units: the whole is {tuple(a)}, a part {tuple(b)}, along dimension {axis}",
+        f"{context.name} over {format_count(size, 'unit')}: the whole is {tuple(a)}, a part {tuple(b)}, along "
+        f"dimension {axis}",
         hint=f"the whole has {size} times the part's extent in dimension {axis} and agrees in all others",
         where=here(),
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.errors import LayoutError, ShapeError
+from tilescale.hda.units import format_count
 
 RECOGNISED = (
     "T.Replica, T.FullRow, T.FullCol, T.Shard(dim), T.Shard(dim, block=b), or a function of the indices that splits "
@@ -143,8 +144,8 @@ def _block_cyclic(rank_of: RankOf, ranks: list[int], axis: int, shape: Sequence[
     agrees = all(rank_of(index) == ranks[index[axis]] for index in _samples(shape))
     if ranks != wanted or len(ranks) % (block * size) or not agrees:
         raise LayoutError(
-            f"the layout function is not a block or cyclic split of dimension {axis} over {size} units: "
-            f"indices 0.. go to units {ranks[:8]}{'...' if len(ranks) > 8 else ''}",
+            f"the layout function is not a block or cyclic split of dimension {axis} over "
+            f"{format_count(size, 'unit')}: indices 0.. go to units {ranks[:8]}{'...' if len(ranks) > 8 else ''}",
             hint=RECOGNISED,
         )
     return Layout(dim=axis, block=None if block * size == len(ranks) else block)
