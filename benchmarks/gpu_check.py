@@ -26,13 +26,15 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 LIMITS = {"device_phases": 250, "never_hang": 240, "cluster_check": 160, "lanes_check": 240, "overlap_check": 240,
-          "collectives_check": 200, "ops_check": 300}  # fmt: skip
+          "collectives_check": 200, "ops_check": 300, "nodes_check": 330}  # fmt: skip
 """Seconds for scripts that need more than 120."""
 LOGS = ROOT / "build/gpu_check"
 EXAMPLES = sorted(p.name for p in (ROOT / "examples/distributed").glob("[0-9]*.py"))
 DEVICES = {"16_cannon.py": (1, 4), "19_two_nodes.py": (), "20_wafer_mesh.py": (), "21_stacked_dram.py": ()}
 """Numbers of GPUs of one server that an example takes, where these are not all."""
-UNSHARED = ("never_hang", "nvshmem", "sanitizer", "one device")
+ALONE = ("never_hang", "nodes_check")
+"""Scripts that have the GPUs for themselves: one times, the ranks of the other share them already."""
+UNSHARED = ("nodes_check", "never_hang", "nvshmem", "sanitizer", "one device")
 """Steps that mean nothing, or do not work, where ranks share GPUs: those that time, and those of NVSHMEM."""
 REPEATED = {
     "emulator's tests, one device": """emulator/test_accesses.py emulator/test_branches.py emulator/test_clusters.py
@@ -99,7 +101,7 @@ def _checks(torchrun: list[str]) -> list[Step]:
         if "__main__" in text and script.name != "heap_check.py":
             alone = "ONE PROCESS" in text
             command = [*([sys.executable] if alone else torchrun), f"tests/gpu/{script.name}"]
-            result.append(Step(script.stem, command, LIMITS.get(script.stem, 120), script.stem == "never_hang"))
+            result.append(Step(script.stem, command, LIMITS.get(script.stem, 120), script.stem in ALONE))
     for part in ("1/3", "2/3", "3/3"):  # most of its programs are for one device
         lanes = [sys.executable, "tests/gpu/lanes_check.py", part]
         result.append(Step(f"lanes_check, one device, {part}", lanes, 240))

@@ -17,7 +17,6 @@ import torch
 
 import tilescale
 from tests.kernels.base import PlainKernel
-from tilelang_core import compile as stock
 from tilescale.backends.base import Target
 from tilescale.backends.cuda import support
 from tilescale.errors import TileScaleError
@@ -144,16 +143,6 @@ def _lower(program: Program, _given: Any, _found: Any) -> str | None:
 
 
 _lowering = Again(_lower)
-_generate = stock.generate
-_texts: dict[tuple[str, ...], stock.Generated] = {}
-
-
-def _generated(func: Any, target: Any, *more: Any) -> stock.Generated:
-    """What stock TileLang generates, once for each function: programs for more or fewer devices often share grids."""
-    key = func.script(show_meta=True), str(target), *map(repr, more)
-    if key not in _texts:
-        _texts[key] = _generate(func, target, *more)
-    return _texts[key]
 
 
 def _in_sample(test: pytest.Item) -> bool:
@@ -172,4 +161,3 @@ def lowered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if chosen and tilescale.emulate is _emulate and _plain_kernel(request.node) is None:
         _lowering.begin(request.node)
         monkeypatch.setattr(tilescale, "emulate", _lowering.emulate)
-        monkeypatch.setattr(stock, "generate", _generated)

@@ -87,10 +87,10 @@ def imported(node: ast.AST) -> list[str]:
     return []
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
+@functools.cache
+def imports(path: Path) -> list[tuple[str, int]]:
     """Every name that a file imports anywhere, with its line."""
-    for node in ast.walk(tree(path)):
-        yield from ((name, node.lineno) for name in imported(node))
+    return [(name, node.lineno) for node in ast.walk(tree(path)) for name in imported(node)]
 
 
 def part(path: Path) -> str:

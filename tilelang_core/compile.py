@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tilelang.jit import JITImpl, _CallFormCache
 from tvm import tirx
 
 from tilelang_core import logs
+from tilelang_core.falling import with_rising_dividends
 
 __all__ = [
     "JIT",
@@ -40,6 +41,10 @@ class Generated:
     text: str
     dynamic_shared: int
 
+
+_KEPT = 128
+_generated: dict[Hashable, Generated] = {}
+"""The last functions that were lowered: the text of each and its attributes, the target, and options of passes."""
 
 _TEXT_HOOK = "tilelang_callback_cuda_postproc"
 """TileLang's extension point: what it passes the text of every CUDA kernel to."""
@@ -67,12 +72,31 @@ def generate(
     pass_configs: dict[str, Any] | None = None,
     rewrite: Callable[[str], str] | None = None,
 ) -> Generated:
-    """Lower a function without compiling it; needs no GPU and no nvcc. `rewrite` has the last word on the text."""
+    """Lower a function without compiling it; needs no GPU and no nvcc. `rewrite` has the last word on the text.
+
+    The same function is lowered once: its text is checked, looked at for what a device holds of it, and shown.
+    """
     target = determine_target(target, return_object=True)
     own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
     config = {**dict(own), **(pass_configs or {})}
-    with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target, _text_through(rewrite):
-        lowered = tilelang.lower(func, target=target)
+    made = _kept((func.script(show_meta=True), str(target), repr(config)), lambda: _lower(func, target, config))
+    return replace(made, text=rewrite(made.text)) if rewrite else made
+
+
+def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
+    """What was made for a key before. Where users have a function of their own for texts, always anew."""
+    if tvm_ffi.get_global_func(_TEXT_HOOK, allow_missing=True) is not None:
+        return make()
+    if key not in _generated:
+        _generated[key] = make()
+        while len(_generated) > _KEPT:
+            del _generated[next(iter(_generated))]
+    return _generated[key]
+
+
+def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:
+    with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target:
+        lowered = tilelang.lower(with_rising_dividends(func), target=target)
     kernels = [kernel.attrs for kernel in lowered.device_mod.functions.values() if kernel.attrs]
     dynamic = [int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs]
     return Generated(lowered.kernel_source, max(dynamic, default=0))
@@ -92,7 +116,7 @@ def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = No
 def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = None, **options: Any) -> Any:
     """`tilelang.compile`: a kernel for the GPU at hand. `rewrite` has the last word on its text."""
     with logs.following(), _text_through(rewrite):
-        return tilelang.compile(func, **options)
+        return tilelang.compile(with_rising_dividends(func), **options)
 
 
 def cache_folder() -> Path:

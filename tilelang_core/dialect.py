@@ -9,6 +9,9 @@ assignment covers prim_func, macro, lazy and eager jit. Ours does two things mor
   using one where its region has ended is TileLang's usual error.
 - statements that TileLang's own macros emit (`T.reduce_sum` and others) keep the source line of the user's call.
 
+Functions that make programs run many times, for other sizes and machines, and TileLang rewrites the source each time.
+What becomes of the same lines is kept: all that it depends on beside them are the few names that are evaluated.
+
 A builder failure is logged by TileLang with the whole rewritten source; for errors that already name the user's line
 (`QUIET_ATTR` on the exception) that record is dropped.
 """
@@ -16,11 +19,15 @@ A builder failure is logged by TileLang with the whole rewritten source; for err
 from __future__ import annotations
 
 import ast
+import copy
 import linecache
 import logging
 import sys
 import traceback
+from collections.abc import Hashable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tilelang
 from tilelang.language.eager import ast as eager_ast
@@ -32,10 +39,49 @@ _TILELANG_ROOT = str(Path(tilelang.__file__).parent)
 _StockMutator = eager_ast.DSLMutator
 
 
-class Mutator(_StockMutator):
-    """TileLang's source rewriter with the two additions above."""
+@dataclass
+class _Rewritten:
+    """A function's source as it was rewritten.
 
-    def visit_With(self, node: ast.With):  # noqa: N802 - ast.NodeTransformer's naming
+    Attributes:
+        tree: what became of it.
+        evaluated: the expressions that were evaluated meanwhile, with their values.
+        hints: types of parameters that stand in the body.
+    """
+
+    tree: ast.Module
+    evaluated: list[tuple[ast.expr, Any]]
+    hints: dict[str, Any]
+
+
+_KEPT = 64
+_rewritten: dict[Hashable, _Rewritten] = {}
+"""The functions that were rewritten last, by their lines and the names that they close over."""
+
+
+class Mutator(_StockMutator):
+    """TileLang's source rewriter with the additions above."""
+
+    def __init__(self, nonlocals: dict[str, Any], *given: Any):
+        super().__init__(nonlocals, *given)
+        self._evaluated: list[tuple[ast.expr, Any]] = []
+
+    def visit_Module(self, node: ast.Module):  # noqa: N802 - ast.NodeTransformer's naming
+        lines = _lines(self.filename, node)
+        known = _rewritten.get(key := (self.filename, *self.nonlocals, lines))
+        if known is None or any(super(Mutator, self)._try_eval(e) is not value for e, value in known.evaluated):
+            known = _Rewritten(self.generic_visit(node), self._evaluated, self.extra_type_hints)
+            if lines[1]:
+                _keep(key, known)
+        self.extra_type_hints = dict(known.hints)
+        return known.tree
+
+    def _try_eval(self, node: ast.expr) -> Any:
+        before = copy.deepcopy(node)  # it is rewritten in place
+        self._evaluated.append((before, super()._try_eval(node)))
+        return self._evaluated[-1][1]
+
+    def visit_With(self, node: ast.With):  # noqa: N802
         node.items = self._merge_targets(node.items)
         targets = [item.optional_vars for item in node.items if item.optional_vars and self._values(item) > 1]
         rewritten = super().visit_With(node)
@@ -78,6 +124,19 @@ class _DropFileLines(ast.NodeTransformer):
         call = node.value
         is_fileline = isinstance(call, ast.Call) and getattr(call.func, "attr", None) == "set_fileline"
         return ast.copy_location(ast.Pass(), node) if is_fileline else node
+
+
+def _lines(file: str, module: ast.Module) -> tuple[int, str]:
+    """Where the function of a module stands in a file, and its lines; none if they cannot be read."""
+    (function,) = module.body
+    first = min(node.lineno for node in (function, *function.decorator_list))
+    return first, "".join(linecache.getlines(file)[first - 1 : function.end_lineno])
+
+
+def _keep(key: Hashable, rewritten: _Rewritten) -> None:
+    _rewritten[key] = rewritten
+    while len(_rewritten) > _KEPT:
+        del _rewritten[next(iter(_rewritten))]
 
 
 def _is_path(node: ast.expr) -> bool:

@@ -29,7 +29,7 @@ _KINDS = [
     f"tirx.{name}"
     for name in (
         "AttrStmt", "Bind", "Evaluate", "For", "IfThenElse", "SBlock", "SeqStmt", "While", "BufferStore", "BufferLoad",
-        "Call", "Var",
+        "Call", "FloorDiv", "FloorMod", "Var",
     )
 ]  # fmt: skip
 

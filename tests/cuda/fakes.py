@@ -83,7 +83,7 @@ class Device:
         self.events: list[str] = []
         self.on_launch: Callable[..., None] = lambda name, *args: None
         self.stream = STREAM
-        world = World(ranks=(0, 1), rank=0, launcher=None, node_of=(0, 0))
+        world = self.heap.team = World(ranks=(0, 1), rank=0, launcher=None, node_of=(0, 0))
         patch.setattr(World, "device", torch.device("cpu"), raising=False)
         patch.setattr(execute, "init", lambda: world)
         patch.setattr(execute, "heap_for", lambda team: self.heap)

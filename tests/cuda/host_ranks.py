@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import queue
 import re
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +21,11 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical, kernels
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.steps import Work, run
+from tilescale.backends.cuda.running.transports import Message
 from tilescale.hda import Machine
 
 HERE = Path(__file__).parent
@@ -121,17 +125,58 @@ class Heap:
         return self._memory[:, begin : begin + tensor.numel()]
 
 
+class Post:
+    """Messages between ranks that are threads: see `Transport`."""
+
+    def __init__(self, ranks: int, group: int):
+        self._boxes = {pair: queue.Queue() for pair in itertools.product(range(ranks), repeat=2)}
+        self._ranks, self._group = ranks, group
+
+    def of(self, rank: int) -> Any:
+        """The transport of a rank."""
+        return SimpleNamespace(exchange=partial(self._exchange, rank), reduce=partial(self._reduce, rank))
+
+    def _exchange(self, rank: int, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        for message in sends:
+            assert message.tensor.is_contiguous() and message.device != rank
+            self._boxes[rank, message.device].put(message.tensor.clone())
+
+        def wait() -> None:
+            for message in receives:
+                assert message.tensor.is_contiguous()
+                arrived = self._boxes[message.device, rank].get(timeout=60)
+                assert (arrived.shape, arrived.dtype) == (message.tensor.shape, message.tensor.dtype)
+                message.tensor.copy_(arrived)
+
+        return wait
+
+    def _reduce(self, rank: int, tensor: torch.Tensor, reduction: str) -> Callable[[], None]:
+        rail = range(rank % self._group, self._ranks, self._group)
+        given = tensor.clone()
+        self._exchange(rank, [Message(given, peer) for peer in rail if peer != rank], [])
+
+        def wait() -> None:
+            parts = [given if peer == rank else self._boxes[peer, rank].get(timeout=60) for peer in rail]
+            tensor.copy_(hierarchical.combined(torch.stack(parts), reduction))
+
+        return wait
+
+
 class Ranks:
     """A job of several ranks on the host.
 
     Attributes:
-        sizes: units of each launched level.
+        sizes: units of each launched level; `near` devices of consecutive numbers share memory.
         reports: what each rank's failed waits leave.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, library: Library, sizes: dict[str, int], shift: int = 1):
+    def __init__(
+        self, patch: pytest.MonkeyPatch, library: Library, sizes: dict[str, int], shift: int = 1, near: int = 0
+    ):
         self._library = library
         self.sizes, self.size = tuple(sizes.items()), torch.Size(sizes.values()).numel()
+        self.near = near or self.size
+        self._post = Post(self.size, self.near)
         memory = torch.zeros(self.size, STRIDE, dtype=torch.uint8)
         self.reports = torch.zeros(self.size, 8, dtype=torch.int64)
         self.limit_ns = LIMIT_NS
@@ -157,8 +202,10 @@ class Ranks:
             team=SimpleNamespace(rank=rank, size=self.size),
             device=torch.device("cpu"),
             heap=heap,
+            near=SimpleNamespace(heap=heap, stride=STRIDE, shift=heap.addresses.slot(0)),
             sizes=self.sizes,
-            target=SimpleNamespace(machine=machine),
+            target=SimpleNamespace(machine=machine, sizes=self.sizes, devices=self.size, near=self.near),
+            between=self._post.of(rank),
             sites=[],
             guard=guard,
             exchanges=Workspaces(),

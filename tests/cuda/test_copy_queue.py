@@ -73,6 +73,12 @@ def gathered(X, Y, F, flags, done, rank, size):
     T.all_gather(X, Y, signal=flags, chunk=CHUNK)
 
 
+@T.macro
+def exchanged(X, Y, F, flags, done, rank, size):
+    given = T.alloc((DEVICES, ROWS, COLUMNS), "float32", level="l2")
+    T.all_to_all(given, Y, signal=flags, chunk=CHUNK)
+
+
 @pytest.mark.parametrize(
     ("statements", "wanted"),
     [
@@ -82,6 +88,7 @@ def gathered(X, Y, F, flags, done, rank, size):
         (set_by_anybody, ["copy queue"]),
         (after_the_grid, ["copy queue"]),
         (gathered, ["all_gather queue"]),
+        (exchanged, ["all_to_all queue"]),
     ],
 )
 def test_the_queue_takes_what_the_host_knows(statements: Any, wanted: list[str]):

@@ -11,8 +11,9 @@ import tilescale.language as T
 from tests.cuda import programs
 from tests.cuda.support import notes, program, source
 from tilelang_core import ir
+from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.backends.cuda.lowering.plan import HostStep, plan
+from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence

@@ -20,13 +20,15 @@ from tests.cuda.test_copy_queue import (
     FLAGS,
     ROWS,
     after_the_grid,
+    exchanged,
     gathered,
     on_devices,
     one_flag_each,
 )
 from tilelang_core import ir
+from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.backends.cuda.lowering.plan import HostStep, plan
+from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.backends.cuda.running import queued, stream_memory
 from tilescale.backends.cuda.running.control import loop
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
@@ -98,7 +100,7 @@ class Device:
         self.sums = Sums()
         self.tensors, self.done = memory, []
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
-        self.heap = SimpleNamespace(peers=self._peers, addresses=SimpleNamespace(slot=lambda p: p))
+        self.near = SimpleNamespace(everywhere=self._peers, slot=lambda p: p)
         self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.done.append(place)))
         self.queue: Any = Queue(self.done)
 
@@ -179,6 +181,16 @@ def test_a_gather_in_place_copies_nothing_at_home(monkeypatch):
     done = [Device(on_devices(in_place), rank, there).run(monkeypatch) for rank in range(DEVICES)]
     assert torch.equal(there["Y"], there["X"].expand(DEVICES, -1, -1, -1)) and bool((there["flags"] == 1).all())
     assert all(what[0] == "start" and what.count("join") == 1 for what in done)
+
+
+def test_an_all_to_all_sends_each_device_its_part(monkeypatch):
+    there = memory() | {"given": torch.rand(DEVICES, DEVICES, ROWS, COLUMNS)}
+    done = [Device(on_devices(exchanged), rank, there).run(monkeypatch) for rank in range(DEVICES)][1]
+    assert torch.equal(there["Y"], there["given"].transpose(0, 1)) and bool((there["flags"] == 1).all())
+    assert done[:2] == ["join", "start"] and done[-1] == "join"
+    sent = done[2 + FLAGS : -1]
+    assert [what[0] for what in sent] == ["copy", "write"] * FLAGS * 3
+    assert [what[1][1] for what in sent[:: 2 * FLAGS]] == [2, 3, 0]
 
 
 def test_flags_are_written_as_sums_from_zero_in_every_call(monkeypatch):

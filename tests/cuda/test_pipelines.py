@@ -183,8 +183,7 @@ def test_attention_means_the_same_in_parts(how: dict[str, Any]):
     torch.testing.assert_close(output.double(), weights @ kv[:, :, 0].double(), rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("exchange", ["gathered", "exchanged"])
-def test_attention_fits(exchange: str):
+def test_attention_fits():
+    """With a merge of splits; that the example's programs do, which have none, is seen where they are compiled."""
     module = load(NUMBERED[9])
-    way = getattr(module, exchange)
-    assert source(module.cp_mla(2, 1, 64, 1024, module.DIM, module.PE_DIM, exchange=way, splits=2))
+    assert source(module.cp_mla(2, 1, 64, 1024, module.DIM, module.PE_DIM, splits=2))

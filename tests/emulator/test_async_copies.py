@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Copies and gathers that a device starts: what arrives, in which order, and flags that are zero when a call begins."""
+"""Copies and collectives that a device starts: what arrives, in which order; flags that are zero when a call begins."""
 
 import pytest
 import torch
@@ -133,6 +133,74 @@ def test_a_part_of_the_result_that_is_not_the_own_one():
     assert all(whole.tolist() == [[1] * 4, [2] * 4] for whole in both)
     with pytest.raises(tilescale.errors.UsageError, match="not where the part of this unit goes"):
         tilescale.emulate(program, [[whole[1 - rank], whole] for rank, whole in enumerate(both)], check="none")
+
+
+# -- all-to-all --------------------------------------------------------------------------------------------------------
+
+
+def exchange(world: int, rows: int, chunk: int | None, slots: bool):
+    """Every device exchanges; its blocks, one for each chunk of each rank, copy what has arrived into Y."""
+    count, height = (1, rows) if chunk is None else (-(-rows // chunk), chunk)
+    whole = (world, rows, 5) if slots else (world * rows, 5)
+
+    @T.prim_func
+    def program(X: T.Tensor(whole, "int32"), Y: T.Tensor((world, rows, 5), "int32")):
+        with T.Kernel(device=world, block=(world, count), threads=32) as (r, c):
+            G = T.alloc(whole, "int32", level="l2")
+            arrived = T.alloc_flags((world, count))
+            with T.Scale("device"):
+                T.all_to_all(X, G, signal=arrived, chunk=chunk)
+            with T.Scale("block"):
+                T.wait(arrived[r, c], ">=", 1)
+                for i, j in T.Parallel(height, 5):
+                    if c * height + i < rows:
+                        if slots:
+                            Y[r, c * height + i, j] = G[r, c * height + i, j]
+                        else:
+                            Y[r, c * height + i, j] = G[r * rows + c * height + i, j]
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("world", "chunk", "seed", "slots"),
+    [(1, 3, None, True), (2, 3, 0, False), (3, None, 1, False), (3, 9, None, True), (4, 1, 2, True), (8, 3, 0, False)],
+)
+def test_an_all_to_all_brings_everybody_its_parts(world: int, chunk: int | None, seed: int | None, slots: bool):
+    rows = 7
+    sent = [values(r, world, rows, 5, dtype="int32") for r in range(world)]
+    given = [[x if slots else x.flatten(0, 1), blank(world, rows, 5, dtype="int32")] for x in sent]
+    report = tilescale.emulate(exchange(world, rows, chunk, slots), given, schedule_seed=seed)
+    for rank, (_, found) in enumerate(given):
+        assert_same(found, torch.stack([x[rank] for x in sent]))
+    for did in report.activity:
+        assert did.sent == did.received == (world - 1) * rows * 5 * 4
+        assert did.collectives == {"device all_to_all (copy_engine)": 1}
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_an_all_to_all_of_as_many_devices_as_there_are(world: int):
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def program(X: T.Tensor((rows, 4), "int32"), Y: T.Tensor((rows, 4), "int32")):
+        with T.Kernel(device=T.ALL, block=2, threads=32):
+            with T.Scale("device") as (rank, size):
+                G = T.alloc((size, rows // size, 4), "int32", level="l2")
+                arrived = T.alloc_flags((size, T.ceildiv(rows // size, 2)))
+                for part in T.serial(size):
+                    T.copy(X[part * (rows // size) : (part + 1) * (rows // size), :], G[part, 0 : rows // size, :])
+                back = T.alloc((size, rows // size, 4), "int32", level="l2")
+                T.all_to_all(G, back, signal=arrived, chunk=2)
+                for source, c in T.grid(size, T.ceildiv(rows // size, 2)):
+                    T.wait(arrived[source, c], ">=", 1)
+                for part in T.serial(size):
+                    T.copy(back[part, 0 : rows // size, :], Y[part * (rows // size) : (part + 1) * (rows // size), :])
+
+    args = [[values(r, 3 * world, 4, dtype="int32"), flags(3 * world, 4)] for r in range(world)]
+    tilescale.emulate(program, args)
+    for rank, (_, found) in enumerate(args):
+        assert_same(found, torch.cat([given.chunk(world)[rank] for given, _ in args]))
 
 
 # -- copies ------------------------------------------------------------------------------------------------------------

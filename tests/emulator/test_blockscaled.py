@@ -6,7 +6,8 @@ import torch
 
 import tilescale
 import tilescale.language as T
-from tests.emulator.test_pairs import pairs, wide
+from tests.emulator.test_pairs import pairs
+from tests.kernels.blackwell import unpacked
 from tilescale.errors import UninitializedReadError
 
 M, N, K = 128, 256, 256
@@ -111,7 +112,7 @@ def test_pairs_with_scales_row_by_row():
     scales = [torch.rand(64, 8, generator=torch.Generator().manual_seed(s)).to(torch.float8_e4m3fn) for s in (3, 4)]
     c = torch.zeros(64, 64)
     tilescale.emulate(program, [a, b, *(s.view(torch.uint32) for s in scales), c], machine="rtx4090-pcie-2")
-    left, right = (wide(x) * s.float().repeat_interleave(16, 1) for x, s in zip((a, b), scales, strict=True))
+    left, right = (unpacked(x) * s.float().repeat_interleave(16, 1) for x, s in zip((a, b), scales, strict=True))
     torch.testing.assert_close(c, left @ right.T, rtol=1e-4, atol=1e-3)
 
 

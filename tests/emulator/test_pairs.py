@@ -6,18 +6,10 @@ import torch
 
 import tilescale
 import tilescale.language as T
+from tests.kernels.blackwell import unpacked
 from tilescale.errors import ArgumentError
 
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What the lower three bits stand for; the fourth is the sign (OCP Microscaling Formats, E2M1)."""
-
 TYPES = ["uint8", "int8", *(["float4_e2m1fn_x2"] if hasattr(torch, "float4_e2m1fn_x2") else [])]
-
-
-def wide(packed: torch.Tensor) -> torch.Tensor:
-    """The values of pairs, the lower half of each byte first."""
-    codes = torch.stack([packed & 15, packed >> 4], dim=-1).reshape(*packed.shape[:-1], -1).long()
-    return torch.tensor(VALUES)[codes & 7] * torch.where(codes >= 8, -1.0, 1.0)
 
 
 def pairs(seed: int, *shape: int) -> torch.Tensor:
@@ -45,28 +37,10 @@ def test_pairs_are_read_and_written(kind):
     dtype = getattr(torch, kind)
     tilescale.emulate(halved, [x.view(dtype), y.view(dtype), z], machine="b200-sxm-8")
     assert torch.equal(x, given)
-    assert torch.equal(z, wide(x) * 0.5)
+    assert torch.equal(z, unpacked(x) * 0.5)
     # Halves of values between representable ones go to the even neighbour: 0.25 to 0, 0.75 to 1.
     expected = {0.25: 0.0, 0.75: 1.0}
-    assert torch.equal(wide(y).abs(), z.abs().apply_(lambda v: expected.get(v, v)))
-
-
-def test_a_product_of_pairs():
-    @T.prim_func
-    def product(A: T.Tensor((16, 32), FP4), B: T.Tensor((16, 32), FP4), C: T.Tensor((16, 16), "float32")):
-        with T.Kernel(1, threads=128):
-            a = T.alloc_shared((16, 32), FP4)
-            b = T.alloc_shared((16, 32), FP4)
-            c = T.alloc_fragment((16, 16), "float32")
-            T.copy(A, a)
-            T.copy(B, b)
-            T.clear(c)
-            T.gemm(a, b, c, transpose_B=True)
-            T.copy(c, C)
-
-    a, b, c = pairs(1, 16, 16), pairs(2, 16, 16), torch.zeros(16, 16)
-    tilescale.emulate(product, [a, b, c], machine="b200-sxm-8")
-    assert torch.equal(c, wide(a) @ wide(b).T)
+    assert torch.equal(unpacked(y).abs(), z.abs().apply_(lambda v: expected.get(v, v)))
 
 
 def test_a_tensor_of_pairs_of_another_shape_is_refused():

@@ -13,7 +13,7 @@ from tests.kernels.registry import KERNELS, PlainKernel
 def test_result_is_that_of_the_reference(kernel: PlainKernel) -> None:
     args = kernel.inputs(torch.Generator().manual_seed(0))
     expected = kernel.reference(args)
-    tilescale.emulate(kernel.build(T), args)
+    tilescale.emulate(kernel.program(T), args)
     for index, reference in expected.items():
         found = args[index].to(reference.dtype)
         torch.testing.assert_close(found, reference, rtol=kernel.rtol, atol=kernel.atol)

@@ -8,6 +8,7 @@ import tilescale
 import tilescale.language as T
 from tests.emulator.checks.support import line_of
 from tests.emulator.support import blank, values
+from tests.kernels.base import cuda_texts
 from tilescale.errors import NoDataError, OutOfBoundsError, RaceError
 
 SIZES = (5, 8, 3)
@@ -17,26 +18,36 @@ def table(tensors):
     return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
 
 
-@T.prim_func
-def doubled(
-    inputs: T.Tensor((len(SIZES),), T.ptr), outputs: T.Tensor((len(SIZES),), T.ptr), sizes: T.Tensor((3,), "int32")
-):
+def doubled(T):
     """Groups of different sizes; each program has one."""
-    with T.Kernel(len(SIZES), threads=32) as g:
-        n = sizes[g]
-        X = T.make_tensor(inputs[g], (n, 4), "float32")
-        Y = T.make_tensor(outputs[g], (n, 4), "float32")
-        tile = T.alloc_shared((8, 4), "float32")
-        T.copy(X[0:8, 0:4], tile)
-        for i, j in T.Parallel(8, 4):
-            if i < n:
-                Y[i, j] = 2 * tile[i, j]
+    groups = len(SIZES)
+
+    @T.prim_func
+    def program(
+        inputs: T.Tensor((groups,), T.ptr), outputs: T.Tensor((groups,), T.ptr), sizes: T.Tensor((groups,), "int32")
+    ):
+        with T.Kernel(groups, threads=32) as g:
+            n = sizes[g]
+            X = T.make_tensor(inputs[g], (n, 4), "float32")
+            Y = T.make_tensor(outputs[g], (n, 4), "float32")
+            tile = T.alloc_shared((8, 4), "float32")
+            T.copy(X[0:8, 0:4], tile)
+            for i, j in T.Parallel(8, 4):
+                if i < n:
+                    Y[i, j] = 2 * tile[i, j]
+
+    return program
 
 
 def test_each_group_has_tensors_of_its_own():
     xs, ys = [values(g, n, 4) for g, n in enumerate(SIZES)], [blank(n, 4) for n in SIZES]
-    report = tilescale.emulate(doubled, [table(xs), table(ys), torch.tensor(SIZES, dtype=torch.int32)])
+    report = tilescale.emulate(doubled(T), [table(xs), table(ys), torch.tensor(SIZES, dtype=torch.int32)])
     assert all(torch.equal(y, 2 * x) for x, y in zip(xs, ys, strict=True)) and report.time_us > 0
+
+
+def test_their_text_is_that_of_tilelang():
+    ours, stock = cuda_texts(doubled, "sm_90a")
+    assert ours == stock
 
 
 def test_views_strides_and_other_types():

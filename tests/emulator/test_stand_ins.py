@@ -7,8 +7,11 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import assert_same, blank, values
+from tests.kernels.base import cuda_texts
 from tilescale.backends.emulator.operations import stand_ins
 from tilescale.errors import NoDataError, OutOfBoundsError, RaceError, UninitializedReadError, UnsupportedError
+
+SATURATING_ADD = "static __device__ unsigned char saturating_add(int a, int b) { return min(a + b, 255); }"
 
 
 @pytest.fixture(autouse=True)
@@ -17,12 +20,20 @@ def registered(monkeypatch):
     monkeypatch.setattr(stand_ins, "_STAND_INS", {})
 
 
-@T.prim_func
-def saturated(X: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "uint8"), n: T.int32):
-    with T.Kernel(2, threads=4) as b:
-        t = T.get_thread_binding()
-        if b * 4 + t < n:
-            Y[b * 4 + t] = T.call_extern("uint8", "saturating_add", X[b * 4 + t], 200)
+def saturated(T):
+    @T.prim_func
+    def program(X: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "uint8"), n: T.int32):
+        with T.Kernel(2, threads=4, prelude=SATURATING_ADD) as b:
+            t = T.get_thread_binding()
+            if b * 4 + t < n:
+                Y[b * 4 + t] = T.call_extern("uint8", "saturating_add", X[b * 4 + t], 200)
+
+    return program
+
+
+def test_its_text_is_that_of_tilelang():
+    ours, stock = cuda_texts(saturated, "sm_90a")
+    assert ours == stock and SATURATING_ADD in ours
 
 
 def test_a_function_of_numbers_is_called_for_each_thread():
@@ -34,7 +45,7 @@ def test_a_function_of_numbers_is_called_for_each_thread():
         return min(a + b, 255)
 
     args = [torch.arange(0, 80, 10, dtype=torch.int32), torch.zeros(8, dtype=torch.uint8), 7]
-    tilescale.emulate(saturated, args, machine="h100-sxm-8")
+    tilescale.emulate(saturated(T), args, machine="h100-sxm-8")
     assert args[1].tolist() == [200, 210, 220, 230, 240, 250, 255, 0]
     assert sorted(calls) == list(range(0, 70, 10))
 
@@ -42,7 +53,7 @@ def test_a_function_of_numbers_is_called_for_each_thread():
 def test_what_nobody_stands_in_for_is_refused_with_what_to_write():
     args = [torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.uint8), 8]
     with pytest.raises(UnsupportedError, match=r'stand_in\("saturating_add"\)') as error:
-        tilescale.emulate(saturated, args, machine="h100-sxm-8")
+        tilescale.emulate(saturated(T), args, machine="h100-sxm-8")
     assert "T.call_extern" in str(error.value)
 
 

@@ -179,22 +179,6 @@ def test_matrices_are_spread_over_the_threads_of_a_warp(count, transpose):
 # -- between threads ---------------------------------------------------------------------------------------------------
 
 
-def test_shuffles_by_their_tvm_names():
-    @T.prim_func
-    def program(Y: T.Tensor((3, 32), "int32")):
-        with T.Kernel(1, threads=32):
-            t = T.get_thread_binding()
-            Y[0, t] = T.tvm_warp_shuffle(T.uint32(0xFFFFFFFF), t, 5, 32, 32)
-            Y[1, t] = T.tvm_warp_shuffle_up(T.uint32(0xFFFFFFFF), t, 1, 32, 32)
-            Y[2, t] = T.tvm_warp_shuffle_down(T.uint32(0xFFFFFFFF), t, 2, 32, 32)
-
-    y = integers(3, 32)
-    tilescale.emulate(program, [y])
-    assert y[0].tolist() == [5] * 32
-    assert y[1].tolist() == [0, *range(31)]
-    assert y[2].tolist() == [*range(2, 32), 30, 31]
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32), (4, 32), (8, 8)])
 def test_threads_of_a_row_sum_up(rows, columns):
     """As the matrix-vector products of stock TileLang do: each row of threads has its sum, on all of its threads."""
@@ -240,7 +224,6 @@ def test_a_reduction_without_combination_says_what_to_write():
 # -- reducers of the first kind ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:alloc_reducer.*deprecated")
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 @pytest.mark.parametrize("replication", ["all", "none"])
 def test_a_fragment_as_a_reducer_takes_what_all_iterations_add(op, replication):

@@ -8,7 +8,7 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tests.emulator.timing import H200, derived, seconds
-from tilescale.errors import NoPathError, UnsupportedError
+from tilescale.errors import NoPathError
 
 NVLINK = H200.network("device")
 ENGINE = next(m for m in NVLINK.mechanisms if m.started_by == "host")
@@ -156,7 +156,7 @@ def test_a_network_without_an_engine_of_its_own(tmp_path):
 
 
 def test_a_way_over_several_networks():
-    """Devices of two nodes are 16 in one launch; between nodes no copy engine reaches."""
+    """Devices of two nodes are 16 in one launch; between nodes the host starts messages, no copy engine reaches."""
     with tilescale.use_machine("h200-sxm-8x4"):
 
         @T.prim_func
@@ -166,6 +166,6 @@ def test_a_way_over_several_networks():
                 with T.Scale("device") as (rank, size):
                     T.copy(X, Y, dst=(rank + 8) % size, signal=arrived[0])
 
-        with pytest.raises((NoPathError, UnsupportedError)) as caught:
-            tilescale.emulate(program, data=False, machine="h200-sxm-8x4")
-    assert caught.value.where and caught.value.where[0].file == __file__
+        report = tilescale.emulate(program, data=False, machine="h200-sxm-8x4")
+        message = tilescale.current_machine().network("node").mechanism("nccl")
+    assert report.time_us >= 1e6 * message.seconds(4096) > 15

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: MIT
 """The record that describes one plain kernel, and the small tensor helpers of inputs and references."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import tilelang.language
 import torch
+from tilelang import tvm
+
+import tilescale.language
 
 TARGETS = ("sm_80", "sm_90a", "sm_100a")
 HOPPER_UP = ("sm_90a", "sm_100a")
@@ -19,7 +24,8 @@ References = dict[int, torch.Tensor]
 class PlainKernel:
     """One kernel of the collection.
 
-    build: called with the language module (`tilelang.language` or a dialect of it), returns the PrimFunc.
+    build: called with the language module (`tilelang.language` or a dialect of it), returns the PrimFunc; `program`
+        does so once for each module.
     inputs: called with a seeded `torch.Generator`, returns one CPU tensor per parameter; outputs are poisoned
         (NaN, or the integer of `poison`) unless the kernel accumulates into them.
     reference: called with those inputs before the run, returns the expected content of each output, float64 or
@@ -39,10 +45,27 @@ class PlainKernel:
     targets: tuple[str, ...] = TARGETS
     why_not: Mapping[str, str] = field(default_factory=dict)
 
+    def program(self, module: ModuleType) -> Any:
+        """What `build` returns; the same at each call, as it never changes."""
+        return _built(self.build, module)
+
     def __post_init__(self) -> None:
         missing = set(TARGETS) - set(self.targets)
         if missing != set(self.why_not):
             raise ValueError(f"{self.name}: targets left out {sorted(missing)}, reasons for {sorted(self.why_not)}")
+
+
+@functools.cache
+def _built(build: Callable[[ModuleType], Any], module: ModuleType) -> Any:
+    return build(module)
+
+
+def cuda_texts(build: Callable[[ModuleType], Any], arch: str) -> tuple[str, str]:
+    """The CUDA text of a program written with our names, as we compile it, and with TileLang's, as TileLang does."""
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    ours = tilescale.compile(_built(build, tilescale.language), target={"kind": "cuda", "arch": arch}).source
+    with target:
+        return ours, tilelang.lower(_built(build, tilelang.language), target=target).kernel_source
 
 
 def randn(rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float16, scale: float = 1.0) -> torch.Tensor:

@@ -4,6 +4,7 @@
 from . import (
     atomics,
     attention,
+    blackwell,
     cluster,
     convolution,
     eager,
@@ -20,6 +21,7 @@ from . import (
     roles,
     thread_level,
     warps,
+    words,
 )
 from .base import TARGETS, PlainKernel
 
@@ -42,6 +44,8 @@ FAMILIES = (
     roles,
     cluster,
     launches,
+    words,
+    blackwell,
 )
 
 KERNELS: tuple[PlainKernel, ...] = tuple(kernel for family in FAMILIES for kernel in family.KERNELS)

@@ -144,9 +144,11 @@ def test_a_gather_with_flags_in_a_block(mistake):
         (lambda X, G, flags: T.all_gather(X, G, signal=flags[0, 0], chunk=16), "are a whole tensor"),
         (lambda X, G, flags: T.all_gather(X, G, signal=X), "a flag is an integer, 'X' is float32"),
         (lambda X, G, flags: T.all_gather(X, G, signal=flags, chunk=16, impl="ring"), "impl='ring' is not a mechanism"),
+        (lambda X, G, flags: T.all_to_all(G, G, chunk=16), "T.all_to_all(chunk=) without signal"),
+        (lambda X, G, flags: T.all_to_all(G, G, signal=flags, chunk=16), "'G' in its own place"),
     ],
 )
-def test_arguments_of_a_gather(mistake, call, text: str):
+def test_arguments_of_a_collective(mistake, call, text: str):
     @T.macro
     def wrong(X, Y, G, half, number, flags, rank):
         call(X, G, flags)  # <-
@@ -161,12 +163,14 @@ def test_arguments_of_a_gather(mistake, call, text: str):
         (lambda X, Y, G, f: T.all_gather(X, Y, signal=f, chunk=16), "the whole of such parts is (256, 32)"),
         (lambda X, Y, G, f: T.all_gather(X[0:32, :], G, signal=f), "the whole of such parts is (4, 32, 32)"),
         (lambda X, Y, G, f: T.all_gather(X, G, signal=f, chunk=16, dim=1), "side by side along dimension 0"),
+        (lambda X, Y, G, f: T.all_to_all(X, G, signal=f), "from (64, 32) to (4, 64, 32)"),
+        (lambda X, Y, G, f: T.all_to_all(X[0:62, :], Y[0:62, :], signal=f), "dimension 0, a multiple of 4"),
         (lambda X, Y, G, f: T.all_gather(X, G[0:3, :, :], signal=f), "the whole is (3, 64, 32), a part (64, 32)"),
         (lambda X, Y, G, f: T.all_gather(X, G, signal=f), "are (4, 1): 4 units, whole parts"),
         (lambda X, Y, G, f: T.all_gather(X, G, signal=f, chunk=15), "are (4, 5): 4 units, 64 rows in chunks of 15"),
     ],
 )
-def test_shapes_of_a_gather(mistake, call, text: str):
+def test_shapes_of_a_collective(mistake, call, text: str):
     @T.macro
     def wrong(X, Y, G, half, number, flags, rank):
         call(X, Y, G, flags)  # <-
@@ -215,7 +219,6 @@ def test_a_gather_under_a_condition_on_the_rank(mistake):
     [
         lambda X, Y, flags: T.allreduce(X, signal=flags),
         lambda X, Y, flags: T.reduce_scatter(X, Y, signal=flags, chunk=16),
-        lambda X, Y, flags: T.all_to_all(X, Y, chunk=16),
         lambda X, Y, flags: T.broadcast(X, signal=flags),
     ],
 )
@@ -224,7 +227,7 @@ def test_other_collectives_are_done_in_order(mistake, call):
     def wrong(X, Y, G, half, number, flags, rank):
         call(X, Y, flags)  # <-
 
-    with mistake(UsageError, "only T.all_gather can be started"):
+    with mistake(UsageError, "only T.all_gather and T.all_to_all can be started"):
         started(wrong)
 
 

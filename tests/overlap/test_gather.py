@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import tilescale
 import tilescale.language as T
+from tests.cuda.support import notes
 from tests.overlap.support import H200, check_same, line, overlapped
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
@@ -152,6 +153,31 @@ def test_a_wait_that_is_left_out_would_race():
     without = changed.with_body(tir.rewrite(changed.body, leave=lambda n: tir.sequence([]) if is_wait(n) else None))
     with pytest.raises(RaceError):
         tilescale.emulate(without, arguments(changed, 2), machine=H200, time=False)
+
+
+def test_behind_a_reduction_the_own_part_is_in_place_before_the_gather_starts():
+    """Copies of the reduction wait for tiles; nothing on the queue overtakes them, also not a copy at home."""
+
+    @T.prim_func
+    def f(X: T.Tensor((16, 8), "float32"), Y: T.Tensor((16, 8), "float32")):
+        with T.Kernel(device=2, block=4, threads=32) as b:
+            made, mine, whole = (T.alloc((n, 8), "float32", level="l2") for n in (16, 8, 16))
+            x, y = (T.alloc((4, 8), "float32", level="l1") for _ in range(2))
+            T.copy(X[b * 4, 0], x)
+            T.copy(x, made[b * 4, 0])
+            with T.Scale("device"):
+                T.reduce_scatter(made, mine, dim=0)
+                T.all_gather(mine, whole)
+            with T.Scale("block"):
+                T.copy(whole[b * 4, 0], y)
+                T.copy(y, Y[b * 4, 0])
+
+    changed, schedule = overlapped(f, carrier="queue")
+    assert all(move.overlapped for move in schedule.moves), schedule
+    assert "T.region(whole[device_rank" in changed.script().partition("T.tilescale.all_gather(")[2].partition("\n")[0]
+    given_ = [[torch.randint(9, (16, 8)).float(), torch.full((16, 8), torch.nan)] for _ in range(2)]
+    check_same(f, changed, given_)
+    assert any("all_gather(signal=)" in note for note in notes(changed))
 
 
 def is_wait(node: Any) -> bool:

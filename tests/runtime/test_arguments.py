@@ -186,7 +186,7 @@ def test_autograd_notices_what_is_written(call: Callable[..., Any]):
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_written_parameters_cover_the_results(kernel: Any):
     """What is not among them does not come back from the rank that emulates."""
-    program = analyse(kernel.build(T), current_machine())
+    program = analyse(kernel.program(T), current_machine())
     results = kernel.reference(kernel.inputs(torch.Generator().manual_seed(1)))
     assert results.keys() <= written_parameters(program)
 

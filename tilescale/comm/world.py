@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import socket
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from tilescale import __version__
 from tilescale.comm import shutdown
 from tilescale.comm.call import Call
 from tilescale.comm.failure_log import Failure
@@ -119,8 +121,8 @@ class World(Team):
         return tuple(rank for rank in self.ranks if self.node_of[rank] == self.node)
 
 
-_AGREE = ("tilescale", "tilelang", "torch")
-"""Packages of which all ranks need the same version."""
+_AGREE = ("tilelang", "torch")
+"""Packages, beside this one, of which all ranks need the same version."""
 
 _world: World | None = None
 
@@ -150,7 +152,13 @@ def init(*, timeout_s: float | None = None) -> World:
         check_type("timeout_s", limit, "a number of seconds", int, float)
         if limit <= 0:
             raise UsageError(f"timeout_s={limit}", hint="give a number of seconds above 0")
-        _world = _enter(join(os.environ, limit), limit)
+        joined = join(os.environ, limit)
+        try:
+            _world = _enter(joined, limit)
+        except BaseException:
+            if joined.abort is not None:
+                atexit.register(joined.abort, 1)  # MPI would wait at this process's end for ranks that wait for it
+            raise
     return _world
 
 
@@ -176,7 +184,8 @@ def _enter(joined: Joined, timeout_s: float) -> World:
 
 
 def _versions() -> dict[str, str]:
-    return {"Python": "{}.{}".format(*sys.version_info)} | {package: version(package) for package in _AGREE}
+    own = {"Python": "{}.{}".format(*sys.version_info), "tilescale": __version__}  # a checkout need not be installed
+    return own | {package: version(package) for package in _AGREE}
 
 
 def _check_versions(by_rank: dict[str, dict[str, str]]) -> None:

@@ -5,4 +5,5 @@ measured.py     points that were measured, as files
 calibrated.py   which measurements are in force, and the machine with their numbers
 choose.py       which mechanism moves a tile or tensor, and which implementation a collective takes
 operations.py   the same for operations of a program: sizes and memory read off the IR
+reach.py        which units of a launch the network of their own level links
 """

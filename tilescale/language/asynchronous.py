@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What a unit that owns tensors starts on its copy queue: checks of `T.copy(signal=)` and `T.all_gather(signal=)`."""
+"""What a unit that owns tensors starts on its copy queue: checks of `T.copy(signal=)`, `T.all_gather(signal=)`
+and `T.all_to_all(signal=)`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tilescale.hda import Level, Network
 from tilescale.language.checks import expanded
 from tilescale.language.context import Context, extents_of, here, plain, shape_of
 from tilescale.language.signal import check_comparison, flag_region
-from tilescale.program.asynchronous import Parts, owns_a_queue
+from tilescale.program.asynchronous import Parts, owns_a_queue, part_of
 from tilescale.program.ops import RANK
 
 
@@ -93,30 +94,38 @@ def check_alike(context: Context, source: ir.Call, target: ir.Call) -> None:
         )
 
 
-# -- gathers -----------------------------------------------------------------------------------------------------------
+# -- collectives -------------------------------------------------------------------------------------------------------
 
 
-def check_gather(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int, chunk: Any) -> Parts:
-    """Check the tensors of a started gather.
+def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int, chunk: Any) -> list[Any]:
+    """Check the tensors of a started collective, and return the shape of a part.
 
     Raises:
         PhaseError: not in a phase of units that own tensors.
         ShapeError: parts that do not make the whole, another dimension than the first.
-        UsageError: a chunk that is no positive number, other types, a part of the result that is not the unit's own.
+        UsageError: a chunk that is no positive number, other types, a result in the place of what is sent.
     """
     if not owns_a_queue(context.executing, context.machine):
         owner = context.machine.tensor_level.name
         raise PhaseError(
-            f"T.all_gather(signal=) where a {context.executing.name} executes: a {owner} gathers whole tensors",
+            f"{context.name}(signal=) where a {context.executing.name} executes: a {owner} exchanges whole tensors",
             hint=f"write it inside T.Scale({owner!r}), before T.Scale({context.program.name!r})",
             where=here(),
         )
     if chunk is not None and not (isinstance(chunk, Integral) and chunk >= 1):
         raise UsageError(
-            f"T.all_gather(chunk={chunk!r}): a chunk is a positive number of rows",
+            f"{context.name}(chunk={chunk!r}): a chunk is a positive number of rows",
             hint="leave chunk out, and there is one flag for each rank",
             where=here(),
         )
+    check_fixed(context, [source, target])
+    check_alike(context, source, target)
+    if context.name == "T.all_gather":
+        return _parts_of_gather(context, level, source, target, dim)
+    return _parts_of_exchange(context, level, source, target, dim)
+
+
+def _parts_of_gather(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int) -> list[Any]:
     part, whole = extents_of(source), extents_of(target)
     parts = Parts.of(part, whole)
     size = context.extent(level)
@@ -128,10 +137,28 @@ def check_gather(context: Context, level: Level, source: ir.Call, target: ir.Cal
             hint=f"parts lie side by side along dimension 0: the whole of such parts is {tuple(map(plain, wanted))}",
             where=here(),
         )
-    check_fixed(context, [source, target])
-    check_alike(context, source, target)
     _check_own(context, level, parts, source, target)
-    return parts
+    return part
+
+
+def _parts_of_exchange(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int) -> list[Any]:
+    a, b = extents_of(source), extents_of(target)
+    size = context.extent(level)
+    left = ir.constant(ir.int_node(a[0]) % ir.int_node(size))
+    if dim not in (0, -len(a)) or not _may_be(a, b) or left not in (0, None):
+        raise ShapeError(
+            f"T.all_to_all(signal=) over {size} units from {tuple(a)} to {tuple(b)} along dimension {dim}",
+            hint=f"parts lie side by side along dimension 0, a multiple of {size}, and both have the same shape",
+            where=here(),
+        )
+    if ir.region_parts(source)[0].data == ir.region_parts(target)[0].data:
+        raise UsageError(
+            f"T.all_to_all(signal=) of {ir.region_parts(source)[0].name!r} in its own place: what the others send "
+            "overwrites what is not sent yet",
+            hint="give the result a tensor of its own",
+            where=here(),
+        )
+    return [plain(n) for n in part_of(a, size)]
 
 
 def _check_own(context: Context, level: Level, parts: Parts, source: ir.Call, target: ir.Call) -> None:
@@ -156,8 +183,8 @@ def _own(name: str, parts: Parts, part: list[Any]) -> str:
     return f"{name}[rank, 0:{rows}{rest}]" if parts.slots else f"{name}[rank * {rows} : (rank + 1) * {rows}{rest}]"
 
 
-def flags_of_gather(context: Context, level: Level, flags: Any, rows: Any, chunk: int | None) -> ir.Call:
-    """The flags of a gather as an argument: the whole tensor.
+def flags_of(context: Context, level: Level, flags: Any, rows: Any, chunk: int | None) -> ir.Call:
+    """The flags of a started collective as an argument: the whole tensor.
 
     Raises:
         UsageError: not a whole integer tensor in device memory.
@@ -165,7 +192,7 @@ def flags_of_gather(context: Context, level: Level, flags: Any, rows: Any, chunk
     """
     if not isinstance(flags, ir.Buffer):
         raise UsageError(
-            f"T.all_gather(signal={flags}): the flags of a gather are a whole tensor, one for each chunk of each rank",
+            f"{context.name}(signal={flags}): its flags are a whole tensor, one for each chunk of each rank",
             hint="flags = T.alloc_flags((size, chunks))",
             where=here(),
         )
@@ -175,7 +202,7 @@ def flags_of_gather(context: Context, level: Level, flags: Any, rows: Any, chunk
     if not _may_be(found, [size, chunks]):
         of = f"{rows} rows in chunks of {chunk}" if chunk is not None else "whole parts"
         raise ShapeError(
-            f"T.all_gather(signal={flags.name}): the flags are {tuple(found)}, one for each chunk of each rank are "
+            f"{context.name}(signal={flags.name}): the flags are {tuple(found)}, one for each chunk of each rank are "
             f"({size}, {chunks}): {size} units, {of}",
             hint=f"flags = T.alloc_flags(({size}, {chunks}))",
             where=here(),

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
 from tilescale.hda import Level
-from tilescale.language.asynchronous import check_gather, check_queue, flags_of_gather
+from tilescale.language.asynchronous import check_parts, check_queue, flags_of
 from tilescale.language.checks import (
     check_algorithm,
     check_connected,
@@ -25,6 +25,7 @@ from tilescale.language.checks import (
     check_reduction,
 )
 from tilescale.language.context import Context, extents_of, here
+from tilescale.program.asynchronous import Parts
 from tilescale.program.ops import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -46,7 +47,8 @@ def _done_in_order(collective: Callable[P, R]) -> Callable[P, R]:
         asked = [f"{key}=" for key in ("signal", "chunk") if kwargs.get(key) is not None]
         if asked:
             raise UsageError(
-                f"T.{collective.__name__}({', '.join(asked)}): of the collectives only T.all_gather can be started",
+                f"T.{collective.__name__}({', '.join(asked)}): of the collectives only T.all_gather and "
+                "T.all_to_all can be started",
                 hint=f"leave {' and '.join(asked)} out: it is done before what follows; or write it with "
                 "T.copy(dst=, signal=)",
                 where=here(),
@@ -138,7 +140,7 @@ def all_gather(
             that are no whole tensor.
     """
     if signal is not None or chunk is not None:
-        return _started_gather(Context("T.all_gather"), src, dst, dim, impl, signal, chunk)
+        return _started(Context("T.all_gather"), ALL_GATHER, src, dst, dim, impl, signal, chunk)
     context = Context("T.all_gather")
     if dst is None:
         regions = [_region(context, src, "rw")]
@@ -156,38 +158,52 @@ def all_gather(
     return trace.call(ALL_GATHER, *regions, level=level.name, dim=axis, impl=impl)
 
 
-def _started_gather(
-    context: Context, src: Any, dst: Any, dim: int, impl: str | None, signal: Any, chunk: int | None
+def _started(
+    context: Context, operation: Any, src: Any, dst: Any, dim: int, impl: str | None, signal: Any, chunk: int | None
 ) -> ir.Call:
+    """A collective that the copy queues of its units make."""
     if signal is None or dst is None:
         raise UsageError(
-            f"T.all_gather({'signal' if dst is None else 'chunk'}=) without {'dst' if dst is None else 'signal'}",
-            hint="T.all_gather(part, whole, signal=flags, chunk=rows), with flags = T.alloc_flags((size, chunks))",
+            f"{context.name}({'signal' if dst is None else 'chunk'}=) without {'dst' if dst is None else 'signal'}",
+            hint=f"{context.name}(src, dst, signal=flags, chunk=rows), with flags = T.alloc_flags((size, chunks))",
             where=here(),
         )
     source, target = _region(context, src, "r"), _region(context, dst, "w")
     level = context.selected()
     check_reached(context, level)
-    parts = check_gather(context, level, source, target, dim, chunk)
+    part = check_parts(context, level, source, target, dim, chunk)
+    parts = Parts.of(part, extents_of(target))
     network = check_path(context, level, ir.region_parts(target)[0])
     check_impl(network, impl)
     check_queue(context, network, impl)
-    flags = flags_of_gather(context, level, signal, extents_of(source)[parts.rows], chunk)
-    return trace.call(ALL_GATHER, source, target, flags, level=level.name, dim=0, impl=impl, chunk=chunk)
+    flags = flags_of(context, level, signal, part[parts.rows], chunk)
+    notes = {} if operation is ALL_GATHER else {"slots": parts.slots}
+    return trace.call(operation, source, target, flags, level=level.name, dim=0, impl=impl, chunk=chunk, **notes)
 
 
-@_done_in_order
-def all_to_all(src: Any, dst: Any, dim: int = 0, impl: str | None = None) -> ir.Call:
+def all_to_all(
+    src: Any, dst: Any, dim: int = 0, impl: str | None = None, signal: Any = None, chunk: int | None = None
+) -> ir.Call:
     """Part j of src, along `dim`, goes to rank j, where it becomes part (my rank) of dst.
+
+    With `signal`, in a phase of units that own tensors, it is only *started*, as `T.all_gather` is: each unit's copy
+    queue sends its parts, the next rank's first. In tensors (size, rows, ...) a part has the rows of one slot.
 
     Args:
         src, dst: tiles of the same shape, whose extent along `dim` divides among the units.
-        impl: an algorithm, e.g. "direct", "copy_engine" or "nccl".
+        impl: an algorithm, e.g. "direct", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for
+            `T.copy`.
+        signal: integers (size, chunks) in device memory: [r, c] of a unit grows by 1 when chunk c of what rank r has
+            for it has arrived there, its own part included.
+        chunk: with `signal`, rows of a chunk; the last one may have fewer. Left out, a part is one chunk.
 
     Raises:
         ShapeError: the shapes do not fit.
-        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`.
+        PhaseError: `signal` where programs execute.
+        CollectiveNotReachedError, NoPathError, UsageError: as for `T.all_gather`; with `signal` a dst that is src.
     """
+    if signal is not None or chunk is not None:
+        return _started(Context("T.all_to_all"), ALL_TO_ALL, src, dst, dim, impl, signal, chunk)
     context = Context("T.all_to_all")
     regions = [_region(context, src, "r"), _region(context, dst, "w")]
     level = _enter(context, impl)

@@ -136,7 +136,7 @@ def _operator(
 ) -> list[torch.Tensor]:
     """The products, and behind them the gathered rows if asked to keep them; one bias for all columns."""
     team = team_of(group)
-    if team.size > 1 and 0 < a.nbytes <= small.SMALL_BYTES:
+    if team.size > 1 and a.nbytes and small.is_whole(a.nbytes, team):
         whole = small.gathered(dense(a), team)
         results = _after(whole, weights, bias, activation, gated)
         return [*results, whole] if keeps else results

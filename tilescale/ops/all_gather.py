@@ -52,8 +52,10 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     if not a.numel():
         return join(a.new_empty(shape), dim, team.size)
     own = parts_of(a, 1)
-    if a.dtype in SUMS and own.nbytes <= small.SMALL_BYTES:
-        parts = small.gathered(own.view(-1, WIDTHS[-1]), team).view(team.size, -1, WIDTHS[-1])
+    if (a.dtype in SUMS or small.spans_nodes(team)) and small.is_whole(own.nbytes, team):
+        given = own.view(-1, WIDTHS[-1])
+        given = given if a.dtype in SUMS else given.view(torch.uint8)
+        parts = small.gathered(given, team).view(a.dtype).view(team.size, -1, WIDTHS[-1])
         return join(whole(parts, shape), dim, team.size)
     _, rows, width = own.shape
     (gathered,) = workspace_of(team).symmetric(a.dtype, (team.size, rows, width))

@@ -55,7 +55,7 @@ def _operator(a: torch.Tensor, group: str) -> torch.Tensor:
     """The sum."""
     if not a.numel():
         return torch.empty_like(a, memory_format=torch.contiguous_format)
-    return (_small if a.nbytes <= 2 * small.SMALL_BYTES else _large)(a, group)
+    return (_small if small.is_whole(a.nbytes, team_of(group), 2 * small.SMALL_BYTES) else _large)(a, group)
 
 
 def _small(a: torch.Tensor, group: str) -> torch.Tensor:

@@ -80,7 +80,7 @@ def _operator(
     if not a.shape[0]:
         return normed, y
     added = weight.new_empty(1, 1) if residual is None else dense(residual)
-    run = _small if a.nbytes <= 2 * small.SMALL_BYTES else _large
+    run = _small if small.is_whole(a.nbytes, team_of(group), 2 * small.SMALL_BYTES) else _large
     return run(a, (dense(weight), added, residual is not None, eps), normed, y, team_of(group))
 
 

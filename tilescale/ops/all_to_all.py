@@ -13,6 +13,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.comm import Team
+from tilescale.ops import small
 from tilescale.ops.arguments import MOVES, check_dim, check_divides, check_tensor, dense
 from tilescale.ops.flat import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, join, parts_of, split, tile_rows, whole
 from tilescale.ops.group import group_name, size_of, team_of
@@ -53,7 +54,7 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
         return result
     inner = [math.prod(part[dim:]) for dim in (cut, joined)]
     width = next((w for w in WIDTHS if not any(n % w for n in inner)), None)
-    if width is None:  # no 16 bytes lie together: parts are padded, one after the other
+    if width is None or small.spans_nodes(team):  # no 16 bytes lie together: parts are padded, one after the other
         parts = parts_of(split(a, cut, team.size), team.size)
         return join(whole(_exchanged(parts, team), (team.size * part[0], *part[1:])), joined, team.size)
     (Q, Q2), rows = (n // width for n in inner), math.prod(part) // width
@@ -64,6 +65,8 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
 
 def _exchanged(parts: torch.Tensor, team: Team) -> torch.Tensor:
     """Of (parts, rows, width) those that are for this rank."""
+    if small.spans_nodes(team):
+        return small.exchanged(parts.contiguous(), team)
     result = torch.empty_like(parts)
     _exchange(parts[None], result[None], team)
     return result

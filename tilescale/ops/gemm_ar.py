@@ -62,7 +62,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     team, (M, N) = team_of(group), (a.shape[0], b.shape[1])
     if not M:
         return a.new_empty(0, N)
-    if team.size > 1 and M * N * a.itemsize <= 2 * small.SMALL_BYTES:
+    if team.size > 1 and small.is_whole(M * N * a.itemsize, team, 2 * small.SMALL_BYTES):
         part = a.new_empty(small.room(M), N)
         # The bias is added once, before parts are rounded.
         if bias is None or team.rank:

@@ -80,7 +80,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     """The sum of the products, scattered."""
     team = team_of(group)
     rows, N = a.shape[0] // team.size, b.shape[1]
-    if team.size > 1 and 0 < rows * N * a.itemsize <= small.SMALL_BYTES:
+    if team.size > 1 and rows * N and small.is_whole(rows * N * a.itemsize, team):
         # The bias is added once, before parts are rounded.
         part = a @ b if bias is None or team.rank else torch.addmm(bias, a, b)
         return small.scattered(part, team)

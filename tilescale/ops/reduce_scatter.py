@@ -60,7 +60,7 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     if not a.numel():
         return a.new_empty(shape)
     parts = parts_of(split(a, dim, team.size), team.size)
-    if parts[0].nbytes <= small.SMALL_BYTES:
+    if small.is_whole(parts[0].nbytes, team):
         own = small.scattered(parts.view(-1, WIDTHS[-1]), team)
         return whole(own[None], tuple(shape))
     _, rows, width = parts.shape

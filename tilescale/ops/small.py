@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Collectives of small tensors, whole: one kernel, whose algorithm the machine model chooses.
+"""Collectives of tensors as a whole, whose algorithm the machine model chooses: of small ones, and between nodes.
 
 Where little is moved, the latency of a copy queue is more than what overlap can save: small products are PyTorch's,
-with such a collective before or after them. A program is made for a number of elements, so numbers are rounded up.
+with such a collective before or after them. Between nodes no copy queue leads; there the collectives themselves work
+inside nodes and between them at once. A program is made for a number of elements, so numbers are rounded up.
 """
 
 from typing import Any
@@ -11,11 +12,24 @@ import torch
 
 import tilescale.language as T
 from tilescale.comm import Team
+from tilescale.cost.reach import linked
+from tilescale.hda.current import current_machine
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
 
 SMALL_BYTES = 2 << 20
 """What a rank gives or keeps at most of what is small."""
+
+
+def is_whole(nbytes: int, team: Team, most: int = SMALL_BYTES) -> bool:
+    """Whether a tensor is moved as a whole: because it is small, or some of the ranks are on other nodes."""
+    return nbytes <= most or spans_nodes(team)
+
+
+def spans_nodes(team: Team) -> bool:
+    """Whether no network of their own links all devices of a team, by the current machine."""
+    machine = current_machine()
+    return linked(machine, ((machine.tensor_level.name, team.size),)) < team.size
 
 
 def room(rows: int) -> int:
@@ -42,6 +56,13 @@ def scattered(a: torch.Tensor, team: Team) -> torch.Tensor:
     return result[:rows]
 
 
+def exchanged(a: torch.Tensor, team: Team) -> torch.Tensor:
+    """Of contiguous tensors (ranks, ...) the parts that are for this rank."""
+    given, result = a.view(-1).view(torch.uint8), torch.empty_like(a)
+    kernel(program, team, "all_to_all", given.numel() // team.size, "uint8")(given, result.view(-1).view(torch.uint8))
+    return result
+
+
 def summed(a: torch.Tensor, team: Team) -> torch.Tensor:
     """Change a contiguous tensor to the sum of those of all ranks; its rows are as many as `room` says."""
     kernel(sum_program, team, a.numel(), dtype_of(a))(a.view(-1))
@@ -59,15 +80,17 @@ def _padded(a: torch.Tensor, rows: int) -> torch.Tensor:
 
 def program(size: int, name: str, elements: int, dtype: str) -> Any:
     """A collective from one whole tensor to another; `elements` of a part."""
-    gathers = name == "all_gather"
-    source, target = (elements, size * elements) if gathers else (size * elements, elements)
+    source = elements if name == "all_gather" else size * elements
+    target = elements if name == "reduce_scatter" else size * elements
 
     @T.prim_func
     def whole_tensors(X: T.Tensor((source,), dtype), Y: T.Tensor((target,), dtype)):
         with T.Kernel(device=size):
             with T.Scale("device"):
-                if gathers:
+                if name == "all_gather":
                     T.all_gather(X, Y)
+                elif name == "all_to_all":
+                    T.all_to_all(X, Y)
                 else:
                     T.reduce_scatter(X, Y)
 

@@ -3,7 +3,7 @@
 
     ops.py           the operations and markers, declared
     operations.py    typed views of calls of them
-    asynchronous.py  which of them a unit's copy queue executes, and how the parts of a gather lie
+    asynchronous.py  which of them a unit's copy queue executes, and how the parts of a collective lie
     layout.py        how tiles lie over units
     model.py         launches, phases, parameters
     effects.py       what each statement reads, writes, signals and waits for, and when it is complete
@@ -14,5 +14,7 @@
     grids.py         values of expressions in all programs of a grid
     extents.py       symbolic extents
     pointers.py      tensors that are made of addresses
+    source.py        programs as source text of the language
+    expressions.py   expressions and tile arguments as such text
     arguments.py     what all back ends ask of the arguments of a call
 """

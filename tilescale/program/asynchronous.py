@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Asynchronous operations: which ones a unit starts on its copy queue, and how the parts of a gather lie in its result.
+"""Asynchronous operations: which ones a unit starts on its copy queue, and how the parts of a collective lie
+in the whole.
 
 A queue executes operations one after the other, in the order in which its unit started them, beside what the unit does
 next. Each sees all that its unit did before; only a wait for its flag sees its end.
@@ -32,11 +33,11 @@ def is_asynchronous(node: Any) -> bool:
 
 @dataclass(frozen=True)
 class Parts:
-    """How the parts of a gather lie in its result: rows one after the other, or in slots of their own.
+    """How parts lie in the whole of a gather or an all-to-all: rows one after the other, or in slots of their own.
 
     Attributes:
-        slots: whether the result has a dimension for the ranks, in front of those of a part.
-        rows: the dimension of a part's region that its rows lie along: a part that is a slot of the result has a
+        slots: whether the whole has a dimension for the ranks, in front of those of a part.
+        rows: the dimension of a part's region that its rows lie along: a part that is a slot of the whole has a
             leading 1.
     """
 
@@ -51,11 +52,25 @@ class Parts:
         one = len(part) > 1 and ir.constant(part[0]) == 1
         return Parts(slots=one, rows=int(one))
 
+    @staticmethod
+    def moved(made: Collective) -> Parts:
+        """Of what an asynchronous gather or all-to-all moves."""
+        if made.slots is not None:
+            return Parts(made.slots, rows=int(made.slots))
+        return Parts.of(*(ir.region_parts(region)[2] for region in (made.source, made.target)))
+
     def in_whole(self, rank: Any, count: Any, first: Any) -> list[Any]:
         """Where row `first` of a rank's part of `count` rows lies: offsets along the leading dimensions of the
-        result."""
+        whole."""
         return [rank, first] if self.slots else [rank * count + first]
 
     def in_part(self, first: Any) -> list[Any]:
         """The same in the part's region."""
         return [0, first] if self.rows else [first]
+
+
+def part_of(whole: Sequence[Any], size: Any) -> list[Any]:
+    """The shape of one of `size` parts that lie side by side along the first dimension."""
+    first, size = ir.int_node(whole[0]), ir.int_node(size)
+    count = ir.IntImm("int32", 1) if str(first) == str(size) else ir.simplify(first // size, {})
+    return [count, *whole[1:]]

@@ -140,8 +140,9 @@ class Collective:
         dim: the dimension that is split or joined.
         root: whose tile a broadcast sends, a rank of `level`.
         combine: the user's combination (`Combine`).
-        flags: the tensor of flags, (size, chunks), that an asynchronous all-gather raises: [r, c] when the rows
-            [c * chunk, (c + 1) * chunk) of rank r's part are there. No `chunk`: each part is one.
+        flags: the tensor of flags, (size, chunks), that an asynchronous all-gather or all-to-all raises: [r, c] when
+            the rows [c * chunk, (c + 1) * chunk) of rank r's part are there. No `chunk`: each part is one.
+        slots: of an asynchronous all-to-all, whether its tensors have a dimension for the ranks, in front of the rows.
     """
 
     call: ir.Call
@@ -155,6 +156,7 @@ class Collective:
     combine: Combine | None = None
     flags: ir.Call | None = None
     chunk: int | None = None
+    slots: bool | None = None
 
     @classmethod
     def of(cls, call: ir.Call) -> Collective:
@@ -164,7 +166,7 @@ class Collective:
             root = tiles.pop()
         elif ir.op_name(tiles[-1]) == ops.COMBINE.name:
             combine = Combine.of(tiles.pop())
-        elif call.op.name == ops.ALL_GATHER.name and len(tiles) > 2:
+        elif call.op.name in (ops.ALL_GATHER.name, ops.ALL_TO_ALL.name) and len(tiles) > 2:
             flags = tiles.pop()
         return cls(
             call,
@@ -178,6 +180,7 @@ class Collective:
             combine=combine,
             flags=flags,
             chunk=ir.attribute(call, "chunk"),
+            slots=ir.attribute(call, "slots"),
         )
 
     @property

@@ -9,7 +9,8 @@ Tile arguments are TileLang regions (`tl.region`). Attributes are annotations of
     op      a combining operation: "sum" | "max" | "min" | "prod"; for signals "add" | "set"
     dim     the dimension that is split or joined
     after   how a copy that the device's queue makes compares a flag before it starts
-    chunk   rows of a part for each flag that an asynchronous all-gather raises
+    chunk   rows of a part for each flag that an asynchronous collective raises
+    slots   whether the tensors of an asynchronous all-to-all have a dimension for the ranks, in front of the rows
 
 `operations.py` reads calls of them.
 """
@@ -57,7 +58,8 @@ ALL_GATHER = register_op("tilescale.all_gather")
 """all_gather(src[, dst[, flags]]; level, dim, impl?, chunk?): dst is all units' src joined along dim. With `flags`, a
 tensor (size, chunks), it is asynchronous: [r, c] is raised by 1 when chunk c of rank r's part is there."""
 ALL_TO_ALL = register_op("tilescale.all_to_all")
-"""all_to_all(src, dst; level, dim, impl?): part j of src goes to unit j and lies there as part `my rank`."""
+"""all_to_all(src, dst[, flags]; level, dim, impl?, chunk?, slots?): part j of src goes to unit j and lies there as
+part `my rank`. With `flags` it is asynchronous, as an all-gather."""
 BROADCAST = register_op("tilescale.broadcast")
 """broadcast(x, root; level, impl?): x of the root on every unit."""
 

@@ -283,7 +283,7 @@ class _Arrivals:
         return _column(grid, peer.rank, at)
 
     def _raised(self, flags: Access, device: int) -> list[tuple[int, ...]]:
-        """What a gather raises for one device's part: its row of flags, on all devices."""
+        """What a started collective raises for what one device sends: its row of flags, on all devices."""
         shape = [ir.constant(n) for n in flags.extents or ()]
         if len(shape) != 2 or shape[1] is None or shape[0] != self.devices:
             raise Unknown

@@ -21,10 +21,12 @@ from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.present import check_present
 from tilescale.passes.retrace import for_machine
+from tilescale.passes.structure import structure
 from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import check_writable, count_writes, readable, scalar
 from tilescale.program.model import Parameter, Program
 from tilescale.program.pointers import follows_addresses
+from tilescale.program.source import source_of
 from tilescale.runtime.drop_in import DropIn
 from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
@@ -87,6 +89,17 @@ class Kernel(DropIn):
             UnsupportedError: the program uses levels that have no CUDA lowering, or the machine has no CUDA target.
         """
         return Text(self._lowered(backends.generator()).source(self.options))
+
+    @property
+    def python(self) -> str:
+        """The program as Python source in our language: with schedule="overlap" what a person would have written.
+
+        Executed, it defines the program again, under its name.
+
+        Raises:
+            UnsupportedError: the program has something that the text has no words for.
+        """
+        return Text(source_of(structure(self._func, self.machine), self.machine))
 
     @property
     def schedule(self) -> str:

@@ -110,13 +110,18 @@ def test_a_count_that_is_too_small():
         race(program(3), tensors(2, (4, 8), (4, 8)), "sends rows", "makes rows", seed=seed)
 
 
-def gathered(waits: str):
+def collected(waits: str, exchanges: bool = False):
+    shape = (2, 8, 8) if exchanges else (8, 8)
+
     @T.prim_func
-    def program(X: T.Tensor((8, 8), "float32"), Y: T.Tensor((2, 8, 8), "float32"), Z: T.Tensor((2, 8), "float32")):
+    def program(X: T.Tensor(shape, "float32"), Y: T.Tensor((2, 8, 8), "float32"), Z: T.Tensor((2, 8), "float32")):
         with T.Kernel(device=2, block=(2, 8), threads=32) as (r, i):
             arrived = T.alloc_flags((2, 2))
             with T.Scale("device"):
-                T.all_gather(X, Y, signal=arrived, chunk=4)  # gathers
+                if exchanges:
+                    T.all_to_all(X, Y, signal=arrived, chunk=4)  # exchanges
+                else:
+                    T.all_gather(X, Y, signal=arrived, chunk=4)  # gathers
             with T.Scale("block"):
                 if waits == "own chunk":
                     T.wait(arrived[r, i // 4], ">=", 1)
@@ -130,15 +135,16 @@ def gathered(waits: str):
     return program
 
 
-def test_the_flag_of_a_chunk_speaks_of_that_chunk():
+@pytest.mark.parametrize(("exchanges", "line"), [(False, "gathers"), (True, "exchanges")])
+def test_the_flag_of_a_chunk_speaks_of_that_chunk(exchanges: bool, line: str):
     def given():
-        return tensors(2, (8, 8), (2, 8, 8), (2, 8))
+        return tensors(2, (2, 8, 8) if exchanges else (8, 8), (2, 8, 8), (2, 8))
 
-    in_every_order(gathered("own chunk"), given)
+    in_every_order(collected("own chunk", exchanges), given)
     for seed in SEEDS:
-        error = race(gathered("first chunk"), given(), "gathers", "reads a row", seed=seed)
+        error = race(collected("first chunk", exchanges), given(), line, "reads a row", seed=seed)
         assert "Y[" in error.message and ", 5, 0]" in error.message
-        race(gathered("own rank"), given(), "gathers", "reads a row", seed=seed)
+        race(collected("own rank", exchanges), given(), line, "reads a row", seed=seed)
 
 
 def test_a_gather_of_what_nobody_has_written():

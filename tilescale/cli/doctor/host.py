@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 
+from tilescale import __version__
 from tilescale.cli.doctor.finding import Finding, ask
 
 __all__ = ["findings"]
@@ -40,7 +41,7 @@ def findings() -> Iterator[Finding]:
 
 
 def _versions() -> Finding:
-    names = {package: version(package) for package in ("tilescale", "tilelang", "torch")}
+    names = {"tilescale": __version__} | {package: version(package) for package in ("tilelang", "torch")}
     text = ", ".join(f"{package} {number}" for package, number in names.items())
     return Finding("versions", True, f"{text}, Python {platform.python_version()}")
 

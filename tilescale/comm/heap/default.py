@@ -6,23 +6,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tilescale.comm.call import Call
+from tilescale.comm.heap.group import Group
 from tilescale.comm.heap.heap import SymmetricHeap
+from tilescale.comm.heap.provider import PROVIDERS
 from tilescale.comm.team import Team
-from tilescale.comm.world import init
+from tilescale.comm.world import World, init
+from tilescale.settings import settings
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["default_heap", "empty", "from_tensor", "heap_for", "zeros"]
 
+BETWEEN_NODES = ("nvshmem",)
+"""Providers that serve several nodes wherever they are asked for."""
+
 _heap: SymmetricHeap | None = None
 _of_teams: dict[tuple[int, ...], SymmetricHeap] = {}
 
 
 def default_heap() -> SymmetricHeap:
-    """The heap of the world, opened collectively at the first call, which also joins the job if nobody has.
+    """The heap of this rank, opened collectively at the first call, which also joins the job if nobody has.
 
-    It lies on `World.device`.
+    It lies on `World.device`, and belongs to all ranks of the job; of a job of several nodes to those of this node,
+    unless memory is shared between nodes too: by fabric handles, or where TILESCALE_HEAP names NVSHMEM.
 
     Raises:
         UsageError: a node has more ranks than GPUs that they do not share, or TILESCALE_HEAP names no provider.
@@ -35,12 +43,12 @@ def default_heap() -> SymmetricHeap:
     global _heap
     if _heap is None or not _heap.is_open:
         world = init()
-        _heap = SymmetricHeap(world, world.device)
+        _heap = SymmetricHeap(_sharing(world, world), world.device)
     return _heap
 
 
 def heap_for(team: Team) -> SymmetricHeap:
-    """The heap of a team, opened collectively by its ranks at the first call; that of all ranks is `default_heap`.
+    """The heap of a team's ranks, as `default_heap` for all of the job; opened collectively by them at the first call.
 
     Raises what `default_heap` raises.
     """
@@ -49,8 +57,25 @@ def heap_for(team: Team) -> SymmetricHeap:
         return default_heap()
     heap = _of_teams.get(team.ranks)
     if heap is None or not heap.is_open:
-        heap = _of_teams[team.ranks] = SymmetricHeap(team, world.device)
+        heap = _of_teams[team.ranks] = SymmetricHeap(_sharing(team, world), world.device)
     return heap
+
+
+def _sharing(team: Team, world: World) -> Team:
+    """Those of a team's ranks whose memory this one can share. Collective."""
+    nodes = [world.node_of[rank] for rank in team.ranks]
+    count = len(set(nodes))
+    if count == 1 or settings().heap in BETWEEN_NODES:
+        return team
+    able = Group(team).all_gather(Call.here("heap"), _spans(world.device, count))
+    here = [rank for rank, node in zip(team.ranks, nodes, strict=True) if node == world.node]
+    return team if all(able) else world.team(here)
+
+
+def _spans(device: torch.device, nodes: int) -> bool:
+    """Whether the first provider for a device serves several nodes."""
+    first = next(entry for entry in PROVIDERS.values() if entry.device_type == device.type)
+    return first.load().objection(device, nodes) is None
 
 
 def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:

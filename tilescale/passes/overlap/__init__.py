@@ -9,8 +9,11 @@
     order.py      the order of a grid's tiles
     gather.py     all_gather -> grid
     scatter.py    grid -> reduce_scatter, grid -> allreduce
+    exchange.py   grid -> all_to_all -> grid
+    sides.py      the grids beside a collective
     sums.py       the grid that adds up what has arrived
     epilogue.py   own rows that are added up by the tiles that make them
     estimate.py   what it takes in order and overlapped, and how many rows travel together
+    work.py       what the tiles of a grid take
     edits.py      changes of a traced function
 """

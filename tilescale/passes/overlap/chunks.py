@@ -13,8 +13,9 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.overlap.edits import rank_of
+from tilescale.passes.overlap.order import Departure, Order
 from tilescale.passes.overlap.uses import Rows, Use, Uses
-from tilescale.program.ops import SIGNAL, WAIT
+from tilescale.program.ops import COPY, SIGNAL, WAIT
 
 MOST_APART = 4
 """Chunks that a tile waits for one by one; for more it waits in a loop."""
@@ -57,12 +58,21 @@ class Chunks:
             return self.rows
         return ir.Min(ir.IntImm("int32", self.rows), self.of.height - chunk * self.rows)
 
-    def to_others(self, level: str, make: Callable[[Any, Any, Any], ir.Stmt]) -> list[ir.Stmt]:
-        """Statements of a unit for each chunk, and each other unit: made of its rank, the other's, and the chunk."""
+    def to_others(
+        self, level: str, make: Callable[[Any, Any, Any], ir.Stmt], order: Order | None = None
+    ) -> list[ir.Stmt]:
+        """Statements of a unit for each other unit, and each chunk: made of its rank, the other's, and the chunk.
+
+        Args:
+            order: of the other units; the next one first if left out.
+        """
+        order = order or Departure()
         step, chunk = ir.Var("step", "int32"), ir.Var("chunk", "int32")
         rank, rank_is = rank_of(level)
-        inner = ir.For(chunk, 0, self.each, ir.ForKind.SERIAL, make(rank, (rank + step) % self.of.parts, chunk))
-        return [rank_is, ir.For(step, 1, self.of.parts - 1, ir.ForKind.SERIAL, inner)]
+        inner = ir.For(
+            chunk, 0, self.each, ir.ForKind.SERIAL, make(rank, order.part(step, rank, self.of.parts), chunk)
+        )
+        return [rank_is, ir.For(step, order.others, self.of.parts - 1, ir.ForKind.SERIAL, inner)]
 
     def waits(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Waits for all chunks that a use reads."""
@@ -106,3 +116,11 @@ def wait(flags: ir.Buffer, *index: Any, value: Any = 1) -> ir.Stmt:
 def signal(flags: ir.Buffer, *index: Any) -> ir.Stmt:
     """`T.signal(flags[index])`."""
     return tir.evaluate(call(SIGNAL, flag(flags, *index), ir.IntImm("int32", 1), op="add"))
+
+
+def put(
+    level: str, source: ir.Call, target: ir.Call, peer: Any, told: ir.Call, after: tuple[ir.Call, Any] | tuple[()] = ()
+) -> ir.Stmt:
+    """`T.copy(source, target, dst=peer, signal=told, after=(flag, ">=", value))`."""
+    notes: dict[str, Any] = {"level": level, "far": "dst", "op": "add", "after": ">=" if after else None}
+    return tir.evaluate(call(COPY, source, target, peer, told, ir.IntImm("int32", 1), *after, **notes))

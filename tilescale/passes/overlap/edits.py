@@ -160,3 +160,11 @@ def bound(name: str, value: ir.PrimExpr) -> tuple[ir.Var, ir.Stmt]:
 def rank_of(level: str) -> tuple[ir.Var, ir.Stmt]:
     """A variable for the unit's number among its siblings."""
     return bound(f"{level}_rank", call(RANK, level, dtype="int32"))
+
+
+def located(stmts: list[ir.Stmt], like: ir.Stmt) -> list[ir.Stmt]:
+    """Statements, and all in them, that stand where the collective stands."""
+    for stmt in stmts:
+        for inner in ir.statements(stmt):
+            tir.at(inner, like)
+    return stmts

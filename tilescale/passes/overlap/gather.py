@@ -11,20 +11,24 @@ arrive. Declines a gather along another dimension than the first, one whose resu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks
-from tilescale.passes.overlap.edits import Edits
-from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, grid_seconds, in_order
-from tilescale.passes.overlap.legality import Site, check_unwritten, uses_after
+from tilescale.passes.overlap.edits import Edits, located, rank_of
+from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, in_order
+from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting
 from tilescale.passes.overlap.order import Arrival, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.sides import check_some, readers_of
+from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
-from tilescale.program.model import DevicePhase, GridPhase, location
+from tilescale.program.model import location
 from tilescale.program.ops import ALL_GATHER
 
 
@@ -52,13 +56,14 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (site.made.target, site.made.source))
     check_unwritten(source, mine, graph, "what it sends")
     check_unwritten(target, mine, graph, "its result")
-    gather = _Gather(site, uses, rows, _readers(target, mine, graph, uses, rows))
-    _check_some(gather)
+    gather = _Gather(site, uses, rows, readers_of(target, mine, graph, uses, rows))
+    check_some(gather.readers[0], rows, uses, gather.level)
     chunk = _choose(gather, move)
     edits = Edits(uses.program, site.launch, uses.machine)
     chunks = Chunks(rows, chunk)
     flags = edits.alloc_flags(f"{rows.buffer.name}_here", chunks.shape)
-    edits.statements.append((site.stmt, tir.at(_started(site, flags, chunk), site.stmt)))
+    started = _started(gather, flags, chunk, in_place=is_behind_waiting(mine, graph))
+    edits.statements.append((site.stmt, tir.sequence(located(started, site.stmt))))
     for use in gather.readers:
         edits.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
     move.why = "each tile waits for the rows that it reads"
@@ -88,29 +93,6 @@ def _rows(site: Site, uses: Uses) -> Rows:
     return Rows(whole, parts, sizes[1] if slots else sizes[0] // parts, slots)
 
 
-def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Rows) -> tuple[Use, ...]:
-    """The uses of the result, one for each grid that reads it."""
-    steps = uses_after(root, mine, graph)
-    phases: list[GridPhase] = []
-    for step in steps:
-        if isinstance(step.phase, DevicePhase) or step.phase is None:
-            raise Declined("its result is used outside of a grid", location(step.stmt))
-        if step.phase not in phases:
-            phases.append(step.phase)
-    if not phases:
-        raise Declined("no grid reads its result", location(mine.stmt))
-    assert mine.launch is not None
-    return tuple(uses.find(phase, mine.launch, rows) for phase in phases)
-
-
-def _check_some(gather: _Gather) -> None:
-    """Raise Declined if every tile of the first grid needs all rows: there is nothing to begin with."""
-    use, rows = gather.readers[0], gather.rows
-    touched = gather.uses.by_rank(use, gather.level)
-    if all((((begin <= 0) & (end >= rows.total)) | ~runs).all() for begin, end, runs in touched):
-        raise Declined("every tile reads all rows", location(use.stmts[0]))
-
-
 # -- chunks ------------------------------------------------------------------------------------------------------------
 
 
@@ -118,18 +100,31 @@ def _choose(gather: _Gather, move: Move) -> int:
     """Rows of a chunk, and what the move is estimated to take."""
     site, uses, rows = gather.site, gather.uses, gather.rows
     travel = Travel.of(site, uses, rows.parts, rows.height)
-    grid = sum(grid_seconds(use.phase, use.launch, uses) for use in gather.readers)
-    chunk = min(
-        move.chunk or best_chunk(travel, uses.step(gather.readers[0], rows.height, gather.level), grid, gathered),
-        rows.height,
-    )
-    move.chunk, move.beside_s = chunk, gathered(travel, chunk, grid)
-    move.in_order_s = in_order(site, uses, grid)
+    first, *others = (Work.of(use, uses, gather.level) for use in gather.readers)
+    rest = sum(work.seconds for work in others)
+
+    def seconds(chunk: int) -> float:
+        return gathered(travel, chunk, first) + rest
+
+    step = uses.step(gather.readers[0], rows.height, gather.level)
+    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
+    move.chunk, move.beside_s = chunk, seconds(chunk)
+    move.in_order_s = in_order(site, uses, first.seconds + rest)
     return chunk
 
 
-def _started(site: Site, flags: ir.Buffer, chunk: int) -> ir.Stmt:
-    """The gather, started on the copy queue."""
-    made = site.made
+def _started(gather: _Gather, flags: ir.Buffer, chunk: int, *, in_place: bool) -> list[ir.Stmt]:
+    """The gather, started on the copy queue.
+
+    Args:
+        in_place: whether the own part is put into the result before, by the device itself.
+    """
+    made, rows = gather.site.made, gather.rows
     whole = tir.region(flags, [ir.IntImm("int32", 0)] * 2, flags.shape, "rw")
-    return tir.evaluate(call(ALL_GATHER, made.source, made.target, whole, level=made.level, dim=0, chunk=chunk))
+    source, before = made.source, []
+    if in_place:
+        rank, rank_is = rank_of(made.level)
+        before = [rank_is, copy(source, rows.region(rank, 0, rows.height, "w"))]
+        source = rows.region(rank, 0, rows.height, "r")
+    notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": chunk}
+    return [*before, tir.evaluate(call(ALL_GATHER, source, made.target, whole, **notes))]

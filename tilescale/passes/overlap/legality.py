@@ -15,7 +15,7 @@ from tilelang_core import ir
 from tilescale.passes.overlap.schedule import Declined
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Sequence, location
-from tilescale.program.operations import Collective, operation
+from tilescale.program.operations import Collective, Copy, operation
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,14 @@ def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> N
             raise Declined("the program orders its units by itself", location(step.stmt))
         if effects.meets and isinstance(step.phase, GridPhase):
             raise Declined("programs of the grid synchronize", location(step.stmt))
+
+
+def is_behind_waiting(mine: Step, graph: Dependence) -> bool:
+    """Whether copies that wait for a flag before they start were started before: nothing overtakes them on the queue,
+    so what a device copies within its own memory is not for the queue then."""
+    before = [s.stmt.value for s in graph.steps[: mine.number] if isinstance(s.stmt, ir.Evaluate)]
+    copies = [made for made in map(operation, before) if isinstance(made, Copy)]
+    return any(copy.after is not None for copy in copies)
 
 
 def stands_alone(phase: GridPhase, launch: Launch) -> bool:

@@ -27,7 +27,13 @@ from tilescale.program.operations import Rank, operation
 
 
 class Order(Protocol):
-    """An order of the parts of a tensor, of which each rank owns one."""
+    """An order of the parts of a tensor, of which each rank owns one.
+
+    Attributes:
+        others: the first turn that is another rank's; the others follow one another.
+    """
+
+    others: int
 
     def part(self, turn: Any, rank: Any, parts: int) -> Any:
         """Whose part it is at a turn."""
@@ -36,6 +42,8 @@ class Order(Protocol):
 class Arrival:
     """The own part first, then that of the rank before, which sends here first, and so on."""
 
+    others = 1
+
     def part(self, turn: Any, rank: Any, parts: int) -> Any:
         """Whose part it is at a turn."""
         return (rank + parts - turn) % parts
@@ -43,6 +51,8 @@ class Arrival:
 
 class Departure:
     """The part of the next rank first, and so on; the own part last."""
+
+    others = 0
 
     def part(self, turn: Any, rank: Any, parts: int) -> Any:
         """Whose part it is at a turn."""
@@ -59,6 +69,16 @@ def stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
         if rise:
             total = total + ir.Select(x >= begin, ir.IntImm("int32", rise), ir.IntImm("int32", 0))
     return total
+
+
+def is_in(order: Order, use: Use, rows: Rows, uses: Uses, level: str) -> bool:
+    """Whether the tiles of a use are in an order already, on every rank."""
+    for rank in range(rows.parts):
+        begins = [begin // rows.height for begin, _, _ in uses.values(use, uses.ranks(level, rank))]
+        found = list(dict.fromkeys(int(part) for row in np.transpose(begins) for part in row))
+        if found != [order.part(turn, rank, rows.parts) for turn in range(rows.parts)]:
+            return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tilelang_core import ir
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
+from tilescale.passes.overlap.exchange import overlap_exchange
 from tilescale.passes.overlap.gather import overlap_gather
 from tilescale.passes.overlap.legality import Site, check, sites
 from tilescale.passes.overlap.scatter import overlap_reduction
@@ -27,6 +28,7 @@ _PATTERNS: dict[str, Callable[[Site, Step, Dependence, Uses, Move], ir.PrimFunc]
     "all_gather": overlap_gather,
     "reduce_scatter": overlap_reduction,
     "allreduce": overlap_reduction,
+    "all_to_all": overlap_exchange,
 }
 
 

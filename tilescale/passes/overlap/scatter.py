@@ -16,25 +16,23 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilelang_core.trace import call
 from tilescale.cost.choose import TIE
-from tilescale.passes.overlap.chunks import Chunks, flag, signal, wait
-from tilescale.passes.overlap.edits import Edits
+from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
+from tilescale.passes.overlap.edits import Edits, located
 from tilescale.passes.overlap.epilogue import Tile, add_where_made
-from tilescale.passes.overlap.estimate import Travel, best_chunk, grid_seconds, in_order, reduced
-from tilescale.passes.overlap.legality import Site, check_unwritten, stands_alone
+from tilescale.passes.overlap.estimate import Travel, best_chunk, in_order, reduced
+from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import QUEUE, TILES, Declined, Move
+from tilescale.passes.overlap.sides import counted, maker_of
 from tilescale.passes.overlap.sums import COMBINED, Arrivals, sum_of, tile_shape, whole
 from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import DevicePhase, GridPhase, location
-from tilescale.program.ops import COPY
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
     if not everywhere:
         check_unwritten(root, mine, graph, "what it sends")
         _check_apart(site, uses)
-    phase = _maker(root, mine, graph)
+    phase = maker_of(root, mine, graph, "what it reduces")
     besides = not everywhere and _used_besides(root, phase, site, mine, graph)
     scatter = _Scatter(site, uses, rows, uses.find(phase, site.launch, rows), everywhere, besides)
     for carrier in (carriers := _carriers(scatter, move)):
@@ -123,25 +121,6 @@ def _check_apart(site: Site, uses: Uses) -> None:
         raise Declined("it converts what it sends", location(site.stmt))
 
 
-def _maker(root: ir.Var, mine: Step, graph: Dependence) -> GridPhase:
-    """The grid that makes what is reduced.
-
-    Raises:
-        Declined: there is no such grid, or somebody touches its result before the reduction does.
-    """
-    earlier = graph.steps[: mine.number]
-    before = [s for s in earlier if any(a.root.same_as(root) for a in s.effects.accesses)]
-    last = before[-1] if before else None
-    if last is None or not isinstance(last.phase, GridPhase) or last.launch is not mine.launch:
-        raise Declined("no grid makes what it reduces", location((last or mine).stmt))
-    assert mine.launch is not None
-    if not stands_alone(last.phase, mine.launch):
-        raise Declined("the grid that makes what it reduces stands in a loop or a branch", location(last.stmt))
-    if not any(a.root.same_as(root) for s in before if s.phase is last.phase for a in s.effects.writes):
-        raise Declined("the grid before only reads what it reduces", location(last.stmt))
-    return last.phase
-
-
 def _used_besides(root: ir.Var, phase: GridPhase, site: Site, mine: Step, graph: Dependence) -> bool:
     """Whether anything but the grid and the reduction touches the parts, or from the grid on until the reduction what
     that writes."""
@@ -163,14 +142,14 @@ def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
     """Rows of a chunk for a carrier, and what the move is estimated to take."""
     site, uses, rows, maker = scatter.site, scatter.uses, scatter.rows, scatter.maker
     travel = Travel.of(site, uses, rows.parts, rows.height, carrier)
-    grid = grid_seconds(maker.phase, maker.launch, uses)
+    work = Work.of(maker, uses, scatter.level)
 
-    def seconds(travel: Travel, chunk: int, grid: float) -> float:
-        return reduced(travel, chunk, grid, everywhere=scatter.everywhere)
+    def seconds(chunk: int) -> float:
+        return reduced(travel, chunk, work, everywhere=scatter.everywhere)
 
     step = uses.step(maker, rows.height, scatter.level)
-    chunk = min(move.chunk or best_chunk(travel, step, grid, seconds), rows.height)
-    move.beside_s, move.in_order_s = seconds(travel, chunk, grid), in_order(site, uses, grid)
+    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
+    move.beside_s, move.in_order_s = seconds(chunk), in_order(site, uses, work.seconds)
     return chunk
 
 
@@ -200,7 +179,7 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
         Declined: own tiles cannot add up where they are made.
     """
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
-    made = _counted(scatter, chunks)
+    made = counted(scatter.maker, chunks, scatter.uses, scatter.level)
     here = edits.alloc_flags(f"{name}_here", chunks.shape)
     columns = ir.integer(rows.buffer.shape[-1])
     inbox = edits.alloc(f"{name}_inbox", (rows.parts, rows.height, columns), str(rows.buffer.dtype))
@@ -212,7 +191,7 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     def away(tile: Tile) -> list[ir.Stmt]:
         region = tir.region(inbox, [tile.rank, tile.row, tile.column], [1, *tile.buffer.shape], "w")
         return [
-            _put(level, whole(tile.buffer, "r"), region, tile.owner, flag(here, tile.rank, tile.row // chunks.rows))
+            put(level, whole(tile.buffer, "r"), region, tile.owner, flag(here, tile.rank, tile.row // chunks.rows))
         ]
 
     def after(tile: Tile) -> list[ir.Stmt]:
@@ -222,8 +201,8 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
         high, wide = map(ir.integer, tile.buffer.shape)
         target = arrivals.to(tile.rank, tile.row, tile.column, (high, wide))
         told = flag(back, tile.rank, tile.row // chunks.rows)
-        put = _put(level, whole(tile.buffer, "r"), target, (tile.rank + step) % rows.parts, told)
-        return [ir.For(step, 1, rows.parts - 1, ir.ForKind.SERIAL, put)]
+        sent = put(level, whole(tile.buffer, "r"), target, (tile.rank + step) % rows.parts, told)
+        return [ir.For(step, 1, rows.parts - 1, ir.ForKind.SERIAL, sent)]
 
     op = str(scatter.site.made.op)
     arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, op, chunks, level, count)
@@ -234,7 +213,7 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     add_where_made(maker, arrivals, away, edits, scatter.uses, after)
     edits.phases.append((maker.phase, (with_tiles(maker.phase, tiles, edits),)))
     waits = chunks.to_others(level, lambda rank, peer, i: wait(back, peer, i, value=count(peer, i))) if back else []
-    behind = [DevicePhase(tir.sequence(_located(waits, scatter.site.stmt)))] if waits else []
+    behind = [DevicePhase(tir.sequence(located(waits, scatter.site.stmt)))] if waits else []
     edits.instead(scatter.site.phase, scatter.site.stmt, behind)
 
 
@@ -244,7 +223,7 @@ def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     done, here = (edits.alloc_flags(f"{name}_{what}", chunks.shape) for what in ("done", "here"))
     columns = ir.integer(rows.buffer.shape[-1])
     inbox = edits.alloc(f"{name}_inbox", (rows.parts, rows.height, columns), str(rows.buffer.dtype))
-    made = _counted(scatter, chunks)
+    made = counted(scatter.maker, chunks, scatter.uses, scatter.level)
     move.why = "a chunk of others' rows leaves when its tiles are counted"
 
     def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
@@ -252,7 +231,7 @@ def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
         source = rows.region(peer, chunk * chunks.rows, count, "r")
         target = tir.region(inbox, [rank, chunk * chunks.rows, 0], [1, count, columns], "w")
         after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(made)), made)
-        return _put(level, source, target, peer, flag(here, rank, chunk), after)
+        return put(level, source, target, peer, flag(here, rank, chunk), after)
 
     arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, str(scatter.site.made.op), chunks, level)
     summed = edits.alloc_flags(f"{name}_summed", (chunks.each,)) if scatter.everywhere else None
@@ -264,8 +243,8 @@ def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
         counts = _per_chunk(scatter, chunks) if behind else made
         back, waiting = _back(scatter, chunks, edits, summed, counts)
         sending += back
-        waits = [DevicePhase(tir.sequence(_located(waiting, scatter.site.stmt)))]
-    before = DevicePhase(tir.sequence(_located(sending, scatter.site.stmt)))
+        waits = [DevicePhase(tir.sequence(located(waiting, scatter.site.stmt)))]
+    before = DevicePhase(tir.sequence(located(sending, scatter.site.stmt)))
     edits.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, edits))))
     edits.instead(scatter.site.phase, scatter.site.stmt, [*behind, *waits])
 
@@ -320,7 +299,7 @@ def _back(
     def total(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
         region = rows.region(rank, chunk * chunks.rows, chunks.count(chunk), "r")
         after = flag(summed, chunk), stairs(rank * chunks.each + chunk, range(len(counts)), counts)
-        return _put(level, region, region, peer, flag(back, rank, chunk), after)
+        return put(level, region, region, peer, flag(back, rank, chunk), after)
 
     waits = chunks.to_others(level, lambda rank, peer, chunk: wait(back, peer, chunk))
     return chunks.to_others(level, total), waits
@@ -332,40 +311,3 @@ def _per_chunk(scatter: _Scatter, chunks: Chunks) -> list[int]:
     high, wide = tile_shape(scatter.site.launch, chunks, columns)
     heights = [min(chunks.rows, chunks.of.height - i * chunks.rows) for i in range(chunks.each)]
     return [-(-height // high) * -(-columns // wide) for height in heights] * chunks.of.parts
-
-
-def _counted(scatter: _Scatter, chunks: Chunks) -> list[int]:
-    """How many programs, and rounds of them, touch each chunk.
-
-    Raises:
-        Declined: it is another number on each unit.
-    """
-    uses, level, found = scatter.uses, scatter.level, []
-    for rank in range(scatter.rows.parts):
-        counts = np.zeros(chunks.shape[0] * chunks.each + 1, int)
-        for begin, end, runs in uses.values(scatter.maker, uses.ranks(level, rank)):
-            first, last = chunks.number(begin)[runs], chunks.number(end - 1)[runs]
-            np.add.at(counts, first[first <= last], 1)
-            np.add.at(counts, last[first <= last] + 1, -1)
-        found.append(np.cumsum(counts)[:-1])
-    if any((other != found[0]).any() for other in found):
-        raise Declined("each unit makes other tiles", location(scatter.maker.stmts[0]))
-    if (found[0] == 0).any():
-        raise Declined("no tile makes some of the rows", location(scatter.maker.stmts[0]))
-    return [int(n) for n in found[0]]
-
-
-def _put(
-    level: str, source: ir.Call, target: ir.Call, peer: Any, told: ir.Call, after: tuple[ir.Call, Any] | tuple[()] = ()
-) -> ir.Stmt:
-    """`T.copy(source, target, dst=peer, signal=told, after=(flag, ">=", value))`."""
-    notes: dict[str, Any] = {"level": level, "far": "dst", "op": "add", "after": ">=" if after else None}
-    return tir.evaluate(call(COPY, source, target, peer, told, ir.IntImm("int32", 1), *after, **notes))
-
-
-def _located(stmts: list[ir.Stmt], like: ir.Stmt) -> list[ir.Stmt]:
-    """Statements, and all in them, that stand where the collective stands."""
-    for stmt in stmts:
-        for inner in ir.statements(stmt):
-            tir.at(inner, like)
-    return stmts

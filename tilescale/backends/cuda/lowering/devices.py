@@ -20,6 +20,7 @@ from tilescale.backends.cuda.lowering.arguments import Given, HostVariable, Para
 from tilescale.backends.cuda.lowering.markers import Executing, acquired, executed, one_thread, sync
 from tilescale.backends.cuda.lowering.operands import READING, read_before
 from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.reach import share_memory
 from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.signature import Signature
 from tilescale.cost.choose import Choice
@@ -132,6 +133,7 @@ class DeviceStage(Signature):
         name, level = call.op.name, ir.attribute(call, "level")
         kind = UNIT if level is None else self.target.machine.level(level).kind
         impl = ir.attribute(call, "impl")
+        self._check_reach(name, level, impl)
         if (name, kind) == (ops.COPY.name, UNIT) and impl != nvshmem_link.IMPL:
             impl = self.choice(call).name
         rule = rule_for(name, kind, impl) if kind == UNIT else None
@@ -139,6 +141,18 @@ class DeviceStage(Signature):
             how = f" by {impl}" if name == ops.COPY.name and kind == UNIT else _speaking_of(level, kind)
             raise self.unsupported(f"T.{name.removeprefix('tilescale.')}{how} has no CUDA lowering")
         return rule(self, call)
+
+    def _check_reach(self, name: str, level: str | None, impl: str | None) -> None:
+        """Programs reach devices that share memory with theirs, and others by a library that is asked for."""
+        if level not in dict(self.target.sizes) or impl == nvshmem_link.IMPL or share_memory(self.target, level):
+            return
+        by = f"impl={nvshmem_link.IMPL!r} carries copies with signals, in a job with TILESCALE_HEAP={nvshmem_link.IMPL}"
+        raise UnsupportedError(
+            f"T.{name.removeprefix('tilescale.')} of programs between {level}s: by {self.target.machine.name!r} these "
+            "do not all share memory, so no loads and stores lead there",
+            hint=f"{by}; whole tensors go by NCCL, from a phase of the {level}s outside T.Scale('block')",
+            where=self.where,
+        )
 
     def _leave(self, node: Any) -> Any:
         if isinstance(node, ir.Var) and node in self.phase.sizes:

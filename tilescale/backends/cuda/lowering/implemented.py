@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.reach import STORES, share_memory, split
 from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES, Available, Wanted, records, select
 from tilescale.collectives.request import wanted_of
 from tilescale.cost.choose import Choice
@@ -46,17 +47,29 @@ def _is_constant(made: Collective, target: Target) -> bool:
 
 
 def _by_tiles(made: Collective, target: Target) -> bool:
-    """Programs meet their counterparts on all devices, so there is one level of them."""
-    return _is_constant(made, target) and len(target.sizes) == 1
+    """Programs meet their counterparts on all devices, so there is one level of them, within reach."""
+    return _is_constant(made, target) and len(target.sizes) == 1 and target.near == target.devices
 
 
 def _by_kernel(made: Collective, target: Target) -> bool:
     """Stores reach the peers, and elements of whole bytes are moved, or known ones combined."""
+    return share_memory(target, made.level) and _sends_inside(made, target)
+
+
+def _sends_inside(made: Collective, target: Target) -> bool:
+    """The same of the peers that share memory."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     reached = network is not None and network.mechanism(STORES) is not None
     types = {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
     known = types <= {*COMBINED} if made.op is not None else all(ir.bits(dtype) % 8 == 0 for dtype in types)
     return reached and made.combine is None and len(types) == 1 and known
+
+
+def _by_rail(made: Collective, target: Target) -> bool:
+    """Several groups that share memory, of several devices each: kernels inside them, NCCL between them."""
+    groups = split(target, made.level)
+    apart = groups is not None and groups.across > 1 and groups.inside > 1
+    return apart and _has_nccl(made, target) and _sends_inside(made, target)
 
 
 def _has_nccl(made: Collective, target: Target) -> bool:
@@ -68,11 +81,8 @@ def _copied_by_host(made: Collective, target: Target) -> bool:
     """A network between the units has a mechanism that the host starts, and devices have an address."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     by_host = network is not None and any(m.started_by == "host" and m.put is not None for m in network.mechanisms)
-    return by_host and _is_constant(made, target)
+    return by_host and _is_constant(made, target) and share_memory(target, made.level)
 
-
-STORES = "lsu"
-"""The mechanism by which kernels send messages: stores of their threads."""
 
 COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 """Types whose elements kernels combine."""
@@ -80,22 +90,28 @@ COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32",
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NCCL = (Implementation(_has_nccl),)
 _COPIES = (Implementation(_copied_by_host),)
+_RAILS = (Implementation(_by_rail),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
 
 ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("allreduce", "one_shot"): (_KERNEL, Implementation(_by_tiles, on_tiles=True)),
     ("allreduce", "two_shot"): (_KERNEL,),
+    ("allreduce", "hierarchical"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
     ("reduce_scatter", "direct"): _PARTS,
+    ("reduce_scatter", "hierarchical"): _RAILS,
     ("reduce_scatter", "nccl"): _NCCL,
     ("all_gather", "direct"): _PARTS,
+    ("all_gather", "hierarchical"): _RAILS,
     ("all_gather", "nccl"): _NCCL,
     ("all_gather", "copy_engine"): _COPIES,
     ("all_to_all", "direct"): _PARTS,
+    ("all_to_all", "hierarchical"): _RAILS,
     ("all_to_all", "nccl"): _NCCL,
     ("all_to_all", "copy_engine"): _COPIES,
     ("broadcast", "direct"): _PARTS,
+    ("broadcast", "hierarchical"): _RAILS,
     ("broadcast", "nccl"): _NCCL,
     ("broadcast", "copy_engine"): _COPIES,
 }

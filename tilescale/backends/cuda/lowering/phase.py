@@ -17,6 +17,7 @@ from tilescale.backends.cuda.lowering.arguments import Parameters
 from tilescale.backends.cuda.lowering.roles import Roles
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import copy_choice
+from tilescale.cost.reach import linked
 from tilescale.errors import Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Launch, Program
@@ -41,6 +42,11 @@ class Target:
     def devices(self) -> int:
         """Units that own tensors."""
         return math.prod(n for _, n in self.sizes)
+
+    @cached_property
+    def near(self) -> int:
+        """Devices of consecutive numbers that have addresses for each other's memory, by the machine model."""
+        return linked(self.machine, self.sizes)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ in device memory what it depends on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -23,16 +23,19 @@ from tilelang_core.tiles import is_region, regions_of
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.combine import fold
+from tilescale.backends.cuda.lowering.host_step import HostStep
+from tilescale.backends.cuda.lowering.messages import Around, level_of
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.queued import Queued
+from tilescale.backends.cuda.lowering.reach import BY_BOTH, BY_MESSAGES, share_memory, split
 from tilescale.backends.cuda.lowering.spread import THREADS, Grids, is_known, with_args
 from tilescale.backends.cuda.lowering.tile import Tile
 from tilescale.cost.operations import copy_choice, network_of
-from tilescale.errors import Location, UnsupportedError
+from tilescale.errors import UnsupportedError
 from tilescale.passes.structure import location
 from tilescale.program import model, ops
-from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
-from tilescale.program.operations import Collective, Combine, Copy
+from tilescale.program.model import Control, GridPhase, Launch, Part, Program
+from tilescale.program.operations import Collective, Combine, Copy, Signal
 
 IN_PLACE = (ops.ALLREDUCE.name, ops.BROADCAST.name)
 """Collectives that leave a single unit's tensor as it is."""
@@ -45,19 +48,6 @@ _HOST_CALLS = tl.HOST_ARITHMETIC
 """Calls of TIR that fold to a number when their operands are numbers."""
 
 _TILE_OPS = (tl.FILL, tl.COPY)
-
-
-@dataclass(frozen=True)
-class HostStep(DevicePhase):
-    """An operation on whole tensors that the host puts on the stream; `impl` names how, `where` its line."""
-
-    impl: str = ""
-    where: Location | None = None
-
-    @property
-    def call(self) -> ir.Call:
-        """The operation."""
-        return self.stmt.value
 
 
 def plan(program: Program, target: Target) -> tuple[Part, tuple[str, ...]]:
@@ -82,6 +72,7 @@ class _Planner(Grids):
         known = zip(program.extents, target.sizes, strict=True)
         self._sizes = {var: ir.IntImm("int32", n) for (_, var), (_, n) in known if isinstance(var, ir.Var)}
         self._names = {v.data: p.name for p in program.parameters for v in p.views}
+        self._around = Around()
 
     @cached_property
     def _queue(self) -> Queued:
@@ -99,7 +90,8 @@ class _Planner(Grids):
         if isinstance(part, Control):
             self.where = location(part.stmt) or self.where
             stmt = self._on_host(self._sized(part.stmt))
-            return Control(stmt, tuple(self.part(p) for p in part.parts))
+            with self._around.inside(stmt):
+                return Control(stmt, tuple(self.part(p) for p in part.parts))
         if isinstance(part, GridPhase):
             return GridPhase(self.with_bindings([part.stmt]))
         return model.Sequence(tuple(self._device(self._sized(part.stmt))))
@@ -130,10 +122,28 @@ class _Planner(Grids):
             return self._operation(stmt)
         if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
             return [self.elementwise(stmt)]
-        if isinstance(stmt, ir.For | ir.IfThenElse | ir.While) and ir.contains(stmt, _is_whole):
-            checked = self._on_host(stmt)
-            return [Control(checked, tuple(model.Sequence(tuple(self._device(s))) for s in ir.children(stmt)))]
+        if isinstance(stmt, ir.For | ir.IfThenElse | ir.While) and ir.contains(stmt, self._is_whole):
+            if isinstance(stmt, ir.IfThenElse) and ir.contains(stmt, self._is_message):
+                return self._divided(self._on_host(stmt))
+            with self._around.inside(stmt):
+                checked = self._on_host(stmt)
+                return [Control(checked, tuple(model.Sequence(tuple(self._device(s))) for s in ir.children(stmt)))]
         return [stmt]
+
+    def _divided(self, branch: ir.IfThenElse) -> list[Part | ir.Stmt]:
+        """A branch taken apart: its receiver takes part in a message, wherever it goes itself."""
+        made: list[Part | ir.Stmt] = []
+        for taken, body in zip((True, False), ir.children(branch), strict=False):
+            condition = branch.condition if taken else ir.Not(branch.condition)
+            for inner in _flat(body):
+                if isinstance(inner, ir.Bind) and is_known(inner):
+                    made += self._statement(inner)
+                elif ir.contains(inner, self._is_message):
+                    with self._around.under((branch.condition, taken)):
+                        made += self._statement(inner)
+                else:
+                    made += self._statement(ir.IfThenElse(condition, inner, None))
+        return made
 
     def _bind(self, bind: ir.Bind) -> list[Part | ir.Stmt]:
         if ir.op_name(bind.value) == ops.VIEW.name:
@@ -148,6 +158,8 @@ class _Planner(Grids):
             return []
         if name == ops.BARRIER.name or name in _TILE_OPS and _on_tensors(call):
             return [self._host(stmt)]
+        if self._is_message(call):
+            return [self._message(call)]
         if name == ops.COPY.name:
             return self._copy(call)
         return self._collective(call) if name in ops.COLLECTIVES else [stmt]
@@ -237,12 +249,45 @@ class _Planner(Grids):
         tiles = [ir.region_parts(a)[0] for a in args if is_region(a)]
         return ", ".join(dict.fromkeys(self._names.get(b.data, b.name) for b in tiles))
 
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def _is_whole(self, node: Any) -> bool:
+        return _is_whole(node) or self._is_message(node)
+
+    def _is_message(self, node: Any) -> bool:
+        """Whether a copy or signal goes to devices that do not share memory with this one."""
+        level = level_of(node)
+        by_library = ir.op_name(node) == ops.COPY.name and Copy.of(node).impl == nvshmem_link.IMPL
+        return level in dict(self.target.sizes) and not by_library and not share_memory(self.target, level)
+
+    def _message(self, call: ir.Call) -> Part:
+        """A copy or signal that its receiver takes part in."""
+        copy = Copy.of(call) if ir.op_name(call) == ops.COPY.name else None
+        tensors = (copy.source, copy.target) if copy is not None else (Signal.of(call).flag,)
+        level = level_of(call)
+        assert level is not None, "it goes to others"
+        what = f"T.{'signal' if copy is None else 'copy'} of {self._tensors(tensors)} between {level}s"
+        groups = split(self.target, level)
+        carrier = BY_BOTH if groups is None else groups.carrier
+        asked = None
+        if not self.target.nccl:
+            asked = "NCCL, which cannot join these ranks"
+        elif copy is not None and (copy.impl is not None or copy.after is not None):
+            asked = f"{carrier}, without {'after=' if copy.impl is None else f'impl={copy.impl!r}'}"
+        if asked is not None:
+            raise self.unsupported(f"{what}: they share no memory, it would go by {asked}: it has no CUDA lowering")
+        step = self._around.message(call, self.bound, BY_MESSAGES, self.where)
+        if isinstance(step, str):
+            raise self.unsupported(f"{what}, {step}, has no CUDA lowering: its receiver does not know of it")
+        self.notes.append(f"{what}: {carrier} (by {self.target.machine.name} they do not all share memory)")
+        return step
+
     # -- collectives -------------------------------------------------------------------------------------------------
 
     def _collective(self, call: ir.Call) -> list[Part]:
         made = Collective.of(call)
         if made.flags is not None:
-            return [self._asynchronous_gather(made)]
+            return [self._asynchronous_collective(made)]
         name, short, level = call.op.name, made.name, made.level
         if name in IN_PLACE and dict(self.target.sizes).get(level) == 1:
             self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: nothing, there is one")
@@ -260,12 +305,12 @@ class _Planner(Grids):
             return self._gather_and_fold(made, made.combine)
         return [self._host(ir.Evaluate(call), choice.name)]
 
-    def _asynchronous_gather(self, gather: Collective) -> HostStep:
-        what = f"T.all_gather(signal=) of {self._tensors(gather.tiles)} between {gather.level}s"
-        reason = self._queue.against_gather(gather)
+    def _asynchronous_collective(self, made: Collective) -> HostStep:
+        what = f"T.{made.name}(signal=) of {self._tensors(made.tiles)} between {made.level}s"
+        reason = self._queue.against_collective(made)
         if reason is not None:
             raise self.unsupported(f"{what} has no CUDA lowering: {reason}")
-        return self._on_queue(gather.call, what)
+        return self._on_queue(made.call, what)
 
     def _axes_of_collective(self, call: ir.Call) -> list[tuple[int, ...]]:
         """Dimensions along which the tiles of a collective are independent of one another, for each of its tensors."""

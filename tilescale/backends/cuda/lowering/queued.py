@@ -19,6 +19,7 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core.tiles import data_of, is_written
 from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.reach import share_memory
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
@@ -31,6 +32,8 @@ FLAG_TYPES = frozenset(("int32", "uint32", "int64", "uint64"))
 
 COMPARES = (">=", ">", "==")
 """Comparisons that a stream waits for: of integers `> n` is `>= n + 1`."""
+
+APART = "a copy queue reaches only devices that it shares memory with"
 
 _ROUNDS = 4096
 """Rounds of loops that are gone through with numbers, over all devices; in further ones indices count as unknown."""
@@ -56,14 +59,16 @@ class Queued:
         calls = [call for stmt in _device_phases(program.body) for call in _calls(stmt) if _signals(call)]
         copies = [Copy.of(call) for call in calls if call.op.name == ops.COPY.name]
         self.waits = any(copy.after is not None for copy in copies)
-        gathers = any(call.op.name == ops.ALL_GATHER.name for call in calls)
-        self.any = gathers or any(self.against_copy(copy) is None for copy in copies)
+        collectives = any(isinstance(operation(call), Collective) for call in calls)
+        self.any = collectives or any(self.against_copy(copy) is None for copy in copies)
 
     def against_copy(self, copy: Copy) -> str | None:
         """Why a copy with a signal is not for the queue."""
         source, target = (ir.region_parts(r)[0] for r in (copy.source, copy.target))
         if source.dtype != target.dtype:
             return f"a copy engine converts nothing, here {source.dtype} to {target.dtype}"
+        if not share_memory(self._target, copy.level):
+            return APART
         try:
             copy_choice(copy.call, self._target.machine, self._sizes, None, starters=("host",))
         except UnsupportedError as error:
@@ -76,14 +81,16 @@ class Queued:
             return f"a stream writes no flags of {wrong[0].dtype}"
         return None if copy.op == "set" else self._against_sums(flags[0])
 
-    def against_gather(self, gather: Collective) -> str | None:
-        """Why a gather with flags is not for the queue."""
-        network = network_of(gather.call, self._target.machine, self._sizes)
+    def against_collective(self, made: Collective) -> str | None:
+        """Why a collective with flags is not for the queue."""
+        if not share_memory(self._target, made.level):
+            return APART
+        network = network_of(made.call, self._target.machine, self._sizes)
         able = [m for m in network.mechanisms if m.started_by == "host" and m.put] if network is not None else []
-        if not able or gather.impl is not None and gather.impl not in [m.name for m in able]:
-            asked = f"impl={gather.impl!r}" if gather.impl is not None else "every mechanism of the network"
+        if not able or made.impl is not None and made.impl not in [m.name for m in able]:
+            asked = f"impl={made.impl!r}" if made.impl is not None else "every mechanism of the network"
             return f"{asked} is started by programs"
-        flags = ir.region_parts(gather.flags)[0]
+        flags = ir.region_parts(made.flags)[0]
         if str(flags.dtype) not in FLAG_TYPES:
             return f"a stream writes no flags of {flags.dtype}"
         return self._against_sums(flags)

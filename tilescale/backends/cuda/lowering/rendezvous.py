@@ -18,9 +18,9 @@ from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.completion import published
 from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.hda import Machine
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program, Sequence
 from tilescale.program.operations import Collective, Copy, operation

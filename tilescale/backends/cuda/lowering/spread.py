@@ -31,12 +31,13 @@ class Grids:
     Attributes:
         launch: the program's launch around the phase.
         where: the line that is being lowered.
+        bound: what the device has bound before that the host knows, too.
     """
 
     def __init__(self, launch: Launch):
         self.launch = launch
         self.where: Location | None = None
-        self._bound: dict[ir.Var, ir.Bind] = {}
+        self.bound: dict[ir.Var, ir.Bind] = {}
         self._read: dict[ir.Var, ir.Bind] = {}
         self._local: dict[ir.Var, int] = {}
         self._made = 0
@@ -49,7 +50,7 @@ class Grids:
 
     def bind(self, bind: ir.Bind) -> None:
         """Later grids may use a value; one that is read from memory only the grid that reads it."""
-        (self._bound if is_known(bind) else self._read)[bind.var] = bind
+        (self.bound if is_known(bind) else self._read)[bind.var] = bind
 
     def check_known(self, used: Sequence[ir.Var], here: Sequence[ir.Stmt] = ()) -> None:
         """Raise UnsupportedError for a value that was read from memory by another grid than that of `here`."""
@@ -68,10 +69,10 @@ class Grids:
         self.check_known(todo, stmts)
         while todo:
             var = todo.pop()
-            if var in self._bound and var not in needed:
+            if var in self.bound and var not in needed:
                 needed.add(var)
-                todo += ir.uses(self._bound[var])
-        return tir.sequence([*(bind for var, bind in self._bound.items() if var in needed), *stmts])
+                todo += ir.uses(self.bound[var])
+        return tir.sequence([*(bind for var, bind in self.bound.items() if var in needed), *stmts])
 
     def _check_local(self, stmts: Sequence[ir.Stmt]) -> None:
         """What a device keeps outside its memory ends with the grid that is made for its statements."""

@@ -5,6 +5,7 @@ execute.py owner.py               a program: built once, called with tensors; wh
 steps.py plans.py memory.py       steps bound to a call's arguments, kept for the next call; what kernels are passed
 grids.py toolchain.py             compilation once for a node, launches; the compiler, and whose kernels are run
 phases.py collectives/ nccl.py    operations of the host: copies, collectives; NCCL's groups
+near.py messages.py transports.py devices that share memory; copies and signals to others; what carries them
 queued.py copy_queue.py sums.py   asynchronous operations beside them, on the device's copy queue, with:
 stream_memory.py queue_watch.py   what streams do to memory without a processor; bounds of their waits
 control.py                        loops and branches around phases

@@ -13,17 +13,18 @@ from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
+from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.backends.cuda.lowering.plan import HostStep
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
-from tilescale.backends.cuda.running import control, nccl, queued  # noqa: F401 - queued registers its steps
+from tilescale.backends.cuda.running import control, messages, nccl, queued, transports  # noqa: F401 - two register steps
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.memory import Memory
+from tilescale.backends.cuda.running.near import Near
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.plans import Plan, Plans, standing_for
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
@@ -71,7 +72,7 @@ class DeviceProgram:
         self._group = Group(self.team)
         agree(self._group, _facts(self.program, machine, self.options))
         self.sizes = self._sizes()
-        stride = STRIDE if self.is_alone else self.heap.addresses.stride
+        stride = STRIDE if self.is_alone else self.near.stride
         by_nccl = not settings().share_gpus and self.team.ranks == self.world.ranks
         self.target = Target(machine, self.sizes, stride, nccl=by_nccl)
         self.sites: list[Site] = []
@@ -83,14 +84,37 @@ class DeviceProgram:
         self.exchanges = Workspaces()
         self.sums = Sums()
         self.queue: CopyQueue | None = None  # once a step uses it
+        self._transport: transports.Transport | None = None  # once something does
+        if not self.is_alone:
+            at = self.program.launches[0].where
+            self.on_all(lambda: self.near.check(self.team, self.target, at))
         self._build()
         if self._waits:
             self.guard.check()  # made here, where all ranks are
 
     @cached_property
     def heap(self) -> SymmetricHeap:
-        """The memory that the program's devices share. Collective: its first use opens it."""
+        """The memory that this device shares with others of the program. Collective: its first use opens it."""
         return SymmetricHeap(self.team, self.device) if self.is_alone else heap_for(self.team)
+
+    @cached_property
+    def near(self) -> Near:
+        """The devices that it shares memory with."""
+        return Near.of(self.heap, self.team)
+
+    @property
+    def between(self) -> transports.Transport:
+        """What carries tensors to the others. Collective: a build's first use of it opens it. Raises LaunchError."""
+        if not self.target.nccl:
+            raise LaunchError(
+                f"{self.program.name!r} runs on several nodes, and NCCL, which joins them, serves neither a part of "
+                "the job's ranks nor two of them on one GPU",
+                hint="run it on all ranks, with a GPU for each",
+                where=self.program.launches[0].where,
+            )
+        if self._transport is None:
+            self._transport = transports.of(self, self.near.size)
+        return self._transport
 
     @cached_property
     def guard(self) -> Guard:
@@ -99,6 +123,7 @@ class DeviceProgram:
 
     def _build(self) -> None:
         self._plans.clear()
+        self._transport = None
         shapes = [extent for p in self.program.parameters for extent in p.shape if not isinstance(extent, int)]
         self._asked = {var for extent in shapes for var in ir.variables(extent)}
         self.sites[:] = self._lowered.sites
@@ -106,6 +131,8 @@ class DeviceProgram:
         self.by_nccl = False
         self.reached = {position for grid in self._lowered.grids for position in grid.kernel.reached}
         generation = nccl.generation()
+        if not self.is_alone and not self.near.is_everybody:
+            assert self.between  # opened now, where all ranks are
         self._steps = self._step(self._lowered.body)
         self._generation = generation
         self._waits = bool(self.sites) or not self.is_alone
@@ -178,7 +205,8 @@ class DeviceProgram:
 
     def device_code(self, text: str) -> bytes:
         """CUDA text compiled for the device, once on each node; the other ranks find it in the cache. Collective."""
-        target = self.options.get("target") or target_for(self.target.machine)
+        machine = self.target.machine
+        target = self.options.get("target") or (target_for(machine) if machine.identify.architecture else "auto")
         make = partial(stock.device_code, text, target)
         return once_per_node(self._group, self._is_first_of_node, make)
 
@@ -188,7 +216,11 @@ class DeviceProgram:
 
     def meeting(self, site: int) -> Work:
         """What lets all devices meet, in the order of the current stream."""
-        return self.guard.meeting(site)
+        return self._everybody(self.guard.meeting(site))
+
+    def _everybody(self, meeting: Work) -> Work:
+        """A meeting of those that share memory, then of one of each group: who comes from it knows that all came."""
+        return meeting if self.near.is_everybody else transports.after(meeting, self.between.meet)
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
@@ -282,8 +314,9 @@ class DeviceProgram:
             return [], []
         begin: list[Work] = []
         if meets.entry:
-            begin.append(self.guard.meeting(self._entry, self.memory.digest(call), patience=meets.patience))
-        return begin, [self.guard.meeting(self._exit)] if meets.exit else []
+            came = self.guard.meeting(self._entry, self.memory.digest(call), patience=meets.patience)
+            begin.append(self._everybody(came))
+        return begin, [self.meeting(self._exit)] if meets.exit else []
 
     def _variables_of(self, values: Sequence[Any]) -> dict[ir.Var, float]:
         """What the job and the arguments say of the program's variables: units, scalars, and open extents."""

@@ -98,15 +98,15 @@ class Memory:
 
     def _workspace(self, workspace: arg.Workspace) -> torch.Tensor:
         here = self.tensor(workspace)
-        return self._own.heap.peers(here) if workspace.peers else here
+        return self._own.near.everywhere(here) if workspace.peers else here
 
 
 _VALUES: dict[type, Callable[[Memory, Owner, Any, Call], Any]] = {
     arg.Given: lambda memory, own, a, call: call.values[a.position],
-    arg.Peers: lambda memory, own, a, call: own.heap.peers(call.values[a.position]),
+    arg.Peers: lambda memory, own, a, call: own.near.everywhere(call.values[a.position]),
     arg.Workspace: lambda memory, own, a, call: memory._workspace(a),
     arg.Rank: lambda memory, own, a, call: own.rank(a.level),
-    arg.SlotShift: lambda memory, own, a, call: own.heap.addresses.slot(0),
+    arg.SlotShift: lambda memory, own, a, call: own.near.shift,
     arg.Limit: lambda memory, own, a, call: own.guard.limit_ns,
     arg.WaitRecord: lambda memory, own, a, call: own.guard.records.device,
     arg.MeetingWords: lambda memory, own, a, call: own.guard.meetings.everywhere,

@@ -50,15 +50,26 @@ def aborted() -> bool:
 
 def group(own: Member, level: str) -> Any:
     """The process group of the devices that are siblings at a level. Collective: all ranks ask in the same order."""
+    return group_of(own, _teams(own, level))
+
+
+def group_of(own: Member, teams: tuple[tuple[int, ...], ...]) -> Any:
+    """This rank's of the process groups of `teams`, which have each rank once. Collective, as `group`."""
     import torch.distributed as dist
 
     own.by_nccl = True
     _start(own)
-    teams = _teams(own, level)
     if teams not in _groups:
         made = [dist.new_group(list(team)) for team in teams]
         _groups[teams] = next(g for team, g in zip(teams, made, strict=True) if own.world.rank in team)
     return _groups[teams]
+
+
+def reduce_op(reduction: str) -> Any:
+    """What torch.distributed calls a combining operation of the language."""
+    from torch.distributed import ReduceOp
+
+    return {"sum": ReduceOp.SUM, "prod": ReduceOp.PRODUCT, "max": ReduceOp.MAX, "min": ReduceOp.MIN}[reduction]
 
 
 def abort() -> None:

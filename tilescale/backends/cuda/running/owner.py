@@ -11,6 +11,7 @@ from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.guard import Guard
+from tilescale.backends.cuda.running.near import Near
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.comm import Team, World
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from tilescale.backends.cuda.running.memory import Memory
+    from tilescale.backends.cuda.running.transports import Transport
 
 
 class Owner(Protocol):
@@ -59,7 +61,15 @@ class Owner(Protocol):
 
     @property
     def heap(self) -> SymmetricHeap:
-        """The memory that the program's devices share."""
+        """The memory that this device shares with others of the program."""
+
+    @property
+    def near(self) -> Near:
+        """The devices that it shares memory with."""
+
+    @property
+    def between(self) -> Transport:
+        """What carries tensors to the others. Collective at its first use."""
 
     @property
     def guard(self) -> Guard:

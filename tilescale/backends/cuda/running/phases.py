@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.lowering.plan import HostStep
+from tilescale.backends.cuda.lowering.host_step import HostStep
+from tilescale.backends.cuda.lowering.queued import number
 from tilescale.backends.cuda.running.collectives import LAUNCHERS
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.steps import Call, Step, Work
@@ -106,7 +107,7 @@ class Part:
 
     def tensor_on(self, device: int, call: Call) -> torch.Tensor:
         """The whole tensor on another device."""
-        return self.own.heap.peers(self.tensor(call))[self.own.heap.addresses.slot(device)]
+        return self.own.near.everywhere(self.tensor(call))[self.own.near.slot(device)]
 
     def on(self, device: int, call: Call) -> torch.Tensor:
         """The region on another device."""
@@ -120,10 +121,7 @@ def _parts(own: Owner, call: ir.Call) -> list[Part]:
 
 def device_of(own: Owner, level: str, rank: int) -> int:
     """The number, over all devices, of a rank at a level as seen from this device."""
-    number = 0
-    for name, size in own.sizes:
-        number = number * size + (rank % size if name == level else own.rank(name))
-    return number
+    return number(own.sizes, {name: own.rank(name) for name, _ in own.sizes} | {level: rank})
 
 
 @runs(tl.FILL)

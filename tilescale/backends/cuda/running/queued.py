@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.lowering.plan import JOIN, QUEUE, HostStep
+from tilescale.backends.cuda.lowering.host_step import HostStep
+from tilescale.backends.cuda.lowering.plan import JOIN, QUEUE
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import CopyQueue, copy_queue
 from tilescale.backends.cuda.running.phases import Part, device_of, runs
@@ -103,49 +104,57 @@ def _after(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Callable
 
 
 @runs(ops.ALL_GATHER.name, QUEUE)
-def _all_gather(own: Owner, step: HostStep) -> Step:
-    """Every device writes its part into all others, chunk by chunk, beginning with the next one."""
-    gather = Collective.of(step.call)
+@runs(ops.ALL_TO_ALL.name, QUEUE)
+def _exchange(own: Owner, step: HostStep) -> Step:
+    """Every device writes into all others, chunk by chunk, beginning with the next one: its part, or theirs."""
+    made = Collective.of(step.call)
     queue = own.queue = copy_queue(own.device)
-    source, target, flags = Part(own, gather.source), Part(own, gather.target), Part(own, gather.flags)
-    size, rank = dict(own.sizes)[gather.level], own.rank(gather.level)
+    source, target, flags = Part(own, made.source), Part(own, made.target), Part(own, made.flags)
+    size, rank = dict(own.sizes)[made.level], own.rank(made.level)
+    parts = Parts.moved(made)
     for part in (target, flags):
         part.reached()
 
     def bind(at: Call) -> list[Work]:
-        given = source.local(at)
-        parts = Parts.of(given.shape, target.local(at).shape)
-        count = given.shape[parts.rows]
-        chunk = gather.chunk or count
+        tensor = source.local(at)
+
+        def given(peer: int) -> torch.Tensor:
+            return tensor if made.name == "all_gather" else _part(tensor, parts, peer, size)
 
         def own_part(device: int) -> torch.Tensor:
-            whole = target.on(device, at)
-            part = whole[rank] if parts.slots else whole.narrow(0, rank * count, count)
-            return part.reshape(given.shape) if part.ndim != given.ndim else part
+            return _shaped(_part(target.on(device, at), parts, rank, size), given(rank))
 
         def signal(device: int, number: int) -> Work:
             word = _word(flags.tensor_on(device, at), [rank, number], step)
             value = own.sums.after(at, word, 1, "add")
             return partial(queue.add, partial(stream_memory.write, queue.stream, word, value))
 
-        mine = own_part(own.team.rank)
-        is_there = mine.data_ptr() == given.data_ptr()
-        made: list[Work] = [] if is_there else _at_home(queue, mine, given, step)
+        mine, rows = own_part(own.team.rank), given(rank)
+        count = rows.shape[parts.rows]
+        chunk = made.chunk or count
+        is_there = mine.data_ptr() == rows.data_ptr()
+        done: list[Work] = [] if is_there else _at_home(queue, mine, rows, step)
         numbers = range(-(-count // chunk))
-        made += [queue.start, *(signal(own.team.rank, number) for number in numbers)]
+        done += [queue.start, *(signal(own.team.rank, number) for number in numbers)]
         for peer in range(rank + 1, rank + size):
-            device = device_of(own, gather.level, peer % size)
-            out = own_part(device)
+            device = device_of(own, made.level, peer % size)
+            out, rows = own_part(device), given(peer % size)
             for number in numbers:
-                begin, rows = number * chunk, min(chunk, count - number * chunk)
-                pair = (x.narrow(parts.rows, begin, rows) for x in (out, given))
-                made += [
+                begin = number * chunk
+                pair = (x.narrow(parts.rows, begin, min(chunk, count - begin)) for x in (out, rows))
+                done += [
                     partial(queue.add, partial(stream_memory.copy, queue.stream, r)) for r in stream_memory.rows(*pair)
                 ]
-                made.append(signal(device, number))
-        return made
+                done.append(signal(device, number))
+        return done
 
     return bind
+
+
+def _part(whole: torch.Tensor, parts: Parts, rank: int, size: int) -> torch.Tensor:
+    """A rank's part of a whole, with a leading 1 if it is a slot."""
+    count = 1 if parts.slots else whole.shape[0] // size
+    return whole.narrow(0, rank * count, count)
 
 
 def _shaped(given: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

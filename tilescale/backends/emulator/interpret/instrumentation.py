@@ -42,5 +42,5 @@ class Instrumentation(Protocol):
     def copy(self, compiler: Compiler, call: ir.Call) -> Closure:
         """What writes down a copy that a copy queue executes."""
 
-    def chunk(self, compiler: Compiler, gather: Any, source: Any, flag: Any) -> Callable[..., None]:
-        """The same for a chunk of a gather."""
+    def chunk(self, compiler: Compiler, made: Any, source: Any, flag: Any) -> Callable[..., None]:
+        """The same for a chunk of a gather or an all-to-all."""

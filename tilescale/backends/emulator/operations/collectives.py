@@ -18,7 +18,7 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import operation
 from tilescale.backends.emulator.operations import pieces
-from tilescale.backends.emulator.operations.gathers import queued_gather
+from tilescale.backends.emulator.operations.gathers import queued_collective
 from tilescale.backends.emulator.operations.remote import Peer
 from tilescale.collectives import TENSORS, TILES, Algorithm, Schedule, records, select
 from tilescale.collectives.estimate import shape_of
@@ -214,7 +214,7 @@ def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
 def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
     if made.flags is not None:
-        return queued_gather(compiler, made)
+        return queued_collective(compiler, made)
     if made.is_in_place:  # The parts are views of one tile: once all are written, it is whole.
         level, where, part, chosen = made.level, compiler.where, _bytes_of(compiler, made.tiles), Chosen(compiler, made)
 
@@ -234,6 +234,8 @@ def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
 @operation(ops.ALL_TO_ALL.name)
 def _all_to_all(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
+    if made.flags is not None:
+        return queued_collective(compiler, made)
     axis = made.axis
 
     def compute(frame: Frame, plan: Schedule, values: Values) -> Results:

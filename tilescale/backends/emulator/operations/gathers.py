@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Gathers that copy queues make: each unit's queue sends its part to all, chunk by chunk, and signals each of them."""
+"""Gathers and all-to-alls that copy queues make: each unit's queue sends to all, chunk by chunk, and signals each."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.memory import address
 from tilescale.backends.emulator.execute.units import Unit
@@ -19,43 +18,49 @@ from tilescale.program.asynchronous import Parts
 from tilescale.program.operations import Collective
 
 
-def queued_gather(compiler: Compiler, gather: Collective) -> Closure:
-    """Starts a gather on the unit's copy queue."""
-    found = _Gather(compiler, gather)
+def queued_collective(compiler: Compiler, made: Collective) -> Closure:
+    """Starts a gather, or an all-to-all, on the unit's copy queue."""
+    found = _Exchange(compiler, made)
 
     def part(frame: Frame) -> None:
-        frame.run.collected(frame.unit, gather.name, gather.level, found.source.block(frame).nbytes, "copy_engine")
+        frame.run.collected(frame.unit, made.name, made.level, found.source.block(frame).nbytes, "copy_engine")
 
     return queued(compiler, [part, found.run])
 
 
-class _Gather:
-    def __init__(self, compiler: Compiler, gather: Collective):
-        self.compiler, self.level, self.chunk = compiler, gather.level, gather.chunk
-        self.source, self.target = Region(compiler, gather.source), Region(compiler, gather.target)
-        self.flag = Flag(compiler, gather.flags, 1, "add", gather.level)
-        self.parts = Parts.of(ir.region_parts(gather.source)[2], ir.region_parts(gather.target)[2])
+class _Exchange:
+    def __init__(self, compiler: Compiler, made: Collective):
+        self.compiler, self.level, self.chunk = compiler, made.level, made.chunk
+        self.source, self.target = Region(compiler, made.source), Region(compiler, made.target)
+        self.flag = Flag(compiler, made.flags, 1, "add", made.level)
+        self.parts, self.to_all = Parts.moved(made), made.name == "all_gather"
         watching = compiler.instrumentation
-        self.record = watching.chunk(compiler, gather, self.source, self.flag) if watching is not None else None
+        self.record = watching.chunk(compiler, made, self.source, self.flag) if watching is not None else None
         compiler.reached |= {self.target.home.root, self.flag.region.home.root}
 
     def run(self, frame: Frame) -> None:
-        """Send the part: to this unit itself first, then to the next rank, and so on."""
+        """Send a part to this unit itself first, then to the next rank, and so on."""
         unit = frame.unit.around(self.level)
-        rows = self.source.block(frame).extents[self.parts.rows]
+        rows = self._rows(frame, unit.siblings)
         chunk = self.chunk or rows
         for turn in range(unit.siblings):
             peer = frame.unit.counterpart(self.level, (unit.rank + turn) % unit.siblings)
             for number, first in enumerate(range(0, rows, chunk)):
-                self._send(frame, peer, unit.rank, number, range(first, min(first + chunk, rows)))
+                self._send(frame, peer, number, range(first, min(first + chunk, rows)), rows)
                 if self.compiler.preempts:
                     frame.run.scheduler.preempt(True)
 
-    def _send(self, frame: Frame, peer: Unit, rank: int, number: int, rows: range) -> None:
-        source, target = self._chunk(frame, peer, rank, rows)
+    def _rows(self, frame: Frame, units: int) -> int:
+        """Rows of a part."""
+        count = self.source.block(frame).extents[self.parts.rows]
+        return count if self.to_all or self.parts.slots else count // units
+
+    def _send(self, frame: Frame, peer: Unit, number: int, rows: range, count: int) -> None:
+        rank = frame.unit.around(self.level).rank
+        source, target = self._chunk(frame, peer, rank, rows, count)
         flags = instance(self.compiler, self.flag.region.home.slot, frame, peer)
         told = Block(flags, (rank, number), (1, 1))
-        moves = not (peer is frame.unit and self._is_in_place(source, target))
+        moves = not (self.to_all and peer is frame.unit and self._is_in_place(source, target))
         if self.record is not None:
             self.record(frame, peer, source if moves else None, told)
         if moves and self.compiler.data:
@@ -65,17 +70,17 @@ class _Gather:
             frame.run.moved(frame.unit, peer, source.nbytes, True)
         self.flag.update_at(frame, told)
 
-    def _chunk(self, frame: Frame, peer: Unit, rank: int, rows: range) -> tuple[Block, Block]:
-        """Where some rows of the unit's part lie, and where they go."""
-        axis = self.parts.rows
-        part = self.source.block(frame)
+    def _chunk(self, frame: Frame, peer: Unit, rank: int, rows: range, count: int) -> tuple[Block, Block]:
+        """Where some rows of a part lie, and where they go."""
+        axis, given = self.parts.rows, self.source.block(frame)
         whole = self.target.block(frame, instance(self.compiler, self.target.home.slot, frame, peer))
-        rest = part.extents[axis + 1 :]
-        begins = _moved(part.begins, self.parts.in_part(rows.start))
-        source = Block(part.array, begins, (*part.extents[:axis], len(rows), *rest))
+        to = peer.around(self.level).rank
+        offsets = self.parts.in_part(rows.start) if self.to_all else self.parts.in_whole(to, count, rows.start)
+        extents = (*(1 for _ in range(axis)), len(rows), *given.extents[axis + 1 :])
+        source = Block(given.array, _moved(given.begins, offsets), extents)
         slot = (1,) if self.parts.slots else ()
-        places = self.parts.in_whole(rank, part.extents[axis], rows.start)
-        return source, Block(whole.array, _moved(whole.begins, places), (*slot, len(rows), *rest))
+        places = self.parts.in_whole(rank, count, rows.start)
+        return source, Block(whole.array, _moved(whole.begins, places), (*slot, *extents[axis:]))
 
     def _is_in_place(self, source: Block, target: Block) -> bool:
         """Whether the unit's own part lies where it belongs.

@@ -96,6 +96,6 @@ class Recording:
         """What writes down a copy that a copy queue executes."""
         return COSTS[COPY.name](compiler, call)
 
-    def chunk(self, compiler: Compiler, gather: Collective, source: Region, flag: Flag) -> Callable[..., None]:
-        """The same for a chunk of a gather."""
-        return chunk_cost(compiler, gather, source, flag)
+    def chunk(self, compiler: Compiler, made: Collective, source: Region, flag: Flag) -> Callable[..., None]:
+        """The same for a chunk of a gather or an all-to-all."""
+        return chunk_cost(compiler, made, source, flag)

@@ -57,14 +57,14 @@ def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def chunk_cost(
-    compiler: Compiler, gather: Collective, source: Region, flag: Flag
+    compiler: Compiler, made: Collective, source: Region, flag: Flag
 ) -> Callable[[Frame, Unit, Block | None, Block], None]:
-    """What a chunk of a gather takes on a copy queue: its way to a unit, None where it is there, and the signal.
+    """What a chunk of a collective takes on a copy queue: its way to a unit, None where it is there, and the signal.
 
     Like all that a queue executes it is over when it has arrived, and its start-up was while others were before it.
     """
     recorder, where = compiler.instrumentation.recorder, compiler.where
-    choose, root = _by_host(gather.impl), source.home.root
+    choose, root = _by_host(made.impl), source.home.root
     told = f"signal {flag.region.home.name}"
 
     def record(frame: Frame, unit: Unit, block: Block | None, element: Block) -> None:
@@ -75,8 +75,8 @@ def chunk_cost(
             far = recorder.far_memory(there, nbytes)
             way = Way({}, 0.0, 0.0, recorder.rates.latency("global"))
             if here != there:
-                way = _way(recorder, here, there, nbytes, "put", choose, gather.level, False)
-            part = Part(gather.name, "transfer", where, merged([demands, way.demands, far]), nbytes)
+                way = _way(recorder, here, there, nbytes, "put", choose, made.level, False)
+            part = Part(made.name, "transfer", where, merged([demands, way.demands, far]), nbytes)
             recorder.work(frame, part, way.moving + way.latency)
         if element.within:
             recorder.signal(element.view(), "add", 1, _delay(recorder, here, there), where, told)

@@ -6,28 +6,34 @@ one_shot.py two_shot.py direct.py  by a kernel of our own, which exchanges messa
 exchanges.py workspaces.py       grids, forms and memory of messages
 kernels.py                       their CUDA text, compilation and launch
 copy_engine.py nccl.py           by the copy engine; by NCCL
+hierarchical.py                  over groups that share memory: kernels inside, messages between
 dense.py                         tensors with gaps, and cut along other dimensions than the first
 """
 
 from __future__ import annotations
 
-from tilescale.backends.cuda.running.collectives import copy_engine, direct, nccl, one_shot, two_shot
+from tilescale.backends.cuda.running.collectives import copy_engine, direct, hierarchical, nccl, one_shot, two_shot
 from tilescale.backends.cuda.running.collectives.setting import Launcher
 
 LAUNCHERS: dict[tuple[str, str], Launcher] = {
     ("allreduce", "one_shot"): one_shot.allreduce,
     ("allreduce", "two_shot"): two_shot.allreduce,
+    ("allreduce", "hierarchical"): hierarchical.allreduce,
     ("allreduce", "nccl"): nccl.allreduce,
     ("reduce_scatter", "direct"): direct.reduce_scatter,
+    ("reduce_scatter", "hierarchical"): hierarchical.reduce_scatter,
     ("reduce_scatter", "nccl"): nccl.reduce_scatter,
     ("all_gather", "direct"): direct.all_gather,
     ("all_gather", "copy_engine"): copy_engine.all_gather,
+    ("all_gather", "hierarchical"): hierarchical.all_gather,
     ("all_gather", "nccl"): nccl.all_gather,
     ("all_to_all", "direct"): direct.all_to_all,
     ("all_to_all", "copy_engine"): copy_engine.all_to_all,
+    ("all_to_all", "hierarchical"): hierarchical.all_to_all,
     ("all_to_all", "nccl"): nccl.all_to_all,
     ("broadcast", "direct"): direct.broadcast,
     ("broadcast", "copy_engine"): copy_engine.broadcast,
+    ("broadcast", "hierarchical"): hierarchical.broadcast,
     ("broadcast", "nccl"): nccl.broadcast,
 }
 """(operation, algorithm) -> what makes it."""

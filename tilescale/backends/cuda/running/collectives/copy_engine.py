@@ -35,9 +35,9 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
     stand.written_by_peers()
 
     def bind(given: Operands) -> list[Work]:
-        everywhere = own.heap.peers(given.target)
+        everywhere = own.near.everywhere(given.target)
         peers = [given.root + step for step in range(1, team.size)] if team.rank == given.root else []
-        outs = [everywhere[own.heap.addresses.slot(team.device(peer))] for peer in peers]
+        outs = [everywhere[own.near.slot(team.device(peer))] for peer in peers]
         return [meet, *(partial(out.copy_, given.target) for out in outs), meet]
 
     return bind
@@ -54,11 +54,11 @@ def _by_copies(own: Owner, stand: Stand, cut: Callable[[torch.Tensor, int, int],
     stand.written_by_peers()
 
     def bind(given: Operands) -> list[Work]:
-        everywhere = own.heap.peers(given.target)
+        everywhere = own.near.everywhere(given.target)
         share = given.target.shape[axis] // team.size
 
         def copy(rank: int) -> Work:
-            out = everywhere[own.heap.addresses.slot(team.device(rank))].narrow(axis, team.rank * share, share)
+            out = everywhere[own.near.slot(team.device(rank))].narrow(axis, team.rank * share, share)
             return partial(out.copy_, cut(given.source, team.size, rank))
 
         others = [copy((team.rank + step) % team.size) for step in range(1, team.size)]

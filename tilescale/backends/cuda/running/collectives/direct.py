@@ -64,7 +64,7 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
 
 def _part(own: Owner, stand: Stand) -> int | None:
     """Bytes of a part of the whole tensor."""
-    return None if stand.nbytes is None else stand.nbytes // dict(own.sizes)[stand.made.level]
+    return None if stand.nbytes is None else stand.nbytes // stand.team(own).size
 
 
 def _along(stand: Stand, exchange: dense.Exchange) -> Bound:

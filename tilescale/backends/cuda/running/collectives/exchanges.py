@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.lowering.implemented import STORES
+from tilescale.backends.cuda.lowering.reach import STORES
 from tilescale.backends.cuda.running.collectives.kernels import THREADS, Element, Exchange, Kernel, functions, launch
-from tilescale.backends.cuda.running.collectives.setting import Stand, Team
+from tilescale.backends.cuda.running.collectives.setting import Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Shape
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
@@ -109,7 +109,7 @@ class Messages:
         """
         machine = own.target.machine
         self._own, self._level = own, stand.made.level
-        self.team = Team.of(own, stand.made.level)
+        self.team = stand.team(own)
         self._sets = SETS.get(function, 1)
         self._processors = machine.count(machine.program_level.name, machine.tensor_level.name)
         self._functions: dict[str, dict[bool, Any]] = {}
@@ -148,15 +148,14 @@ class Messages:
 
     def _exchange(self, shape: Shape, parts: Parts, root: int) -> Exchange:
         own, team = self._own, self.team
-        workspace = own.exchanges.get(shape, own.heap)
-        addresses = own.heap.addresses
+        workspace = own.exchanges.get(shape, own.near)
         return Exchange(
             bytes=parts.nbytes,
             total=parts.total,
             source_step=parts.source_step,
             target_step=parts.target_step,
             workspace=workspace.first,
-            stride=addresses.stride,
+            stride=own.near.stride,
             slot=shape.slot,
             counts=workspace.counts.data_ptr(),
             report=own.guard.records.device.data_ptr(),
@@ -165,7 +164,7 @@ class Messages:
             root=root,
             first=team.first,
             step=team.step,
-            shift=addresses.slot(0),
+            shift=own.near.shift,
             devices=own.team.size,
             blocks=shape.blocks,
             site=self._site,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
-from tilescale.backends.cuda.running.nccl import group
+from tilescale.backends.cuda.running.nccl import group, reduce_op
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 
@@ -21,7 +21,7 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
     """`T.allreduce`. Collective."""
     import torch.distributed as dist
 
-    op, team = _reduce_op(stand), group(own, stand.made.level)
+    op, team = reduce_op(stand.made.reduction), group(own, stand.made.level)
     return lambda given: dense.in_place(given.target, lambda x: [partial(dist.all_reduce, x, op, group=team)])
 
 
@@ -42,7 +42,7 @@ def reduce_scatter(own: Owner, stand: Stand) -> Bound:
     """`T.reduce_scatter`. Collective."""
     import torch.distributed as dist
 
-    return _from_parts(own, stand, partial(dist.reduce_scatter_tensor, op=_reduce_op(stand)))
+    return _from_parts(own, stand, partial(dist.reduce_scatter_tensor, op=reduce_op(stand.made.reduction)))
 
 
 def all_gather(own: Owner, stand: Stand) -> Bound:
@@ -67,10 +67,3 @@ def _from_parts(own: Owner, stand: Stand, exchange: Callable[..., Any]) -> Bound
         return [partial(exchange, target, source, group=team)]
 
     return lambda given: dense.along(stand.made.axis, given.source, given.target, launch)
-
-
-def _reduce_op(stand: Stand) -> Any:
-    from torch.distributed import ReduceOp
-
-    ops = {"sum": ReduceOp.SUM, "prod": ReduceOp.PRODUCT, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
-    return ops[stand.made.reduction]

@@ -26,6 +26,7 @@ class Stand:
         dtype: of its elements.
         nbytes: of its whole tensor; None if only calls know.
         written_by_peers: tells that peers write into the target, which then has to be symmetric.
+        among: those of the level's devices between which it stands; None for all.
     """
 
     made: Collective
@@ -33,6 +34,11 @@ class Stand:
     dtype: str
     nbytes: int | None
     written_by_peers: Callable[[], None]
+    among: Team | None = None
+
+    def team(self, own: Owner) -> Team:
+        """The devices between which it stands."""
+        return Team.of(own, self.made.level) if self.among is None else self.among
 
     @property
     def what(self) -> str:

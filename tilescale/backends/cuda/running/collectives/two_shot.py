@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def allreduce(own: Owner, stand: Stand) -> Bound:
     """`T.allreduce`. Collective."""
-    ranks = dict(own.sizes)[stand.made.level]
+    ranks = stand.team(own).size
     part = None if stand.nbytes is None else _part(stand.nbytes, ranks)
     messages = Messages(own, stand, "reduce_twice", combining(stand.dtype, stand.made.reduction), part)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.comm.heap import SymmetricHeap
+    from tilescale.backends.cuda.running.near import Near
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Workspaces:
     def __init__(self) -> None:
         self._made: dict[Shape, Workspace] = {}
 
-    def get(self, shape: Shape, heap: SymmetricHeap) -> Workspace:
+    def get(self, shape: Shape, near: Near) -> Workspace:
         """The workspace of a shape, zero when it is made. Collective if it is new."""
         import torch
 
         if shape not in self._made:
-            slots = heap.zeros((shape.nbytes,), torch.uint8)
-            counts = torch.zeros(shape.blocks, dtype=torch.int32, device=heap.device)
-            self._made[shape] = Workspace(slots, counts, heap.peers(slots).data_ptr())
+            slots = near.heap.zeros((shape.nbytes,), torch.uint8)
+            counts = torch.zeros(shape.blocks, dtype=torch.int32, device=near.heap.device)
+            self._made[shape] = Workspace(slots, counts, near.heap.peers(slots).data_ptr())
         return self._made[shape]
 
     def clear(self) -> None:

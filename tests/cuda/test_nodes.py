@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: MIT
+"""Copies and signals between devices that share no memory: what is planned and refused, and what every rank does."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.cuda.host_ranks import Post
+from tests.cuda.support import notes, program
+from tests.cuda.test_device_phases import steps
+from tilescale.backends.cuda.lowering.host_step import HostStep
+from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.plan import plan
+from tilescale.backends.cuda.running import messages  # noqa: F401 - registers its steps
+from tilescale.backends.cuda.running.phases import host_step
+from tilescale.backends.cuda.running.steps import Call, run
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Machine
+from tilescale.ops import small
+from tilescale.program.model import Control, GridPhase, Launch, Sequence
+
+NODES, LOCAL = 2, 2
+RANKS = NODES * LOCAL
+BY_NODE, FLAT = {"node": NODES, "device": LOCAL}, {"device": RANKS}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> str:
+    """Two servers of two GPUs; the path of the description, which is in force."""
+    path = tmp_path / "two.yaml"
+    text = f"extends: h200-sxm-8x4\nlevels:\n  node:\n    count: {NODES}\n  device:\n    count: {LOCAL}\n"
+    path.write_text(text, encoding="utf-8")
+    with tilescale.use_machine(str(path)):
+        yield str(path)
+
+
+def in_phase(statements: Any, level: str, sizes: dict[str, int]) -> Any:
+    """Traces the macro `statements(X, Y, flags, rank, size)` in a phase of a level."""
+
+    @T.prim_func
+    def f(X: T.Tensor((8, 4), "float32"), Y: T.Tensor((8, 4), "float32"), flags: T.Tensor((4,), "int32")):
+        with T.Kernel(**sizes):
+            with T.Scale(level) as (rank, size):
+                statements(X, Y, flags, rank, size)
+
+    return f
+
+
+class Rank:
+    """A rank that is a thread, and its view of everybody's memory, of which it may touch what is on its node."""
+
+    def __init__(self, rank: int, target: Target, traced: Any, memory: list[torch.Tensor], post: Post):
+        self.program, self.target, self.sizes = traced, target, target.sizes
+        self.team, self.device, self.is_alone = SimpleNamespace(rank=rank), torch.device("cpu"), False
+        self.near = SimpleNamespace(size=LOCAL, everywhere=self._everywhere, slot=self._slot)
+        self.between, self.reached, self._memory = post.of(rank), set(), memory
+        self.values = [tensor[rank] for tensor in memory]
+
+    def rank(self, level: str) -> int:
+        names = [name for name, _ in self.sizes]
+        finer = torch.Size(n for _, n in self.sizes[names.index(level) + 1 :]).numel()
+        return self.team.rank // finer % dict(self.sizes)[level]
+
+    def _everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
+        return next(m for m, v in zip(self._memory, self.values, strict=True) if v.data_ptr() == tensor.data_ptr())
+
+    def _slot(self, device: int) -> int:
+        assert device // LOCAL == self.team.rank // LOCAL, "no memory of other nodes has an address"
+        return device
+
+    def run(self, part: Any, call: Call) -> None:
+        """The steps of the host in order; grids, which wait here for what has come already, are left out."""
+        if isinstance(part, Launch):
+            self.run(part.body, call)
+        elif isinstance(part, Sequence):
+            for inner in part.parts:
+                self.run(inner, call)
+        elif isinstance(part, Control):
+            for value in range(call.evaluate(part.stmt.extent)):
+                call.variables[part.stmt.loop_var] = value
+                self.run(part.parts[0], call)
+        elif isinstance(part, HostStep):
+            run(host_step(self, part)(call))
+        else:
+            assert isinstance(part, GridPhase)
+
+
+def run_all(func: Any, sizes: dict[str, int], machine: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What the tensors of all ranks hold after a run on threads, and after one on the emulator."""
+    target, traced = Target(Machine.load(machine), tuple(sizes.items()), 1 << 36), program(func, machine)
+    body, post = plan(traced, target)[0], Post(RANKS, LOCAL)
+    memory = [torch.randn(RANKS, 8, 4), torch.zeros(RANKS, 8, 4), torch.zeros(RANKS, 4, dtype=torch.int32)]
+    emulated = [tensor.clone() for tensor in memory]
+    ranks = [Rank(rank, target, traced, memory, post) for rank in range(RANKS)]
+    with ThreadPoolExecutor(RANKS) as pool:
+        for done in [pool.submit(own.run, body, Call(own.values)) for own in ranks]:
+            done.result(timeout=60)
+    tilescale.emulate(func, [[tensor[rank] for tensor in emulated] for rank in range(RANKS)], check="none")
+    return memory, emulated
+
+
+@T.macro
+def ring(X, Y, flags, rank, size):
+    T.copy(X, Y, dst=(rank + 1) % size, signal=flags[0], value=3)
+    T.wait(flags[0], ">=", 3)
+    T.signal(flags[1], rank + 5, op="set", dst=(rank + size - 1) % size)
+    T.wait(flags[1], ">=", 1)
+
+
+@T.macro
+def slices(X, Y, flags, rank, size):
+    for turn in T.serial(2):
+        first = turn * 4
+        T.copy(X[first : first + 4, :], Y[4 - first : 8 - first, :], src=(rank + 1 + turn) % size)
+
+
+@T.macro
+def some(X, Y, flags, rank, size):
+    last = size - 1
+    if rank == last:
+        where = rank * 0
+        T.copy(X[where : where + 2, :], Y[2:4, :], dst=0, signal=flags[0])
+    else:
+        T.signal(flags[2], 7, dst=last)
+    if rank == 0:
+        T.wait(flags[0], ">=", 1)
+        T.copy(X[4:8, 0:3], Y[0:4, 1:4], dst=last, signal=flags[1])
+    if rank == last:
+        T.wait(flags[1], ">=", 1)
+
+
+@pytest.mark.parametrize(("level", "sizes"), [("node", BY_NODE), ("device", FLAT)])
+@pytest.mark.parametrize("statements", [ring, slices, some], ids=["ring", "slices", "some"])
+def test_every_rank_has_what_the_emulator_says(statements: Any, level: str, sizes: dict[str, int], machine: str):
+    found, wanted = run_all(in_phase(statements, level, sizes), sizes, machine)
+    for position, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        assert torch.equal(one, other), f"argument {position}"
+
+
+def test_the_schedule_says_what_carries_a_message(machine: str):
+    by_node, flat = (notes(in_phase(ring, *how), machine) for how in (("node", BY_NODE), ("device", FLAT)))
+    assert "T.copy of X, Y between nodes: NCCL (" in by_node[0] and "T.signal of flags between nodes" in by_node[1]
+    assert "between devices: peer memory inside, NCCL between (" in flat[0]
+    inside = notes(in_phase(ring, "device", BY_NODE), machine)
+    assert "NCCL" not in "".join(inside), "devices of a node share memory"
+
+
+def test_collectives_know_which_devices_share_memory(machine: str):
+    @T.prim_func
+    def f(X: T.Tensor((8, 4), "float32")):
+        with T.Kernel(device=RANKS):
+            with T.Scale("device"):
+                T.allreduce(X)
+
+    assert steps(f, FLAT, machine)[0] in ("allreduce hierarchical", "allreduce nccl")
+    with pytest.raises(UnsupportedError, match="T.allreduce of X between devices has no CUDA lowering"):
+        steps(f, FLAT, machine, nccl=False)
+
+
+def test_operators_move_whole_tensors_between_nodes(machine: str):
+    team = SimpleNamespace(size=RANKS)
+    assert small.spans_nodes(team) and small.is_whole(1 << 40, team)
+    team = SimpleNamespace(size=LOCAL)
+    assert not small.spans_nodes(team) and not small.is_whole(1 << 40, team)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_their_programs_between_nodes(name: str, machine: str):
+    func = small.program(RANKS, name, 12, "uint8" if name == "all_to_all" else "float32")
+    assert steps(func, FLAT, machine)[0].split()[0] == name
+    source, target = ([int(n) for n in p.shape] for p in program(func, machine).parameters)
+    dtype = torch.uint8 if name == "all_to_all" else torch.float32
+    args = [[torch.randint(9, source).to(dtype), torch.zeros(target, dtype=dtype)] for _ in range(RANKS)]
+    given = [x.clone() for x, _ in args]
+    tilescale.emulate(func, args)
+    wanted = {
+        "all_gather": lambda r: torch.cat(given),
+        "reduce_scatter": lambda r: torch.stack(given).sum(0).chunk(RANKS)[r],
+        "all_to_all": lambda r: torch.cat([x.chunk(RANKS)[r] for x in given]),
+    }[name]
+    assert all(torch.equal(y, wanted(rank)) for rank, (_, y) in enumerate(args))
+
+
+# -- what is declined --------------------------------------------------------------------------------------------------
+
+
+@T.macro
+def until_a_value(X, Y, flags, rank, size):
+    while flags[0] < 3:
+        T.copy(X, Y, dst=(rank + 1) % size)  # <-
+
+
+@T.macro
+def by_a_value(X, Y, flags, rank, size):
+    T.copy(X, Y, dst=flags[3])  # <-
+
+
+@T.macro
+def as_often_as_the_rank(X, Y, flags, rank, size):
+    for _ in T.serial(rank):
+        T.copy(X, Y, dst=(rank + 1) % size)  # <-
+
+
+@T.macro
+def by_stores(X, Y, flags, rank, size):
+    T.copy(X, Y, dst=0, impl="rdma")  # <-
+
+
+@pytest.mark.parametrize(
+    ("statements", "found"),
+    [
+        (until_a_value, "in a loop or branch that devices may take differently"),
+        (by_a_value, "whose place, peer or condition is read from memory"),
+        (as_often_as_the_rank, "in a loop or branch that devices may take differently"),
+        (by_stores, "would go by NCCL, without impl='rdma'"),
+    ],
+)
+def test_what_has_no_message_names_its_line(statements: Any, found: str, machine: str, mistake):
+    func = in_phase(statements, "node", BY_NODE)
+    with mistake(UnsupportedError, found):
+        notes(func, machine)
+
+
+@T.macro
+def a_copy(tile, Y, flags, rank, size):
+    T.copy(tile, Y, dst=(rank + 1) % size)  # <-
+
+
+@T.macro
+def a_signal(tile, Y, flags, rank, size):
+    T.signal(flags[0], dst=(rank + 1) % size)  # <-
+
+
+@T.macro
+def a_barrier(tile, Y, flags, rank, size):
+    T.barrier()  # <-
+
+
+@T.macro
+def a_sum(tile, Y, flags, rank, size):
+    T.allreduce(tile)  # <-
+
+
+@pytest.mark.parametrize(("level", "sizes"), [("node", BY_NODE), ("device", FLAT)])
+@pytest.mark.parametrize("statement", [a_copy, a_signal, a_barrier, a_sum], ids=["copy", "signal", "barrier", "sum"])
+def test_programs_reach_no_memory_of_other_nodes(
+    statement: Any, level: str, sizes: dict[str, int], machine: str, mistake
+):
+    @T.prim_func
+    def f(Y: T.Tensor((8, 4), "float32"), flags: T.Tensor((4,), "int32")):
+        with T.Kernel(**sizes, block=1, threads=32):
+            tile = T.alloc((8, 4), "float32", level="l1")
+            with T.Scale("block"), T.Scale(level) as (rank, size):
+                T.clear(tile)
+                statement(tile, Y, flags, rank, size)
+
+    with mistake(UnsupportedError, "of programs between", "TILESCALE_HEAP=nvshmem", "whole tensors go by NCCL"):
+        notes(f, machine)

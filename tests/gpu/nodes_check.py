@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: MIT
+"""Two nodes on the GPUs of one host, ONE PROCESS that starts their ranks: `python tests/gpu/nodes_check.py [names]`.
+
+NCCL takes each node for a host of its own and goes by sockets; no memory is shared between them. On two GPUs these are
+two nodes of a rank each, then two of two, whose ranks of one number share a GPU. Each call has fresh inputs, poisoned
+outputs and ranks that come at different times, and is compared with sums in float64; then a CUDA graph is replayed.
+Prints PASS or FAIL for each check and rank, and ends with exit code 1 if one fails.
+"""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+import tilescale  # noqa: E402
+import tilescale.language as T  # noqa: E402
+from tilescale.backends.cuda.running.collectives import hierarchical  # noqa: E402
+from tilescale.comm.heap import default  # noqa: E402
+
+LIMIT_S = 150.0
+CALLS, REPLAYS = 3, 3
+ROWS, COLUMNS = 48, 40
+NODES = 2
+CHUNK = 1 << 20
+"""Bytes of a message between nodes: of a large tensor several, in the forms of short and of long messages inside."""
+
+LAYOUTS = {"1": 1, "2": 2}
+"""Ranks of a node."""
+
+MACHINE = """
+extends: h200-sxm-8x4
+title: two nodes
+levels:
+  node:
+    count: {nodes}
+  device:
+    count: {local}
+"""
+
+ENVIRONMENT = {
+    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0",
+    "NCCL_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "TILESCALE_WAIT_S": "20", "OMP_NUM_THREADS": "2",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1",
+}  # fmt: skip
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+Case = tuple[Any, list[tuple[int, ...]], str, Callable[[list[list[torch.Tensor]]], list[dict[int, torch.Tensor]]]]
+"""A program, the shapes of its tensors but the flags, their type, and what they hold afterwards on each rank."""
+
+
+def puts(level: str, nodes: int, devices: int) -> Case:
+    """To the next unit of a level, with a signal; a credit goes back; then one rank sends a slice to another."""
+    ranks, shape = nodes * devices, (ROWS, COLUMNS)
+    count = {"node": nodes, "device": ranks}[level]
+    extents = {"node": nodes, "device": devices} if level == "node" else {"device": ranks}
+
+    @T.prim_func
+    def ring(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32"), flags: T.Tensor((4,), "int32")):
+        with T.Kernel(**extents):
+            with T.Scale(level) as (rank, size):
+                right = (rank + 1) % size
+                T.copy(X, Y, dst=right, signal=flags[0], value=3)
+                T.wait(flags[0], "==", 3)
+                T.signal(flags[1], dst=(rank + size - 1) % size)
+                T.wait(flags[1], ">=", 1)
+                if rank == 0:
+                    T.copy(X[0:8, :], Y[8:16, :], dst=size - 1, signal=flags[2])
+                if rank == size - 1:
+                    T.wait(flags[2], ">=", 1)
+                T.barrier()
+
+    def wanted(given: list[list[torch.Tensor]]) -> list[dict[int, torch.Tensor]]:
+        step = ranks // count
+        found = []
+        for me in range(ranks):
+            rank, rest = divmod(me, step)
+            got = given[(rank - 1) % count * step + rest][0].clone()
+            if rank == count - 1:
+                got[8:16] = given[rest][0][0:8]
+            found.append({1: got, 2: torch.tensor([3, 1, int(rank == count - 1), 0], dtype=torch.int32)})
+        return found
+
+    return ring, [shape, shape], "float32", wanted
+
+
+def gets(level: str, nodes: int, devices: int) -> Case:
+    """A slice from the next unit of a level, in each of three rounds."""
+    ranks, shape = nodes * devices, (ROWS, COLUMNS)
+    extents = {"node": nodes, "device": devices} if level == "node" else {"device": ranks}
+    count = {"node": nodes, "device": ranks}[level]
+
+    @T.prim_func
+    def slices(X: T.Tensor(shape, "bfloat16"), Y: T.Tensor(shape, "bfloat16"), flags: T.Tensor((4,), "int32")):
+        with T.Kernel(**extents):
+            with T.Scale(level) as (rank, size):
+                for turn in T.serial(3):
+                    T.barrier()
+                    first = turn * 16
+                    T.copy(X[first : first + 16, :], Y[first : first + 16, :], src=(rank + 1 + turn) % size)
+                T.barrier()
+
+    def wanted(given: list[list[torch.Tensor]]) -> list[dict[int, torch.Tensor]]:
+        step = ranks // count
+        found = []
+        for me in range(ranks):
+            rank, rest = divmod(me, step)
+            parts = [given[(rank + 1 + k) % count * step + rest][0][k * 16 : k * 16 + 16] for k in range(3)]
+            found.append({1: torch.cat(parts)})
+        return found
+
+    return slices, [shape, shape], "bfloat16", wanted
+
+
+def collective(name: str, rows: int, dtype: str, impl: str | None, nodes: int, devices: int, op: str = "sum") -> Case:
+    """One collective between all devices of all nodes, twice: the second one must not overtake the first."""
+    ranks = nodes * devices
+    part, whole = (rows, COLUMNS), (rows * ranks, COLUMNS)
+    source = whole if name in ("reduce_scatter", "all_to_all") else part
+    target = whole if name in ("all_gather", "all_to_all") else part
+
+    @T.prim_func
+    def moved(X: T.Tensor(source, dtype), Y: T.Tensor(target, dtype), flags: T.Tensor((4,), "int32")):
+        with T.Kernel(device=ranks):
+            with T.Scale("device") as (rank, size):
+                for _ in T.serial(2):
+                    if name == "allreduce":
+                        T.copy(X, Y)
+                        T.allreduce(Y, op=op, impl=impl)
+                    elif name == "broadcast":
+                        T.copy(X, Y)
+                        T.broadcast(Y, root=size - 2, impl=impl)
+                    elif name == "all_gather":
+                        T.all_gather(X, Y, impl=impl)
+                    elif name == "reduce_scatter":
+                        T.reduce_scatter(X, Y, op=op, impl=impl)
+                    else:
+                        T.all_to_all(X, Y, impl=impl)
+
+    def wanted(given: list[list[torch.Tensor]]) -> list[dict[int, torch.Tensor]]:
+        mine = [x.double() for x, *_ in given]
+        total = torch.stack(mine).sum(0) if op == "sum" else torch.stack(mine).amax(0)
+        results = {
+            "allreduce": lambda r: total,
+            "broadcast": lambda r: mine[ranks - 2],
+            "all_gather": lambda r: torch.cat(mine),
+            "reduce_scatter": lambda r: total.chunk(ranks)[r],
+            "all_to_all": lambda r: torch.cat([x.chunk(ranks)[r] for x in mine]),
+        }
+        return [{1: results[name](r)} for r in range(ranks)]
+
+    return moved, [source, target], dtype, wanted
+
+
+def by_hand(nodes: int, devices: int) -> Case:
+    """The three collectives of examples/distributed/19_two_nodes.py, each on the network of its level."""
+    shape = (ROWS, COLUMNS)
+
+    @T.prim_func
+    def three(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32"), flags: T.Tensor((4,), "int32")):
+        with T.Kernel(node=nodes, device=devices):
+            share = T.alloc((ROWS // devices, COLUMNS), "float32", level="l2")
+            with T.Scale("device"):
+                T.reduce_scatter(X, share)
+            with T.Scale("node"):
+                T.allreduce(share)
+            with T.Scale("device"):
+                T.all_gather(share, Y)
+
+    def wanted(given: list[list[torch.Tensor]]) -> list[dict[int, torch.Tensor]]:
+        return [{1: torch.stack([x.double() for x, *_ in given]).sum(0)}] * len(given)
+
+    return three, [shape, shape], "float32", wanted
+
+
+def cases(nodes: int, devices: int) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """All checks of a layout by name."""
+    for level in ("node", "device"):
+        yield f"put, {level}", lambda level=level: puts(level, nodes, devices)
+        yield f"get, {level}", lambda level=level: gets(level, nodes, devices)
+    yield "three collectives", lambda: by_hand(nodes, devices)
+    impls = ("hierarchical", "nccl") if devices > 1 else (None,)
+    for name in ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"):
+        for impl in impls:
+            yield f"{name} {impl}", lambda n=name, i=impl: collective(n, 7, "float32", i, nodes, devices)
+        yield f"{name} large", lambda n=name: collective(n, 80_000, "bfloat16", impls[0], nodes, devices)
+    yield "allreduce max", lambda: collective("allreduce", 33, "int32", None, nodes, devices, "max")
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+def inputs(case: Case, seed: int, ranks: int) -> list[list[torch.Tensor]]:
+    """Arguments of all ranks: a random tensor, a poisoned one, flags of zero."""
+    _, (source, target), name, _ = case
+    dtype, everybody = getattr(torch, name), []
+    for rank in range(ranks):
+        generator = torch.Generator().manual_seed(1000 * seed + rank)
+        given = torch.randint(-99, 99, source, generator=generator) if name == "int32" else None
+        given = torch.randn(source, generator=generator) if given is None else given
+        poison = torch.full(target, -77 if name == "int32" else torch.nan)
+        everybody.append([given.to(dtype), poison.to(dtype), torch.zeros(4, dtype=torch.int32)])
+    return everybody
+
+
+def check(case: Case) -> None:
+    """Several calls with new inputs, then a graph of one call replayed with new inputs."""
+    world = tilescale.init()
+    func, _, name, wanted = case
+    kernel = tilescale.compile(func)
+    mine = [tilescale.from_tensor(x.to("cuda")) for x in inputs(case, 0, world.size)[world.rank]]
+
+    def once(seed: int, run: Callable[[], Any]) -> None:
+        everybody = inputs(case, seed, world.size)
+        for tensor, value in zip(mine, everybody[world.rank], strict=True):
+            tensor.copy_(value)
+        torch.cuda.synchronize()
+        time.sleep(random.random() * 0.02)
+        run()
+        kernel.synchronize()
+        for position, expected in wanted(everybody)[world.rank].items():
+            got = mine[position].cpu().double()
+            tolerance = 0.0 if name == "int32" or position == 2 else {"float32": 1e-5, "bfloat16": 4e-2}[name]
+            error = (got - expected.double()).abs().max().item()
+            bound = tolerance * max(1.0, expected.abs().max().item())
+            assert error <= bound, f"call {seed}, argument {position}: {error}"  # nor is it NaN
+
+    calls = CALLS if mine[0].numel() < 1 << 20 else 2
+    for seed in range(calls):
+        once(seed, lambda: kernel(*mine))
+    graph = torch.cuda.CUDAGraph()
+    world.barrier()
+    with torch.cuda.graph(graph):
+        kernel(*mine)
+    for seed in range(calls, calls + (REPLAYS if calls == CALLS else 1)):
+        once(seed, graph.replay)
+
+
+def as_rank(names: list[str]) -> None:
+    """The checks whose names contain one of `names`, on this rank."""
+    default._spans = lambda device, nodes: False  # fabric handles of one host would join its two nodes
+    hierarchical.chunk_bytes = lambda target: CHUNK
+    world = tilescale.init(timeout_s=60)
+    torch.cuda.set_device(world.device)
+    threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
+    failed = 0
+    for name, make in cases(NODES, world.local_size):
+        if not any(part in name for part in names):
+            continue
+        begin = time.perf_counter()
+        try:
+            check(make())
+            verdict = "PASS"
+        except Exception:  # noqa: BLE001 - reported, and the next check runs
+            verdict = f"FAIL {traceback.format_exc(limit=-4)}"
+        where = f"rank {world.rank} of {NODES} x {world.local_size}"
+        print(f"{where}, {name}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
+        if any(world.all_gather(verdict != "PASS")):
+            failed = 1
+            break  # what a rank has left behind in NCCL would fail the others
+    os._exit(failed)
+
+
+def job(local: int, names: list[str], folder: Path) -> int:
+    """Two nodes of so many ranks; the first exit code that is not 0."""
+    machine = folder / f"two-nodes-of-{local}.yaml"
+    machine.write_text(MACHINE.format(nodes=NODES, local=local), encoding="utf-8")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    gpus, ranks = torch.cuda.device_count(), []
+    for rank in range(NODES * local):
+        node, number = divmod(rank, local)
+        own = {
+            "RANK": rank, "WORLD_SIZE": NODES * local, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": local,
+            "GROUP_RANK": node, "MASTER_PORT": port, "NCCL_HOSTID": f"node{node}", "TILESCALE_MACHINE": machine,
+        }  # fmt: skip
+        if local == 1:
+            own["CUDA_VISIBLE_DEVICES"] = node % gpus
+        environment = {**os.environ, **ENVIRONMENT, **{key: str(value) for key, value in own.items()}}
+        ranks.append(subprocess.Popen([sys.executable, __file__, *names], env=environment, cwd=ROOT))
+    codes = [process.wait() for process in ranks]
+    return next((code for code in codes if code), 0)
+
+
+def main() -> int:
+    """Both layouts, one after the other; as a rank of one of them, its checks."""
+    if "RANK" in os.environ:
+        as_rank(sys.argv[1:] or [""])
+    wanted = os.environ.get("LAYOUTS", "12")
+    with tempfile.TemporaryDirectory() as folder:
+        codes = [job(LAYOUTS[layout], sys.argv[1:], Path(folder)) for layout in wanted]
+    print("PASS ALL" if not any(codes) else f"FAIL: exit codes {codes}", flush=True)
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

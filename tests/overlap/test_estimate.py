@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""Estimates of overlapped programs: what tiles take that wait for their rows, and how near they are to a simulation."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilescale
+import tilescale.language as T
+from tests.overlap.support import H200, overlapped
+from tilescale.passes.overlap.work import Work, last
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    tiles=st.integers(1, 40),
+    at_once=st.integers(1, 12),
+    ready=st.lists(st.integers(0, 30), min_size=1, max_size=9).map(sorted),
+)
+def test_tiles_take_the_places_that_become_free_in_order(tiles: int, at_once: int, ready: list[int]):
+    places, ends = [0] * at_once, []
+    for tile in range(tiles):
+        here = ready[max(n for n in range(len(ready)) if n == 0 or n * tiles < (tile + 1) * len(ready))]
+        ends.append(max(heapq.heappop(places), here) + 5)
+        heapq.heappush(places, ends[-1])
+    assert Work(tiles, 5, at_once).done(ready).tolist() == ends
+
+
+def test_a_chunk_is_made_with_the_last_tile_that_it_spans():
+    work = Work(tiles=6, tile=1.0, at_once=2)
+    assert work.seconds == 3 and work.made(3).tolist() == [1, 2, 3]
+    assert work.made(4).tolist() == [work.done()[last(i, 4, 6)] for i in range(4)] == [1, 2, 3, 3]
+
+
+def gather_then_multiply(devices: int, size: int) -> Any:
+    """Tiles of 128 x 256 of a product with a gathered matrix."""
+
+    @T.prim_func
+    def f(
+        A: T.Tensor((size, size), "bfloat16"),
+        B: T.Tensor((size, size), "bfloat16"),
+        C: T.Tensor((size, size), "bfloat16"),
+    ):
+        with T.Kernel(device=devices, block=(size // devices // 256, size // 128), threads=256) as (bx, by):
+            whole = T.alloc((size, size), "bfloat16", level="l2")
+            with T.Scale("device"):
+                B_dev, C_dev = T.view(B, layout=T.FullCol), T.view(C, layout=T.FullCol)
+                T.all_gather(T.view(A, layout=T.FullRow), whole)
+            with T.Scale("block"):
+                a = T.alloc((128, 64), "bfloat16", level="l1")
+                b = T.alloc((64, 256), "bfloat16", level="l1")
+                c = T.alloc((128, 256), "float32", level="l0")
+                T.clear(c)
+                for k in T.Pipelined(size // 64, num_stages=3):
+                    T.copy(whole[by * 128, k * 64], a)
+                    T.copy(B_dev[k * 64, bx * 256], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C_dev[by * 128, bx * 256])
+
+    return f
+
+
+def test_a_grid_of_few_tiles_gains_nothing_and_the_estimate_knows():
+    """All tiles are resident: those whose rows come last take as long as the whole grid."""
+    func = gather_then_multiply(4, 4096)
+    changed, schedule = overlapped(func)
+    (move,) = schedule.moves
+    assert move.in_order_s is not None and move.beside_s is not None
+    in_order, beside = (tilescale.emulate(f, data=False, machine=H200).time_us for f in (func, changed))
+    assert in_order < beside and move.in_order_s < move.beside_s
+    assert move.in_order_s * 1e6 == pytest.approx(in_order, rel=0.1)
+    assert move.beside_s * 1e6 == pytest.approx(beside, rel=0.1)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""Which devices reach each other's memory, as the machine model has it, and what carries data between the others.
+
+Why: peers have addresses inside a node, or wherever NVLink leads, and nowhere else. Devices are numbered row-major, so
+those that share memory are neighbours in number: `Target.near` of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lowering.phase import Target
+
+STORES = "lsu"
+"""The mechanism by which kernels send messages: stores of their threads."""
+
+BY_MEMORY, BY_MESSAGES, BY_BOTH = "peer memory", "NCCL", "peer memory inside, NCCL between"
+"""What carries data between devices, in words."""
+
+SHARE = 0.1
+"""What the start of a message and its way may take of its time: chunks are so large that they take no more."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The units of a level that an operation speaks of, in groups that share memory.
+
+    Attributes:
+        inside: units of a group.
+        across: groups.
+    """
+
+    inside: int
+    across: int
+
+    @property
+    def carrier(self) -> str:
+        """What carries data between them, in words."""
+        if self.across == 1:
+            return BY_MEMORY
+        return BY_MESSAGES if self.inside == 1 else BY_BOTH
+
+
+def split(target: Target, level: str) -> Split | None:
+    """The siblings of a level; None if their groups are of different sizes."""
+    names = [name for name, _ in target.sizes]
+    size, near = dict(target.sizes)[level], target.near
+    step = math.prod(n for _, n in target.sizes[names.index(level) + 1 :])
+    if step >= near:
+        return Split(1, size) if step % near == 0 else None
+    inside = min(size, near // step)
+    even = near % step == 0 and size % inside == 0 and (target.devices == near or near % (inside * step) == 0)
+    return Split(inside, size // inside) if even else None
+
+
+def share_memory(target: Target, level: str) -> bool:
+    """Whether all siblings of a level reach each other's memory."""
+    found = split(target, level)
+    return found is not None and found.across == 1
+
+
+def chunk_bytes(target: Target) -> int:
+    """Bytes of a message between devices that do not share memory: whole MiB, of which latency is a small share."""
+    machine, used = target.machine, dict(target.sizes[1:])
+    path = machine.path(machine.tensor_level.name, 0, target.near, sizes=used)
+    startup = max((mechanism.startup for mechanism in path.mechanisms), default=0.0)
+    wanted = path.bandwidth * (path.latency + startup) / SHARE
+    return max(1, math.ceil(wanted / 2**20)) << 20

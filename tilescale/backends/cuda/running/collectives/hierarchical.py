@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: MIT
+"""Collectives between devices of which groups share memory: kernels inside a group, messages between groups, in chunks.
+
+A device's *rail* is those of the same place in all groups. Between groups each number travels once, along the rails of
+its senders, so all adapters work. While the chunk before is on its way, the group works on the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.lowering.reach import chunk_bytes, split
+from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts
+from tilescale.backends.cuda.running.collectives.kernels import combining, moving
+from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
+from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.steps import run
+from tilescale.backends.cuda.running.transports import Message, Wait
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.steps import Work
+
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+"""What PyTorch calls combining operations."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a collective's devices, as one of them sees them.
+
+    Attributes:
+        stand: the collective inside this device's group.
+        team: all devices.
+        group: this device's, of `across`; `place` is its number in it, of `inside`.
+        chunk: bytes of a message.
+    """
+
+    own: Owner
+    stand: Stand
+    team: Team
+    group: int
+    across: int
+    place: int
+    inside: int
+    chunk: int
+
+    @classmethod
+    def of(cls, own: Owner, stand: Stand) -> Groups:
+        """Those of a collective that has several devices in each."""
+        found, team = split(own.target, stand.made.level), Team.of(own, stand.made.level)
+        assert found is not None and found.inside > 1, "the plan has asked for it"
+        group, place = divmod(team.rank, found.inside)
+        near = Team(place, found.inside, team.device(group * found.inside), team.step)
+        inside = replace(stand, among=near, nbytes=None)
+        return cls(own, inside, team, group, found.across, place, found.inside, chunk_bytes(own.target))
+
+    def device(self, group: int, place: int) -> int:
+        """The number of a device over all."""
+        return self.team.device(group * self.inside + place)
+
+    def kernel(self, function: str, *flags: str) -> Messages:
+        """A function of the headers inside the group. Collective."""
+        combines = function == "reduce"
+        dtype = self.stand.dtype
+        element = combining(dtype, self.stand.made.reduction) if combines else moving(dtype)
+        return Messages(self.own, self.stand, function, element, None, *flags)
+
+    def others(self) -> Iterator[tuple[int, int]]:
+        """To which group, and from which, a message goes in each turn."""
+        for step in range(1, self.across):
+            yield (self.group + step) % self.across, (self.group - step) % self.across
+
+    def chunks(self, elements: int, itemsize: int) -> Iterator[tuple[int, int]]:
+        """Where each chunk of a part begins, and its elements."""
+        most = max(1, self.chunk // itemsize)
+        for begin in range(0, elements, most):
+            yield begin, min(most, elements - begin)
+
+    def swap(self, sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> Wait:
+        """Start messages along the rail, to one group and from another."""
+        give, take = Message(sent, self.device(to, self.place)), Message(received, self.device(source, self.place))
+        return self.own.between.exchange([give], [take])
+
+
+def allreduce(own: Owner, stand: Stand) -> Bound:
+    """`T.allreduce`: each device sums a part for its group, then the rail sums these, then all get all. Collective."""
+    groups = Groups.of(own, stand)
+    scatter, gather = groups.kernel("reduce", "false"), groups.kernel("move", "true")
+    own.between  # noqa: B018 - opened where all ranks are
+
+    def launch(flat: torch.Tensor) -> None:
+        waits: list[tuple[torch.Tensor, torch.Tensor, Wait]] = []
+        for begin, count in groups.chunks(flat.numel() // groups.inside, flat.itemsize):
+            whole = flat[begin * groups.inside :][: count * groups.inside]
+            part = whole.new_empty(count)
+            run(_scattered(scatter, whole, part))
+            waits.append((whole, part, own.between.reduce(part, stand.made.reduction)))
+        for whole, part, wait in waits:
+            wait()
+            run(_gathered(gather, part, whole))
+
+    def change(x: torch.Tensor) -> list[Work]:
+        return [lambda: _padded(x.view(-1), groups.inside, launch)]
+
+    return lambda given: dense.in_place(given.target, change)
+
+
+def reduce_scatter(own: Owner, stand: Stand) -> Bound:
+    """`T.reduce_scatter`: a group sums what belongs to another one, and sends it there. Collective."""
+    groups = Groups.of(own, stand)
+    scatter = groups.kernel("reduce", "false")
+    own.between  # noqa: B018 - opened where all ranks are
+
+    def launch(source: torch.Tensor, target: torch.Tensor) -> None:
+        whole, mine = source.view(groups.across, groups.inside, -1), target.view(-1)
+        sums = mine.new_empty(groups.across, mine.numel())
+        waits: list[Wait] = []
+        for begin, count in groups.chunks(mine.numel(), mine.itemsize):
+            for to, origin in groups.others():
+                part = mine.new_empty(count)
+                run(_scattered(scatter, whole[to, :, begin : begin + count], part))
+                waits.append(groups.swap(part, to, sums[origin, begin : begin + count], origin))
+            own_part = sums[groups.group, begin : begin + count]
+            run(_scattered(scatter, whole[groups.group, :, begin : begin + count], own_part))
+        for wait in waits:
+            wait()
+        mine.copy_(combined(sums, stand.made.reduction))
+
+    return _along(stand, launch)
+
+
+def all_gather(own: Owner, stand: Stand) -> Bound:
+    """`T.all_gather`: parts along the rails; each group spreads what has come. Collective."""
+    groups = Groups.of(own, stand)
+    gather = groups.kernel("move", "true")
+    own.between  # noqa: B018 - opened where all ranks are
+
+    def launch(source: torch.Tensor, target: torch.Tensor) -> None:
+        mine, whole = source.view(-1), target.view(groups.across, groups.inside, -1)
+        arrived = mine.new_empty(groups.across, mine.numel())
+        chunks = list(groups.chunks(mine.numel(), mine.itemsize))
+        waits: list[tuple[int, slice, Wait]] = []
+        for begin, count in chunks:
+            part = slice(begin, begin + count)
+            for to, origin in groups.others():
+                waits.append((origin, part, groups.swap(mine[part], to, arrived[origin, part], origin)))
+        run(_gathered(gather, mine, whole[groups.group]))
+        for origin, part, wait in waits:
+            wait()
+            run(_gathered(gather, arrived[origin, part], whole[origin, :, part]))
+
+    return _along(stand, launch)
+
+
+def all_to_all(own: Owner, stand: Stand) -> Bound:
+    """`T.all_to_all`: to the device of one's group that has the target's place, then along its rail. Collective."""
+    groups = Groups.of(own, stand)
+    exchange = groups.kernel("move", "false")
+    own.between  # noqa: B018 - opened where all ranks are
+
+    def launch(source: torch.Tensor, target: torch.Tensor) -> None:
+        shape = (groups.across, groups.inside, -1)
+        given, taken = source.view(shape), target.view(shape)
+        waits: list[tuple[torch.Tensor, torch.Tensor, Wait]] = []
+        for begin, count in groups.chunks(given.shape[-1], given.itemsize):
+            part = slice(begin, begin + count)
+            for to, origin in groups.others():
+                sent, received = (given.new_empty(groups.inside, count) for _ in range(2))
+                run(_exchanged(exchange, given[to, :, part], sent))
+                waits.append((received, taken[origin, :, part], groups.swap(sent, to, received, origin)))
+        run(_exchanged(exchange, given[groups.group], taken[groups.group]))
+        for received, place, wait in waits:
+            wait()
+            place.copy_(received)
+
+    return _along(stand, launch)
+
+
+def broadcast(own: Owner, stand: Stand) -> Bound:
+    """`T.broadcast`: along the root's rail; each group spreads what has come. Collective."""
+    groups = Groups.of(own, stand)
+    spread = groups.kernel("broadcast")
+    own.between  # noqa: B018 - opened where all ranks are
+
+    def launch(flat: torch.Tensor, root: int) -> None:
+        home, place = divmod(root % groups.team.size, groups.inside)
+        on_rail = groups.place == place
+        waits: list[tuple[torch.Tensor, Wait]] = []
+        for begin, count in groups.chunks(flat.numel(), flat.itemsize):
+            part = flat[begin : begin + count]
+            peers = [g for g in range(groups.across) if g != home] if groups.group == home else [home]
+            messages = [Message(part, groups.device(g, place)) for g in peers if on_rail]
+            ends = (messages, []) if groups.group == home else ([], messages)
+            waits.append((part, own.between.exchange(*ends)))
+        for part, wait in waits:
+            wait()
+            run(spread.between(part, part, Parts(part.nbytes, part.nbytes * groups.inside), place))
+
+    def bind(given: Operands) -> list[Work]:
+        return dense.in_place(given.target, lambda x: [lambda: launch(x.view(-1), given.root)])
+
+    return bind
+
+
+def _scattered(kernel: Messages, whole: torch.Tensor, part: torch.Tensor) -> list[Work]:
+    """A part of the sum of all `whole`, which has the parts of all devices, maybe with gaps between them."""
+    rows = whole.view(kernel.team.size, -1) if whole.ndim == 1 else whole
+    return kernel.between(whole, part, Parts(part.nbytes, part.nbytes * len(rows), source_step=_step(rows)))
+
+
+def _gathered(kernel: Messages, part: torch.Tensor, whole: torch.Tensor) -> list[Work]:
+    """All devices' parts, maybe with gaps between them."""
+    rows = whole.view(kernel.team.size, -1) if whole.ndim == 1 else whole
+    return kernel.between(part, whole, Parts(part.nbytes, part.nbytes * len(rows), target_step=_step(rows)))
+
+
+def _exchanged(kernel: Messages, given: torch.Tensor, taken: torch.Tensor) -> list[Work]:
+    """Row r of what is given to device r, and row r of what is taken from it."""
+    nbytes = given.shape[-1] * given.itemsize
+    return kernel.between(
+        given, taken, Parts(nbytes, nbytes * len(given), source_step=_step(given), target_step=_step(taken))
+    )
+
+
+def _step(rows: torch.Tensor) -> int:
+    """Bytes from a row to the next one."""
+    return rows.stride(0) * rows.itemsize
+
+
+def _padded(flat: torch.Tensor, multiple: int, launch: Callable[[torch.Tensor], None]) -> None:
+    """`launch` on a tensor of a multiple of elements, which this one is, or its copy."""
+    import torch
+
+    missing = -flat.numel() % multiple
+    if not missing:
+        return launch(flat)
+    longer = torch.nn.functional.pad(flat, (0, missing))
+    launch(longer)
+    flat.copy_(longer[: flat.numel()])
+
+
+def combined(parts: torch.Tensor, reduction: str) -> torch.Tensor:
+    """The combination of rows in their order, of short floating types in float32."""
+    import torch
+
+    wide = torch.float32 if parts.dtype in (torch.float16, torch.bfloat16) else parts.dtype
+    combine: Callable[..., torch.Tensor] = getattr(torch, COMBINE[reduction])
+    total = parts[0].to(wide)
+    for part in parts[1:]:
+        total = combine(total, part.to(wide))
+    return total
+
+
+def _along(stand: Stand, launch: Callable[[torch.Tensor, torch.Tensor], None]) -> Bound:
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+        return [lambda: launch(source, target)]
+
+    return lambda given: dense.along(stand.made.axis, given.source, given.target, exchange)

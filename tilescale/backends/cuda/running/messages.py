@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""Copies and signals between devices of which not all share memory, on this device's stream.
+
+Every device comes here at the same place of the program and evaluates what every other one sends, with that one's
+ranks. What it sends or receives itself it hands to the transport, in one go; copies to devices that share memory it
+makes by itself. A flag is raised by the device whose it is, when what it tells of has come.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering.messages import MessageStep
+from tilescale.backends.cuda.lowering.queued import number
+from tilescale.backends.cuda.lowering.reach import BY_MESSAGES
+from tilescale.backends.cuda.running.phases import Part, runs
+from tilescale.backends.cuda.running.steps import Call, Step, Work
+from tilescale.backends.cuda.running.transports import Message
+from tilescale.errors import OutOfBoundsError
+from tilescale.program import ops
+from tilescale.program.operations import Copy, Signal
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.owner import Owner
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What one device executes: a copy, a signal, or a copy with a signal.
+
+    Attributes:
+        sender, receiver: devices, by number.
+        by_sender: whether the sender executes it (a put, a signal), else the receiver (a get).
+        at: the call with the ranks of the device that executes it.
+    """
+
+    sender: int
+    receiver: int
+    by_sender: bool
+    at: Call
+
+
+class Messages:
+    """A copy or signal of a program."""
+
+    def __init__(self, own: Owner, step: MessageStep):
+        """Collective."""
+        self.own, self.step, self.between = own, step, own.between
+        self.copy = Copy.of(step.call) if ir.op_name(step.call) == ops.COPY.name else None
+        signal = None if self.copy is not None else Signal.of(step.call)
+        made = self.copy or signal
+        assert made is not None and made.level is not None, "the planner has found it to be one"
+        self.level, self.peer = made.level, made.peer
+        self.source = Part(own, self.copy.source) if self.copy is not None else None
+        self.target = Part(own, self.copy.target) if self.copy is not None else None
+        flag = self.copy.signal if self.copy is not None else signal.flag if signal is not None else None
+        self.flag = Part(own, flag) if flag is not None else None
+        self.value, self.op = (made.value, made.op) if self.flag is not None else (None, None)
+        self.by_sender = self.copy is None or self.copy.to_peer
+        if self.copy is not None and own.near.size > 1:
+            (self.target if self.by_sender else self.source).reached()  # type: ignore[union-attr]
+
+    def bind(self, call: Call) -> list[Work]:
+        """What this device does in a call."""
+        mine = [t for t in self._transfers(call) if self.own.team.rank in (t.sender, t.receiver)]
+        if not mine:
+            return []
+        copies = [work for t in mine for work in self._by_memory(t)]
+        return [*copies, lambda: self._exchange(mine)]
+
+    def _transfers(self, call: Call) -> Iterator[Transfer]:
+        """Those of all devices, in the order of the devices that execute them."""
+        sizes = self.own.sizes
+        for ranks in itertools.product(*(range(n) for _, n in sizes)):
+            by_level = {name: rank for (name, _), rank in zip(sizes, ranks, strict=True)}
+            known = {**call.variables, **{var: by_level[level] for var, level in self.step.ranks}}
+            at = Call(call.values, known, call.asked)
+            if all(bool(at.evaluate(expr)) == value for expr, value in self.step.under):
+                me = number(sizes, by_level)
+                peer = number(sizes, {**by_level, self.level: at.evaluate(self.peer)})
+                yield Transfer(*((me, peer) if self.by_sender else (peer, me)), self.by_sender, at)
+
+    def _is_near(self, transfer: Transfer) -> bool:
+        """Whether both ends share memory, by the machine model."""
+        near = self.own.target.near
+        return transfer.sender // near == transfer.receiver // near
+
+    def _by_memory(self, t: Transfer) -> list[Work]:
+        """A copy between devices that share memory, by the one that executes it."""
+        if self.source is None or self.target is None or not self._is_near(t):
+            return []
+        if self.own.team.rank != (t.sender if t.by_sender else t.receiver):
+            return []
+        source = self.source.local(t.at) if t.by_sender else self.source.on(t.sender, t.at)
+        target = self.target.on(t.receiver, t.at) if t.by_sender else self.target.local(t.at)
+        return [lambda: target.copy_(source.reshape(target.shape))]
+
+    def _exchange(self, transfers: list[Transfer]) -> None:
+        """Send and receive, and raise the flags of what has come."""
+        me = self.own.team.rank
+        sends: list[Message] = []
+        receives: list[tuple[Transfer, Message]] = []
+        for t in transfers:
+            if t.sender == t.receiver or (self._is_near(t) and self.flag is None):
+                continue
+            if t.sender == me:
+                sends.append(Message(self._sent(t), t.receiver))
+            else:
+                receives.append((t, Message(self._room(t), t.sender)))
+        self.between.exchange(sends, [message for _, message in receives])()
+        for t, message in receives:
+            self._store(t, message.tensor)
+        for t in transfers:
+            if t.receiver == me:
+                self._tell(t)
+
+    def _sent(self, t: Transfer) -> torch.Tensor:
+        """The elements that a message carries; one of no meaning for what only tells."""
+        if self.source is None or self._is_near(t):
+            return self._token()
+        return self.source.local(t.at).contiguous()
+
+    def _room(self, t: Transfer) -> torch.Tensor:
+        """Where a message can arrive: in the target itself, where it is dense and of the same type."""
+        if self.source is None or self.target is None or self._is_near(t):
+            return self._token()
+        target, dtype = self.target.local(t.at), self.source.tensor(t.at).dtype
+        same = target.is_contiguous() and target.dtype == dtype
+        return target if same else target.new_empty(target.shape, dtype=dtype)
+
+    def _token(self) -> torch.Tensor:
+        import torch
+
+        return torch.zeros(1, dtype=torch.int32, device=self.own.device)
+
+    def _store(self, t: Transfer, arrived: torch.Tensor) -> None:
+        if self.target is None or self._is_near(t):
+            return
+        target = self.target.local(t.at)
+        if target.data_ptr() != arrived.data_ptr():
+            target.copy_(arrived)
+
+    def _tell(self, t: Transfer) -> None:
+        """Raise the flag of this device that a transfer names. Raises OutOfBoundsError."""
+        if self.flag is None:
+            return
+        flags, index = self.flag.tensor(t.at), tuple(self.flag.index(t.at))
+        if not all(0 <= i < n for i, n in zip(index, flags.shape, strict=True)):
+            raise OutOfBoundsError(
+                f"a signal to element {index} of flags {self.flag.name!r} {tuple(flags.shape)}",
+                hint="correct the index of the flag",
+                where=self.step.where,
+            )
+        value = t.at.evaluate(self.value)
+        flags[index].fill_(value) if self.op == "set" else flags[index].add_(value)
+
+
+@runs(ops.COPY.name, BY_MESSAGES)
+def _copy(own: Owner, step: MessageStep) -> Step:
+    return Messages(own, step).bind
+
+
+@runs(ops.SIGNAL.name, BY_MESSAGES)
+def _signal(own: Owner, step: MessageStep) -> Step:
+    return Messages(own, step).bind

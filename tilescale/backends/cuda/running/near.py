@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""The devices that share memory with this one: where their instances of a tensor lie, by their numbers over all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.comm import Team
+from tilescale.comm.heap import SymmetricHeap
+from tilescale.comm.heap.tensors import tensor_at
+from tilescale.errors import LaunchError, Location
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Near:
+    """The devices of a heap among those of a program.
+
+    Attributes:
+        first: the number of the first one; the others follow.
+        devices: of the program.
+    """
+
+    heap: SymmetricHeap
+    first: int
+    devices: int
+
+    @classmethod
+    def of(cls, heap: SymmetricHeap, team: Team) -> Near:
+        """Those of a program that a team runs."""
+        return cls(heap, team.ranks.index(heap.team.ranks[0]), team.size)
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.heap.team.size
+
+    @property
+    def is_everybody(self) -> bool:
+        """Whether all devices of the program share memory."""
+        return self.size == self.devices
+
+    @property
+    def stride(self) -> int:
+        """Bytes between the instances of two devices."""
+        return self.heap.addresses.stride
+
+    @property
+    def shift(self) -> int:
+        """The number k with `slot(device) == (device + k) % devices`."""
+        return (self.heap.addresses.slot(0) - self.first) % self.devices
+
+    def slot(self, device: int) -> int:
+        """The leading index of a device in `everywhere`. Raises PeerOutOfRangeError for one that is not near."""
+        return self.heap.addresses.slot(device - self.first)
+
+    def everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All devices' instances of a symmetric tensor; at slots of no device that is near there is no memory.
+
+        Raises NotSymmetricError for another tensor.
+        """
+        found = self.heap.peers(tensor)
+        if self.is_everybody:
+            return found
+        shape, strides = (self.devices, *tensor.shape), (self.stride // tensor.dtype.itemsize, *tensor.stride())
+        return tensor_at(
+            found.data_ptr(), shape, strides, tensor.dtype, tensor.device, _nothing, tensor.untyped_storage()
+        )
+
+    def check(self, team: Team, target: Target, where: Location | None) -> None:
+        """That ranks are placed as the machine model has it.
+
+        Raises:
+            LaunchError: devices that share memory by the machine do not do so here, or nodes differ in their ranks.
+        """
+        mine, n = team.rank, target.near
+        block = range(mine // n * n, min(mine // n * n + n, self.devices))
+        missing = [d for d in block if not self.first <= d < self.first + self.size]
+        if missing:
+            raise LaunchError(
+                f"ranks {mine} and {missing[0]} share no memory, they are on different nodes; by machine "
+                f"{target.machine.name!r} devices {block[0]} to {block[-1]} do",
+                hint="describe the nodes as they are, as docs/many-nodes.md shows, and name the file in "
+                "TILESCALE_MACHINE; or launch node= and device=",
+                where=where,
+            )
+        expected = team.ranks[self.first : self.first + self.size]
+        if self.heap.team.ranks != expected or self.devices % self.size or self.first % self.size:
+            raise LaunchError(
+                f"the ranks {list(self.heap.team.ranks)} that share memory on this node are not one of equal blocks of "
+                f"the {self.devices} devices",
+                hint="start as many ranks on each node, numbered node by node",
+                where=where,
+            )
+
+
+def _nothing(_held: object) -> None:
+    """What is to be done when a view is released: nothing, its own instance lives on."""

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""What carries tensors between devices that do not share memory: an interface, and NCCL behind it.
+
+A message has two ends: sender and receiver both put it on their streams, at the same place of the program. The host
+starts it, and it runs beside the stream until somebody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tilescale.backends.cuda.running import nccl
+from tilescale.backends.cuda.running.steps import Work
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.owner import Owner
+
+
+@dataclass(frozen=True)
+class Message:
+    """A contiguous tensor on this device, which goes to a device or comes from it, by its number over all."""
+
+    tensor: torch.Tensor
+    device: int
+
+
+Wait = Callable[[], object]
+"""Lets the current stream wait for what was started."""
+
+
+class Transport(Protocol):
+    """Between devices of groups that share memory, of which a device's *rail* has one of each group."""
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
+        """Start messages, behind what the current stream has. Of two devices, both list theirs in the same order."""
+
+    def reduce(self, tensor: torch.Tensor, reduction: str) -> Wait:
+        """Start to combine a tensor with those of all devices of the rail, in place."""
+
+    def meet(self) -> None:
+        """Let the current stream wait until those of all devices of the rail have come here."""
+
+
+class Nccl:
+    """NCCL, through torch.distributed."""
+
+    def __init__(self, own: Owner, group: int):
+        """Collective. `group` devices of consecutive numbers share memory."""
+        devices = own.team.size
+        self._own = own
+        self._all = nccl.group_of(own, (tuple(range(devices)),))
+        self._rail = nccl.group_of(own, tuple(tuple(range(place, devices, group)) for place in range(group)))
+
+    @cached_property
+    def _token(self) -> torch.Tensor:
+        import torch
+
+        return torch.zeros(1, dtype=torch.int32, device=self._own.device)
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
+        """See `Transport.exchange`: by send and receive, all at once."""
+        import torch.distributed as dist
+
+        made = [dist.P2POp(dist.isend, m.tensor, m.device, self._all) for m in sends if m.tensor.numel()]
+        made += [dist.P2POp(dist.irecv, m.tensor, m.device, self._all) for m in receives if m.tensor.numel()]
+        started = dist.batch_isend_irecv(made) if made else []
+        return lambda: [work.wait() for work in started]
+
+    def reduce(self, tensor: torch.Tensor, reduction: str) -> Wait:
+        """See `Transport.reduce`: by an all-reduce."""
+        import torch.distributed as dist
+
+        return dist.all_reduce(tensor, nccl.reduce_op(reduction), group=self._rail, async_op=True).wait
+
+    def meet(self) -> None:
+        """See `Transport.meet`: by an all-reduce of one number."""
+        self.reduce(self._token, "max")()
+
+
+def of(own: Owner, group: int) -> Transport:
+    """What carries tensors between groups of so many devices that share memory. Collective."""
+    return Nccl(own, group)
+
+
+def after(first: Work, then: Work) -> Work:
+    """One after the other."""
+
+    def both() -> Any:
+        first()
+        then()
+
+    return both

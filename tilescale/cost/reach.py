@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""Which units of a launch the network of their own level links; the others are reached by way of coarser levels."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from tilescale.errors import NoPathError, PeerOutOfRangeError
+from tilescale.hda import Machine
+
+
+@lru_cache(maxsize=256)
+def linked(machine: Machine, sizes: tuple[tuple[str, int], ...]) -> int:
+    """How many units of consecutive numbers that own tensors one network links: those of a node, where nodes have one.
+
+    Args:
+        sizes: units of each launched level, coarsest first; they are numbered row-major.
+    """
+    level, used = machine.tensor_level.name, dict(sizes[1:])
+    units, own = math.prod(n for _, n in sizes), [net.name for net in machine.networks if net.level == level]
+    for peer in range(1, units):
+        try:
+            networks = machine.path(level, 0, peer, sizes=used).networks
+        except (NoPathError, PeerOutOfRangeError):
+            return peer
+        if not {*networks} <= {*own}:
+            return peer
+    return units

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""An all-to-all, the grid that makes what it sends, and the grids that read what arrives; either side may be missing.
+
+Why: all devices wait for the whole exchange although each tile makes, or reads, rows of one part. Before: a grid, an
+all-to-all, grids. After, without a grid before: the exchange is started on the copy queue, a chunk of rows at a time.
+After, with one: a copy for each chunk is started before that grid, and leaves when the tiles of its chunk are counted;
+the own part, made last, is copied when the grid is done. Tiles of grids behind wait for the rows that they read; where
+something else uses the result, the device waits for all of it in the place of the exchange. Declines an exchange along
+another dimension than the first, one with no grid at either side that could run beside it, and what `legality.py` says.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilelang_core.trace import call
+from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
+from tilescale.passes.overlap.edits import Edits, located, rank_of
+from tilescale.passes.overlap.estimate import Travel, best_chunk, exchanged, in_order
+from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting, uses_after
+from tilescale.passes.overlap.order import Arrival, Departure, Order, is_in, stairs, tiles_in, with_tiles
+from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.sides import check_some, counted, maker_of, readers_of
+from tilescale.passes.overlap.sums import copy
+from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.work import Work
+from tilescale.program.asynchronous import Parts, part_of
+from tilescale.program.dependence import Dependence, Step
+from tilescale.program.model import DevicePhase, location
+from tilescale.program.ops import ALL_TO_ALL
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """An all-to-all that is taken apart.
+
+    Attributes:
+        sent, received: how the rows of both tensors are counted.
+        maker: where the grid before writes what is sent; None: nobody makes it beside.
+        readers: where grids behind read what has arrived; none: the device waits for all of it.
+    """
+
+    site: Site
+    uses: Uses
+    sent: Rows
+    received: Rows
+    maker: Use | None
+    readers: tuple[Use, ...]
+
+    @property
+    def level(self) -> str:
+        return self.site.made.level
+
+
+def overlap_exchange(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
+    """The program in which an all-to-all runs beside the grids around it; `move` gets what was chosen.
+
+    Raises:
+        Declined: it stays as it is.
+    """
+    sent, received = (_rows(region, site, uses) for region in (site.made.source, site.made.target))
+    source, target = (uses.names.root(rows.buffer.data) for rows in (sent, received))
+    if sent.buffer.dtype != received.buffer.dtype or source.same_as(target):
+        raise Declined("a copy queue converts nothing, and exchanges nothing in place", location(site.stmt))
+    check_unwritten(source, mine, graph, "what it sends")
+    uses_after(target, mine, graph)
+    found = _Exchange(site, uses, sent, received, *_beside(site, sent, received, mine, graph, uses))
+    chunk = _choose(found, move)
+    edits = Edits(uses.program, site.launch, uses.machine)
+    chunks = Chunks(received, chunk)
+    here = edits.alloc_flags(f"{received.buffer.name}_here", chunks.shape)
+    move.why = ""
+    if found.maker is None:
+        edits.statements.append((site.stmt, tir.at(_started(found, here, chunk), site.stmt)))
+    else:
+        _departing(found, found.maker, chunks, here, edits, move)
+    if found.readers:
+        _arriving(found, chunks, here, edits, move)
+    return edits.apply()
+
+
+def _rows(region: ir.Call, site: Site, uses: Uses) -> Rows:
+    """How the rows of one of its tensors are counted."""
+    whole, begins, extents = ir.region_parts(region)
+    where, sizes, parts = location(site.stmt), ir.constants(extents), uses.sizes[site.made.level]
+    if site.made.axis != 0:
+        raise Declined("it does not exchange along the first dimension", where)
+    if sizes is None:
+        raise Declined("the rows are known at launch only", where)
+    if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
+        raise Declined(f"it exchanges a part of {whole.name!r}", where)
+    slots = Parts.of(part_of(extents, parts), extents).slots
+    return Rows(whole, parts, sizes[1] if slots else sizes[0] // parts, slots)
+
+
+def _beside(
+    site: Site, sent: Rows, received: Rows, mine: Step, graph: Dependence, uses: Uses
+) -> tuple[Use | None, tuple[Use, ...]]:
+    """The grids that run beside it: the one that makes what is sent, and those that read what arrives.
+
+    Raises:
+        Declined: there is none.
+    """
+    level, reasons = site.made.level, []
+    maker: Use | None = None
+    readers: tuple[Use, ...] = ()
+    try:
+        maker = _maker(uses.names.root(sent.buffer.data), mine, graph, uses, sent, level)
+    except Declined as reason:
+        reasons.append(reason)
+    try:
+        readers = _readers(uses.names.root(received.buffer.data), mine, graph, uses, received, level)
+    except Declined as reason:
+        reasons.append(reason)
+    if maker is None and is_behind_waiting(mine, graph):
+        raise Declined("copies that wait for a flag were started before, and the own part overtakes none of them")
+    if maker is None and not readers:
+        raise Declined("; ".join(reason.reason for reason in reasons), reasons[-1].where)
+    return maker, readers
+
+
+def _maker(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, sent: Rows, level: str) -> Use:
+    """Where the grid before writes what is sent. Raises Declined if that cannot leave chunk by chunk."""
+    phase = maker_of(root, mine, graph, "what it sends")
+    assert mine.launch is not None
+    use = uses.find(phase, mine.launch, sent)
+    counted(use, Chunks(sent, sent.height), uses, level)
+    return use
+
+
+def _readers(
+    root: ir.Var, mine: Step, graph: Dependence, uses: Uses, received: Rows, level: str
+) -> tuple[Use, ...]:
+    """Where grids behind read what arrives. Raises Declined if they cannot begin before all is there."""
+    check_unwritten(root, mine, graph, "its result")
+    found = readers_of(root, mine, graph, uses, received)
+    check_some(found[0], received, uses, level)
+    return found
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+
+def _choose(found: _Exchange, move: Move) -> int:
+    """Rows of a chunk, and what the move is estimated to take."""
+    site, uses, rows = found.site, found.uses, found.received
+    travel = Travel.of(site, uses, rows.parts, rows.height)
+    made = None if found.maker is None else Work.of(found.maker, uses, found.level)
+    first, *others = (Work.of(use, uses, found.level) for use in found.readers) if found.readers else (None,)
+    rest = sum(work.seconds for work in others)
+
+    def seconds(chunk: int) -> float:
+        return exchanged(travel, chunk, made, first) + rest
+
+    beside = [*found.readers[:1], *([found.maker] if found.maker else [])]
+    step = math.lcm(*(uses.step(use, rows.height, found.level) for use in beside))
+    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
+    grids = sum(work.seconds for work in (made, first) if work is not None) + rest
+    move.chunk, move.beside_s, move.in_order_s = chunk, seconds(chunk), in_order(site, uses, grids)
+    return chunk
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
+
+
+def _started(found: _Exchange, here: ir.Buffer, chunk: int) -> ir.Stmt:
+    """The exchange, started on the copy queue."""
+    made, flags = found.site.made, tir.region(here, [ir.IntImm("int32", 0)] * 2, here.shape, "rw")
+    notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": chunk, "slots": found.received.slots}
+    return tir.evaluate(call(ALL_TO_ALL, made.source, made.target, flags, **notes))
+
+
+def _departing(found: _Exchange, maker: Use, chunks: Chunks, here: ir.Buffer, edits: Edits, move: Move) -> None:
+    """Copies before the grid that makes what is sent, counts in it, and the own part behind it."""
+    sent, received, level, stmt = found.sent, found.received, found.level, found.site.stmt
+    made = Chunks(sent, chunks.rows)
+    done = edits.alloc_flags(f"{sent.buffer.name}_done", made.shape)
+    counts = counted(maker, made, found.uses, level)
+    order: Order = Arrival() if is_in(Arrival(), maker, sent, found.uses, level) else Departure()
+    tiles = tiles_in(order, maker, sent, found.uses, move, level) if isinstance(order, Departure) else None
+
+    def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
+        first, count = chunk * chunks.rows, chunks.count(chunk)
+        after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(counts)), counts)
+        regions = sent.region(peer, first, count, "r"), received.region(rank, first, count, "w")
+        return put(level, *regions, peer, flag(here, rank, chunk), after)
+
+    before = DevicePhase(tir.sequence(located(chunks.to_others(level, part, order), stmt)))
+    last = maker.stmts[-1]
+    counting = [tir.at(s, last) for s in made.counts(maker, found.uses, level, done)]
+    edits.statements.append((last, tir.sequence([last, *counting])))
+    edits.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, edits))))
+    rank, rank_is = rank_of(level)
+    regions = (rows.region(rank, 0, rows.height, access) for rows, access in ((sent, "r"), (received, "w")))
+    behind = [rank_is, copy(*regions), *_told(found, chunks, here, rank)]
+    edits.instead(found.site.phase, stmt, [DevicePhase(tir.sequence(located(behind, stmt)))])
+    move.why = f"a chunk leaves when its tiles are counted{move.why}"
+
+
+def _told(found: _Exchange, chunks: Chunks, here: ir.Buffer, rank: ir.Var) -> list[ir.Stmt]:
+    """What a device does when its own part is there: it tells its tiles, or waits for what the others send."""
+    if not found.readers:
+        return chunks.to_others(found.level, lambda rank, peer, chunk: wait(here, peer, chunk))
+    chunk = ir.Var("chunk", "int32")
+    return [ir.For(chunk, 0, chunks.each, ir.ForKind.SERIAL, signal(here, rank, chunk))]
+
+
+def _arriving(found: _Exchange, chunks: Chunks, here: ir.Buffer, edits: Edits, move: Move) -> None:
+    """Waits in the tiles that read what arrives."""
+    uses, level, first = found.uses, found.level, found.readers[0]
+    for use in found.readers:
+        edits.before(use.stmts[0], chunks.waits(use, uses, level, here))
+    move.why += f"{', ' if move.why else ''}each tile waits for the rows that it reads"
+    tiles = tiles_in(Arrival(), first, chunks.of, uses, move, level)
+    edits.phases.append((first.phase, (with_tiles(first.phase, tiles, edits),)))

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""The grids beside a collective: the one that makes what it sends, and those that read what arrives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.passes.overlap.chunks import Chunks
+from tilescale.passes.overlap.legality import stands_alone, uses_after
+from tilescale.passes.overlap.schedule import Declined
+from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.program.dependence import Dependence, Step
+from tilescale.program.model import DevicePhase, GridPhase, location
+
+
+def maker_of(root: ir.Var, mine: Step, graph: Dependence, what: str) -> GridPhase:
+    """The grid that makes the tensor that a collective begins with, `what` in words.
+
+    Raises:
+        Declined: there is no such grid, or somebody touches its result before the collective does.
+    """
+    earlier = graph.steps[: mine.number]
+    before = [s for s in earlier if any(a.root.same_as(root) for a in s.effects.accesses)]
+    last = before[-1] if before else None
+    if last is None or not isinstance(last.phase, GridPhase) or last.launch is not mine.launch:
+        raise Declined(f"no grid makes {what}", location((last or mine).stmt))
+    assert mine.launch is not None
+    if not stands_alone(last.phase, mine.launch):
+        raise Declined(f"the grid that makes {what} stands in a loop or a branch", location(last.stmt))
+    if not any(a.root.same_as(root) for s in before if s.phase is last.phase for a in s.effects.writes):
+        raise Declined(f"the grid before only reads {what}", location(last.stmt))
+    return last.phase
+
+
+def counted(use: Use, chunks: Chunks, uses: Uses, level: str) -> list[int]:
+    """How many programs, and rounds of them, touch each chunk.
+
+    Raises:
+        Declined: it is another number on each unit.
+    """
+    found = []
+    for rank in range(chunks.of.parts):
+        counts = np.zeros(chunks.shape[0] * chunks.each + 1, int)
+        for begin, end, runs in uses.values(use, uses.ranks(level, rank)):
+            first, last = chunks.number(begin)[runs], chunks.number(end - 1)[runs]
+            np.add.at(counts, first[first <= last], 1)
+            np.add.at(counts, last[first <= last] + 1, -1)
+        found.append(np.cumsum(counts)[:-1])
+    if any((other != found[0]).any() for other in found):
+        raise Declined("each unit makes other tiles", location(use.stmts[0]))
+    if (found[0] == 0).any():
+        raise Declined("no tile makes some of the rows", location(use.stmts[0]))
+    return [int(n) for n in found[0]]
+
+
+def readers_of(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Rows) -> tuple[Use, ...]:
+    """The uses of the result, one for each grid that reads it."""
+    steps = uses_after(root, mine, graph)
+    phases: list[GridPhase] = []
+    for step in steps:
+        if isinstance(step.phase, DevicePhase) or step.phase is None:
+            raise Declined("its result is used outside of a grid", location(step.stmt))
+        if step.phase not in phases:
+            phases.append(step.phase)
+    if not phases:
+        raise Declined("no grid reads its result", location(mine.stmt))
+    assert mine.launch is not None
+    return tuple(uses.find(phase, mine.launch, rows) for phase in phases)
+
+
+def check_some(use: Use, rows: Rows, uses: Uses, level: str) -> None:
+    """Raise Declined if every tile of a grid needs all rows: there is nothing to begin with."""
+    touched = uses.by_rank(use, level)
+    if all((((begin <= 0) & (end >= rows.total)) | ~runs).all() for begin, end, runs in touched):
+        raise Declined("every tile reads all rows", location(use.stmts[0]))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""What the tiles of a grid take, one by one: a few numbers of the machine, no simulation.
+
+A tile takes as long as its arithmetic, at the rate of one of the places for programs, or as its share of reading and
+writing each tensor of the grid once (the roofline model, Williams, Waterman and Patterson, 2009). Tiles take their
+places in order (list scheduling; Graham, 1966), so a grid of few tiles is done no sooner than a whole tile after
+the last rows have come, however many of them were there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir, tl
+from tilescale.hda import Machine
+from tilescale.passes.overlap.uses import Use, Uses
+from tilescale.program.grids import Unknown
+from tilescale.program.model import GridPhase, Launch, bytes_of
+
+
+@dataclass(frozen=True)
+class Work:
+    """The tiles of a grid.
+
+    Attributes:
+        tiles: how many there are.
+        tile: seconds of each.
+        at_once: how many a unit makes at a time.
+    """
+
+    tiles: int
+    tile: float
+    at_once: int
+
+    @classmethod
+    def of(cls, use: Use, uses: Uses, level: str) -> Work:
+        """That of the grid that a use is in: a tile is a round of a program that comes to the use.
+
+        Raises:
+            Declined: how many there are is known at launch only.
+        """
+        machine = uses.machine
+        rounds = [int(np.sum(runs)) for _, _, runs in uses.values(use, uses.ranks(level, 0))]
+        programs, places = uses.grid(use.launch, uses.ranks(level, 0)).count, places_of(machine)
+        tiles, at_once = max(sum(rounds), 1), min(places, programs)
+        arithmetic = sum(count / _rate(machine, dtype) for dtype, count in _products(use.phase, use.launch, uses))
+        traffic = _bytes(use.phase, uses) / bandwidth_of(machine)
+        return cls(tiles, max(arithmetic * places, traffic * at_once) / tiles, at_once)
+
+    @property
+    def seconds(self) -> float:
+        """Until all tiles are done, with nothing to wait for."""
+        return -(-self.tiles // self.at_once) * self.tile
+
+    def done(self, ready: np.ndarray | Sequence[float] = (0.0,)) -> np.ndarray:
+        """When each tile is done, in the order in which they begin.
+
+        Args:
+            ready: when the rows of each chunk are there, which the tiles go through in order.
+        """
+        each = np.maximum.accumulate(ready)[last(np.arange(self.tiles), self.tiles, len(ready))]
+        done = np.empty(self.tiles)
+        for first in range(0, self.tiles, self.at_once):
+            round_ = slice(first, min(first + self.at_once, self.tiles))
+            free = done[first - self.at_once : round_.stop - self.at_once] if first else 0.0
+            done[round_] = np.maximum(each[round_], free) + self.tile
+        return done
+
+    def made(self, chunks: int) -> np.ndarray:
+        """When each of so many chunks is made, with nothing to wait for."""
+        return self.done()[last(np.arange(chunks), chunks, self.tiles)]
+
+
+def last(number: Any, count: int, others: int) -> Any:
+    """The number of the last of so many others that one of `count` things spans, if both go through the same rows."""
+    return -(-(number + 1) * others // count) - 1
+
+
+def places_of(machine: Machine) -> int:
+    """Places for programs on a unit that owns tensors."""
+    return machine.count(machine.program_level.name, machine.tensor_level.name)
+
+
+def _bytes(phase: GridPhase, uses: Uses) -> int:
+    """Bytes of all tensors that a grid touches."""
+    touched = {a.root for a in uses.names.all_effects(phase.stmt).accesses}
+    homes = [uses.names.homes[root] for root in touched if root in uses.names.homes]
+    return sum(bytes_of(b.shape, b.dtype) or 0 for b in homes if b.scope() == "global")
+
+
+def _products(phase: GridPhase, launch: Launch, uses: Uses) -> Iterator[tuple[str, float]]:
+    """Type of the operands and operations of each matrix product of a grid, over all programs."""
+    grid = uses.grid(launch, dict.fromkeys(uses.sizes, 0))
+
+    def visit(stmt: ir.Stmt, times: Any) -> Iterator[tuple[str, float]]:
+        if isinstance(stmt, ir.For):
+            try:
+                times = times * np.maximum(grid.value(stmt.extent, {}), 0)
+            except Unknown:
+                pass  # once, then: less is better than too much where overlap is to pay
+        if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)).startswith(tl.GEMM):
+            a, _, c = (ir.region_parts(stmt.value.args[i]) for i in range(3))
+            m, n = (ir.constant(e) or 1 for e in c[2][-2:])
+            elements = [ir.constant(e) or 1 for e in a[2]]
+            yield str(a[0].dtype), float(2 * n * np.prod(elements) * np.sum(times)) if m else 0.0
+        for inner in ir.children(stmt):
+            yield from visit(inner, times)
+
+    yield from visit(phase.stmt, np.ones(grid.count))
+
+
+def _rate(machine: Machine, dtype: str) -> float:
+    """Operations a second of a unit that owns tensors, by its fastest arithmetic; as float32 for unknown types."""
+    level = machine.tensor_level.name
+    rates = machine.rates(level)
+    kinds = [kind for kind in (dtype, "tfloat32", "float32") if any(kind in known for known in rates.values())]
+    able = [u for u, known in rates.items() if kinds and kinds[0] in known]
+    return max((machine.rate(level, unit, kinds[0], sustained=True) for unit in able), default=float("inf"))
+
+
+def bandwidth_of(machine: Machine) -> float:
+    """Bytes a second of a unit's own memory."""
+    layer = machine.layer_for("global")
+    return layer.sustained or layer.bandwidth or float("inf")
