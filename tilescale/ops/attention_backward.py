@@ -212,12 +212,12 @@ def add_to_keys(
     """
     half, heads, dim, dtype = Q.shape[2], int(Q.shape[3]), int(Q.shape[4]), str(Q.dtype)
     batch, of_keys = int(Q.shape[0]), int(K.shape[3])
-    grouped = heads // of_keys
+    grouped, few = heads // of_keys, STEP * 64 // dim  # two sums of the widest rows leave registers for half a step
     k, v, out_k, out_v = (T.alloc((TALL, dim), dtype, level="l1") for _ in range(4))
-    q, slope = (T.alloc((STEP, dim), dtype, level="l1") for _ in range(2))
-    sums, means = (T.alloc((STEP,), "float32", level="l1") for _ in range(2))
-    scores, slopes = (T.alloc((TALL, STEP), "float32", level="l0") for _ in range(2))
-    weights = T.alloc((TALL, STEP), dtype, level="l0")
+    q, slope = (T.alloc((few, dim), dtype, level="l1") for _ in range(2))
+    sums, means = (T.alloc((few,), "float32", level="l1") for _ in range(2))
+    scores, slopes = (T.alloc((TALL, few), "float32", level="l0") for _ in range(2))
+    weights = T.alloc((TALL, few), dtype, level="l0")
     of_k, of_v = (T.alloc((TALL, dim), "float32", level="l0") for _ in range(2))
     first, part = tile * TALL, place % PARTS
     is_head, head = place // PARTS < of_keys, T.min(place // PARTS, of_keys - 1)
@@ -231,28 +231,28 @@ def add_to_keys(
     begin_front, begin_back, front, steps = (T.alloc_var("int32") for _ in range(4))
     begin_front = first_seeing(part_of(rank, 0, size, zigzag), theirs, first, half, causal)
     begin_back = first_seeing(part_of(rank, 1, size, zigzag), theirs, first, half, causal)
-    front = T.ceildiv(half - begin_front, STEP)
-    steps = front + T.ceildiv(half - begin_back, STEP)
-    begin_back = begin_back - front * STEP
+    front = T.ceildiv(half - begin_front, few)
+    steps = front + T.ceildiv(half - begin_back, few)
+    begin_back = begin_back - front * few
     for n in T.Pipelined(T.if_then_else(is_head, grouped * steps, 0), num_stages=2):
         number = n % steps
         h = T.if_then_else(number < front, 0, 1)
-        at = number * STEP + T.if_then_else(number < front, begin_front, begin_back)
+        at = number * few + T.if_then_else(number < front, begin_front, begin_back)
         mine = part_of(rank, h, size, zigzag)
         own = head * grouped + n // steps
-        T.copy(Q[b, h, at : at + STEP, own, :], q)
-        T.copy(dO[b, h, at : at + STEP, own, :], slope)
-        T.copy(Rows[0, b, h, own, at : at + STEP], sums)
-        T.copy(Rows[1, b, h, own, at : at + STEP], means)
+        T.copy(Q[b, h, at : at + few, own, :], q)
+        T.copy(dO[b, h, at : at + few, own, :], slope)
+        T.copy(Rows[0, b, h, own, at : at + few], sums)
+        T.copy(Rows[1, b, h, own, at : at + few], means)
         T.gemm(k, q, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
         T.gemm(v, slope, slopes, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
-        for i, j in T.Parallel(TALL, STEP):
+        for i, j in T.Parallel(TALL, few):
             is_seen = (at + j < half) & ((theirs < mine) | (first + i <= at + j))
             weight = T.exp2(scores[i, j] * scale - sums[j])
             scores[i, j] = T.if_then_else(is_seen if causal else at + j < half, weight, 0)
         T.copy(scores, weights)
         T.gemm(weights, slope, of_v, policy=T.GemmWarpPolicy.FullRow)
-        for i, j in T.Parallel(TALL, STEP):
+        for i, j in T.Parallel(TALL, few):
             scores[i, j] = scores[i, j] * (slopes[i, j] - means[j]) * (scale * LN2)
         T.copy(scores, weights)
         T.gemm(weights, q, of_k, policy=T.GemmWarpPolicy.FullRow)
