@@ -13,7 +13,7 @@ import torch
 
 from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks
 from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.timeouts import Kind
@@ -101,12 +101,26 @@ def wanted(name: str, given: list[torch.Tensor], rank: int, root: int, op: str, 
     return torch.cat(parts, axis) if name == "all_to_all" else total(parts, op)
 
 
-def check(call: Any, name: str, count: int, ranks: int, dtype: torch.dtype, op: str = "sum", shift: int = 0) -> None:
+def whole_numbers(count: int, dtype: torch.dtype, shift: int = 0) -> torch.Tensor:
+    """The same rounded: sums of some of them are exact in any order."""
+    return randoms(count, dtype, shift).round_()
+
+
+def check(
+    call: Any,
+    name: str,
+    count: int,
+    ranks: int,
+    dtype: torch.dtype,
+    op: str = "sum",
+    shift: int = 0,
+    numbers: Callable[..., torch.Tensor] = randoms,
+) -> None:
     """One call of all ranks with new numbers, into poisoned memory beside which nothing may change."""
     source = count * ranks if name in ("reduce_scatter", "all_to_all") else count
     target = count * ranks if name in ("all_gather", "all_to_all") else count
     in_place, root = name in ("allreduce", "broadcast"), count % ranks
-    given = [randoms(source, dtype, shift) for _ in range(ranks)]
+    given = [numbers(source, dtype, shift) for _ in range(ranks)]
     want = [wanted(name, [x.clone() for x in given], r, root, op) for r in range(ranks)]
     around = [torch.full((shift + target + 40,), 77).to(dtype) for _ in range(ranks)]
     outs = given if in_place else [x[shift + 16 : shift + 16 + target] for x in around]
@@ -189,6 +203,23 @@ def test_one_rank_alone_copies(job: Callable[..., Ranks]):
     x, out = torch.arange(5.0), torch.zeros(5)
     call([Operands(x, out)])
     assert torch.equal(x, out)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"])
+def test_groups_that_share_memory(name: str, library: Library, monkeypatch: pytest.MonkeyPatch):
+    """Kernels inside two groups of three, messages between threads; chunks of 500 elements are long, tails short."""
+    monkeypatch.setattr(exchanges, "short_up_to", lambda own, stand, ranks: SHORT)
+    monkeypatch.setattr(hierarchical, "chunk_bytes", lambda target: 1000)
+    six = Ranks(monkeypatch, library, {"device": 6}, shift=0, near=3)
+    call = six.collective(stand(name), "hierarchical")
+    for count in (1, 2, 7, 150, 1300):
+        check(call, name, count, 6, torch.bfloat16, shift=count % 2, numbers=whole_numbers)
+    assert not six.reports.any()
+
+
+def test_sums_of_groups_are_added_in_float32():
+    parts = torch.tensor([[256.0], [1.0], [1.0]], dtype=torch.bfloat16)
+    assert hierarchical.combined(parts, "sum").item() == 258.0
 
 
 @pytest.mark.parametrize("count", [50, 2500])

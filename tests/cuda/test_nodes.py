@@ -18,9 +18,12 @@ from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.backends.cuda.running import messages  # noqa: F401 - registers its steps
+from tilescale.backends.cuda.running.near import Near
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.steps import Call, run
-from tilescale.errors import UnsupportedError
+from tilescale.comm import AddressMap, Team, World
+from tilescale.comm.heap import default
+from tilescale.errors import LaunchError, PeerOutOfRangeError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.ops import small
 from tilescale.program.model import Control, GridPhase, Launch, Sequence
@@ -187,6 +190,63 @@ def test_their_programs_between_nodes(name: str, machine: str):
     assert all(torch.equal(y, wanted(rank)) for rank, (_, y) in enumerate(args))
 
 
+# -- where ranks are ---------------------------------------------------------------------------------------------------
+
+
+def near(ranks: tuple[int, ...], rank: int) -> tuple[Near, Team]:
+    """A rank of four, and those that its heap has."""
+    addresses = AddressMap(1 << 40, 1 << 20, 1 << 20, ranks.index(rank), tuple(range(len(ranks))))
+    heap = SimpleNamespace(team=Team(ranks=ranks, rank=ranks.index(rank)), addresses=addresses)
+    team = Team(ranks=tuple(range(RANKS)), rank=rank)
+    return Near.of(heap, team), team
+
+
+def test_a_device_of_the_job_has_a_slot_in_the_heap_of_its_node():
+    found, _ = near((2, 3), 3)
+    assert (found.first, found.size, found.is_everybody) == (2, 2, False)
+    assert [found.slot(device) for device in (2, 3)] == [0, 1] == [(d + found.shift) % RANKS for d in (2, 3)]
+    for other in (1, 4):
+        with pytest.raises(PeerOutOfRangeError):
+            found.slot(other)
+    everybody, _ = near((0, 1, 2, 3), 1)
+    assert everybody.is_everybody and everybody.shift == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "rank", "found"),
+    [
+        (FLAT, (0, 1), 1, None),
+        (BY_NODE, (2, 3), 2, None),
+        (FLAT, (0, 1, 2, 3), 2, None),
+        (FLAT, (2,), 2, "ranks 2 and 3 share no memory"),
+        (FLAT, (0, 1, 2), 0, "are not one of equal blocks"),
+        (FLAT, (0, 1, 3), 0, "are not one of equal blocks"),
+    ],
+)
+def test_ranks_are_placed_as_the_machine_says(sizes: Any, ranks: Any, rank: int, found: str | None, machine: str):
+    here, team = near(ranks, rank)
+    target = Target(Machine.load(machine), tuple(sizes.items()), 1 << 36)
+    if found is None:
+        here.check(team, target, None)
+        return
+    with pytest.raises(LaunchError, match=found):
+        here.check(team, target, None)
+
+
+@pytest.mark.parametrize(("spans", "ranks"), [(False, (2, 3)), (True, (0, 1, 2, 3))])
+def test_a_heap_is_of_those_that_can_share_memory(spans: bool, ranks: Any, monkeypatch: pytest.MonkeyPatch):
+    world = World(ranks=(0, 1, 2, 3), rank=2, launcher="", node_of=(0, 0, 1, 1))
+    monkeypatch.setattr(World, "device", torch.device("cpu"), raising=False)
+    monkeypatch.setattr(default, "_spans", lambda device, nodes: spans and nodes == 2)
+    monkeypatch.setattr(default, "Group", lambda team: SimpleNamespace(all_gather=lambda call, value: [value] * 4))
+    assert default._sharing(world, world).ranks == ranks
+    assert default._sharing(Team(ranks=(2, 3), rank=0), world).ranks == (2, 3)
+
+
+def test_memory_of_cpus_does_not_span_nodes():
+    assert not default._spans(torch.device("cpu"), 2)
+
+
 # -- what is declined --------------------------------------------------------------------------------------------------
 
 
@@ -247,8 +307,11 @@ def a_sum(tile, Y, flags, rank, size):
     T.allreduce(tile)  # <-
 
 
-@pytest.mark.parametrize(("level", "sizes"), [("node", BY_NODE), ("device", FLAT)])
-@pytest.mark.parametrize("statement", [a_copy, a_signal, a_barrier, a_sum], ids=["copy", "signal", "barrier", "sum"])
+@pytest.mark.parametrize(
+    ("statement", "level", "sizes"),
+    [(a_copy, "node", BY_NODE), (a_signal, "device", FLAT), (a_barrier, "device", FLAT), (a_sum, "node", BY_NODE)],
+    ids=["copy", "signal", "barrier", "sum"],
+)
 def test_programs_reach_no_memory_of_other_nodes(
     statement: Any, level: str, sizes: dict[str, int], machine: str, mistake
 ):

@@ -17,7 +17,7 @@ from tests.cuda.support import notes
 from tests.overlap.support import H200, check_same, line, overlapped
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.errors import RaceError, UsageError
+from tilescale.errors import RaceError, UninitializedReadError, UsageError
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.program.ops import WAIT
 
@@ -148,6 +148,47 @@ def test_a_device_alone_stays_in_order():
     assert not move.overlapped and move.why == "there is one unit only"
 
 
+def gather_columns(devices: int, rows: int, tile: int, wide: int, turns: int = 0) -> Any:
+    """Gather columns, then each block doubles a tile of whole rows."""
+    tiles = -(-rows // tile)
+    blocks = turns or tiles
+
+    @T.prim_func
+    def f(X: T.Tensor((rows, devices * wide), "float32"), Y: T.Tensor((rows, devices * wide), "float32")):
+        with T.Kernel(device=devices, block=blocks, threads=32) as b:
+            whole = T.alloc((rows, devices * wide), "float32", level="l2")
+            with T.Scale("device"):
+                T.all_gather(T.view(X, layout=T.FullCol), whole, dim=1)
+            with T.Scale("block"):
+                x = T.alloc((tile, devices * wide), "float32", level="l1")
+                for turn in T.serial(T.ceildiv(tiles - b, turns) if turns else 1):
+                    T.copy(whole[(b + turn * turns) * tile, 0], x)
+                    for i, j in T.Parallel(tile, devices * wide):
+                        x[i, j] = x[i, j] + x[i, j]
+                    T.copy(x, Y[(b + turn * turns) * tile, 0])
+
+    return f
+
+
+@settings(max_examples=4, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(
+    devices=st.integers(2, 4),
+    rows=st.integers(3, 9),
+    tile=st.integers(1, 2),
+    turns=st.sampled_from((0, 2)),
+    chunk=st.none() | st.integers(1, 9),
+)
+def test_columns_come_row_by_row(devices: int, rows: int, tile: int, turns: int, chunk: int | None):
+    func = gather_columns(devices, rows, tile, 3, turns)
+    changed, schedule = overlapped(func, chunk=chunk)
+    assert schedule.moves[0].overlapped, schedule
+    args = [[torch.randn(rows, 3), torch.full((rows, 3 * devices), torch.nan)] for _ in range(devices)]
+    check_same(func, changed, args, seeds=(None, 1))
+    without = changed.with_body(tir.rewrite(changed.body, leave=lambda n: tir.sequence([]) if is_wait(n) else None))
+    with pytest.raises((RaceError, UninitializedReadError)):
+        tilescale.emulate(without, args, machine=H200, time=False)
+
+
 def test_a_wait_that_is_left_out_would_race():
     changed, _ = overlapped(gather_then_scale(2, 8, 4))
     without = changed.with_body(tir.rewrite(changed.body, leave=lambda n: tir.sequence([]) if is_wait(n) else None))
@@ -263,7 +304,6 @@ def test_other_reasons():
     for given_, reason in (
         ({"reads": False}, "no grid reads its result"),
         ({"impl": "ring"}, "impl='ring' was asked for"),
-        ({"dim": 1}, "it does not gather along the first dimension"),
         ({"known": False}, "which rows a tile touches is known at launch only"),
         ({"whole": True}, "every tile reads all rows"),
     ):

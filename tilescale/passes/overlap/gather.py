@@ -4,8 +4,8 @@
 Why: all devices wait for the whole of a tensor although each tile reads rows of one part. Before: a gather, then grids.
 After: the gather is started on the copy queue, a chunk of rows at a time, each with a flag; a tile waits for the flags
 of the rows that it reads; the first grid works on the own part first and then on the others in the order in which they
-arrive. Declines a gather along another dimension than the first, one whose result is used outside of grids, and what
-`legality.py` says.
+arrive. A gather along columns is that of `columns.py`. Declines one along further dimensions, one whose result is used
+outside of grids, and what `legality.py` says.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks
+from tilescale.passes.overlap.columns import overlap_columns
 from tilescale.passes.overlap.edits import Edits, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting
@@ -52,6 +53,8 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     Raises:
         Declined: it stays as it is.
     """
+    if not site.made.is_in_place and site.made.axis == 1:
+        return overlap_columns(site, mine, graph, uses, move)
     rows = _rows(site, uses)
     target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (site.made.target, site.made.source))
     check_unwritten(source, mine, graph, "what it sends")

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""An all-gather along columns, and the grids that read what it gathers.
+
+Why: all devices wait for the whole of a matrix of which each has some columns, although a tile reads some rows of it.
+Before: a gather, then grids. After: each device puts its own columns in place, and its copy queue sends them to the
+others, a chunk of rows after the other; a tile waits until all have sent the chunks that it reads. Tiles stay in their
+order: rows come from the first to the last. Declines what is no matrix, and what `legality.py` says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
+from tilescale.passes.overlap.edits import Edits, located, rank_of
+from tilescale.passes.overlap.estimate import Travel, best_chunk, in_order
+from tilescale.passes.overlap.legality import Site, check_unwritten
+from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.sides import check_some, readers_of
+from tilescale.passes.overlap.sums import copy
+from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.work import Work
+from tilescale.program.dependence import Dependence, Step
+from tilescale.program.model import location
+
+
+def overlap_columns(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
+    """The program in which such a gather runs beside the grids that read it; `move` gets what was chosen.
+
+    Raises:
+        Declined: it stays as it is.
+    """
+    rows, made = _rows(site, uses), site.made
+    target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (made.target, made.source))
+    check_unwritten(source, mine, graph, "what it sends")
+    check_unwritten(target, mine, graph, "its result")
+    readers = readers_of(target, mine, graph, uses, rows)
+    check_some(readers[0], rows, uses, made.level)
+    units = uses.sizes[made.level]
+    chunks = Chunks(rows, _choose(site, uses, rows, readers, move))
+    edits = Edits(uses.program, site.launch, uses.machine)
+    here = edits.alloc_flags(f"{rows.buffer.name}_here", (units, chunks.each))
+    edits.statements.append((site.stmt, tir.sequence(located(_sent(site, chunks, here, units), site.stmt))))
+    for use in readers:
+        edits.before(use.stmts[0], _waits(use, chunks, here, uses, made.level))
+    move.ordered, move.why = False, "each tile waits for the rows that it reads, of the columns of all"
+    return edits.apply()
+
+
+def _rows(site: Site, uses: Uses) -> Rows:
+    """The rows of the result, all in one part."""
+    made, where = site.made, location(site.stmt)
+    (part, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
+    sizes = ir.constants(extents)
+    if sizes is None or ir.constants(own) is None:
+        raise Declined("the rows are known at launch only", where)
+    if len(sizes) != 2 or len(own) != 2:
+        raise Declined("it is no matrix", where)
+    if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape) or whole.data in uses.names.views:
+        raise Declined(f"it gathers into a part of {whole.name!r}", where)
+    if part.dtype != whole.dtype:
+        raise Declined("a copy queue converts nothing", where)
+    return Rows(whole, 1, sizes[0], slots=False)
+
+
+def _choose(site: Site, uses: Uses, rows: Rows, readers: tuple[Use, ...], move: Move) -> int:
+    """Rows of a chunk, and what the move is estimated to take."""
+    travel = Travel.of(site, uses, uses.sizes[site.made.level], rows.height)
+    first, *others = (Work.of(use, uses, site.made.level) for use in readers)
+    rest = sum(work.seconds for work in others)
+
+    def seconds(chunk: int) -> float:
+        steps = [(travel.parts - 1) * travel.sending(chunk)] * -(-rows.height // chunk)
+        own = travel.keeping(rows.height)
+        return own + float(first.done(travel.queue.startup + np.cumsum(steps))[-1]) + rest
+
+    step = uses.step(readers[0], rows.height, site.made.level)
+    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
+    move.chunk, move.beside_s = chunk, seconds(chunk)
+    move.in_order_s = in_order(site, uses, first.seconds + rest)
+    return chunk
+
+
+def _sent(site: Site, chunks: Chunks, here: ir.Buffer, units: int) -> list[ir.Stmt]:
+    """The own columns put in place, and copies of them to all others, chunk by chunk."""
+    whole, height = chunks.of.buffer, chunks.of.height
+    source, begins, own = ir.region_parts(site.made.source)
+    wide, step, chunk = own[1], ir.Var("step", "int32"), ir.Var("chunk", "int32")
+    rank, rank_is = rank_of(site.made.level)
+
+    def rows(buffer: ir.Buffer, at: list[Any], first: Any, count: Any, access: str) -> ir.Call:
+        return tir.region(buffer, [at[0] + first, at[1]], [count, wide], access)
+
+    place, first, count = [0, rank * wide], chunk * chunks.rows, chunks.count(chunk)
+    regions = rows(source, begins, first, count, "r"), rows(whole, place, first, count, "w")
+    sent = put(site.made.level, *regions, (rank + step) % units, flag(here, rank, chunk))
+    each = ir.For(step, 1, units - 1, ir.ForKind.SERIAL, sent)
+    home = copy(rows(source, begins, 0, height, "r"), rows(whole, place, 0, height, "w"))
+    return [rank_is, home, ir.For(chunk, 0, chunks.each, ir.ForKind.SERIAL, each)]
+
+
+def _waits(use: Use, chunks: Chunks, here: ir.Buffer, uses: Uses, level: str) -> list[ir.Stmt]:
+    """Waits for what all others send of the rows that a use reads: one by one for rows of one chunk, before which a
+    pipelined loop keeps its producer; else in a loop."""
+    chunk, units = ir.Var("chunk", "int32"), uses.sizes[level]
+    rank, rank_is = rank_of(level)
+    first, last = chunks.number(use.begin), chunks.number(use.end - 1)
+    if chunks.span(use, uses, level) == (1, True):
+        return [rank_is, *(wait(here, (rank + step) % units, first) for step in range(1, units))]
+    each = tir.sequence([wait(here, (rank + step) % units, chunk) for step in range(1, units)])
+    count = ir.Max(last - first + 1, ir.IntImm("int32", 0))
+    return [rank_is, ir.For(chunk, first, count, ir.ForKind.SERIAL, each)]
