@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 import tilescale
 from tilescale.ops.softmax import base2
 
-decode, sequence = (import_module(f"tilescale.ops.{name}") for name in ("decode", "sequence_attention"))
+decode, sequence, backward = (
+    import_module(f"tilescale.ops.{name}") for name in ("decode", "sequence_attention", "attention_backward")
+)
 
 
 def nothing(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -80,15 +83,56 @@ def test_sequence_attention(size: int, shape: tuple[int, ...], how: tuple[bool, 
         [*(x[:, mine].contiguous() for x in whole)]
         + [nothing(2 * size, batch, half, of_keys, dim, dtype=dtype) for _ in range(2)]
         + [nothing(*s, dtype=torch.float32) for s in ((batch, 2, half, heads, dim), (2, batch, 2, heads, half))]
-        + [nothing(batch, 2, half, heads, dim, dtype=dtype)]
+        + [nothing(batch, 2, half, heads, dim, dtype=dtype), nothing(batch, 2, heads, half, dtype=torch.float32)]
         for mine in parts
     ]
     name = str(dtype).removeprefix("torch.")
     program = sequence.program(size, batch, heads, of_keys, dim, name, *how, base2(None, dim))
     tilescale.emulate(program, per_device)
-    q, k, v = (x.float().flatten(1, 2).transpose(1, 2) for x in whole)
-    k, v = (x.repeat_interleave(heads // of_keys, 1) for x in (k, v))
-    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    want = want.transpose(1, 2).reshape(whole[0].shape)
-    for mine, (*_, got) in zip(parts, per_device, strict=True):
+    want, sums = reference([x.float() for x in whole], causal)
+    for mine, (*_, got, of_rows) in zip(parts, per_device, strict=True):
         close(got, want[:, mine])
+        torch.testing.assert_close(of_rows, sums[:, mine], rtol=1e-3, atol=1e-3)
+
+
+def reference(whole: list[torch.Tensor], causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of (batch, parts, tokens, heads, D), and log2 of the sums of weights, (batch, parts, heads, tokens)."""
+    q, k, v = (x.flatten(1, 2).transpose(1, 2) for x in whole)
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    sums = scores.logsumexp(-1).unflatten(2, whole[0].shape[1:3]).transpose(1, 2) / math.log(2)
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(whole[0].shape), sums
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "how", "dtype"),
+    [  # as above
+        (2, (1, 130, 2, 1, 64), (True, True, False), torch.float16),
+        (3, (1, 3, 1, 1, 128), (False, False, True), torch.bfloat16),
+    ],
+)
+def test_gradients_of_sequence_attention(size: int, shape: tuple[int, ...], how: tuple[bool, ...], dtype: torch.dtype):
+    (batch, half, heads, of_keys, dim), (causal, zigzag, _) = shape, how
+    numbers = (heads, of_keys, of_keys, heads)
+    q, k, v, grad = (torch.randn(batch, 2 * size, half, n, dim).to(dtype) for n in numbers)
+    leaves = [x.float().requires_grad_() for x in (q, k, v)]
+    out, sums = reference(leaves, causal)
+    out.backward(grad.float())
+    means = (grad.float() * out).sum(-1).transpose(2, 3)
+    rows = torch.nn.functional.pad(torch.stack([sums, means]).detach(), (0, -half % backward.TALL))
+    parts = [[sequence.part_of(r, h, size, zigzag) for h in range(2)] for r in range(size)]
+    keys, theirs = (batch, 2, half, of_keys, dim), (4 * size * batch, half, of_keys, dim)
+    per_device = [
+        [*(x[:, mine].contiguous() for x in (q, k, v, grad)), rows[:, :, mine].contiguous()]
+        + [nothing(2 * size, batch, half, of_keys, dim, dtype=dtype) for _ in range(2)]
+        + [nothing(*theirs, dtype=dtype) for _ in range(2)]
+        + [nothing(batch, 2, half, heads, dim, dtype=torch.float32), *(nothing(*keys, dtype=dtype) for _ in range(2))]
+        for mine in parts
+    ]
+    name = str(dtype).removeprefix("torch.")
+    tilescale.emulate(backward.program(size, batch, heads, of_keys, dim, name, *how, base2(None, dim)), per_device)
+    for mine, (*_, of_q, of_k, of_v) in zip(parts, per_device, strict=True):
+        for got, leaf in zip((of_q.to(dtype), of_k, of_v), leaves, strict=True):
+            close(got, leaf.grad[:, mine])

@@ -5,11 +5,11 @@
     all_gather.py reduce_scatter.py all_reduce.py all_to_all.py all_to_all_v.py    collectives
     all_reduce_rms_norm.py              what ends a block of a transformer
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
-    decode.py sequence_attention.py     attention over several ranks
+    decode.py sequence_attention.py attention_backward.py    attention over several ranks
     linear.py parallelize.py            layers, and the plan that puts them into a model
     workspace.py                        memory beside the arguments, made once
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
-    products.py flat.py row_exchange.py softmax.py    what programs share
+    products.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share
     small.py                            what is too small to overlap
 """
 

@@ -13,20 +13,17 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
+from tilescale.ops import attention_backward
 from tilescale.ops.arguments import check_like, check_tensor, dense
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, rank_of, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.softmax import NOTHING, base2, begin, mean, softmax_step
+from tilescale.ops.sequence_parts import PARTS, THREADS, keys_seen, part_of, send_halves, wait_for
+from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_step
 from tilescale.ops.workspace import workspace_of
 
 QUERIES, KEYS = 128, 128
 """Queries of a block, and keys of a step."""
-
-THREADS = 256
-
-PARTS = 2
-"""Parts of a rank's tokens: each lies together in the sequence."""
 
 
 def sequence_attention(
@@ -52,7 +49,7 @@ def sequence_attention(
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        A tensor like q. It cannot be differentiated.
+        A tensor like q. It can be differentiated.
 
     Raises:
         ArgumentError: names the argument that is not served, and what is.
@@ -74,7 +71,7 @@ def sequence_attention(
     if q.shape[1] % PARTS:
         raise ArgumentError(f"q has {q.shape[1]} tokens", hint="give each rank an even number of tokens")
     given = causal, zigzag, ring, base2(scale, q.shape[3])
-    return torch.ops.tilescale.sequence_attention(q, k, v, *given, group_name(group))
+    return torch.ops.tilescale.sequence_attention(q, k, v, *given, group_name(group))[0]
 
 
 def sequence_positions(tokens: int, *, zigzag: bool = False, group: Any = None) -> torch.Tensor:
@@ -94,11 +91,6 @@ def sequence_positions(tokens: int, *, zigzag: bool = False, group: Any = None) 
     return torch.cat([torch.arange(half) + part_of(rank, h, size, zigzag) * half for h in range(PARTS)])
 
 
-def part_of(rank: Any, half: Any, size: int, zigzag: bool) -> Any:
-    """The number in the sequence of one half of a rank's tokens."""
-    return rank + half * (PARTS * size - 1 - 2 * rank) if zigzag else PARTS * rank + half
-
-
 @torch.library.custom_op("tilescale::sequence_attention", mutates_args=())
 def _operator(
     q: torch.Tensor,
@@ -109,19 +101,26 @@ def _operator(
     ring: bool,
     scale: float,
     group: str,
-) -> torch.Tensor:
-    """The outputs of the own tokens."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs of the own tokens, and log2 of the sums of their weights, (batch, PARTS, heads, tokens / PARTS)."""
     team, (batch, tokens, heads, dim) = team_of(group), q.shape
-    result = torch.empty_like(q, memory_format=torch.contiguous_format)
+    result, sums = _made(q)
     if not q.numel():
-        return result
+        return result, sums
     halves = [dense(x).view(batch, PARTS, tokens // PARTS, -1, dim) for x in (q, k, v)]
     shape, space = (PARTS * team.size, batch, *halves[1].shape[2:]), workspace_of(team)
     gathered = space.symmetric(q.dtype, shape, shape)
     states = space.own(torch.float32, tuple(halves[0].shape), (2, batch, PARTS, heads, tokens // PARTS))
     given = batch, heads, k.shape[2], dim, dtype_of(q), causal, zigzag, ring, scale
-    kernel(program, team, *given)(*halves, *gathered, *states, result.view(halves[0].shape))
-    return result
+    kernel(program, team, *given)(*halves, *gathered, *states, result.view(halves[0].shape), sums)
+    return result, sums
+
+
+def _made(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for the results."""
+    batch, tokens, heads, _ = q.shape
+    sums = q.new_empty(batch, PARTS, heads, tokens // PARTS, dtype=torch.float32)
+    return torch.empty_like(q, memory_format=torch.contiguous_format), sums
 
 
 @_operator.register_fake
@@ -134,38 +133,60 @@ def _(
     ring: bool,
     scale: float,
     group: str,
-) -> torch.Tensor:
-    return torch.empty_like(q, memory_format=torch.contiguous_format)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _made(q)
 
 
-@T.macro
-def send_halves(K, V, GK, GV, arrived, rank, size, batch, ring):
-    """The queue sends both halves of K and V; one flag for each half counts what has come."""
-    for step in T.serial(1, size):
-        for half, b in T.grid(PARTS, batch):
-            send(K, GK, arrived, rank, size, step, half, b, 2 * b + 1, ring)
-            send(V, GV, arrived, rank, size, step, half, b, 2 * b + 2, ring)
+@torch.library.custom_op("tilescale::sequence_attention_backward", mutates_args=())
+def _gradients(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    causal: bool,
+    zigzag: bool,
+    ring: bool,
+    scale: float,
+    group: str,
+) -> list[torch.Tensor]:
+    """The gradients of q, k and v."""
+    if not q.numel():
+        return [torch.empty_like(x) for x in (q, k, v)]
+    how = causal, zigzag, ring, scale
+    return attention_backward.gradients(grad, (q, k, v), out, sums, how, team_of(group))
 
 
-@T.macro
-def send(own, gathered, arrived, rank, size, step, half, b, number, ring):
-    """The queue sends one half: to the rank `step` behind this one; or on a ring to the next one, what it has got."""
-    place = (rank + size + 1 - step if ring else rank) % size * PARTS + half
-    if ring:
-        if step == 1:
-            T.copy(
-                own[b, half, :, :, :], gathered[place, b, :, :, :], dst=(rank + 1) % size, signal=arrived[place]
-            )
-        else:
-            T.copy(
-                gathered[place, b, :, :, :],
-                gathered[place, b, :, :, :],
-                dst=(rank + 1) % size,
-                signal=arrived[place],
-                after=(arrived[place], ">=", number),
-            )
-    else:
-        T.copy(own[b, half, :, :, :], gathered[place, b, :, :, :], dst=(rank + step) % size, signal=arrived[place])
+@_gradients.register_fake
+def _(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    causal: bool,
+    zigzag: bool,
+    ring: bool,
+    scale: float,
+    group: str,
+) -> list[torch.Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.given = inputs[3:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    found = torch.ops.tilescale.sequence_attention_backward(grad, *ctx.saved_tensors, *ctx.given)
+    return *found, None, None, None, None, None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)
 
 
 def program(
@@ -197,6 +218,7 @@ def program(
         Acc: T.Tensor((batch, PARTS, half, heads, dim), "float32"),
         State: T.Tensor((2, batch, PARTS, heads, half), "float32"),
         Out: T.Tensor((batch, PARTS, half, heads, dim), dtype),
+        Sums: T.Tensor((batch, PARTS, heads, half), "float32"),
     ):
         grid = (T.ceildiv(half, QUERIES), heads * PARTS, batch)
         with T.Kernel(device=size, block=grid, threads=THREADS) as (tile, place, b):
@@ -205,24 +227,26 @@ def program(
                 with T.Scale("device") as (rank, _):
                     send_halves(K, V, GK, GV, arrived, rank, size, batch, ring)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                attend(Q, K, V, Acc, State, Out, tile, place, b, rank, rank, size, True, size == 1, *how)
+                attend(Q, K, V, Acc, State, Out, Sums, tile, place, b, rank, rank, size, True, size == 1, *how)
             if size > 2:
                 for step in T.serial(1, size - 1):
                     wait_for(arrived, step, size, batch)
                     with T.Scale("block"), T.Scale("device") as (rank, _):
                         source = (rank + size - step) % size
-                        attend(Q, GK, GV, Acc, State, Out, tile, place, b, rank, source, size, False, False, *how)
+                        attend(Q, GK, GV, Acc, State, Out, Sums, tile, place, b, rank, source, size, False, False, *how)
             if size > 1:
                 wait_for(arrived, size - 1, size, batch)
                 with T.Scale("block"), T.Scale("device") as (rank, _):
                     source = (rank + 1) % size
-                    attend(Q, GK, GV, Acc, State, Out, tile, place, b, rank, source, size, False, True, *how)
+                    attend(Q, GK, GV, Acc, State, Out, Sums, tile, place, b, rank, source, size, False, True, *how)
 
     return sequence_attention
 
 
 @T.macro
-def attend(Q, K, V, Acc, State, Out, tile, place, b, rank, source, size, is_first, is_last, causal, zigzag, scale):
+def attend(
+    Q, K, V, Acc, State, Out, Sums, tile, place, b, rank, source, size, is_first, is_last, causal, zigzag, scale
+):  # fmt: skip
     """One grid: the state of a tile of queries goes on with the keys of one rank, first with the own ones."""
     half, heads, dim, dtype = Q.shape[2], int(Q.shape[3]), int(Q.shape[4]), str(Q.dtype)
     of_keys = int(K.shape[3])
@@ -247,8 +271,8 @@ def attend(Q, K, V, Acc, State, Out, tile, place, b, rank, source, size, is_firs
             if first + i < half:
                 acc[i, j] = Acc[b, part, first + i, head, j]
     # One loop over both halves: a loop around it would clear the state in each turn, in the threads that multiply.
-    front = T.ceildiv(keys_seen(mine, part_of(source, 0, size, zigzag), first, half, causal), KEYS)
-    back = T.ceildiv(keys_seen(mine, part_of(source, 1, size, zigzag), first, half, causal), KEYS)
+    front = T.ceildiv(keys_seen(mine, part_of(source, 0, size, zigzag), first + QUERIES, half, causal), KEYS)
+    back = T.ceildiv(keys_seen(mine, part_of(source, 1, size, zigzag), first + QUERIES, half, causal), KEYS)
     for n in T.Pipelined(front + back, num_stages=2):
         h = T.if_then_else(n < front, 0, 1)
         at = (n - h * front) * KEYS
@@ -268,6 +292,9 @@ def attend(Q, K, V, Acc, State, Out, tile, place, b, rank, source, size, is_firs
             acc[i, j] = mean(acc[i, j], total[i])
         T.copy(acc, out)
         T.copy(out, Out[b, part, first : first + QUERIES, head, :])
+        for i in T.Parallel(QUERIES):
+            if first + i < half:
+                Sums[b, part, head, first + i] = log_sum(top[i], total[i], scale)
     else:
         for i in T.Parallel(QUERIES):
             if first + i < half:
@@ -276,18 +303,3 @@ def attend(Q, K, V, Acc, State, Out, tile, place, b, rank, source, size, is_firs
         for i, j in T.Parallel(QUERIES, dim):
             if first + i < half:
                 Acc[b, part, first + i, head, j] = acc[i, j]
-
-
-@T.macro
-def wait_for(arrived, step, size, batch):
-    """Until both halves of what the rank `step` before this one has are here."""
-    with T.Scale("device") as (rank, _):
-        for h in T.serial(PARTS):
-            T.wait(arrived[(rank + size - step) % size * PARTS + h], ">=", 2 * batch)
-
-
-def keys_seen(mine: Any, theirs: Any, first: Any, half: Any, causal: bool) -> Any:
-    """How many keys of a part the queries from `first` of another one see, at most."""
-    if not causal:
-        return half
-    return T.if_then_else(theirs < mine, half, T.if_then_else(theirs == mine, T.min(first + QUERIES, half), 0))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""How the tokens of a sequence lie over the ranks, and how their keys and values come to everybody.
+
+Each rank has two parts of the sequence. The copy queue sends them to all ranks, or to the next one on a ring.
+"""
+
+from typing import Any
+
+import tilescale.language as T
+
+PARTS = 2
+"""Parts of a rank's tokens: each lies together in the sequence."""
+
+THREADS = 256
+
+
+def part_of(rank: Any, half: Any, size: int, zigzag: bool) -> Any:
+    """The number in the sequence of one half of a rank's tokens."""
+    return rank + half * (PARTS * size - 1 - 2 * rank) if zigzag else PARTS * rank + half
+
+
+@T.macro
+def wait_for(arrived, step, size, batch):
+    """Until both halves of what the rank `step` before this one has are here."""
+    with T.Scale("device") as (rank, _):
+        for h in T.serial(PARTS):
+            T.wait(arrived[(rank + size - step) % size * PARTS + h], ">=", 2 * batch)
+
+
+def keys_seen(mine: Any, theirs: Any, last: Any, half: Any, causal: bool) -> Any:
+    """How many keys of a part the queries of another one see, at most, of which `last` is behind the last."""
+    if not causal:
+        return half
+    return T.if_then_else(theirs < mine, half, T.if_then_else(theirs == mine, T.min(last, half), 0))
+
+
+def first_seeing(mine: Any, theirs: Any, first: Any, half: Any, causal: bool) -> Any:
+    """The first query of a part that sees keys of another one from `first`; `half` if none does."""
+    if not causal:
+        return 0
+    return T.if_then_else(theirs < mine, 0, T.if_then_else(theirs == mine, T.min(first, half), half))
+
+
+@T.macro
+def send_halves(K, V, GK, GV, arrived, rank, size, batch, ring):
+    """The queue sends both halves of K and V; one flag for each half counts what has come."""
+    for step in T.serial(1, size):
+        for half, b in T.grid(PARTS, batch):
+            send(K, GK, arrived, rank, size, step, half, b, 2 * b + 1, ring)
+            send(V, GV, arrived, rank, size, step, half, b, 2 * b + 2, ring)
+
+
+@T.macro
+def send(own, gathered, arrived, rank, size, step, half, b, number, ring):
+    """The queue sends one half: to the rank `step` behind this one; or on a ring to the next one, what it has got."""
+    place = (rank + size + 1 - step if ring else rank) % size * PARTS + half
+    if ring:
+        if step == 1:
+            T.copy(
+                own[b, half, :, :, :], gathered[place, b, :, :, :], dst=(rank + 1) % size, signal=arrived[place]
+            )
+        else:
+            T.copy(
+                gathered[place, b, :, :, :],
+                gathered[place, b, :, :, :],
+                dst=(rank + 1) % size,
+                signal=arrived[place],
+                after=(arrived[place], ">=", number),
+            )
+    else:
+        T.copy(own[b, half, :, :, :], gathered[place, b, :, :, :], dst=(rank + step) % size, signal=arrived[place])
