@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -28,12 +29,14 @@ ROOT = Path(__file__).parent.parent
 LIMITS = {"device_phases": 250, "never_hang": 240, "cluster_check": 160, "lanes_check": 240, "overlap_check": 240,
           "collectives_check": 200, "ops_check": 300, "nodes_check": 450}  # fmt: skip
 """Seconds for scripts that need more than 120."""
+PARTS = Counter(ops_check=4)
+"""Jobs among which a script's checks are shared out, as each of them compiles for long."""
 LOGS = ROOT / "build/gpu_check"
 EXAMPLES = sorted(p.name for p in (ROOT / "examples/distributed").glob("[0-9]*.py"))
 DEVICES = {"16_cannon.py": (1, 4), "19_two_nodes.py": (), "20_wafer_mesh.py": (), "21_stacked_dram.py": ()}
 """Numbers of GPUs of one server that an example takes, where these are not all."""
-ALONE = ("never_hang", "nodes_check")
-"""Scripts that have the GPUs for themselves: one times, the ranks of the other share them already."""
+ALONE = ("never_hang",)
+"""Scripts that have the GPUs for themselves, as they time."""
 UNSHARED = ("nodes_check", "never_hang", "nvshmem", "sanitizer", "one device")
 """Steps that mean nothing, or do not work, where ranks share GPUs: those that time, and those of NVSHMEM."""
 REPEATED = {
@@ -99,9 +102,10 @@ def _checks(torchrun: list[str]) -> list[Step]:
     for script in sorted((ROOT / "tests/gpu").glob("*.py")):
         text = script.read_text()
         if "__main__" in text and script.name != "heap_check.py":
-            alone = "ONE PROCESS" in text
-            command = [*([sys.executable] if alone else torchrun), f"tests/gpu/{script.name}"]
-            result.append(Step(script.stem, command, LIMITS.get(script.stem, 120), script.stem in ALONE))
+            command = [*([sys.executable] if "ONE PROCESS" in text else torchrun), f"tests/gpu/{script.name}"]
+            for part in [f"{n + 1}/{PARTS[script.stem]}" for n in range(PARTS[script.stem])] or [""]:
+                step = Step(f"{script.stem} {part}".strip(), [*command, *part.split()], LIMITS.get(script.stem, 120))
+                result.append(replace(step, alone=script.stem in ALONE))
     for part in ("1/3", "2/3", "3/3"):  # most of its programs are for one device
         lanes = [sys.executable, "tests/gpu/lanes_check.py", part]
         result.append(Step(f"lanes_check, one device, {part}", lanes, 240))
@@ -177,9 +181,9 @@ def main(devices: int | None, only: str, out: Path, budget: float, jobs: int) ->
         show(outcome)
         return outcome
 
+    outcomes = [outcome_of(step) for step in wanted if step.alone]
     with ThreadPoolExecutor(jobs) as pool:
-        outcomes = list(pool.map(outcome_of, [step for step in wanted if not step.alone]))
-    outcomes += [outcome_of(step) for step in wanted if step.alone]
+        outcomes += pool.map(outcome_of, [step for step in wanted if not step.alone])
     result = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - begin),

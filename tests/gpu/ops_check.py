@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operators on GPUs: `torchrun --nproc-per-node 2 tests/gpu/ops_check.py [name or name:number of a case ...]`.
+"""Operators on GPUs: `torchrun --nproc-per-node 2 tests/gpu/ops_check.py [name or name:number ... or 1/4]`.
 
 Every operator runs on fresh random inputs, one rank late, its workspace full of NaN, eager, repeated and in a CUDA
 graph, and is compared with float32. Prints a line for each check, and ends with exit code 1 if one fails.
@@ -7,6 +7,7 @@ graph, and is compared with float32. Prints a line for each check, and ends with
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import traceback
@@ -361,7 +362,8 @@ def main() -> None:
     ops.workspace(8192, 8192)
     failed: list[str] = []
     every = [name for name in globals() if name.startswith("check_")]
-    for word in sys.argv[1:] or every:
+    part = re.fullmatch(r"(\d+)/(\d+)", " ".join(sys.argv[1:]))
+    for word in every[int(part[1]) - 1 :: int(part[2])] if part else sys.argv[1:] or every:
         name, _, number = word.partition(":")
         try:
             globals()[name](slice(int(number), int(number) + 1) if number else slice(None))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cuda.support import notes
+from tests.cuda.support import notes, source
 from tilescale.ops.products import GROUP, TILINGS, Product, tiling
 
 LARGE = TILINGS[0]
@@ -71,3 +71,11 @@ def test_tiles_fit_the_product(rows: int, n: int):
 
 def test_whole_waves_decide():
     assert (tiling(1024, 2, 3584, True).n, tiling(4096, 2, 8192, True).n) == (224, 256)
+
+
+@pytest.mark.parametrize("words", [132, 268])
+def test_rows_of_any_width_have_a_layout(words: int):
+    """Of 33 and of 67 units, which 256 threads do not share evenly: float8 with its scales has such rows."""
+    made = import_module("tilescale.ops.row_exchange")
+    source(made.scatter_program(2, words, 1))
+    source(made.sum_program(2, 2 * words, 2, "bfloat16", 8, False))

@@ -97,8 +97,8 @@ def piece(width: int, unit: int) -> int:
 
 
 def tile_rows(width: int) -> int:
-    """Rows of a block's tile, a power of two."""
-    return 1 << (TILE // width).bit_length() - 1
+    """Rows of a block's tile, a power of two: one for each thread at most."""
+    return min(1 << (TILE // width).bit_length() - 1, THREADS)
 
 
 def tiles_in(number: Any, chunk: Any, rows: Any, high: int) -> Any:
