@@ -25,6 +25,8 @@ WORKS = {
 }
 """A work of the results -> what it is."""
 
+MODES = {"graph": "in a graph", "host": "time of the host"}
+
 LEFT, LONGEST, STEP = 150, 200, 21
 """Where bars begin, how long the longest is, and the distance of two, in pixels."""
 
@@ -35,7 +37,7 @@ def chart(title: str, works: Sequence[str]) -> Figure:
     """A bar for each contender: the median time; a line from the fastest round to the slowest."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows = [row for row in results["rows"] if row["work"] in works]
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["work"], row["shape"]))]
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["work"], row["shape"], row["mode"]))]
     height = sum(34 + STEP * len(group) for group in groups) + 26
     figure = Figure(title, 460, height)
     top = 4.0
@@ -52,7 +54,8 @@ def _group(figure: Figure, top: float, rows: Sequence[Row]) -> float:
     shape = " x ".join(map(str, first["shape"]))
     gpus = f"{first['gpus']} GPU{'s' if first['gpus'] > 1 else ''}"
     figure.text(6, top + 12, WORKS[first["work"]], "bold", 13, "start")
-    figure.text(452, top + 12, f"{shape}, {gpus}", "soft", 11, "end")
+    mode = "" if first["mode"] == "eager" else f", {MODES[first['mode']]}"
+    figure.text(452, top + 12, f"{shape}, {gpus}{mode}", "soft", 11, "end")
     longest = max(row["spread"][1] for row in rows if row["us"] is not None)
     top += 26
     for row in rows:

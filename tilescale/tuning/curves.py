@@ -14,6 +14,9 @@ from tilescale.tuning.chart import NOBODY, OTHERS, OURS, save
 
 COLOURS = {"tilescale": OURS, "nccl": OTHERS, "symm_mem": "#009E73"}
 """System -> the colour of its line (Okabe and Ito, 2008). Its contenders' names begin with its own."""
+COLUMNS = 3
+"""Panels side by side, at most."""
+
 PEAK = "put"
 """The work whose fastest contender says what the wire carries."""
 
@@ -73,17 +76,17 @@ def _size(nbytes: int) -> str:
 def draw(results: Mapping[str, Any], path: Path) -> None:
     """Draw a results file as the picture's ending says, .svg or .png."""
     rows, peak = results["rows"], peak_of(results["rows"])
-    works = list(dict.fromkeys(row["work"] for row in rows if row["work"] != PEAK))
-    modes = list(dict.fromkeys(row["mode"] for row in rows if row["work"] != PEAK))
-    figure = Figure(figsize=(4.2 * len(modes), 0.7 + 2.4 * len(works)), layout="constrained")
-    panels = figure.subplots(len(works), len(modes), squeeze=False)
-    for work, line in zip(works, panels, strict=True):
-        for mode, axes in zip(modes, line, strict=True):
-            own = [row for row in rows if (row["work"], row["mode"]) == (work, mode)]
-            if own:
-                panel(axes, f"{work}, {mode}", own, peak)
-    panels[0, 0].legend(fontsize=7, frameon=False)
+    heats = list(dict.fromkeys((row["work"], row["mode"]) for row in rows if row["work"] != PEAK))
+    columns = min(len(heats), COLUMNS)
+    lines = -(-len(heats) // columns)
+    figure = Figure(figsize=(3.6 * columns, 0.7 + 2.4 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for (work, mode), axes in zip(heats, panels, strict=False):
+        panel(axes, f"{work}, {mode}", [row for row in rows if (row["work"], row["mode"]) == (work, mode)], peak)
+    for axes in panels[len(heats) :]:
+        axes.set_visible(False)
+    panels[0].legend(fontsize=7, frameon=False)
     where = f"{results['machine']['gpus']} x {results['machine']['gpu']}, {results['date'][:10]}"
-    figure.suptitle(f"{where}: us of a collective over the bytes of its tensor, bfloat16", fontsize=9)
+    figure.suptitle(f"{where}\nmicroseconds over the bytes of the tensor, bfloat16", fontsize=9)
     save(figure, path)
 
