@@ -85,21 +85,6 @@ def send_parts(source, inbox, arrived, rank, size, rows, chunk):
             T.copy(source[owner, first:last, :], inbox[rank, first:last, :], dst=owner, signal=arrived[rank, i])
 
 
-@T.macro
-def send_sums(sums, place, gathered, summed, arrived, rank, size, rows, chunk, high):
-    """The queue sends each chunk of the own sums, `sums[place]`, to all others when all of its tiles are done."""
-    for i in T.serial(T.ceildiv(rows, chunk)):
-        for step in T.serial(1, size):
-            first, last = i * chunk, T.min(i * chunk + chunk, rows)
-            T.copy(
-                sums[place, first:last, :],
-                gathered[rank, first:last, :],
-                dst=(rank + step) % size,
-                signal=arrived[rank, i],
-                after=(summed[i], ">=", T.ceildiv(last - first, high)),
-            )
-
-
 def row_bytes(x: torch.Tensor) -> int:
     """Bytes of one of a tensor's rows."""
     return math.prod(x.shape[1:]) * x.itemsize
