@@ -10,7 +10,6 @@ from tvm import tirx
 from tilelang_core import compile as stock
 from tilelang_core import ir
 
-
 NOTHING = tirx.PrimFunc([], tirx.Evaluate(0))
 
 
