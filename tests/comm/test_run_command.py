@@ -18,6 +18,7 @@ ECHO = """
 import os, sys
 env = os.environ
 print("out", env["RANK"], env["WORLD_SIZE"], env.get("TILESCALE_MACHINE"), env.get("TILESCALE_EMULATE"), sys.argv[1:])
+print("tracebacks", env.get("TILESCALE_TRACEBACK"))
 print("err", file=sys.stderr)
 sys.exit(int(sys.argv[1]) if env["RANK"] == "1" else 0)
 """
@@ -35,9 +36,11 @@ def _run(*words: str, **variables: str) -> Done:
 
 
 def test_options_output_and_success(tool: Path) -> None:
-    done = _run("-n", "2", "--machine", "tiny", "--emulate", str(tool), "0", "--machine", "for the script")
+    words = "--machine", "tiny", "--emulate", "--traceback", str(tool), "0", "--machine", "for the script"
+    done = _run("-n", "2", *words)
     assert done.code == 0
     for rank in "01":
+        assert f"[{rank}] tracebacks full" in done.output
         assert f"[{rank}] out {rank} 2 tiny 1 ['0', '--machine', 'for the script']" in done.output
         assert f"[{rank}] err" in done.output
 
