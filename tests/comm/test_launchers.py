@@ -12,8 +12,9 @@ import pytest
 from torch.distributed import HashStore
 
 from tests.comm.conftest import ROOT
-from tilescale.comm import rank_process, store_server
+from tilescale.comm import rank_process, store_server, world
 from tilescale.comm.launchers import join
+from tilescale.comm.launchers.base import Joined
 from tilescale.comm.launchers.mpi import Mpi
 from tilescale.comm.launchers.torchrun import Torchrun
 from tilescale.comm.trust.key import KEY, NO_KEY
@@ -75,6 +76,26 @@ def test_mpirun_of_another_mpi_is_found_out() -> None:
     code = "from tilescale.comm.launchers import join; join({'PMI_RANK': '0', 'PMI_SIZE': '7'}, 30.0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert "the launcher started 7 processes, but mpi4py sees 1" in done.stderr
+
+
+def test_a_rank_that_cannot_join_ends_an_mpi_job(monkeypatch) -> None:
+    """MPI would wait at its end for the others, and they for it."""
+
+    def cannot(*given: object) -> None:
+        raise LaunchError("no rank 0", hint="")
+
+    at_exit: list[tuple] = []
+    ended: list[int] = []
+    joined = Joined("MPI", size=2, store=HashStore(), abort=ended.append)
+    monkeypatch.setattr(world, "_world", None)
+    monkeypatch.setattr(world, "join", lambda *given: joined)
+    monkeypatch.setattr(world, "open_session", cannot)
+    monkeypatch.setattr(world.atexit, "register", lambda *call: at_exit.append(call))
+    with pytest.raises(LaunchError, match="no rank 0"):
+        world.init()
+    ((function, code),) = at_exit
+    function(code)
+    assert ended == [1]
 
 
 def test_nobody_serves_the_store() -> None:

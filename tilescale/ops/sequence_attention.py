@@ -270,8 +270,8 @@ def attend(
         for i, j in T.Parallel(QUERIES, dim):
             if first + i < half:
                 acc[i, j] = Acc[b, part, first + i, head, j]
-    # One loop over both halves: a loop around it would clear the state in each turn, in the threads that multiply. Their
-    # lengths are variables, as TileLang needs a minute to simplify all that they would be put into.
+    # One loop over both halves: a loop around it would clear the state in each turn, in the threads that multiply.
+    # Their lengths are variables, as TileLang needs a minute to simplify all that they would be put into.
     front, back = T.alloc_var("int32"), T.alloc_var("int32")
     front = T.ceildiv(keys_seen(mine, part_of(source, 0, size, zigzag), first + QUERIES, half, causal), KEYS)
     back = T.ceildiv(keys_seen(mine, part_of(source, 1, size, zigzag), first + QUERIES, half, causal), KEYS)
