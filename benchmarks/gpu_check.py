@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -104,8 +104,8 @@ def _checks(torchrun: list[str]) -> list[Step]:
         if "__main__" in text and script.name != "heap_check.py":
             command = [*([sys.executable] if "ONE PROCESS" in text else torchrun), f"tests/gpu/{script.name}"]
             for part in [f"{n + 1}/{PARTS[script.stem]}" for n in range(PARTS[script.stem])] or [""]:
-                step = Step(f"{script.stem} {part}".strip(), [*command, *part.split()], LIMITS.get(script.stem, 120))
-                result.append(replace(step, alone=script.stem in ALONE))
+                name, words = f"{script.stem} {part}".strip(), [*command, *part.split()]
+                result.append(Step(name, words, LIMITS.get(script.stem, 120), script.stem in ALONE))
     for part in ("1/3", "2/3", "3/3"):  # most of its programs are for one device
         lanes = [sys.executable, "tests/gpu/lanes_check.py", part]
         result.append(Step(f"lanes_check, one device, {part}", lanes, 240))

@@ -26,6 +26,7 @@ import prediction_programs as programs  # noqa: E402 - beside this file
 
 import tilescale  # noqa: E402
 from tilescale.hda import Machine  # noqa: E402
+from tilescale.hda.units import format_bytes  # noqa: E402
 
 REFERENCE = ROOT / "benchmarks" / "reference" / "h200.json"
 COLLECTIVES = ROOT / "benchmarks" / "results" / "collectives.json"
@@ -171,18 +172,14 @@ def reference() -> dict[str, Any]:
     found = json.loads(REFERENCE.read_text())
     results = json.loads(COLLECTIVES.read_text())
     rows = [
-        {"what": f"{row['work']}, {size(nbytes)}", "operation": row["work"], "nbytes": nbytes, "measured": row["us"]}
+        {"what": f"{work}, {format_bytes(nbytes)}", "operation": work, "nbytes": nbytes, "measured": row["us"]}
         for row in results["rows"]
-        if row["contender"] == "tilescale" and row["mode"] == "graph" and row["work"] in programs.COLLECTIVES
+        if row["contender"] == "tilescale" and row["mode"] == "graph" and (work := row["work"]) in programs.COLLECTIVES
         if (nbytes := 2 * row["shape"][0]) in SIZES
     ]
     method = f"{results['machine']['gpus']} x {results['machine']['gpu']}, in a graph; median of the rounds"
     own = {"name": "collectives", "unit": "us", "title": "Collectives of TileScale on two GPUs", "method": method}
     return {**found, "groups": [*found["groups"], {**own, "rows": rows}]}
-
-
-def size(nbytes: int) -> str:
-    return f"{nbytes >> 20} MiB" if nbytes >> 20 else f"{nbytes >> 10} KiB"
 
 
 def compare(group: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@
     stock.py     TileLang's language under one name
     logs.py      what TileLang logs while it compiles for us
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
+    recent.py    a dictionary that forgets, for what is made again often
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
     falling.py   indices that fall, in a form that the stock compiler gets right
 

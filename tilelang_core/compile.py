@@ -19,6 +19,7 @@ from tvm import tirx
 
 from tilelang_core import logs
 from tilelang_core.falling import with_rising_dividends
+from tilelang_core.recent import Recent
 
 __all__ = [
     "JIT",
@@ -42,8 +43,7 @@ class Generated:
     dynamic_shared: int
 
 
-_KEPT = 128
-_generated: dict[Hashable, Generated] = {}
+_generated: Recent[Hashable, Generated] = Recent(128)
 """The last functions that were lowered: the text of each and its attributes, the target, and options of passes."""
 
 _TEXT_HOOK = "tilelang_callback_cuda_postproc"
@@ -89,8 +89,6 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
         return make()
     if key not in _generated:
         _generated[key] = make()
-        while len(_generated) > _KEPT:
-            del _generated[next(iter(_generated))]
     return _generated[key]
 
 

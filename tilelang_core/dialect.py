@@ -32,6 +32,8 @@ from typing import Any
 import tilelang
 from tilelang.language.eager import ast as eager_ast
 
+from tilelang_core.recent import Recent
+
 SCOPE_ATTR = "__tilelang_core_scope__"
 QUIET_ATTR = "__tilelang_core_located__"
 
@@ -54,8 +56,7 @@ class _Rewritten:
     hints: dict[str, Any]
 
 
-_KEPT = 64
-_rewritten: dict[Hashable, _Rewritten] = {}
+_rewritten: Recent[Hashable, _Rewritten] = Recent(64)
 """The functions that were rewritten last, by their lines and the names that they close over."""
 
 
@@ -72,7 +73,7 @@ class Mutator(_StockMutator):
         if known is None or any(super(Mutator, self)._try_eval(e) is not value for e, value in known.evaluated):
             known = _Rewritten(self.generic_visit(node), self._evaluated, self.extra_type_hints)
             if lines[1]:
-                _keep(key, known)
+                _rewritten[key] = known
         self.extra_type_hints = dict(known.hints)
         return known.tree
 
@@ -131,12 +132,6 @@ def _lines(file: str, module: ast.Module) -> tuple[int, str]:
     (function,) = module.body
     first = min(node.lineno for node in (function, *function.decorator_list))
     return first, "".join(linecache.getlines(file)[first - 1 : function.end_lineno])
-
-
-def _keep(key: Hashable, rewritten: _Rewritten) -> None:
-    _rewritten[key] = rewritten
-    while len(_rewritten) > _KEPT:
-        del _rewritten[next(iter(_rewritten))]
 
 
 def _is_path(node: ast.expr) -> bool:

@@ -128,9 +128,8 @@ class SmallPut:
     def heat(self, mode: str) -> Heat:
         """Ours, NCCL's exchange, and a copy with PyTorch's signals."""
         program = lambda: programs.put_and_wait(self.world.size, *SMALL)  # noqa: E731
-        entries = [Contender("nccl", self.nccl), ours("tilescale", program, self.own)]
-        entries.append(Contender("symm_mem", self.symm_mem))
-        size = self.world.size
+        own, symm_mem = ours("tilescale", program, self.own), Contender("symm_mem", self.symm_mem)
+        entries, size = [Contender("nccl", self.nccl), own, symm_mem], self.world.size
         return Heat("small_put", SMALL, "float32", size, mode, "nccl", entries, calls=_calls(mode))
 
     def draw(self, seed: int) -> Case:

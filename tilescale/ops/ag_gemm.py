@@ -216,9 +216,8 @@ def _(
     activation: str,
     gated: bool,
 ) -> list[torch.Tensor]:
-    rows = a.shape[0] * size_of(group)
-    made = [a.new_empty(rows, weight.shape[1]) for weight in weights[: 1 if gated else None]]
-    return [*made, a.new_empty(rows, a.shape[1])] if keeps else made
+    made = _fake_results(a, weights, group, gated)
+    return [*made, a.new_empty(a.shape[0] * size_of(group), a.shape[1])] if keeps else made
 
 
 @_scaled.register_fake
@@ -232,6 +231,10 @@ def _(
     activation: str,
     gated: bool,
 ) -> list[torch.Tensor]:
+    return _fake_results(a, weights, group, gated)
+
+
+def _fake_results(a: torch.Tensor, weights: list[torch.Tensor], group: str, gated: bool) -> list[torch.Tensor]:
     rows = a.shape[0] * size_of(group)
     return [a.new_empty(rows, weight.shape[1], dtype=_made(a)) for weight in weights[: 1 if gated else None]]
 

@@ -124,16 +124,7 @@ def _made(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @_operator.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    zigzag: bool,
-    ring: bool,
-    scale: float,
-    group: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(q: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _made(q)
 
 
@@ -159,19 +150,7 @@ def _gradients(
 
 
 @_gradients.register_fake
-def _(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor,
-    causal: bool,
-    zigzag: bool,
-    ring: bool,
-    scale: float,
-    group: str,
-) -> list[torch.Tensor]:
+def _(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> list[torch.Tensor]:
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tilescale.hda.units import format_bytes
 from tilescale.tuning.chart import NOBODY, OTHERS, OURS, save
 
 COLOURS = {"tilescale": OURS, "nccl": OTHERS, "symm_mem": "#009E73"}
@@ -62,15 +63,11 @@ def panel(axes: Axes, title: str, rows: Sequence[Row], peak: float | None) -> No
     axes.set_yscale("log")
     axes.set_ylim(bottom=1)
     exponents = range(12, 30, 4)
-    axes.set_xticks([1 << n for n in exponents], [_size(1 << n) for n in exponents], fontsize=7)
+    axes.set_xticks([1 << n for n in exponents], [format_bytes(1 << n) for n in exponents], fontsize=7)
     axes.tick_params(axis="y", labelsize=7)
     axes.set_title(title, fontsize=9, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:

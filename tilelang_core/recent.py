@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+"""A dictionary of the last things that were put into it: what is made again often, and not kept for ever."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+__all__ = ["Recent"]
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Recent(dict[Key, Value], Generic[Key, Value]):
+    """At most `most` entries: the oldest one makes room for a new one."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        super().__setitem__(key, value)
+        while len(self) > self._most:
+            del self[next(iter(self))]
