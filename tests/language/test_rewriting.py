@@ -11,6 +11,7 @@ import pytest
 import tilescale.language as T
 from tilelang_core import compile as stock
 from tilelang_core import dialect
+from tilelang_core.recent import Recent
 
 TARGET = {"kind": "cuda", "arch": "sm_90a"}
 
@@ -21,7 +22,7 @@ def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     visit = dialect.Mutator.visit_FunctionDef
     monkeypatch.setattr(dialect.Mutator, "visit_FunctionDef", lambda self, n: names.append(n.name) or visit(self, n))
-    monkeypatch.setattr(dialect, "_rewritten", {})
+    monkeypatch.setattr(dialect, "_rewritten", Recent(64))
     return names
 
 
@@ -83,7 +84,7 @@ def test_a_function_is_lowered_once(monkeypatch: pytest.MonkeyPatch):
     lowered = []
     lower = stock.tilelang.lower
     monkeypatch.setattr(stock.tilelang, "lower", lambda func, **how: lowered.append(how) or lower(func, **how))
-    monkeypatch.setattr(stock, "_generated", {})
+    monkeypatch.setattr(stock, "_generated", Recent(128))
 
     def program(value: int) -> Any:
         @T.prim_func
@@ -100,6 +101,6 @@ def test_a_function_is_lowered_once(monkeypatch: pytest.MonkeyPatch):
     stock.generate(program(1), {**TARGET, "arch": "sm_80"})
     stock.generate(program(1), TARGET, {"tl.disable_warp_specialized": True})
     assert len(lowered) == 4
-    monkeypatch.setattr(stock, "_KEPT", 2)
+    monkeypatch.setattr(stock._generated, "_most", 2)
     stock.generate(program(3), TARGET)
     assert len(stock._generated) == 2
