@@ -355,6 +355,65 @@ def check_gradients_and_compile(_: slice) -> None:
         say(f"PASS gradients, {name}")
 
 
+def check_gated(_: slice) -> None:
+    for rows in (16, 700):
+        a, gate, up = random(rows, 512), random(1024, 512), random(1024, 512)
+        whole = everyones(a).view(-1, 512).float()
+        want = torch.nn.functional.silu(whole @ gate.float().t()) * (whole @ up.float().t())
+        runs(
+            f"all_gather_matmul {rows}, gated",
+            lambda a=a, w=(gate, up): ops.all_gather_matmul(a, [w[0].t(), w[1].t()], activation="silu", gated=True),
+            lambda c, want=want: compare("gated", c, want),
+        )
+
+
+def check_float8(_: slice) -> None:
+    """Scales of rows and of columns; from few rows to many, whose ways differ."""
+    for rows, n, k in [(8, 256, 512), (300, 512, 1024), (1536, 3584, 1024)]:
+        whole, weight = random(SIZE * rows, k).to(torch.float8_e4m3fn), random(n, k).to(torch.float8_e4m3fn)
+        of_rows, of_columns = torch.rand(SIZE * rows, device=DEVICE) + 0.5, torch.rand(n, device=DEVICE) + 0.5
+        dist.broadcast(of_columns, 0)
+        a, of_a = whole[:rows], of_rows[:rows]
+        gathered = everyones(a).view(-1, k).float() * everyones(of_a).view(-1, 1)
+        want = gathered @ (weight.float() * of_columns[:, None]).t()
+        runs(
+            f"all_gather_matmul {SIZE * rows}x{n}x{k} of float8",
+            lambda a=a, w=weight, by=(of_a, of_columns): ops.all_gather_matmul(a, w.t(), scales=by),
+            lambda c, want=want: compare("gather of float8", c, want),
+        )
+        mine = (whole.float() * of_rows[:, None]) @ (weight.float() * of_columns[:, None]).t()
+        part = total(mine).chunk(SIZE)[RANK]
+        runs(
+            f"matmul_reduce_scatter {SIZE * rows}x{n}x{k} of float8",
+            lambda a=whole, w=weight, by=(of_rows, of_columns): ops.matmul_reduce_scatter(a, w.t(), scales=by),
+            lambda c, want=part: compare("scatter of float8", c, want),
+        )
+
+
+def check_attention_gradients(only: slice) -> None:
+    for tokens, causal, zigzag in [(200, True, True), (512, False, False)][only]:
+        shapes = ((1, tokens, 8, 128), (1, tokens, 2, 128), (1, tokens, 2, 128))
+        q, k, v = (random(*shape).requires_grad_() for shape in shapes)
+        mine = ops.sequence_positions(tokens, zigzag=zigzag).to(DEVICE)
+        places = everyones(mine).flatten()
+        whole = [everyones(x.detach()).transpose(0, 1).flatten(1, 2).float().requires_grad_() for x in (q, k, v)]
+        mask = places[:, None] >= places if causal else None
+        want = torch.nn.functional.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in whole), attn_mask=mask, enable_gqa=True
+        ).transpose(1, 2)
+        above = random(*q.shape)
+        want.backward(everyones(above).transpose(0, 1).flatten(1, 2).float())
+        title = f"gradients of sequence_attention {tokens}{' causal' * causal}"
+        for turn in range(3):
+            poison()
+            if turn % SIZE == RANK:
+                torch.cuda._sleep(LATE_CYCLES)
+            made = ops.sequence_attention(q, k, v, causal=causal, zigzag=zigzag)
+            for name, got, full in zip("qkv", torch.autograd.grad(made, (q, k, v), above), whole, strict=True):
+                compare(f"{title}: {name}", got, full.grad.chunk(SIZE, 1)[RANK])
+        say(f"PASS {title}")
+
+
 def main() -> None:
     """Checks in order; a failing one does not keep the others from running."""
     torch.cuda.set_device(DEVICE)
