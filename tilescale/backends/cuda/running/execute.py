@@ -292,8 +292,8 @@ class DeviceProgram:
         self.memory.prepare(call)  # now: later this device may wait for a peer, which waits for the memory
         into: list[Work] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
         out: list[Work] = [partial(given[i].copy_, copy) for i, copy in staged.items()]
-        begin, end = self._meetings(call)
-        launches = [*into, *self.memory.zeroed(), *begin, *self._steps(call), *end, *out]
+        begin, end = self._around(call)
+        launches = [*into, *begin, *self._steps(call), *end, *out]
         self._tell_apart(call)
         can_repeat = self.reads_at is None and not self.by_nccl
         at_once = self.queue_waits and not self._is_loaded
@@ -311,12 +311,12 @@ class DeviceProgram:
             self._plans.clear()
             self._plans.passed = passed
 
-    def _meetings(self, call: Call) -> tuple[list[Work], list[Work]]:
-        """How all ranks meet when a call begins, and when it ends."""
+    def _around(self, call: Call) -> tuple[list[Work], list[Work]]:
+        """What a call begins with, and ends with: flags of zero, and all ranks meet. One kernel may do all of that."""
         meets = self._lowered.meets
-        if meets.inside or not self._waits:
+        if meets.inside:
             return [], []
-        begin: list[Work] = []
+        begin = self.memory.zeroed()
         if meets.entry:
             came = self.guard.meeting(self._entry, self.memory.digest(call), patience=meets.patience)
             begin.append(self._everybody(came))
