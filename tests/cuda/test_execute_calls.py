@@ -105,6 +105,17 @@ def test_a_plan_that_repeats_becomes_a_graph(device: Device):
     assert own.again(tuple(given)) and device.names() == ["put_0"]
 
 
+def test_kernels_are_loaded_before_one_of_them_runs_where_a_queue_waits_for_what_follows(device: Device):
+    own = device.program(put())
+    own.queue_waits = True
+    given = [device.heap.zeros((64, 64), torch.float32) for _ in range(4)]
+    own(given[:2])
+    assert device.names() == ["replay"] and [[entry[0] for entry in graph] for graph in device.graphs] == [["put_0"]]
+    device.log.clear()
+    own(given[2:])  # of other tensors: the kernels are there
+    assert device.names() == ["put_0"]
+
+
 def test_loops_of_the_host_are_unrolled_with_their_steps(device: Device):
     own = device.program(scaled())
     x = torch.zeros(64, 64)

@@ -84,7 +84,9 @@ class DeviceProgram:
         self.exchanges = Workspaces()
         self.sums = Sums()
         self.queue: CopyQueue | None = None  # once a step uses it
+        self.queue_waits = False
         self._transport: transports.Transport | None = None  # once something does
+        self._is_loaded = False  # once a call was made
         if not self.is_alone:
             at = self.program.launches[0].where
             self.on_all(lambda: self.near.check(self.team, self.target, at))
@@ -294,7 +296,9 @@ class DeviceProgram:
         launches = [*into, *begin, *self._steps(call), *end, *out]
         self._tell_apart(call)
         can_repeat = self.reads_at is None and not self.by_nccl
-        plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat)
+        at_once = self.queue_waits and not self._is_loaded
+        plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat, at_once=at_once)
+        self._is_loaded = True
         self._plans.keep(values, plan)
         return plan
 
