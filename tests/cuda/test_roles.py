@@ -51,6 +51,23 @@ def test_notes_say_which_role_does_what(func: Any, said: list[str]):
     assert told(func()) == said
 
 
+@pytest.mark.parametrize(
+    ("func", "when"),
+    [
+        (lambda: programs.put(rows=1024, columns=1024, blocks=8), "asynchronous, completed before its tile is written"),
+        (lambda: programs.rs_gemm(shape=SMALL, direct=True), "synchronous: its signal follows at once"),
+        (
+            lambda: programs.rs_gemm(shape=SMALL, direct=True, stages=2, blocks=12),
+            "asynchronous, completed before the next turn of the loop ends",
+        ),
+    ],
+    ids=["put", "rs", "rs persistent"],
+)
+def test_notes_say_when_a_copy_to_a_peer_is_complete(func: Any, when: str):
+    (said,) = (note for note in notes(func()) if "synchronous" in note)
+    assert when in said
+
+
 def waiting(kind: str) -> Any:
     """A product of tiles that waits, in one of several ways."""
 
