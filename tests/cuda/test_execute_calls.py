@@ -147,7 +147,13 @@ def test_scalars_that_only_kernels_take_need_no_plan_of_their_own(device: Device
         assert own.again((flags, 7))
     assert device.names() == ["turns_0"] * LAUNCHED_BEFORE + ["replay"]
     assert device.graphs[0][0][1 + place] == 7
+    plan = own._plans.get((flags, 7))
+    graph = plan._graph
+    device.capturing = True
     assert own.again((flags, 8)) and device.log[0][1 + place] == 8, "the graph was for another scalar"
+    assert plan._graph is graph, "no graph is destroyed while another one is captured"
+    device.capturing = False
+    assert own.again((flags, 8)) and device.log[0][1 + place] == 8 and plan._graph is None
 
 
 def test_what_looks_at_the_device_is_never_a_graph(device: Device, monkeypatch: pytest.MonkeyPatch):

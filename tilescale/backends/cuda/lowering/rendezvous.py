@@ -14,17 +14,15 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.completion import published
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
-from tilescale.backends.cuda.lowering.markers import sync
+from tilescale.backends.cuda.lowering.markers import by_nvshmem, sync
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.hda import Machine
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program, Sequence
-from tilescale.program.operations import Collective, Copy, operation
+from tilescale.program.operations import Collective, operation
 from tilescale.program.rendezvous import involves_others, needs_rendezvous_at_entry, needs_rendezvous_at_exit
 
 ENTRY, EXIT = "the barrier at its entry", "the barrier at its exit"
@@ -95,12 +93,16 @@ def _has_collective_of_host(part: Part) -> bool:
 # -- inside a kernel ---------------------------------------------------------------------------------------------------
 
 
-def fits_inside(body: Part, machine: Machine) -> bool:
+def fits_inside(body: Part, target: Target) -> bool:
     """Whether a planned program is one grid that is small enough to meet itself.
 
     All of its blocks wait at their begin, so a grid that fills the device keeps its processors from others' work; and
     what waits at the begin of a block is no producer's work, so loops that TileLang would give to one stay as they are.
+    Devices that do not all share memory meet in two steps, which the host starts.
     """
+    if target.near != target.devices:
+        return False
+    machine = target.machine
     parts = [(launch, part) for launch, part in _parts(body, None)]
     if len(parts) != 1:
         return False
@@ -110,7 +112,7 @@ def fits_inside(body: Part, machine: Machine) -> bool:
     extents = ir.constants(launch.grid)
     if extents is None or launch.cluster_size > 1:
         return False
-    if ir.contains(phase.stmt, _is_by_library):
+    if ir.contains(phase.stmt, by_nvshmem):  # which completes what it does in its own way
         return False
     held = machine.count(machine.program_level.name, machine.tensor_level.name)
     return 0 < math.prod(extents) <= held and not ir.contains(phase.stmt, _is_pipelined)
@@ -128,12 +130,6 @@ def _parts(part: Part, launch: Launch | None) -> Iterator[tuple[Launch | None, P
 
 def _is_pipelined(node: Any) -> bool:
     return isinstance(node, ir.For) and "num_stages" in node.annotations
-
-
-def _is_by_library(node: Any) -> bool:
-    """Whether a copy is made by a library that completes it in its own way."""
-    made = operation(node)
-    return isinstance(made, Copy) and made.impl == nvshmem_link.IMPL
 
 
 def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:

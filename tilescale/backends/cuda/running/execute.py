@@ -11,6 +11,7 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
+from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.host_step import HostStep
@@ -72,9 +73,10 @@ class DeviceProgram:
         self._group = Group(self.team)
         agree(self._group, _facts(self.program, machine, self.options))
         self.sizes = self._sizes()
-        stride = STRIDE if self.is_alone else self.near.stride
+        stride, mapped = (STRIDE, 1) if self.is_alone else (self.near.stride, self.near.size)
         by_nccl = not settings().share_gpus and self.team.ranks == self.world.ranks
-        self.target = Target(machine, self.sizes, stride, nccl=by_nccl)
+        by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
+        self.target = Target(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._plans, self._turns = Plans(), turns(self.device)
@@ -121,7 +123,8 @@ class DeviceProgram:
     @cached_property
     def guard(self) -> Guard:
         """What bounds its waits. Collective at its first use."""
-        return Guard(self.program.name, self.world, self.heap, self._limit_ns, self.sites, self.compile)
+        heap = self.heap if self.is_alone else self.near.heap
+        return Guard(self.program.name, self.world, heap, self._limit_ns, self.sites, self.compile)
 
     def _build(self) -> None:
         self._plans.clear()

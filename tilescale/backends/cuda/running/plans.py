@@ -56,6 +56,7 @@ class Plan:
         self._scalars = [values[i] for i in passed]
         self._calls = LAUNCHED_BEFORE if at_once else 0
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._is_stale = False  # the graph: it has other scalars
 
     def launch(self, values: Sequence[Any], capturing: bool) -> None:
         """Put everything on the current stream, which may be `capturing` a graph of the caller's."""
@@ -63,6 +64,8 @@ class Plan:
             self._take(values)
         if capturing or not self._can_repeat:
             return run(self._launches)
+        if self._is_stale:  # forgotten only here: a graph may not be destroyed while another one is captured
+            self._graph, self._is_stale = None, False
         if self._graph is None and self._calls == LAUNCHED_BEFORE:
             self._graph = _captured(self._launches)
         if self._graph is not None:
@@ -76,7 +79,7 @@ class Plan:
             return
         for kernel in self._kernels:
             kernel.take(values)
-        self._scalars, self._calls, self._graph = scalars, 0, None
+        self._scalars, self._calls, self._is_stale = scalars, 0, True
 
 
 class Plans:
