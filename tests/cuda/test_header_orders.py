@@ -14,7 +14,8 @@ from tilescale.backends.cuda import headers
 HEADERS = Path(headers.__file__).parent
 
 FUNCTION = re.compile(
-    r"^( *)(?:static )?__device__ [^\n]*?(\w+)\([^;{]*\) (?:const )?(\{ [^\n]*\}$|\{\n.*?^\1\})", re.DOTALL | re.MULTILINE
+    r"^( *)(?:static )?__device__ [^\n]*?(\w+)\([^;{]*\) (?:const )?(\{ [^\n]*\}$|\{\n.*?^\1\})",
+    re.DOTALL | re.MULTILINE,
 )
 PARTS = re.compile(
     r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
