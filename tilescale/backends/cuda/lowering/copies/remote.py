@@ -10,6 +10,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.deferred import KEPT, NO_SIGNAL
 from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.roles import AHEAD
 from tilescale.backends.cuda.lowering.signals import signal_peer
 from tilescale.program.operations import Copy
 
@@ -40,7 +41,9 @@ class RemoteCopy:
         local = stage.expr(copy.near)
         names = [name.removesuffix("_view") for name in (ir.region_parts(copy.near)[0].name, buffer.name)]
         what = f"T.copy({names[0]}, {names[1]}, {'dst' if copy.to_peer else 'src'}=)"
-        stage.notes.append(f"{what}: {stage.choice(call)}")
+        choice = stage.choice(call)
+        how = choice if ir.attribute(call, AHEAD) is None else f"{choice.name} (by the producer, ahead of its use)"
+        stage.notes.append(f"{what}: {how}")
         if copy.to_peer and (when := _completed(copy)):
             stage.notes.append(f"{what}: {when}")
         return cls(stage, copy, slot, (local, remote) if copy.to_peer else (remote, local))
