@@ -238,8 +238,8 @@ class _Placement:
         elif self.gates:
             stmt = tir.sequence([specialise.registers(_POLLING, self.phase.launch.thread_count), stmt])
         gates, kept = self._waits(), tuple(self.left.kept)
-        ahead = {"ahead": frozenset(own), "pulled": frozenset(pulled)}
-        return Roles(stmt, True, gates, len(loads), **ahead, kept=kept, notes=self._notes())
+        ahead, far = frozenset(own), frozenset(pulled)
+        return Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
 
     def _waits(self) -> int:
         return sum(_count(gate, acquires) for gate in self.gates)
