@@ -3,10 +3,12 @@
 
 Why: stock TileLang gives a pipelined loop a producer of its own, which is what makes it fast, but knows nothing of
 waits: it would load ahead of them, so by default a phase with waits has no producer. Before: waits before and inside
-a pipelined loop, signals and copies to peers after it. After: the same statements, waits that gate the loop's loads as
-its first statements (`if k == 0: wait`, by each warp for itself), which TileLang moves into the producer together with
-the loads; everything after the loop belongs to the other threads. Declines what it cannot prove right, with the reason
-as a note: the phase then keeps one role, and the loop loads in the order of the program.
+a pipelined loop, copies from peers in it, signals and copies to peers after it. After: the same statements, waits that
+gate the loop's loads as its first statements (`if k == 0: wait`, by each warp for itself), which TileLang moves into
+the producer together with the loads; everything after the loop belongs to the other threads. Copies from peers among
+the loads are bulk copies, even where loads by threads would take less for one alone: several are under way. Declines
+what it cannot prove right, with the reason as a note: the phase then keeps one role, and the loop loads in the order
+of the program.
 """
 
 from __future__ import annotations
