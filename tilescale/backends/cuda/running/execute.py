@@ -74,7 +74,7 @@ class DeviceProgram:
         agree(self._group, _facts(self.program, machine, self.options))
         self.sizes = self._sizes()
         stride, mapped = (STRIDE, 1) if self.is_alone else (self.near.stride, self.near.size)
-        by_nccl = not settings().share_gpus and self.team.ranks == self.world.ranks
+        by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)
         by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
         self.target = Target(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
         self.sites: list[Site] = []
@@ -109,9 +109,10 @@ class DeviceProgram:
         """What carries tensors to the others. Collective: a build's first use of it opens it. Raises LaunchError."""
         if not self.target.nccl:
             raise LaunchError(
-                f"{self.program.name!r} runs on several nodes, and NCCL, which joins them, serves neither a part of "
-                "the job's ranks nor two of them on one GPU",
-                hint="run it on all ranks, with a GPU for each",
+                f"{self.program.name!r} runs on several nodes, and NCCL, which joins them, takes neither two ranks on "
+                "one GPU nor a part of a job that has not joined it before",
+                hint="give each rank a GPU; before a part of the ranks runs it, call "
+                "torch.distributed.init_process_group on all of them",
                 where=self.program.launches[0].where,
             )
         if self._transport is None:

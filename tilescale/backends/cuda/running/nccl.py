@@ -18,13 +18,14 @@ from tilescale.settings import settings
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.comm import World
+    from tilescale.comm import Team, World
 
 
 class Member(Protocol):
     """The program on this rank's device, as far as groups know it; `by_nccl` becomes true once it has one."""
 
     world: World
+    team: Team
     device: torch.device
     sizes: tuple[tuple[str, int], ...]
     by_nccl: bool
@@ -48,21 +49,37 @@ def aborted() -> bool:
     return _aborted
 
 
+def joins(team: Team, world: World) -> bool:
+    """Whether NCCL can join a team's ranks: all of the job, or some of them once the whole job has joined before."""
+    import torch.distributed as dist
+
+    return team.ranks == world.ranks or (dist.is_available() and dist.is_initialized())
+
+
 def group(own: Member, level: str) -> Any:
     """The process group of the devices that are siblings at a level. Collective: all ranks ask in the same order."""
     return group_of(own, _teams(own, level))
 
 
 def group_of(own: Member, teams: tuple[tuple[int, ...], ...]) -> Any:
-    """This rank's of the process groups of `teams`, which have each rank once. Collective, as `group`."""
-    import torch.distributed as dist
-
+    """This device's of the process groups of `teams`, which have each device once. Collective, as `group`."""
     own.by_nccl = True
     _start(own)
-    if teams not in _groups:
+    ranks = tuple(tuple(own.team.ranks[device] for device in team) for team in teams)
+    if ranks not in _groups:
+        _groups[ranks] = _made(own, ranks)
+    return _groups[ranks]
+
+
+def _made(own: Member, teams: tuple[tuple[int, ...], ...]) -> Any:
+    """This rank's of new process groups, of the job's ranks."""
+    import torch.distributed as dist
+
+    if own.team.ranks == own.world.ranks:
         made = [dist.new_group(list(team)) for team in teams]
-        _groups[teams] = next(g for team, g in zip(teams, made, strict=True) if own.world.rank in team)
-    return _groups[teams]
+        return next(g for team, g in zip(teams, made, strict=True) if own.world.rank in team)
+    mine = next(team for team in teams if own.world.rank in team)
+    return dist.new_group(list(mine), use_local_synchronization=True)  # the job's other ranks do not come
 
 
 def reduce_op(reduction: str) -> Any:
@@ -95,14 +112,14 @@ def renew() -> None:
 
 
 def _teams(own: Member, level: str) -> tuple[tuple[int, ...], ...]:
-    """Ranks by group: those that agree in all levels but this one."""
+    """Devices by group: those that agree in all levels but this one."""
     names, sizes = [n for n, _ in own.sizes], [s for _, s in own.sizes]
     axis = names.index(level)
     stride = 1
     for size in sizes[axis + 1 :]:
         stride *= size
     groups: dict[int, list[int]] = {}
-    for rank in range(own.world.size):
+    for rank in range(own.team.size):
         own_part = rank // stride % sizes[axis]
         groups.setdefault(rank - own_part * stride, []).append(rank)
     return tuple(tuple(ranks) for ranks in groups.values())

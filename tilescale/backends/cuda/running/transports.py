@@ -52,7 +52,7 @@ class Nccl:
     def __init__(self, own: Owner, group: int):
         """Collective. `group` devices of consecutive numbers share memory."""
         devices = own.team.size
-        self._own = own
+        self._own, self._ranks = own, own.team.ranks
         self._all = nccl.group_of(own, (tuple(range(devices)),))
         self._rail = nccl.group_of(own, tuple(tuple(range(place, devices, group)) for place in range(group)))
 
@@ -66,8 +66,8 @@ class Nccl:
         """See `Transport.exchange`: by send and receive, all at once."""
         import torch.distributed as dist
 
-        made = [dist.P2POp(dist.isend, m.tensor, m.device, self._all) for m in sends if m.tensor.numel()]
-        made += [dist.P2POp(dist.irecv, m.tensor, m.device, self._all) for m in receives if m.tensor.numel()]
+        all_of = [*((dist.isend, m) for m in sends), *((dist.irecv, m) for m in receives)]
+        made = [dist.P2POp(way, m.tensor, self._ranks[m.device], self._all) for way, m in all_of if m.tensor.numel()]
         started = dist.batch_isend_irecv(made) if made else []
         return lambda: [work.wait() for work in started]
 
