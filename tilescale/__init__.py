@@ -10,6 +10,7 @@
     tilescale.stand_in          external functions for the emulator
     tilescale.ops               finished operators and layers for PyTorch
     tilescale.autotune          the fastest configuration     tilescale.calibrated    a machine as it was measured
+    tilescale.measured          the fastest schedule of a program's collectives
 
 Importing this package reads nothing, writes nothing and probes nothing; names load what they need when first used.
 """
@@ -37,6 +38,7 @@ _HOMES = {
     "from_tensor": "tilescale.comm",
     "init": "tilescale.comm",
     "jit": "tilescale.runtime.compile",
+    "measured": "tilescale.tuning.schedules",
     "stand_in": "tilescale.backends.emulator.operations.stand_ins",
     "use_machine": "tilescale.hda.current",
     "zeros": "tilescale.comm",
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from tilescale.runtime.compile import compile, jit
     from tilescale.runtime.kernel import Kernel
     from tilescale.tuning.autotune import autotune
+    from tilescale.tuning.schedules import measured
 
 
 def __getattr__(name: str) -> Any:

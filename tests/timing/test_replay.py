@@ -44,6 +44,16 @@ def test_a_server_shares_itself_evenly():
     assert server.busy_s == 6.0
 
 
+def test_shares_follow_weights():
+    """A user as heavy as three others beside one: he gets three quarters, then the other one gets all."""
+    events, ends = Events(), {}
+    server = Server(events)
+    server.serve(3.0, lambda: ends.setdefault("heavy", events.now), weight=3)
+    server.serve(3.0, lambda: ends.setdefault("light", events.now))
+    events.run()
+    assert ends == {"heavy": 4.0, "light": 6.0}
+
+
 def test_a_late_user_slows_down_those_who_are_there():
     events, ends = Events(), {}
     server = Server(events)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ from tilescale.hda.current import as_machine, use_machine
 from tilescale.hda.names import BuiltIn
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.runtime.kernel import Kernel
+
+Chooser = Callable[[Callable[[str | Schedule], Kernel]], Kernel]
+"""Takes what binds a program with a schedule to a machine, and returns the kernel of the schedule that it chooses."""
 
 SCHEDULES = ("sequential", "overlap")
 """How phases follow one another: in order, which is always right, or overlapped where that is right and pays."""
@@ -32,7 +36,7 @@ def compile(  # noqa: A001 - TileLang's name
     compile_flags: list[str] | str | None = None,
     *,
     machine: Machine | BuiltIn | str | None = None,
-    schedule: str | Schedule = "sequential",
+    schedule: str | Schedule | Chooser = "sequential",
     wait_s: float | None = None,
     team: Team | None = None,
 ) -> Kernel:
@@ -43,7 +47,7 @@ def compile(  # noqa: A001 - TileLang's name
         machine: a machine, a built-in name or a path; None means the current one.
         schedule: "sequential": phases in program order. "overlap": collectives of whole tensors run beside the grids
             that make or read what they move, where that is proven right and the cost model says that it pays. Or what
-            `Kernel.moves` of the same program says, edited.
+            `Kernel.moves` of the same program says, edited. Or `tilescale.measured`, which measures the best few.
         wait_s: longest time in seconds that a wait for another device takes; None takes TILESCALE_WAIT_S (30 if unset).
         team: the ranks whose devices it runs on, each of which calls it; None for all ranks of the job.
         out_idx: positions of parameters that a call allocates and returns.
@@ -60,9 +64,9 @@ def compile(  # noqa: A001 - TileLang's name
             positive, options of other types, a target that TileLang does not know, or a function traced for another
             machine that cannot be traced again.
     """
-    if not isinstance(schedule, Schedule) and schedule not in SCHEDULES:
+    if not (isinstance(schedule, Schedule) or callable(schedule) or schedule in SCHEDULES):
         raise UsageError(
-            f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}, or a tilescale.Schedule",
+            f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}, tilescale.measured, or a tilescale.Schedule",
             hint="leave schedule out",
         )
     _check_options(wait_s=wait_s, team=team, out_idx=out_idx, pass_configs=pass_configs, compile_flags=compile_flags)
@@ -80,7 +84,8 @@ def compile(  # noqa: A001 - TileLang's name
         "pass_configs": pass_configs,
         "compile_flags": compile_flags,
     }
-    return Kernel(func, as_machine(machine), options, schedule)
+    bind = functools.partial(Kernel, func, as_machine(machine), options)
+    return schedule(bind) if callable(schedule) else bind(schedule)
 
 
 _OPTIONS: dict[str, tuple[str, tuple[type, ...]]] = {
@@ -112,7 +117,7 @@ def jit(
     function: Callable | None = None,
     *,
     machine: Machine | BuiltIn | str | None = None,
-    schedule: str | Schedule = "sequential",
+    schedule: str | Schedule | Chooser = "sequential",
     wait_s: float | None = None,
     **options: Any,
 ) -> Any:

@@ -210,10 +210,12 @@ class Replay:
             if not open_:
                 over(ends)
 
+        # A unit that owns tensors, or an engine of its own, keeps as much in flight as all its programs together.
+        weight = self.places if live.place is None else 1
         self.events.at(self.events.now + step.floor_s, lambda: met(None))
         for index, part in enumerate(step.parts):
             for resource, seconds in part.demands.items():
-                self._server(live, resource).serve(seconds, lambda i=index: met(i))
+                self._server(live, resource).serve(seconds, lambda i=index: met(i), weight)
 
     def _performed(
         self, live: Live, step: Work, begin: float, ends: list[float], cause: int | None, suffix: str

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Events in simulated time, and resources that share themselves among their users.
 
-A resource is a processor-sharing server (Kleinrock, "Time-shared Systems: a theoretical treatment", 1967): n users get
-1/n of it each. SimGrid's fluid models (Casanova et al., 2014) couple the shares of a flow over all links that it
-crosses; here a step's demands are met independently of each other, and it ends with the last. That lets a start or end
-touch one resource instead of all, at the price of some optimism where flows of different bottlenecks meet.
+A resource is a processor-sharing server (Kleinrock, "Time-shared Systems: a theoretical treatment", 1967): users get
+shares of it in proportion to their weights. SimGrid's fluid models (Casanova et al., 2014) couple the shares of a flow
+over all links that it crosses; here a step's demands are met independently of each other, and it ends with the last.
+That lets a start or end touch one resource instead of all, at the price of some optimism where flows of different
+bottlenecks meet.
 """
 
 from __future__ import annotations
@@ -44,20 +45,22 @@ class Events:
 
 
 class Server:
-    """A resource that can do one second of work in a second, evenly for all whom it serves at a time.
+    """A resource that can do one second of work in a second, for all whom it serves at a time.
 
-    Its own clock counts the work that each of its users has got since they came: who wants `seconds` of it is done when
-    that clock has advanced so far. So nothing changes for those who stay when others come or go.
+    Its own clock counts the work that a user of weight 1 has got since he came: who wants `seconds` of it is done when
+    that clock has advanced so far, or as many times less as he weighs. So nothing changes for those who stay when
+    others come or go.
 
     Attributes:
         busy_s: work that it was asked for so far.
     """
 
-    __slots__ = ("_due", "_events", "_jobs", "_order", "_plan", "_since", "_work", "busy_s")
+    __slots__ = ("_due", "_events", "_jobs", "_order", "_plan", "_since", "_weight", "_work", "busy_s")
 
     def __init__(self, events: Events):
         self._events = events
-        self._jobs: list[tuple[float, int, Action]] = []
+        self._jobs: list[tuple[float, int, Action, int]] = []
+        self._weight = 0
         self._order = 0
         self._plan = 0
         self._due = math.inf
@@ -65,12 +68,13 @@ class Server:
         self._work = 0.0
         self.busy_s = 0.0
 
-    def serve(self, seconds: float, done: Action) -> None:
-        """Do `seconds` of work, then call `done`."""
+    def serve(self, seconds: float, done: Action, weight: int = 1) -> None:
+        """Do `seconds` of work for a user who weighs as much as so many others, then call `done`."""
         self._advance()
         self.busy_s += seconds
         self._order += 1
-        heapq.heappush(self._jobs, (self._work + seconds, self._order, done))
+        self._weight += weight
+        heapq.heappush(self._jobs, (self._work + seconds / weight, self._order, done, weight))
         # Another user can only delay the others: what was announced for them is at most too early.
         due = self._next()
         if due < self._due:
@@ -79,12 +83,12 @@ class Server:
     def _advance(self) -> None:
         now = self._events.now
         if self._jobs:
-            self._work += (now - self._since) / len(self._jobs)
+            self._work += (now - self._since) / self._weight
         self._since = now
 
     def _next(self) -> float:
         """When somebody is done, as things stand."""
-        return self._events.now + (self._jobs[0][0] - self._work) * len(self._jobs)
+        return self._events.now + (self._jobs[0][0] - self._work) * self._weight
 
     def _announce(self, due: float) -> None:
         self._plan += 1
@@ -101,7 +105,9 @@ class Server:
         if self._next() <= self._events.now * (1 + ROUNDING):
             self._work = jobs[0][0]
         while jobs and jobs[0][0] <= self._work:
-            ended.append(heapq.heappop(jobs)[2])
+            _, _, done, weight = heapq.heappop(jobs)
+            self._weight -= weight
+            ended.append(done)
         if jobs:
             self._announce(self._next())
         for done in ended:

@@ -38,6 +38,8 @@ class Search:
         configs: all configurations.
         trace: makes the program of a configuration.
         build: makes what calls its kernel.
+        cost: estimates the microseconds of a configuration, all ranks the same; None: the simulation does, and where
+            times are simulated, those are the times.
         shapes: arguments of a unit, where programs leave extents open.
         top: how many are measured at most; None for all.
         within: those are left out whose estimate is more than this many times the least; None for nobody.
@@ -50,6 +52,7 @@ class Search:
     configs: Sequence[Config]
     trace: Callable[[Config], ir.PrimFunc]
     build: Callable[[Config], Runner]
+    cost: Callable[[Config], float] | None = None
     shapes: Sequence[Any] | None = None
     top: int | None = 8
     within: float | None = None
@@ -65,7 +68,7 @@ class Search:
             UsageError: no configuration works; says why of each.
         """
         trials = self._estimated(place, steps)
-        trials = trials if place.simulated else self._measured(trials, place, steps)
+        trials = trials if place.simulated and self.cost is None else self._measured(trials, place, steps)
         timed = sorted((t for t in trials if t.us is not None), key=lambda t: t.us or 0.0)
         if not timed:
             reasons = "\n".join(f"    {words(t.config)}: {t.failed}" for t in trials[:16])
@@ -77,7 +80,9 @@ class Search:
         return Tuned(best.config, best.us or 0.0, place.simulated, date, (*timed, *others))
 
     def _estimated(self, place: Place, steps: Steps) -> list[Trial]:
-        """A trial for each configuration; every rank estimates its share."""
+        """A trial for each configuration; every rank simulates its share."""
+        if self.cost is not None:
+            return [Trial(config, self.cost(config)) for config in self.configs]
         team, mine = place.team, {}
         own = range(team.rank, len(self.configs), team.size)
         for i in steps.over(own, "estimated"):

@@ -3,6 +3,7 @@
 
     rewrite.py    one collective after the other: what is rewritten, what stays, and why
     schedule.py   what was decided for each, as an object that can be edited and passed back
+    candidates.py schedules that are worth measuring
     legality.py   what must hold before a collective may be taken apart
     uses.py       where a grid uses a tensor, and which of its rows each program touches
     chunks.py     rows that travel together, and their flags

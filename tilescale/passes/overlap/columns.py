@@ -17,7 +17,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
 from tilescale.passes.overlap.edits import Edits, located, rank_of
-from tilescale.passes.overlap.estimate import Travel, best_chunk, in_order
+from tilescale.passes.overlap.estimate import Travel, choose_chunk, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.sides import check_some, readers_of
@@ -79,10 +79,9 @@ def _choose(site: Site, uses: Uses, rows: Rows, readers: tuple[Use, ...], move: 
         return own + float(first.done(travel.queue.startup + np.cumsum(steps))[-1]) + rest
 
     step = uses.step(readers[0], rows.height, site.made.level)
-    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
-    move.chunk, move.beside_s = chunk, seconds(chunk)
+    move.chunk = choose_chunk(move, travel, step, seconds)
     move.in_order_s = in_order(site, uses, first.seconds + rest)
-    return chunk
+    return move.chunk
 
 
 def _sent(site: Site, chunks: Chunks, here: ir.Buffer, units: int) -> list[ir.Stmt]:

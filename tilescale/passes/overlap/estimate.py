@@ -8,7 +8,7 @@ grid goes on through the chunks in the order in which they come, or go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Mechanism, Network
 from tilescale.passes.overlap.legality import Site
-from tilescale.passes.overlap.schedule import QUEUE, Declined
+from tilescale.passes.overlap.schedule import QUEUE, Declined, Move
 from tilescale.passes.overlap.uses import Uses
 from tilescale.passes.overlap.work import Work, bandwidth_of, last
 
@@ -131,11 +131,24 @@ def _gone(travel: Travel, chunk: int, made: np.ndarray) -> list[float]:
     return found
 
 
-def best_chunk(travel: Travel, step: int, seconds: Callable[[int], float]) -> int:
-    """The rows of a chunk for which `seconds` is least."""
-    times = {chunk: seconds(chunk) for chunk in travel.chunks(step)}
-    least = min(times.values())
-    return min(chunk for chunk, time in times.items() if time <= least * (1 + CLOSE))
+def by_estimate(times: Mapping[int, float]) -> list[int]:
+    """Rows of chunks, those with the least seconds first; of those that are close to the least, the smallest."""
+    limit = min(times.values()) * (1 + CLOSE)
+    return sorted(times, key=lambda rows: (times[rows] > limit, rows if times[rows] <= limit else times[rows]))
+
+
+def choose_chunk(
+    move: Move, travel: Travel, step: int, seconds: Callable[[int], float], carrier: str | None = None
+) -> int:
+    """The rows of a chunk that `move` asks for, or else those for which `seconds` is least; it gets the estimates."""
+    chunk = move.chunk
+    if chunk is None:
+        times = {rows: seconds(rows) for rows in travel.chunks(step)}
+        move.estimates |= {(carrier, rows): time for rows, time in times.items()}
+        chunk = by_estimate(times)[0]
+    chunk = min(chunk, travel.height)
+    move.beside_s = seconds(chunk)
+    return chunk
 
 
 def in_order(site: Site, uses: Uses, grid: float) -> float:

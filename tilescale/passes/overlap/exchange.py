@@ -20,7 +20,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
 from tilescale.passes.overlap.edits import Edits, located, rank_of
-from tilescale.passes.overlap.estimate import Travel, best_chunk, exchanged, in_order
+from tilescale.passes.overlap.estimate import Travel, choose_chunk, exchanged, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting, uses_after
 from tilescale.passes.overlap.order import Arrival, Departure, Order, is_in, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import Declined, Move
@@ -132,9 +132,7 @@ def _maker(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, sent: Rows, 
     return use
 
 
-def _readers(
-    root: ir.Var, mine: Step, graph: Dependence, uses: Uses, received: Rows, level: str
-) -> tuple[Use, ...]:
+def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, received: Rows, level: str) -> tuple[Use, ...]:
     """Where grids behind read what arrives. Raises Declined if they cannot begin before all is there."""
     check_unwritten(root, mine, graph, "its result")
     found = readers_of(root, mine, graph, uses, received)
@@ -158,10 +156,10 @@ def _choose(found: _Exchange, move: Move) -> int:
 
     beside = [*found.readers[:1], *([found.maker] if found.maker else [])]
     step = math.lcm(*(uses.step(use, rows.height, found.level) for use in beside))
-    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
+    move.chunk = choose_chunk(move, travel, step, seconds)
     grids = sum(work.seconds for work in (made, first) if work is not None) + rest
-    move.chunk, move.beside_s, move.in_order_s = chunk, seconds(chunk), in_order(site, uses, grids)
-    return chunk
+    move.in_order_s = in_order(site, uses, grids)
+    return move.chunk
 
 
 # -- the program -------------------------------------------------------------------------------------------------------

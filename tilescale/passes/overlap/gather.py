@@ -19,7 +19,7 @@ from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks
 from tilescale.passes.overlap.columns import overlap_columns
 from tilescale.passes.overlap.edits import Edits, located, rank_of
-from tilescale.passes.overlap.estimate import Travel, best_chunk, gathered, in_order
+from tilescale.passes.overlap.estimate import Travel, choose_chunk, gathered, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting
 from tilescale.passes.overlap.order import Arrival, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import Declined, Move
@@ -110,10 +110,9 @@ def _choose(gather: _Gather, move: Move) -> int:
         return gathered(travel, chunk, first) + rest
 
     step = uses.step(gather.readers[0], rows.height, gather.level)
-    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
-    move.chunk, move.beside_s = chunk, seconds(chunk)
+    move.chunk = choose_chunk(move, travel, step, seconds)
     move.in_order_s = in_order(site, uses, first.seconds + rest)
-    return chunk
+    return move.chunk
 
 
 def _started(gather: _Gather, flags: ir.Buffer, chunk: int, *, in_place: bool) -> list[ir.Stmt]:

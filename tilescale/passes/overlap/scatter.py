@@ -22,7 +22,7 @@ from tilescale.cost.choose import TIE
 from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
 from tilescale.passes.overlap.edits import Edits, located
 from tilescale.passes.overlap.epilogue import Tile, add_where_made
-from tilescale.passes.overlap.estimate import Travel, best_chunk, in_order, reduced
+from tilescale.passes.overlap.estimate import Travel, choose_chunk, in_order, reduced
 from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import QUEUE, TILES, Declined, Move
@@ -148,9 +148,8 @@ def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
         return reduced(travel, chunk, work, everywhere=scatter.everywhere)
 
     step = uses.step(maker, rows.height, scatter.level)
-    chunk = min(move.chunk or best_chunk(travel, step, seconds), rows.height)
-    move.beside_s, move.in_order_s = seconds(chunk), in_order(site, uses, work.seconds)
-    return chunk
+    move.in_order_s = in_order(site, uses, work.seconds)
+    return choose_chunk(move, travel, step, seconds, carrier)
 
 
 def _carriers(scatter: _Scatter, move: Move) -> list[str]:
@@ -190,9 +189,7 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
 
     def away(tile: Tile) -> list[ir.Stmt]:
         region = tir.region(inbox, [tile.rank, tile.row, tile.column], [1, *tile.buffer.shape], "w")
-        return [
-            put(level, whole(tile.buffer, "r"), region, tile.owner, flag(here, tile.rank, tile.row // chunks.rows))
-        ]
+        return [put(level, whole(tile.buffer, "r"), region, tile.owner, flag(here, tile.rank, tile.row // chunks.rows))]
 
     def after(tile: Tile) -> list[ir.Stmt]:
         if back is None:

@@ -45,6 +45,7 @@ class Move:
         where: the user's line.
         why: the reason, in words.
         in_order_s, beside_s: seconds that it is estimated to take with its grids, in order and overlapped.
+        estimates: the same seconds for each carrier, None where there is one only, and number of rows in question.
     """
 
     collective: str
@@ -57,6 +58,7 @@ class Move:
     why: str = ""
     in_order_s: float | None = None
     beside_s: float | None = None
+    estimates: dict[tuple[str | None, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
@@ -65,11 +67,16 @@ class Move:
             raise UsageError(f"Move(carrier={self.carrier!r}): it is {QUEUE!r} or {TILES!r}", hint="leave it out")
 
     def __str__(self) -> str:
-        source, target = self.tensors
         line = f" (line {self.where.line})" if self.where else ""
         order = ", tiles in the order of travel" if self.ordered else ", tiles as written"
         how = f"beside the grid, {self.chunk} rows at a time{order}" if self.overlapped else "in order"
-        return f"{self.collective} {source} -> {target}{line}: {how}: {self.why}{self._estimate()}"
+        return f"{self.title}{line}: {how}: {self.why}{self._estimate()}"
+
+    @property
+    def title(self) -> str:
+        """What moves, from where to where."""
+        source, target = self.tensors
+        return f"{self.collective} {source} -> {target}"
 
     def _estimate(self) -> str:
         if self.in_order_s is None or self.beside_s is None:
@@ -79,12 +86,18 @@ class Move:
 
 @dataclass
 class Schedule:
-    """The collectives of a program in order, and what happens with each."""
+    """The collectives of a program in order, and what happens with each.
+
+    Attributes:
+        measured: what was measured of it and of others, in words; "" where the cost model alone decided.
+    """
 
     moves: list[Move] = field(default_factory=list)
+    measured: str = ""
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.moves)) or "no collective of whole tensors"
+        lines = [*map(str, self.moves), *([self.measured] if self.measured else [])]
+        return "\n".join(lines) or "no collective of whole tensors"
 
     def _repr_html_(self) -> str:
         """A notebook's view of it."""

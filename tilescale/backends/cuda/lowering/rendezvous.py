@@ -19,7 +19,7 @@ from tilescale.backends.cuda.lowering.completion import published
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
-from tilescale.backends.cuda.lowering.markers import by_nvshmem
+from tilescale.backends.cuda.lowering.markers import by_nvshmem, sync
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program, Sequence
 from tilescale.program.operations import Collective, operation
@@ -133,7 +133,10 @@ def _is_pipelined(node: Any) -> bool:
 
 
 def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
-    """The body of a grid that meets: blocks come first of all, enter before they reach other devices, and leave."""
+    """The body of a grid that meets: blocks come first of all, enter before they reach other devices, and leave.
+
+    Flags are zero when it ends, as the next call finds them: a launch of their own takes a quarter of a small call.
+    """
     stage.headers.append("rendezvous.cuh")
     devices, rank = stage.target.devices, ir.IntImm("int32", 0)
     for name, size in stage.target.sizes:
@@ -146,16 +149,19 @@ def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
     came = stage.scalar(arg.Purpose(begin, checked=True), "at_entry", "int32")
     goes = stage.scalar(arg.Purpose(end), "at_exit", "int32")
 
+    flags = _flags(stage)
     patience = limit * meets.patience
     come = tir.extern("tilescale::come", words, stride, rank, devices, counts, came, record)
     enter = tir.extern("tilescale::enter", words, stride, slot, rank, devices, counts, came, patience, record, begin)
     if meets.exit:
         longest = limit * PATIENCE
-        leave = tir.extern("tilescale::leave", words, stride, slot, rank, devices, counts, goes, longest, record, end)
+        ours = words, stride, slot, rank, devices, counts
+        leave = tir.extern("tilescale::leave", *ours, goes, longest, record, end, *flags)
         last = published(stage, tir.evaluate(leave), drains=True)
     else:
-        count = tir.extern("tilescale::count", counts, record)
-        last = stage.one_thread(tir.evaluate(count))
+        count = tir.extern("tilescale::count", counts, record, *flags)
+        met = [sync()] if flags else []  # no thread of the block looks at them any more
+        last = tir.sequence([*met, stage.one_thread(tir.evaluate(count))])
     before, after = _until_remote(stage, body)
     return tir.sequence(
         [
@@ -166,6 +172,18 @@ def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
             last,
         ]
     )
+
+
+def _flags(stage: DeviceStage) -> list[ir.PrimExpr]:
+    """The flags of a launch on this device: the address of each tensor of them, and how many it has."""
+    found: list[ir.PrimExpr] = []
+    for data in stage.launch.flags:
+        buffer = stage.local(data)
+        extent = ir.IntImm("int64", 1)
+        for size in buffer.shape:
+            extent = extent * size
+        found += [tir.address_of(buffer), extent]
+    return found
 
 
 def _until_remote(stage: DeviceStage, body: ir.Stmt) -> tuple[list[ir.Stmt], list[ir.Stmt]]:

@@ -86,7 +86,9 @@ class DeviceProgram:
         self.exchanges = Workspaces()
         self.sums = Sums()
         self.queue: CopyQueue | None = None  # once a step uses it
+        self.queue_waits = False
         self._transport: transports.Transport | None = None  # once something does
+        self._is_loaded = False  # once a call was made
         if not self.is_alone:
             at = self.program.launches[0].where
             self.on_all(lambda: self.near.check(self.team, self.target, at))
@@ -294,11 +296,13 @@ class DeviceProgram:
         self.memory.prepare(call)  # now: later this device may wait for a peer, which waits for the memory
         into: list[Work] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
         out: list[Work] = [partial(given[i].copy_, copy) for i, copy in staged.items()]
-        begin, end = self._meetings(call)
-        launches = [*into, *self.memory.zeroed(), *begin, *self._steps(call), *end, *out]
+        begin, end = self._around(call)
+        launches = [*into, *begin, *self._steps(call), *end, *out]
         self._tell_apart(call)
         can_repeat = self.reads_at is None and not self.by_nccl
-        plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat)
+        at_once = self.queue_waits and not self._is_loaded
+        plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat, at_once=at_once)
+        self._is_loaded = True
         self._plans.keep(values, plan)
         return plan
 
@@ -311,12 +315,12 @@ class DeviceProgram:
             self._plans.clear()
             self._plans.passed = passed
 
-    def _meetings(self, call: Call) -> tuple[list[Work], list[Work]]:
-        """How all ranks meet when a call begins, and when it ends."""
+    def _around(self, call: Call) -> tuple[list[Work], list[Work]]:
+        """What a call begins with, and ends with: flags of zero, and all ranks meet. One kernel may do all of that."""
         meets = self._lowered.meets
-        if meets.inside or not self._waits:
+        if meets.inside:
             return [], []
-        begin: list[Work] = []
+        begin = self.memory.zeroed()
         if meets.entry:
             came = self.guard.meeting(self._entry, self.memory.digest(call), patience=meets.patience)
             begin.append(self._everybody(came))

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""Schedules chosen by measuring: the best few of the cost model, timed, and the fastest kept."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import tilescale
+import tilescale.language as T
+from tests.overlap.support import H200
+from tests.overlap.test_estimate import gather_then_multiply
+from tilescale.comm import Team
+from tilescale.errors import UsageError
+from tilescale.passes.overlap.candidates import candidates
+from tilescale.passes.overlap.schedule import Move, Schedule
+from tilescale.tuning import places, schedules
+from tilescale.tuning.database import Database
+from tilescale.tuning.programs import product
+
+CHUNK = re.compile(r"chunk=(\d+)")
+
+
+def microseconds(func: Any, *_: Any) -> float:
+    """A machine on which few large chunks are fast, whatever the cost model says."""
+    chunks = CHUNK.findall(func.script())
+    return 1000.0 / int(chunks[0]) if chunks else 500.0
+
+
+def test_the_fastest_of_the_best_few_is_taken_and_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(places, "simulated_us", microseconds)
+    program = gather_then_multiply(4, 4096)
+    estimated = tilescale.compile(program, machine=H200, schedule="overlap").moves.moves[0]
+    assert not estimated.overlapped  # few tiles: by the estimate it does not pay
+    kernel = tilescale.compile(program, machine=H200, schedule=tilescale.measured)
+    ((_, kept),) = Database.of_user().all()
+    tried = [chosen["chunk"] for trial in kept["trials"] for chosen in trial["config"].values() if chosen["overlapped"]]
+    (move,) = kernel.moves.moves
+    assert move.overlapped and move.chunk == max(tried) > min(tried)
+    assert kept["us"] == min(trial["us"] for trial in kept["trials"]) == round(1000 / move.chunk, 2)
+    said = f"fastest of {len(kept['trials'])} schedules, 500 us in order"
+    assert str(kernel.moves).endswith(said) and "simulated: " in str(kernel.moves)
+
+    monkeypatch.setattr(schedules, "_search", lambda *_: pytest.fail("measured again"))
+    again = tilescale.compile(program, machine=H200, schedule=tilescale.measured)
+    assert str(again.moves) == str(kernel.moves) and again.python == kernel.python
+
+
+def test_a_program_without_choices_is_not_measured(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schedules, "_search", lambda *_: pytest.fail("measured"))
+    kernel = tilescale.compile(product(H200, 1, (256, 256, 256)), machine=H200, schedule=tilescale.measured)
+    assert kernel.moves.moves == [] and kernel.moves.measured == ""
+
+
+def test_a_factory_takes_it_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(places, "simulated_us", microseconds)
+
+    @tilescale.jit(machine=H200, schedule=tilescale.measured)
+    def factory(n):
+        @T.prim_func
+        def f(X: T.Tensor((n, 64), "float32"), Y: T.Tensor((n, 64), "float32")):
+            with T.Kernel(device=2, block=n // 64, threads=128) as b:
+                whole = T.alloc((n, 64), "float32", level="l2")
+                with T.Scale("device"):
+                    T.all_gather(T.view(X, layout=T.FullRow), whole)
+                with T.Scale("block"):
+                    x = T.alloc((64, 64), "float32", level="l1")
+                    T.copy(whole[b * 64, 0], x)
+                    T.copy(x, Y[b * 64, 0])
+
+        return f
+
+    assert factory(4096).moves.moves[0].overlapped
+
+
+def test_schedules_of_a_team_are_not_measured():
+    alone = Team(ranks=(0,), rank=0)
+    with pytest.raises(UsageError, match="not on a team"):
+        tilescale.compile(gather_then_multiply(4, 4096), machine=H200, team=alone, schedule=tilescale.measured)
+
+
+def test_candidates_are_the_least_estimates_and_the_program_in_order():
+    """Two collectives: the first may be sent by the queue or by tiles, the second pays in no way."""
+    by_two = Move("allreduce", ("X", "X"), in_order_s=9.0)
+    by_two.estimates = {("queue", 8): 5.0, ("queue", 16): 4.0, ("queue", 32): 6.0, ("tiles", 8): 4.5}
+    never = Move("all_gather", ("Y", "Z"), overlapped=False, in_order_s=1.0)
+    never.estimates = {(None, 4): 50.0}
+    found = candidates(Schedule([by_two, never]), most=5)
+    chosen = [(a.carrier, a.chunk, a.ordered, b.overlapped, seconds) for (a, b), seconds in unpacked(found)]
+    assert chosen == [
+        ("queue", 16, True, False, 5.0),
+        ("queue", 16, False, False, 5.0),
+        ("tiles", 8, True, False, 5.5),
+        ("tiles", 8, False, False, 5.5),
+        (None, None, True, False, 10.0),
+    ]
+    assert not found[-1][0].moves[0].overlapped
+
+
+def unpacked(found: list[tuple[Schedule, float]]) -> list[tuple[list[Move], float]]:
+    return [(schedule.moves, seconds) for schedule, seconds in found]

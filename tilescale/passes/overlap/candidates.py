@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""Schedules of one program that are worth measuring: each move in order, and beside its grids in the ways that are
+estimated to take least."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilescale.passes.overlap.estimate import by_estimate
+from tilescale.passes.overlap.schedule import Move, Schedule
+
+CHUNKS = 3
+"""Numbers of rows that are tried with each carrier."""
+
+
+def candidates(schedule: Schedule, most: int) -> list[tuple[Schedule, float]]:
+    """Schedules of the same program, each with the seconds that it is estimated to take, the least first.
+
+    Args:
+        schedule: what the compiler decided, with its estimates.
+        most: how many at most; the one that leaves all in order is among them.
+    """
+    every = [
+        (Schedule([move for move, _ in chosen]), sum(seconds for _, seconds in chosen))
+        for chosen in itertools.product(*(list(_options(move)) for move in schedule.moves))
+    ]
+    in_order = [each for each in every if not any(move.overlapped for move in each[0].moves)]
+    others = [each for each in every if each not in in_order]
+    best = sorted(others, key=lambda each: each[1])[: most - 1]
+    return sorted([*best, *in_order], key=lambda each: each[1])
+
+
+def _options(move: Move) -> Iterator[tuple[Move, float]]:
+    """What may become of a collective, and the seconds that it is estimated to take with its grids."""
+    yield replace(move, overlapped=False, carrier=None, chunk=None), move.in_order_s or 0.0
+    for carrier in dict.fromkeys(carrier for carrier, _ in move.estimates):
+        times = {chunk: seconds for (by, chunk), seconds in move.estimates.items() if by == carrier}
+        chunks = by_estimate(times)[:CHUNKS]
+        for chunk, ordered in [*((chunk, True) for chunk in chunks), (chunks[0], False)]:
+            yield replace(move, overlapped=True, carrier=carrier, chunk=chunk, ordered=ordered), times[chunk]

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""`tilescale.measured`: the schedule of a program's collectives, chosen by measuring the best few of the cost model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.errors import UsageError
+from tilescale.hda.units import format_time
+from tilescale.passes.overlap.candidates import candidates
+from tilescale.passes.overlap.schedule import Move, Schedule
+from tilescale.runtime.kernel import Kernel
+from tilescale.tuning.database import Database, Key, Tuned
+from tilescale.tuning.inputs import Fill
+from tilescale.tuning.places import Place, here
+from tilescale.tuning.progress import steps
+from tilescale.tuning.race import Runner
+from tilescale.tuning.search import Config, Search
+from tilescale.tuning.versions import versions
+
+MOST = 8
+"""Schedules that are measured."""
+
+CHOSEN = ("overlapped", "chunk", "carrier", "ordered")
+"""What of a move is chosen."""
+
+
+def measured(bind: Callable[[str | Schedule], Kernel]) -> Kernel:
+    """The kernel with the fastest schedule: `tilescale.compile(program, schedule=tilescale.measured)`.
+
+    The cost model leaves the best few schedules, the sequential one among them, and all ranks measure these together,
+    in turns, on inputs of their own, while the program is compiled; without GPUs the emulator's time decides. The
+    winner stays in the database of `tilescale.autotune`: the next process measures nothing. Calls of the kernel never
+    measure. Collective.
+
+    Args:
+        bind: the kernel of the program with a schedule; `tilescale.compile` and `tilescale.jit` give it.
+
+    Raises:
+        UsageError: the program is compiled for a team, or no schedule works, with the reason of each.
+        LaunchError: the job has another number of ranks than the program's devices.
+    """
+    decided = bind("overlap")
+    if decided.moves is None or not any(move.estimates for move in decided.moves.moves):
+        return decided
+    if decided.options.get("team") is not None:
+        raise UsageError(
+            "schedules are measured on all ranks of the job, not on a team",
+            hint='take schedule="overlap", or what a job of as many ranks has measured: its kernel.moves',
+        )
+    options = candidates(decided.moves, MOST)
+    configs = [_config(schedule) for schedule, _ in options]
+    place = here(decided.machine)
+    key, database = _key(bind("sequential"), configs, place), Database.of_user()
+    found = place.team.broadcast(database.read(key))
+    if found is None:
+        found = _search(decided, configs, [seconds for _, seconds in options], bind, place)
+        if place.team.rank == 0:
+            database.write(key, found)
+    kernel = bind(_schedule(found.config, decided.moves))
+    assert kernel.moves is not None
+    kernel.moves.measured = _said(found, configs)
+    return kernel
+
+
+def _search(
+    decided: Kernel, configs: list[Config], seconds: list[float], bind: Callable[..., Kernel], place: Place
+) -> Tuned:
+    """What measuring finds."""
+    moves = decided.moves or Schedule()
+
+    def build(config: Config) -> Runner:
+        return place.runner(bind(_schedule(config, moves)), Fill())
+
+    search = Search(
+        name=decided.program.name,
+        configs=configs,
+        trace=lambda config: bind(_schedule(config, moves)).ir,
+        build=build,
+        cost=lambda config: 1e6 * seconds[configs.index(config)],
+    )
+    with steps(place.team.rank) as shown:
+        return search.run(place, shown)
+
+
+def _key(plain: Kernel, configs: Sequence[Config], place: Place) -> Key:
+    space = json.dumps(configs, sort_keys=True)
+    options = {name: value for name, value in plain.options.items() if value is not None}
+    return Key(
+        program=plain.program.name,
+        source=ir.fingerprint(plain.ir)[:16],
+        arguments=json.dumps(options, sort_keys=True, default=str),
+        space=hashlib.sha256(space.encode()).hexdigest()[:16],
+        machine=f"{place.machine.name} {place.machine.digest}",
+        place=f"{place.units} x {place.name}",
+        versions=tuple(sorted(versions().items())),
+    )
+
+
+# -- schedules as configurations ---------------------------------------------------------------------------------------
+
+
+def _config(schedule: Schedule) -> dict[str, Any]:
+    """What is chosen for each collective, by its number and name."""
+    every = enumerate(schedule.moves, 1)
+    return {f"{i}. {move.title}": {name: asdict(move)[name] for name in CHOSEN} for i, move in every}
+
+
+def _schedule(config: Config, like: Schedule) -> Schedule:
+    """The schedule that a configuration says, of the program of another one."""
+    return Schedule(
+        [
+            Move(move.collective, move.tensors, **chosen)
+            for move, chosen in zip(like.moves, config.values(), strict=True)
+        ]
+    )
+
+
+def _said(found: Tuned, configs: Sequence[Config]) -> str:
+    """How the fastest compares with the program in order."""
+    in_order = next(c for c in configs if not any(chosen["overlapped"] for chosen in c.values()))
+    times = {json.dumps(trial.config, sort_keys=True): trial.us for trial in found.trials if trial.us is not None}
+    other = times.get(json.dumps(in_order, sort_keys=True))
+    beside = f", {format_time(other * 1e-6)} in order" if other is not None else ""
+    how = "simulated" if found.simulated else "measured"
+    return f"{how}: {format_time(found.us * 1e-6)}, the fastest of {len(times)} schedules{beside}"
