@@ -85,7 +85,8 @@ class Rank:
             for inner in part.parts:
                 self.run(inner, call)
         elif isinstance(part, Control):
-            for value in range(call.evaluate(part.stmt.extent)):
+            begin, count = call.evaluate(part.stmt.min), call.evaluate(part.stmt.extent)
+            for value in range(begin, begin + count):
                 call.variables[part.stmt.loop_var] = value
                 self.run(part.parts[0], call)
         elif isinstance(part, HostStep):
@@ -248,7 +249,7 @@ def test_memory_of_cpus_does_not_span_nodes():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "made"), [((0, 1, 2, 3), [([0, 2], False), ([1, 3], False)]), ((3, 1, 0, 2), [([1, 2], True)])]
+    ("ranks", "made"), [((0, 1, 2, 3), [([0, 2], False), ([1, 3], False)]), ((0, 1, 3, 5), [([1, 5], True)])]
 )
 def test_a_part_of_a_job_makes_its_own_groups(ranks: Any, made: Any, monkeypatch: pytest.MonkeyPatch):
     """With ranks of the job for devices of the program: nobody else of the job comes."""
@@ -256,7 +257,7 @@ def test_a_part_of_a_job_makes_its_own_groups(ranks: Any, made: Any, monkeypatch
     own = SimpleNamespace(team=Team(ranks=ranks, rank=ranks.index(1)), world=world, by_nccl=False)
     found = []
 
-    def new_group(group: list[int], use_local_synchronization: bool = False) -> tuple[int, ...]:
+    def new_group(group: list[int], timeout: Any, use_local_synchronization: bool = False) -> tuple[int, ...]:
         found.append((group, use_local_synchronization))
         return tuple(group)
 

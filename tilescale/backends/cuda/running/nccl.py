@@ -34,7 +34,10 @@ class Member(Protocol):
 _EXIT_S = 5.0
 """Longest time that the end of NCCL may take when the process exits."""
 
-_groups: dict[tuple[tuple[int, ...], ...], Any] = {}
+Groups = tuple[tuple[int, ...], ...]
+"""Devices, or ranks of the job, by process group."""
+
+_groups: dict[tuple[Groups, int | None], Any] = {}
 _generation = 0
 _aborted = False
 
@@ -50,10 +53,17 @@ def aborted() -> bool:
 
 
 def joins(team: Team, world: World) -> bool:
-    """Whether NCCL can join a team's ranks: all of the job, or some of them once the whole job has joined before."""
+    """Whether NCCL can join a team's ranks: all of the job; or some, in order, where the user has joined the whole job.
+
+    Groups of a process group that is bound to its device are split off it, for which NCCL wants all of its ranks.
+    """
     import torch.distributed as dist
 
-    return team.ranks == world.ranks or (dist.is_available() and dist.is_initialized())
+    if team.ranks == world.ranks:
+        return True
+    if not dist.is_initialized() or list(team.ranks) != sorted(team.ranks):
+        return False
+    return dist.distributed_c10d._get_default_group().bound_device_id is None
 
 
 def group(own: Member, level: str) -> Any:
@@ -61,25 +71,42 @@ def group(own: Member, level: str) -> Any:
     return group_of(own, _teams(own, level))
 
 
-def group_of(own: Member, teams: tuple[tuple[int, ...], ...]) -> Any:
-    """This device's of the process groups of `teams`, which have each device once. Collective, as `group`."""
+def group_of(own: Member, teams: Groups, processors: int | None = None) -> Any:
+    """This device's of the process groups of `teams`, which have each device once. Collective, as `group`.
+
+    One for few `processors` has its own order of operations, beside that of the one for as many as NCCL takes.
+    """
     own.by_nccl = True
     _start(own)
     ranks = tuple(tuple(own.team.ranks[device] for device in team) for team in teams)
-    if ranks not in _groups:
-        _groups[ranks] = _made(own, ranks)
-    return _groups[ranks]
+    key = ranks, processors
+    if key not in _groups:
+        _groups[key] = _made(own, ranks, _options(processors))
+    return _groups[key]
 
 
-def _made(own: Member, teams: tuple[tuple[int, ...], ...]) -> Any:
+def _options(processors: int | None) -> dict[str, Any]:
+    """What a group is made with; kernels of one for few processors start before those of other work."""
+    timeout = timedelta(seconds=settings().timeout_s)  # else that of NCCL's groups is PyTorch's
+    if processors is None:
+        return {"timeout": timeout}
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = processors
+    options._timeout = timeout
+    return {"timeout": timeout, "pg_options": options}
+
+
+def _made(own: Member, teams: Groups, options: dict[str, Any]) -> Any:
     """This rank's of new process groups, of the job's ranks."""
     import torch.distributed as dist
 
     if own.team.ranks == own.world.ranks:
-        made = [dist.new_group(list(team)) for team in teams]
+        made = [dist.new_group(list(team), **options) for team in teams]
         return next(g for team, g in zip(teams, made, strict=True) if own.world.rank in team)
     mine = next(team for team in teams if own.world.rank in team)
-    return dist.new_group(list(mine), use_local_synchronization=True)  # the job's other ranks do not come
+    return dist.new_group(list(mine), use_local_synchronization=True, **options)  # others of the job do not come
 
 
 def reduce_op(reduction: str) -> Any:
@@ -111,7 +138,7 @@ def renew() -> None:
     _generation += 1
 
 
-def _teams(own: Member, level: str) -> tuple[tuple[int, ...], ...]:
+def _teams(own: Member, level: str) -> Groups:
     """Devices by group: those that agree in all levels but this one."""
     names, sizes = [n for n, _ in own.sizes], [s for _, s in own.sizes]
     axis = names.index(level)
