@@ -29,6 +29,7 @@ from tilescale.hda import Machine
 from tilescale.program.effects import Access, Surroundings
 from tilescale.program.grids import Grid, Unknown, grid_of
 from tilescale.program.model import GridPhase, Launch, Program, location
+from tilescale.program.ops import WAIT
 
 TRIED = 1 << 20
 """Values of a flag's index that are tried at most, over all programs; with more, they count as shared."""
@@ -60,6 +61,18 @@ def waits_across(
         if not _own([use.flag for use in same], grid) and not _from_lower_numbers(same, grid):
             return location(waiting[0].stmt, "waits here")
     return None
+
+
+def first_wait(phase: GridPhase) -> Location | None:
+    """Where programs of a grid wait for a flag; None if they do not."""
+    found: list[Location | None] = []
+
+    def visit(node: object) -> None:
+        if isinstance(node, ir.Evaluate) and ir.op_name(node.value) == WAIT.name:
+            found.append(location(node, "waits here"))
+
+    ir.walk(phase.stmt, visit)
+    return next((at for at in found if at is not None), None)
 
 
 @dataclass(frozen=True)
