@@ -51,13 +51,14 @@ def waits_across(
             return location(stmt, "waits here")
         uses += [_Use(stmt, guards, told.flag, waits=False) for told in effects.tells]
         uses += [_Use(stmt, guards, awaited.flag, waits=True) for awaited in effects.awaits]
-    grid = grid_of(phase, launch, machine, sizes) if uses else None
+    grid = grid_of(phase, launch, machine, sizes)
+    planes = grid_of(phase, launch, machine, sizes, in_part=True)
     for root in {use.flag.root for use in uses}:
         same = [use for use in uses if use.flag.root.same_as(root)]
         waiting = [use for use in same if use.waits]
         if not waiting or len(waiting) == len(same):
             continue
-        if not _own([use.flag for use in same], grid) and not _from_lower_numbers(same, grid):
+        if not _own([use.flag for use in same], grid) and not _from_lower_numbers(same, planes):
             return location(waiting[0].stmt, "waits here")
     return None
 
