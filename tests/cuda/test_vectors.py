@@ -28,7 +28,7 @@ def rewritten(store: str) -> str:
 @pytest.mark.parametrize("vector", ["int4", "uint2", "float4"])
 def test_arrays_in_registers(vector: str):
     store = f"*({vector}*)(R + (n * 4)) = *({vector}*)(rows + (n * 4));"
-    whole = f"__stwb(({vector}*)(R + (n * 4)), *({vector}*)(rows + (n * 4)));"
+    whole = f"tilescale::store_whole(({vector}*)(R + (n * 4)), *({vector}*)(rows + (n * 4)));"
     assert rewritten(store) == TEXT.format(store=whole)
     assert rewritten(whole) == TEXT.format(store=whole)
 
@@ -40,4 +40,8 @@ def test_other_stores_stay(store: str):
 
 def test_rows_are_stored_by_whole_vectors():
     text = source(row_exchange.scatter_program(2, 512, 2))
-    assert text.count("__stwb((int4*)(inbox_peers + ") == text.count("__stwb((int4*)(R + ") == 1
+    assert (
+        text.count("tilescale::store_whole((int4*)(inbox_peers + ")
+        == text.count("tilescale::store_whole((int4*)(R + ")
+        == 1
+    )

@@ -3,7 +3,7 @@
 
 Why: nvcc takes apart a vector that is copied out of an array in registers, and puts it together again only sometimes:
 16 bytes then become four stores of 4, each of a quarter of what a warp writes. Before: text with such copies. After:
-the same text with CUDA's function for a store of a vector, of the default cache operator, instead.
+the same text with a store of our own (headers/sync.cuh) instead.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ def whole_vectors(text: str) -> str:
     def stored(copy: re.Match[str]) -> str:
         indent, vector, target, tensor, value, array = copy.groups()
         is_copied = tensor in tensors and array in arrays
-        return f"{indent}__stwb(({vector}*)({target}), {value});" if is_copied else copy[0]
+        return f"{indent}tilescale::store_whole(({vector}*)({target}), {value});" if is_copied else copy[0]
 
     return _COPY.sub(stored, text)
