@@ -9,7 +9,8 @@ Programs start in the order of their numbers, and one that waits keeps its place
   them compute), always get on: the lowest number that is not done runs on all devices;
 - any other wait may be for a program that has not started: all programs of the grid must be resident.
 
-The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is
+Of a grid whose extent is not known, the slowest axes are looked at whose extents are: programs in a plane have lower
+numbers than all of those in the planes after it. The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is
 bounded anyway.
 """
 
