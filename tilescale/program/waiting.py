@@ -10,8 +10,10 @@ Programs start in the order of their numbers, and one that waits keeps its place
 - any other wait may be for a program that has not started: all programs of the grid must be resident.
 
 Of a grid whose extent is not known, the slowest axes are looked at whose extents are: programs in a plane have lower
-numbers than all of those in the planes after it. The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is
-bounded anyway.
+numbers than all of those in the planes after it.
+
+The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is bounded
+anyway.
 """
 
 from __future__ import annotations
