@@ -36,7 +36,7 @@ class Move:
     """What happens with one collective.
 
     Attributes:
-        collective: its name, "all_gather".
+        collective: its name, "all_gather"; or "shift", copies of tensors to a peer.
         tensors: what it moves, from and to.
         overlapped: whether it runs beside the grid that produces or reads what it moves.
         chunk: rows that travel together; None leaves the choice to the cost model.
@@ -68,8 +68,9 @@ class Move:
 
     def __str__(self) -> str:
         line = f" (line {self.where.line})" if self.where else ""
-        order = ", tiles in the order of travel" if self.ordered else ", tiles as written"
-        how = f"beside the grid, {self.chunk} rows at a time{order}" if self.overlapped else "in order"
+        order = "tiles in the order of travel" if self.ordered else "tiles as written"
+        rows = "" if self.chunk is None else f", {self.chunk} rows at a time, {order}"
+        how = f"beside the grid{rows}" if self.overlapped else "in order"
         return f"{self.title}{line}: {how}: {self.why}{self._estimate()}"
 
     @property
