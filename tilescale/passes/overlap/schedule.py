@@ -39,7 +39,7 @@ class Move:
         collective: its name, "all_gather"; or "shift", copies of tensors to a peer.
         tensors: what it moves, from and to.
         overlapped: whether it runs beside the grid that produces or reads what it moves.
-        chunk: rows that travel together; None leaves the choice to the cost model.
+        chunk: rows that travel together, columns where the `axis` is 1; None leaves the choice to the cost model.
         carrier: who moves the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
         ordered: whether the tiles of the grid are put into the order in which rows travel.
         where: the user's line.
@@ -55,6 +55,7 @@ class Move:
     carrier: str | None = None
     ordered: bool = True
     where: Location | None = None
+    axis: int = 0
     why: str = ""
     in_order_s: float | None = None
     beside_s: float | None = None
@@ -69,7 +70,7 @@ class Move:
     def __str__(self) -> str:
         line = f" (line {self.where.line})" if self.where else ""
         order = "tiles in the order of travel" if self.ordered else "tiles as written"
-        rows = "" if self.chunk is None else f", {self.chunk} rows at a time, {order}"
+        rows = "" if self.chunk is None else f", {self.chunk} {'columns' if self.axis else 'rows'} at a time, {order}"
         how = f"beside the grid{rows}" if self.overlapped else "in order"
         return f"{self.title}{line}: {how}: {self.why}{self._estimate()}"
 
