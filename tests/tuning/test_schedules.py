@@ -16,7 +16,7 @@ from tilescale.comm import Team
 from tilescale.errors import UsageError
 from tilescale.passes.overlap.candidates import candidates
 from tilescale.passes.overlap.schedule import Move, Schedule
-from tilescale.tuning import places, schedules
+from tilescale.tuning import places, schedules, search
 from tilescale.tuning.database import Database
 from tilescale.tuning.programs import product
 
@@ -54,25 +54,38 @@ def test_a_program_without_choices_is_not_measured(monkeypatch: pytest.MonkeyPat
     assert kernel.moves.moves == [] and kernel.moves.measured == ""
 
 
-def test_a_factory_takes_it_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(places, "simulated_us", microseconds)
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_factory_takes_it_too(tuned: bool, monkeypatch: pytest.MonkeyPatch):
+    """Also one whose tiles are tuned: each configuration has the schedule of the estimate."""
+    seen: list[str] = []
+
+    def noted(func: Any, *_: Any) -> float:
+        seen.append(func.script())
+        return microseconds(func)
+
+    monkeypatch.setattr(places, "simulated_us", noted)
+    monkeypatch.setattr(search, "simulated_us", noted)
 
     @tilescale.jit(machine=H200, schedule=tilescale.measured)
-    def factory(n):
+    def factory(n, rows=64):
         @T.prim_func
         def f(X: T.Tensor((n, 64), "float32"), Y: T.Tensor((n, 64), "float32")):
-            with T.Kernel(device=2, block=n // 64, threads=128) as b:
+            with T.Kernel(device=2, block=n // rows, threads=128) as b:
                 whole = T.alloc((n, 64), "float32", level="l2")
                 with T.Scale("device"):
                     T.all_gather(T.view(X, layout=T.FullRow), whole)
                 with T.Scale("block"):
-                    x = T.alloc((64, 64), "float32", level="l1")
-                    T.copy(whole[b * 64, 0], x)
-                    T.copy(x, Y[b * 64, 0])
+                    x = T.alloc((rows, 64), "float32", level="l1")
+                    T.copy(whole[b * rows, 0], x)
+                    T.copy(x, Y[b * rows, 0])
 
         return f
 
-    assert factory(4096).moves.moves[0].overlapped
+    if tuned:
+        factory = tilescale.autotune(configs={"rows": [32, 64]})(factory)
+    kernel = factory(1 << 18)
+    assert kernel.moves.moves[0].overlapped and kernel.moves.measured
+    assert not tuned or all(CHUNK.search(text) for text in seen[:2]) and len(factory.result.trials) == 2
 
 
 def test_schedules_of_a_team_are_not_measured():
