@@ -17,7 +17,7 @@ from tilelang.backend.target import determine_target
 from tilelang.jit import JITImpl, _CallFormCache
 from tvm import tirx
 
-from tilelang_core import logs
+from tilelang_core import landing, logs
 from tilelang_core.falling import with_rising_dividends
 from tilelang_core.recent import Recent
 
@@ -51,19 +51,17 @@ _TEXT_HOOK = "tilelang_callback_cuda_postproc"
 
 
 @contextlib.contextmanager
-def _text_through(rewrite: Callable[[str], str] | None) -> Iterator[None]:
+def _text_through(rewrite: Callable[[str], str]) -> Iterator[None]:
     """CUDA text that is generated meanwhile passes through `rewrite`, after what was registered before."""
     before = tvm_ffi.get_global_func(_TEXT_HOOK, allow_missing=True)
-    if rewrite is not None:
-        own = lambda text, target: rewrite(str(before(text, target) if before else text))  # noqa: E731
-        tvm_ffi.register_global_func(_TEXT_HOOK, f=own, override=True)
+    own = lambda text, target: rewrite(str(before(text, target) if before else text))  # noqa: E731
+    tvm_ffi.register_global_func(_TEXT_HOOK, f=own, override=True)
     try:
         yield
     finally:
-        if rewrite is not None:
-            tvm_ffi.remove_global_func(_TEXT_HOOK)
-            if before is not None:
-                tvm_ffi.register_global_func(_TEXT_HOOK, f=before, override=True)
+        tvm_ffi.remove_global_func(_TEXT_HOOK)
+        if before is not None:
+            tvm_ffi.register_global_func(_TEXT_HOOK, f=before, override=True)
 
 
 def generate(
@@ -94,10 +92,15 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:
     with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target:
-        lowered = tilelang.lower(with_rising_dividends(func), target=target)
+        lowered = tilelang.lower(_mended(func), target=target)
     kernels = [kernel.attrs for kernel in lowered.device_mod.functions.values() if kernel.attrs]
     dynamic = [int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs]
-    return Generated(lowered.kernel_source, max(dynamic, default=0))
+    return Generated(landing.with_waits_ahead(lowered.kernel_source), max(dynamic, default=0))
+
+
+def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function as TileLang does not get it wrong."""
+    return landing.marked(with_rising_dividends(func))
 
 
 def cuda_source(func: tirx.PrimFunc, target: Any, pass_configs: dict[str, Any] | None = None) -> str:
@@ -113,8 +116,13 @@ def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = No
 
 def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = None, **options: Any) -> Any:
     """`tilelang.compile`: a kernel for the GPU at hand. `rewrite` has the last word on its text."""
-    with logs.following(), _text_through(rewrite):
-        return tilelang.compile(with_rising_dividends(func), **options)
+
+    def last(text: str) -> str:
+        text = landing.with_waits_ahead(text)
+        return rewrite(text) if rewrite else text
+
+    with logs.following(), _text_through(last):
+        return tilelang.compile(_mended(func), **options)
 
 
 def cache_folder() -> Path:

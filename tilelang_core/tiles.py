@@ -54,6 +54,11 @@ def with_leading_one(region: ir.Call) -> ir.Call | None:
     return tir.recall(region, [load, access, ir.IntImm("int32", 1), *extents])
 
 
+def thread_axis(index: ir.Call) -> int:
+    """The axis of a program's threads that an index of them (`tl.THREAD_INDEX`) is along."""
+    return int(index.args[0])
+
+
 def data_of(region: ir.Call) -> ir.Var:
     """The data variable of a region's buffer."""
     return ir.region_parts(region)[0].data
@@ -150,6 +155,16 @@ class Gemm:
         """A call of it."""
         a, b, c, transpose_a, transpose_b, m, n, k, _, clear = call.args[:10]
         return cls(call, a, b, c, bool(ir.constant(transpose_a)), bool(ir.constant(transpose_b)), (m, n, k), clear)
+
+    @property
+    def policy(self) -> ir.PrimExpr:
+        """How its warps share C out."""
+        return self.call.args[8]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it asks for nothing besides what this record says."""
+        return all(ir.constant(n) == 0 for n in self.call.args[10:])
 
     @property
     def operands(self) -> tuple[ir.Call, ir.Call, ir.Call]:

@@ -22,7 +22,8 @@ class Heap:
     """Symmetric tensors are those that it made; two ranks."""
 
     def __init__(self) -> None:
-        self.addresses = SimpleNamespace(stride=1 << 36, slot=lambda peer: peer)
+        self.addresses = SimpleNamespace(stride=1 << 36, slot=lambda peer: peer, unreachable=())
+        self.provider = "fake"
         self.device = torch.device("cpu")
         self.made: set[int] = set()
 

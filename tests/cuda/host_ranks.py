@@ -202,7 +202,7 @@ class Ranks:
             team=SimpleNamespace(rank=rank, size=self.size),
             device=torch.device("cpu"),
             heap=heap,
-            near=SimpleNamespace(heap=heap, stride=STRIDE, shift=heap.addresses.slot(0)),
+            near=SimpleNamespace(heap=heap, stride=STRIDE, shift=heap.addresses.slot(0), first=0, size=self.size),
             sizes=self.sizes,
             target=SimpleNamespace(machine=machine, sizes=self.sizes, devices=self.size, near=self.near),
             between=self._post.of(rank),

@@ -23,6 +23,23 @@ def put_with_signal(dtype: str = "float32", impl: str | None = None) -> Any:
     return put
 
 
+def put_with_own_flags(waits: bool = True, blocks: int = 4) -> Any:
+    """The same with flags of the program, for which nobody waits unless `waits`."""
+
+    @T.prim_func
+    def put_own(X: T.Tensor((TILE * blocks, COLUMNS), "float32"), Y: T.Tensor((TILE * blocks, COLUMNS), "float32")):
+        with T.Kernel(device=2, block=blocks, threads=128) as bx:
+            arrived = T.alloc_flags((blocks, 2), "int64")
+            tile = T.alloc((TILE, COLUMNS), "float32", level="l1")
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.copy(X[bx * TILE, 0], tile)
+                T.copy(tile, Y[bx * TILE, 0], dst=(rank + 1) % size, signal=arrived[bx, rank], impl="lsu")
+                if waits:
+                    T.wait(arrived[bx, (rank + 1) % size], ">=", 1)
+
+    return put_own
+
+
 def meeting() -> Any:
     """A barrier of the blocks of the same number."""
 

@@ -23,6 +23,8 @@ ORDERING = re.compile(
 )
 """Instructions that order memory operations, and the comparisons of the flags that are waited for."""
 
+COUNTED = ["ld.volatile.global.u64", "ld.volatile.global.u32", "atom.acq_rel.gpu.global.add.u32"]
+
 KERNELS = {
     "drain": ("tilescale::drain();", ["cp.async.bulk.wait_group 0", "fence.proxy.async", "fence.acq_rel.sys"]),
     "complete_stores": ("tilescale::complete_stores();", ["cp.async.bulk.wait_group 0", "fence.proxy.async"]),
@@ -48,7 +50,15 @@ KERNELS = {
     "add_relaxed_l": ("tilescale::add_relaxed((long*)flags, 2l);", ["red.relaxed.sys.global.add.u64"]),
     "count": (
         "tilescale::count(flags, report);",
-        ["ld.volatile.global.u32", "atom.acq_rel.gpu.global.add.u32", "ld.volatile.global.u64", "st.volatile.u64"],
+        [*COUNTED, "ld.volatile.global.u64", "st.volatile.u64"],
+    ),
+    "count_and_clear": (
+        "tilescale::count(flags, report, (unsigned long*)out, 1l);",
+        [*COUNTED, "st.volatile.global.u64", "ld.volatile.global.u64", "st.volatile.u64"],
+    ),
+    "clear": (
+        "tilescale::clear(flags, 1l, (unsigned long*)out, 1l);",
+        ["st.volatile.global.u32", "st.volatile.global.u64"],
     ),
     "store_words": (
         "tilescale::store_words((tilescale::Words*)report, tilescale::numbered(1, 2, (unsigned)at));",
@@ -95,8 +105,8 @@ CONTAINED = {
         ["ld.acquire.sys.global.s64"],
     ),
     "leave": (
-        "tilescale::leave(report, at, 0, 0, 2, flags, 0, limit, report, 0);",
-        [DRAINED, "red.relaxed.sys.global.add.u64", "ld.acquire.sys.global.s64"],
+        "tilescale::leave(report, at, 0, 0, 2, flags, 0, limit, report, 0, (unsigned*)out, 1l);",
+        [DRAINED, "red.relaxed.sys.global.add.u64", "ld.acquire.sys.global.s64", "st.volatile.global.u32"],
     ),
 }
 """Functions that report failures too, whose blocks stand in any order: runs of instructions that must be there."""

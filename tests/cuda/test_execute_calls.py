@@ -105,6 +105,17 @@ def test_a_plan_that_repeats_becomes_a_graph(device: Device):
     assert own.again(tuple(given)) and device.names() == ["put_0"]
 
 
+def test_kernels_are_loaded_before_one_of_them_runs_where_a_queue_waits_for_what_follows(device: Device):
+    own = device.program(put())
+    own.queue_waits = True
+    given = [device.heap.zeros((64, 64), torch.float32) for _ in range(4)]
+    own(given[:2])
+    assert device.names() == ["replay"] and [[entry[0] for entry in graph] for graph in device.graphs] == [["put_0"]]
+    device.log.clear()
+    own(given[2:])  # of other tensors: the kernels are there
+    assert device.names() == ["put_0"]
+
+
 def test_loops_of_the_host_are_unrolled_with_their_steps(device: Device):
     own = device.program(scaled())
     x = torch.zeros(64, 64)
@@ -136,7 +147,13 @@ def test_scalars_that_only_kernels_take_need_no_plan_of_their_own(device: Device
         assert own.again((flags, 7))
     assert device.names() == ["turns_0"] * LAUNCHED_BEFORE + ["replay"]
     assert device.graphs[0][0][1 + place] == 7
+    plan = own._plans.get((flags, 7))
+    graph = plan._graph
+    device.capturing = True
     assert own.again((flags, 8)) and device.log[0][1 + place] == 8, "the graph was for another scalar"
+    assert plan._graph is graph, "no graph is destroyed while another one is captured"
+    device.capturing = False
+    assert own.again((flags, 8)) and device.log[0][1 + place] == 8 and plan._graph is None
 
 
 def test_what_looks_at_the_device_is_never_a_graph(device: Device, monkeypatch: pytest.MonkeyPatch):

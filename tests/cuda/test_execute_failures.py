@@ -30,6 +30,7 @@ SITES = [
     Site("T.barrier of level 'device'", Location("program.py", 14)),
     Site("the barrier at its entry", Location("program.py", 8)),
     Site("the barrier at its exit", Location("program.py", 8)),
+    Site("T.copy(after=F >=)", Location("program.py", 16), "F", ">=", queued=True),
 ]
 ENTRY, EXIT = 2, 3
 
@@ -93,6 +94,11 @@ def test_a_flag_that_does_not_come():
     assert "rank 2 has not arrived so far; it was last at the barrier at its entry" in error.message
     assert "rank 3 has not arrived so far, nor to an earlier one" in error.message
     assert error.where == (Location("program.py", 12, "rank 0 waits here"),)
+
+
+def test_a_copy_queue_that_waits_in_vain_is_no_block():
+    error = error_for([report(Kind.TIMEOUT, site=4)], scene(at(5), at(5)))
+    assert error.message.startswith("gemm on rank 0, copy queue: waited 6 s for F, element 5, >= 2; it is 1.")
 
 
 def test_a_program_without_barriers_knows_nothing_of_the_others():

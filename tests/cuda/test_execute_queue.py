@@ -225,6 +225,7 @@ def test_a_copy_waits_for_the_senders_flag(monkeypatch):
     assert started[:2] == ["start", Place(0, 0, Condition(word, ">=", 1))]
     site = device.sites[0]
     assert site.flag == "done" and site.compare == ">=" and site.where.file.endswith("test_copy_queue.py")
+    assert device.queue_waits
 
 
 def test_a_flag_outside_of_its_tensor_names_the_line(monkeypatch, mistake):

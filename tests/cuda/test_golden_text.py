@@ -15,6 +15,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "cuda"
 PROGRAMS = {
     "put_with_signal_tma": lambda: programs.put_with_signal(impl="tma"),
     "put_with_signal_lsu": lambda: programs.put_with_signal(impl="lsu"),
+    "put_with_own_flags": programs.put_with_own_flags,
     "barrier": programs.meeting,
     "allreduce_tile": programs.sum_of_tiles,
     "allreduce_fn": programs.merged_tensors,

@@ -43,6 +43,11 @@ ORDERS = {
         # One fence releases what is told to all ranks; only then does anybody look at what they tell.
         "barrier": ["drain", "tell_ranks", "load_acquire"],
     },
+    "siblings.cuh": {
+        "tell_siblings": ["store_relaxed"],
+        "await_siblings": ["load_acquire"],
+        "barrier_of_siblings": ["drain"],
+    },
     "cluster.cuh": {
         "at_peer": ["mapa.u64 %0"],
         # Bulk copies are complete before the arrival, which releases; what follows the wait comes after its acquire.

@@ -204,7 +204,7 @@ def near(ranks: tuple[int, ...], rank: int) -> tuple[Near, Team]:
 def test_a_device_of_the_job_has_a_slot_in_the_heap_of_its_node():
     found, _ = near((2, 3), 3)
     assert (found.first, found.size, found.is_everybody) == (2, 2, False)
-    assert [found.slot(device) for device in (2, 3)] == [0, 1] == [(d + found.shift) % RANKS for d in (2, 3)]
+    assert [found.slot(device) for device in (2, 3)] == [0, 1] == [(d + found.shift) % found.size for d in (2, 3)]
     for other in (1, 4):
         with pytest.raises(PeerOutOfRangeError):
             found.slot(other)

@@ -19,7 +19,7 @@ def queue_that_waits(own: Rank) -> None:
         queue(own.a, own.b, silent, -1, 0)
         told = "T.copy(", "never_hang_common.py"
         text = expect(WaitTimeoutError, queue.synchronize, *told, within=4 * WAIT_S)
-        assert "for done, element" in text and ">= 1; it is 0" in text, text
+        assert "copy queue: waited" in text and "for done, element" in text and ">= 1; it is 0" in text, text
         if own.rank == 0:
             print(text, flush=True)
         expect(WaitTimeoutError, lambda: queue(own.a, own.b, -1, -1, 1), within=0.5)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Two nodes on the GPUs of one host, ONE PROCESS that starts their ranks: `python tests/gpu/nodes_check.py [names]`.
+"""Two nodes on the GPUs of one host, ONE PROCESS that starts their ranks: `python tests/gpu/nodes_check.py [parts]`.
 
 NCCL takes each node for a host of its own and goes by sockets; no memory is shared between them. On two GPUs these are
 two nodes of a rank each, then two of two, whose ranks of one number share a GPU. Each call has fresh inputs, poisoned
 outputs and ranks that come at different times, and is compared with sums in float64; then a CUDA graph is replayed.
+First all kernels are compiled, side by side; then each part is a job of its own, which ends within `LIMIT_S`.
 Prints PASS or FAIL for each check and rank, and ends with exit code 1 if one fails.
 """
 
@@ -27,18 +28,29 @@ sys.path.insert(0, str(ROOT))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tilelang_core import compile as stock  # noqa: E402
+from tilescale.backends.base import Target  # noqa: E402
+from tilescale.backends.cuda import support  # noqa: E402
+from tilescale.backends.cuda.lowering.groups.registers import one_array_each  # noqa: E402
 from tilescale.backends.cuda.running.collectives import hierarchical  # noqa: E402
+from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving  # noqa: E402
 from tilescale.comm.heap import default  # noqa: E402
 
-LIMIT_S = 220.0
-CALLS, REPLAYS = 3, 3
+LIMIT_S = 110.0
+CALLS, REPLAYS = 3, 2
 ROWS, COLUMNS = 48, 40
 NODES = 2
 CHUNK = 1 << 20
 """Bytes of a message between nodes: of a large tensor several, in the forms of short and of long messages inside."""
 
-LAYOUTS = {"1": 1, "2": 2}
-"""Ranks of a node."""
+PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "pairs": (1, ("",)),
+    "messages": (2, ("put", "get", "three")),
+    "sums": (2, ("allreduce", "reduce_scatter")),
+    "moves": (2, ("all_gather", "all_to_all", "broadcast")),
+    "operators": (2, ("operator",)),
+}
+"""Name -> ranks of a node, and how the names of its checks begin."""
 
 MACHINE = """
 extends: h200-sxm-8x4
@@ -305,11 +317,11 @@ def checks(local: int) -> Iterator[tuple[str, Callable[[], None]]]:
         yield name, lambda make=make: check(make())
     for name in operators():
         for rows in (ROW, 16 * ROW):
-            yield f"{name} of {rows} rows", lambda name=name, rows=rows: check_operator(name, rows)
+            yield f"operator {name} of {rows} rows", lambda name=name, rows=rows: check_operator(name, rows)
 
 
-def as_rank(names: list[str]) -> None:
-    """The checks whose names contain one of `names`, on this rank."""
+def as_rank(part: str) -> None:
+    """The checks of a part, on this rank."""
     default._spans = lambda device, nodes: False  # fabric handles of one host would join its two nodes
     hierarchical.chunk_bytes = lambda target: CHUNK
     world = tilescale.init(timeout_s=60)
@@ -317,7 +329,7 @@ def as_rank(names: list[str]) -> None:
     threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
     failed = 0
     for name, run in checks(world.local_size):
-        if not any(part in name for part in names):
+        if not name.startswith(PARTS[part][1]):
             continue
         begin = time.perf_counter()
         try:
@@ -333,10 +345,56 @@ def as_rank(names: list[str]) -> None:
     os._exit(failed)
 
 
-def job(local: int, names: list[str], folder: Path) -> int:
-    """Two nodes of so many ranks; the first exit code that is not 0."""
-    machine = folder / f"two-nodes-of-{local}.yaml"
-    machine.write_text(MACHINE.format(nodes=NODES, local=local), encoding="utf-8")
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def machine(local: int, folder: Path) -> Path:
+    """The description of two nodes of so many GPUs, in a file."""
+    path = folder / f"two-nodes-of-{local}.yaml"
+    path.write_text(MACHINE.format(nodes=NODES, local=local), encoding="utf-8")
+    return path
+
+
+def compile_share(number: int, count: int, folder: Path) -> None:
+    """One of `count` shares of all that the parts compile, into the compiler's cache, where ranks find it."""
+    todo: list[Callable[[], object]] = []
+
+    def grids(make: Callable[[], Case], described: Path) -> None:
+        with tilescale.use_machine(str(described)):
+            kernel = tilescale.compile(make()[0])
+        target = Target.of(kernel.program, kernel.machine, None)
+        for grid in support.lower(kernel.program, target).kernels:
+            stock.compile_kernel(grid.func, one_array_each)
+
+    for local in (1, 2):
+        described = machine(local, folder)
+        todo += [lambda make=make, at=described: grids(make, at) for _, make in cases(NODES, local)]
+    sums = [combining("float32", "sum"), combining("bfloat16", "sum"), combining("int32", "max")]
+    moves = {moving(dtype) for dtype in ("float32", "bfloat16", "uint8")}
+    made = [("reduce", element, ("false",)) for element in sums]
+    made += [("move", element, (flag,)) for element in sorted(moves) for flag in ("true", "false")]
+    made += [("broadcast", element, ()) for element in sorted(moves)]
+    for function, element, flags in made:
+        for form in ("words", "slots"):
+            text = Kernel(function, form, element, 2, flags).text
+            todo.append(lambda text=text: stock.device_code(text, "auto"))
+    for make in todo[number::count]:
+        make()
+
+
+def compile_all(folder: Path) -> None:
+    """All shares, a process for each."""
+    begin, count = time.perf_counter(), min(16, max(1, (os.cpu_count() or 2) // 2))
+    command = [sys.executable, __file__, "--compile", str(count), str(folder)]
+    environment = {**os.environ, **ENVIRONMENT, "TILESCALE_EMULATE": "0"}
+    shares = [subprocess.Popen([*command, str(number)], env=environment, cwd=ROOT) for number in range(count)]
+    codes = [share.wait() for share in shares]
+    print(f"INFO compiled by {count} processes in {time.perf_counter() - begin:.0f} s, exit codes {codes}", flush=True)
+
+
+def job(part: str, folder: Path) -> int:
+    """A part: two nodes of so many ranks; the first exit code that is not 0."""
+    local = PARTS[part][0]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -345,25 +403,34 @@ def job(local: int, names: list[str], folder: Path) -> int:
         node, number = divmod(rank, local)
         own = {
             "RANK": rank, "WORLD_SIZE": NODES * local, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": local,
-            "GROUP_RANK": node, "MASTER_PORT": port, "NCCL_HOSTID": f"node{node}", "TILESCALE_MACHINE": machine,
+            "GROUP_RANK": node, "MASTER_PORT": port, "NCCL_HOSTID": f"node{node}",
+            "TILESCALE_MACHINE": machine(local, folder),
         }  # fmt: skip
         if local == 1:
             own["CUDA_VISIBLE_DEVICES"] = node % gpus
         environment = {**os.environ, **ENVIRONMENT, **{key: str(value) for key, value in own.items()}}
-        ranks.append(subprocess.Popen([sys.executable, __file__, *names], env=environment, cwd=ROOT))
+        ranks.append(subprocess.Popen([sys.executable, __file__, part], env=environment, cwd=ROOT))
     codes = [process.wait() for process in ranks]
     return next((code for code in codes if code), 0)
 
 
 def main() -> int:
-    """Both layouts, one after the other; as a rank of one of them, its checks."""
+    """The parts that are named, or all, one after the other; as a rank of one of them, its checks."""
+    if sys.argv[1:2] == ["--compile"]:
+        count, folder, number = sys.argv[2:]
+        compile_share(int(number), int(count), Path(folder))
+        return 0
     if "RANK" in os.environ:
-        as_rank(sys.argv[1:] or [""])
-    wanted = os.environ.get("LAYOUTS", "12")
+        as_rank(sys.argv[1])
+    codes: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        codes = [job(LAYOUTS[layout], sys.argv[1:], Path(folder)) for layout in wanted]
-    print("PASS ALL" if not any(codes) else f"FAIL: exit codes {codes}", flush=True)
-    return int(any(codes))
+        compile_all(Path(folder))
+        for part in sys.argv[1:] or PARTS:
+            begin = time.perf_counter()
+            codes[part] = job(part, Path(folder))
+            print(f"INFO part {part!r}: {time.perf_counter() - begin:.0f} s, exit code {codes[part]}", flush=True)
+    print("PASS ALL" if not any(codes.values()) else f"FAIL: exit codes {codes}", flush=True)
+    return int(any(codes.values()))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 """Copies by NVSHMEM on real GPUs: `torchrun --nproc-per-node N tests/gpu/nvshmem_check.py`.
 
 Prints a PASS or FAIL line for each check and rank, and ends with exit code 1 if one fails. Every launch has fresh
-inputs, poisoned outputs, and ranks that come at different times. Kernels without NVSHMEM run before and after.
+inputs, poisoned outputs, and ranks that come at different times. Kernels without NVSHMEM run before and after. Programs
+between nodes are for a machine in which each GPU is a node: they take NVSHMEM by themselves.
 """
 
 import gc
 import os
 import random
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -16,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TILESCALE_HEAP", "nvshmem")
 os.environ.setdefault("TILESCALE_WAIT_S", "10")
@@ -24,17 +27,21 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "cuda")]
 
+import node_programs  # noqa: E402
 import nvshmem_programs as programs  # noqa: E402
 import tilelang  # noqa: E402
 import tilelang.language as stock_language  # noqa: E402
 
 import tilescale  # noqa: E402
 from tilelang_core import compile as stock  # noqa: E402
-from tilescale.backends.base import Target  # noqa: E402
-from tilescale.backends.cuda import nvshmem_link, support  # noqa: E402
+from tilescale import backends  # noqa: E402
+from tilescale.backends.cuda import nvshmem_link  # noqa: E402
+from tilescale.backends.cuda.lowering.groups.registers import one_array_each  # noqa: E402
+from tilescale.backends.cuda.lowering.phase import Target  # noqa: E402
+from tilescale.backends.cuda.lowering.program import lower  # noqa: E402
 from tilescale.comm.heap import default_heap  # noqa: E402
 
-LIMIT_S = 100.0
+LIMIT_S = 110.0
 LAUNCHES = 6
 PROGRAMS = {
     "ring": programs.ring(),
@@ -44,6 +51,16 @@ PROGRAMS = {
     "tensors": programs.tensors(),
     "rows": programs.rows_of_all(128, 64, 4096),
 }
+
+NODES = """
+extends: h200-sxm-8x4
+title: each GPU a node
+levels:
+  node:
+    count: {nodes}
+  device:
+    count: 1
+"""
 
 
 class Job:
@@ -56,6 +73,15 @@ class Job:
         torch.cuda.set_device(self.device)
         self.skew = random.Random(self.rank)
         self.kernels = {name: tilescale.compile(func) for name, func in PROGRAMS.items()}
+        self.cases: dict[str, node_programs.Cases] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            nodes = Path(folder) / "nodes.yaml"
+            nodes.write_text(NODES.format(nodes=self.size), encoding="utf-8")
+            with tilescale.use_machine(str(nodes)):
+                for level in ("node", "device"):
+                    made = node_programs.cases(level, self.size, 1)
+                    self.cases |= {f"{name}, {level}": case for name, case in made.items()}
+                self.kernels |= {name: tilescale.compile(func) for name, (func, _, _) in self.cases.items()}
 
     def warm(self) -> None:
         """Compile all kernels side by side into the compiler's cache."""
@@ -63,12 +89,17 @@ class Job:
         assert heap.provider == "nvshmem", heap.provider
         nvshmem_link.prepare(heap, {}, None)
         if self.world.local_rank == 0:
-            targets = [(f.program, Target.of(f.program, f.machine, self.size)) for f in self.kernels.values()]
-            kernels = [kernel for program, target in targets for kernel in support.lower(program, target).kernels]
-            texts = [stock.generate(kernel.func, "auto").text for kernel in kernels]
+            kernels = [grid.kernel for f in self.kernels.values() for grid in self._lowered(f).grids]
+            texts = [stock.generate(kernel.func, "auto", None, one_array_each).text for kernel in kernels]
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda text: stock.device_code(text, "auto"), texts))
         self.world.barrier()
+
+    def _lowered(self, kernel: Any) -> Any:
+        """A program as it is lowered when it is first called."""
+        program, stride = kernel.program, default_heap().addresses.stride
+        sizes = backends.Target.of(program, kernel.machine, self.size).sizes
+        return lower(program, Target(kernel.machine, sizes, stride, nvshmem=True).with_mapped(self.size))
 
     def data(self, rank: int, launch: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """What a rank has as input of a launch."""
@@ -193,6 +224,23 @@ def check_device_phase(job: Job) -> None:
         assert flags.item() == launch, flags.item()
 
 
+def check_between_nodes(job: Job) -> None:
+    """Copies, signals, barriers and collectives of tiles between nodes, and between devices of all of them."""
+    for name, (_, shapes, wanted) in job.cases.items():
+        kernel = job.kernels[name]
+        assert "nvshmem" in kernel.schedule, kernel.schedule
+        mine = [tilescale.empty(shape, getattr(torch, dtype)) for shape, dtype in shapes]
+        for launch in job.launches():
+            everybody = [node_programs.arguments(shapes, rank, launch) for rank in range(job.size)]
+            for tensor, value in zip(mine, everybody[job.rank], strict=True):
+                tensor.copy_(value)
+            job.run(name, *mine)
+            given = [args[0].double() for args in everybody]
+            for position, expected in wanted(given, job.rank).items():
+                same(mine[position].double().cpu(), expected.double(), f"{name}, launch {launch}, argument {position}")
+        print(f"INFO rank {job.rank}: {name}: right", flush=True)
+
+
 def check_bandwidth(job: Job) -> None:
     """64 MiB by 128 blocks, straight from memory to memory."""
     shape = (128 * 64, 4096)
@@ -220,6 +268,7 @@ CHECKS: list[Callable[[Job], None]] = [
     check_put_tails,
     check_get,
     check_device_phase,
+    check_between_nodes,
     check_tensors_outside_the_heap,
     check_bandwidth,
     check_plain_kernel,

@@ -55,13 +55,14 @@ def total(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def compare(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
+def compare(what: str, got: torch.Tensor, want: torch.Tensor, parts: torch.Tensor | None = None) -> None:
     """Raises ValueError if a result is further from the reference than roundings explain.
 
-    Those of a sum's parts are relative to the parts, the largest of which are some five times the typical element.
+    Those of a sum's parts are relative to the parts, the largest of which are some five times the typical element;
+    `parts` is how large they are, if that is known for each element.
     """
     error = (got.float() - want.float()).abs()
-    bound = 2.0**-6 * want.float().abs() + 2.0**-5 * want.float().abs().mean() + 1e-6
+    bound = 2.0**-6 * (want.float() if parts is None else parts).abs() + 2.0**-5 * want.float().abs().mean() + 1e-6
     wrong = int((~(error <= bound)).sum())
     if wrong or got.shape != want.shape:
         raise ValueError(f"{what}: {wrong} of {error.numel()} elements wrong, by up to {float(error.max()):.3g}")
@@ -262,16 +263,19 @@ def check_sequence_attention(only: slice) -> None:
         order = everyones(mine).flatten().argsort()
         k_all, v_all = (everyones(x).transpose(0, 1).flatten(1, 2)[:, order].float().transpose(1, 2) for x in (k, v))
         mask = mine[:, None] >= torch.arange(SIZE * tokens, device=DEVICE) if causal else None
-        want = torch.nn.functional.scaled_dot_product_attention(
-            q.float().transpose(1, 2), k_all, v_all, attn_mask=mask, enable_gqa=True
-        ).transpose(1, 2)
+        want, parts = (
+            torch.nn.functional.scaled_dot_product_attention(
+                q.float().transpose(1, 2), k_all, values, attn_mask=mask, enable_gqa=True
+            ).transpose(1, 2)
+            for values in (v_all, v_all.abs())
+        )
         title = f"sequence_attention {tokens}{' causal' * causal}{' ring' * ring}"
         runs(
             title,
             lambda q=q, k=k, v=v, how=(causal, zigzag, ring): ops.sequence_attention(
                 q, k, v, causal=how[0], zigzag=how[1], ring=how[2]
             ),
-            lambda c, want=want, title=title: compare(title, c, want),
+            lambda c, want=want, parts=parts, title=title: compare(title, c, want, parts),
         )
 
 
@@ -410,7 +414,8 @@ def check_attention_gradients(only: slice) -> None:
                 torch.cuda._sleep(LATE_CYCLES)
             made = ops.sequence_attention(q, k, v, causal=causal, zigzag=zigzag)
             for name, got, full in zip("qkv", torch.autograd.grad(made, (q, k, v), above), whole, strict=True):
-                compare(f"{title}: {name}", got, full.grad.chunk(SIZE, 1)[RANK])
+                want, scale = full.grad.chunk(SIZE, 1)[RANK], 8 * full.grad.abs().mean()  # of what was subtracted
+                compare(f"{title}: {name}", got, want, want.abs() + scale)
         say(f"PASS {title}")
 
 

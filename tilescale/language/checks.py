@@ -17,6 +17,7 @@ from tilescale.hda import Level, Network
 from tilescale.hda.query import advice_at_the_end
 from tilescale.language.context import Context, here
 from tilescale.program.grids import Grid, Unknown
+from tilescale.program.operations import Rank
 from tilescale.program.ops import RANK, REDUCTIONS
 
 
@@ -179,7 +180,7 @@ def check_reached(context: Context, level: Level) -> None:
 def _blame(context: Context, level: Level, condition: Any) -> str | None:
     """What in a condition differs between siblings of `level`, if anything that is known to."""
     expr = expanded(condition)
-    if ir.contains(expr, lambda node: ir.op_name(node) == RANK.name and node.args[0].value == level.name):
+    if ir.contains(expr, lambda node: ir.op_name(node) == RANK.name and Rank.of(node).level == level.name):
         return f"the rank of level {level.name!r}"
     if level.kind == "lanes":
         used = ir.variables(expr) & set(context.frame.get_thread_bindings())

@@ -18,6 +18,7 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core.launches import in_one_form
 from tilelang_core.rules import counted_from_the_begin
+from tilelang_core.tiles import thread_axis
 from tilelang_core.trace import DEFAULT_THREADS
 from tilescale.hda import Machine
 from tilescale.program.model import (
@@ -88,7 +89,7 @@ class _Builder:
             stmt = stmt.body
         for inner in _flat(stmt):
             if isinstance(inner, ir.Bind):
-                threads.append((inner.var, int(inner.value.args[0])))
+                threads.append((inner.var, thread_axis(inner.value)))
             elif isinstance(inner, ir.SBlockRealize):
                 block = inner.block
         notes = {str(k): v for k, v in block.annotations.items()}

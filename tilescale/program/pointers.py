@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.program.effects import statements
 from tilescale.program.model import Program
 
 
 def is_address(value: Any) -> bool:
     """Whether an expression takes a number as the address of a tensor."""
-    return ir.op_name(value) == "tirx.reinterpret" and str(value.dtype) == "handle"
+    return ir.op_name(value) == tl.REINTERPRET and str(value.dtype) == "handle"
 
 
 def follows_addresses(program: Program) -> bool:

@@ -15,6 +15,14 @@ and its copy queue is empty. Then
 - nobody touches its memory before it has come to call n + 1, or to another program: whoever does has met it there, at
   the entry or in a barrier (`needs_rendezvous_at_entry`), and its stream comes there after call n, and after it has
   zeroed its flags. So signals of call n + 1 are not lost by that, and no inbox is overwritten that call n still reads.
+
+When flags are zeroed. Either before a device comes to call n + 1, by launches of their own, or at the end of call n, by
+the last of its blocks, if one kernel is the whole call. The second is early enough, as nobody signals in between. It is
+late enough, as all that touches the device's flags in call n is over when its last block ends: without a rendezvous at
+the exit that is what stands above, and what others sent to flags before a barrier of all devices is there behind it;
+with one, all blocks of all devices have left. A call that was stopped may leave anything. After it nobody comes to a
+call any more (a device that is stopped tells nobody that it has come) until `kernel.reset`, which zeroes all flags
+while all devices are idle.
 """
 
 from __future__ import annotations

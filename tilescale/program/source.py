@@ -249,12 +249,11 @@ class _Writer:
         raise self._wordless(stmt)
 
     def _gemm(self, made: Gemm, stmt: ir.Stmt) -> str:
-        policy, _, *rest = made.call.args[8:]
-        if any(ir.constant(n) != 0 for n in rest):
+        if not made.is_plain:
             raise self._wordless(stmt)
         notes = [f"transpose_{side}=True" for side, on in (("A", made.transpose_a), ("B", made.transpose_b)) if on]
-        if ir.constant(policy):
-            notes.append(f"policy={self.text.value(policy)}")
+        if ir.constant(made.policy):
+            notes.append(f"policy={self.text.value(made.policy)}")
         if ir.constant(made.clear) != 0:
             notes.append(f"clear_accum={self.text.value(made.clear)}")
         return f"T.gemm({', '.join([*map(self.text.region, made.operands), *notes])})"

@@ -15,6 +15,7 @@ from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.program import LoweredProgram
 from tilescale.backends.cuda.lowering.program import lower as lower_for
+from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import STRIDE, checked
 from tilescale.collectives import Available, Wanted
@@ -54,7 +55,8 @@ def collectives(made: Collective, wanted: Wanted, target: AnyTarget) -> Availabl
 
 def _target(target: AnyTarget) -> Target:
     sizes = tuple((name, size or DEVICES) for name, size in target.sizes)
-    return Target(target.machine, sizes, STRIDE, nccl=not settings().share_gpus)
+    own = settings()
+    return Target(target.machine, sizes, STRIDE, nccl=not own.share_gpus, nvshmem=own.heap == IMPL)
 
 
 @dataclass(frozen=True)

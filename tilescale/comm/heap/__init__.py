@@ -6,7 +6,7 @@ address_map.py   where every rank's heap lies                          provider.
 arena.py         which offsets are taken                               ledger.py       who still holds what
 tensors.py       torch tensors over foreign memory                     group.py        the ranks of a heap
 open_heaps.py    which heap a tensor lies in; the end at exit          nvshmem.py      NVSHMEM's own heap
-descriptors.py   file descriptors between processes
+descriptors.py   file descriptors between processes                    reach.py        the part of a heap with addresses
 mapped.py        heaps that this process maps: host.py (shared memory) and cuda_vmm.py (GPUs)
 """
 

@@ -63,6 +63,19 @@ class AddressMap:
         """The ranks whose heaps have no address here."""
         return tuple(peer for peer, slot in enumerate(self.slots) if slot is None)
 
+    @property
+    def reachable(self) -> tuple[int, ...]:
+        """The ranks whose heaps have an address here, this one among them."""
+        return tuple(peer for peer, slot in enumerate(self.slots) if slot is not None)
+
+    def among(self, ranks: tuple[int, ...]) -> AddressMap:
+        """The map of some ranks, of which this is one, in the order of their new numbers.
+
+        Raises ValueError if their slots are not the first ones.
+        """
+        slots = tuple(self.slots[peer] for peer in ranks)
+        return AddressMap(self.base, self.stride, self.size, ranks.index(self.rank), slots)
+
     def slot(self, peer: int) -> int:
         """The leading index of rank `peer` in a tensor over all ranks.
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Heap provider `nvshmem`: memory of NVSHMEM's own symmetric heap, for kernels that also call NVSHMEM.
 
-NVSHMEM maps the heaps of the peers that a GPU reaches into one address range with a fixed stride. As rank r sees it,
-rank p lies (p - r) mod R steps further; that it is so is checked on every chunk. Other peers have no address.
+NVSHMEM maps the heaps of the n peers that a GPU reaches into one address range with a fixed stride. As number r of
+them sees it, number p lies (p - r) mod n steps further; that it is so is checked on every chunk. Other peers, on other
+nodes, have no address: only NVSHMEM's own functions lead there.
 
 NVSHMEM's own calls wait for all ranks without a bound. Each is made when all ranks are known to make it, and ends the
 process with a traceback if it still takes longer than the job's timeout.
@@ -46,17 +47,17 @@ def address_map(own: int, pointers: Sequence[int], rank: int, alone: int) -> Add
     Raises:
         UnsupportedError: the peers are not where one stride and one rotation put them.
     """
-    ranks = len(pointers)
     distances = {peer: pointer - own for peer, pointer in enumerate(pointers) if pointer}
-    ahead = [(distance, (peer - rank) % ranks) for peer, distance in distances.items() if peer != rank]
+    own_number = [*distances].index(rank) if rank in distances else 0
+    steps = {peer: (number - own_number) % len(distances) for number, peer in enumerate(distances)}
+    ahead = [(distances[peer], count) for peer, count in steps.items() if peer != rank]
     stride = ahead[0][0] // ahead[0][1] if ahead else alone
-    if distances.get(rank) != 0 or any(distance != steps * stride or distance <= 0 for distance, steps in ahead):
+    if distances.get(rank) != 0 or any(distance != count * stride or distance <= 0 for distance, count in ahead):
         raise UnsupportedError(
             f"NVSHMEM puts the peers of rank {rank} at distances {distances} from it, not one stride apart",
             hint="use TILESCALE_HEAP=cuda_vmm, or a version of NVSHMEM that was tested",
         )
-    slots = tuple((peer - rank) % ranks if pointer else None for peer, pointer in enumerate(pointers))
-    return AddressMap(own, stride, stride, rank, slots)
+    return AddressMap(own, stride, stride, rank, tuple(steps.get(peer) for peer in range(len(pointers))))
 
 
 class Nvshmem:

@@ -17,6 +17,7 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import TileCopy
 from tilescale.passes.overlap.edits import Edits, rank_of
 from tilescale.passes.overlap.schedule import Declined
 from tilescale.passes.overlap.sums import Arrivals, copy, whole
@@ -82,7 +83,8 @@ def _stored(use: Use) -> tuple[ir.Buffer, list[Any]]:
     (store, *others), where = use.stmts, location(use.stmts[0])
     if others or not isinstance(store, ir.Evaluate) or ir.op_name(store.value) != tl.COPY:
         raise Declined("the tiles are not stored by one T.copy", where)
-    (tile, _, extents), (_, begins, target) = (ir.region_parts(region) for region in store.value.args[:2])
+    copy = TileCopy.of(store.value)
+    (tile, _, extents), (_, begins, target) = ir.region_parts(copy.source), ir.region_parts(copy.target)
     shapes = [ir.constants([n for n in e if ir.constant(n) != 1]) for e in (tile.shape, extents, target)]
     if ir.scope_kind(tile) == "global" or len(tile.shape) != 2 or None in shapes or shapes[0] != shapes[1]:
         raise Declined("the tiles are not stored as a whole", where)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.tiles import regions_of
 from tilescale.hda import Machine
 from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.program.grids import Unknown
@@ -103,7 +104,7 @@ def _products(phase: GridPhase, launch: Launch, uses: Uses) -> Iterator[tuple[st
             except Unknown:
                 pass  # once, then: less is better than too much where overlap is to pay
         if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)).startswith(tl.GEMM):
-            a, _, c = (ir.region_parts(stmt.value.args[i]) for i in range(3))
+            a, _, c = map(ir.region_parts, regions_of(stmt.value)[:3])
             m, n = (ir.constant(e) or 1 for e in c[2][-2:])
             elements = [ir.constant(e) or 1 for e in a[2]]
             yield str(a[0].dtype), float(2 * n * np.prod(elements) * np.sum(times)) if m else 0.0

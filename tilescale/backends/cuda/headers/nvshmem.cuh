@@ -67,8 +67,8 @@ __device__ __forceinline__ void complete() {
   __syncthreads();
 }
 
-// Write a tile to `to` on PE `pe`; what lies outside of either tensor is left out.
-static __device__ __noinline__ void put(Place from, Place to, i64 rows, i64 columns, int pe) {
+// Begin to write a tile to `to` on PE `pe`; what lies outside of either tensor is left out.
+static __device__ __noinline__ void start_put(Place from, Place to, i64 rows, i64 columns, int pe) {
   Part part = common(inside(from, rows, columns), inside(to, rows, columns));
   i64 j = part.column, bytes = (part.columns_end - j) * to.size;
   drain();
@@ -76,6 +76,11 @@ static __device__ __noinline__ void put(Place from, Place to, i64 rows, i64 colu
   each_row(
       part, [&](i64 i) { nvshmemx_putmem_nbi_warp(to.at(i, j), from.at(i, j), bytes, pe); },
       [&](i64 i) { nvshmemx_putmem_nbi_block(to.at(i, j), from.at(i, j), bytes, pe); });
+}
+
+// The same until it is there.
+__device__ inline void put(Place from, Place to, i64 rows, i64 columns, int pe) {
+  start_put(from, to, rows, columns, pe);
   complete();
 }
 
@@ -99,10 +104,10 @@ static __device__ __noinline__ void get(Place from, Place to, i64 rows, i64 colu
   acquired();
 }
 
-// After put() by all: update a flag of PE `pe`, `flags` being the first one of this device's instance.
+// One thread: update a flag of PE `pe`, `flags` being the first one of this device's instance; until it is there, as a
+// later call may zero it.
 template <int SET, typename V>
-__device__ inline void put_flag(V* flags, i64 index, i64 extent, i64 value, int pe, i64* report, int site) {
-  if (thread_number() != 0) return;
+__device__ inline void update_flag(V* flags, i64 index, i64 extent, i64 value, int pe, i64* report, int site) {
   if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
   if constexpr (sizeof(V) == sizeof(uint64_t)) {
     int op = SET ? NVSHMEM_SIGNAL_SET : NVSHMEM_SIGNAL_ADD;
@@ -115,6 +120,20 @@ __device__ inline void put_flag(V* flags, i64 index, i64 extent, i64 value, int 
     else
       nvshmem_uint_atomic_add(flag, static_cast<unsigned>(value), pe);
   }
+  nvshmem_quiet();
+}
+
+// After put() by all.
+template <int SET, typename V>
+__device__ inline void put_flag(V* flags, i64 index, i64 extent, i64 value, int pe, i64* report, int site) {
+  if (thread_number() == 0) update_flag<SET>(flags, index, extent, value, pe, report, site);
+}
+
+// One thread, after a barrier, and complete_stores() by all others that issued bulk copies: as signal(), of PE `pe`.
+template <int SET, typename V>
+__device__ inline void signal_pe(V* flags, i64 index, i64 extent, i64 value, int pe, i64* report, int site) {
+  drain();
+  update_flag<SET>(flags, index, extent, value, pe, report, site);
 }
 
 // put(), then the flag: one operation if the tile is one piece and the flag has 64 bits.
@@ -136,6 +155,28 @@ static __device__ __noinline__ void put_signal(Place from, Place to, i64 rows, i
   put(from, to, rows, columns, pe);
   put_flag<SET>(flags, index, extent, value, pe, report, site);
 }
+
+#ifdef TILESCALE_SIBLINGS_CUH
+// As barrier_of_siblings(), of siblings of whom `inside` of consecutive numbers share memory: these meet, then those of
+// one place in each such group, whom NVSHMEM tells. Who hears from them knows of all: each has met its own group before.
+__device__ inline void barrier_of_groups(int* counters, i64 stride, Siblings s, int inside, i64 index, int* epochs,
+                                         i64 limit, i64* report, int site) {
+  i64 stop = stopped(report);
+  unsigned epoch = static_cast<unsigned>(epochs[index]) + 1u;
+  int begin = s.rank / inside * inside;
+  drain();
+  if (stop) return tell_host(report);
+  tell_siblings(counters, stride, s, begin, begin + inside, index, epoch);
+  epochs[index] = static_cast<int>(epoch);
+  int* words = counters + s.slot(s.rank) * stride + index * s.size;
+  if (!await_siblings(words, s, begin, begin + inside, 1, epoch, limit, report, site)) return;
+  drain();
+  for (int j = s.rank % inside; j < s.size; j += inside)
+    if (j != s.rank) nvshmem_uint_atomic_set(reinterpret_cast<unsigned*>(words + s.rank), epoch, s.first + j * s.step);
+  nvshmem_quiet();
+  await_siblings(words, s, s.rank % inside, s.size, inside, epoch, limit, report, site);
+}
+#endif
 
 }  // namespace tilescale
 

@@ -51,6 +51,16 @@ __device__ __forceinline__ unsigned met_before(const int* counts) {
   return static_cast<unsigned>(*const_cast<const volatile int*>(counts));
 }
 
+// One thread, when nobody touches a device's flags any more in this call: they are zero, as the next one finds them. It
+// cannot come too late: peers signal in the next call once this device has told them that it has come to it, in a
+// kernel after this one (tilescale/program/rendezvous.py).
+__device__ __forceinline__ void clear() {}
+template <typename V, typename... Others>
+__device__ __forceinline__ void clear(V* flags, i64 extent, Others... others) {
+  for (i64 i = 0; i < extent; ++i) *const_cast<volatile V*>(flags + i) = 0;
+  clear(others...);
+}
+
 // One thread of each block, first of all: the first block tells that this rank has come.
 __device__ inline void come(i64* words, i64 stride, int rank, int ranks, const int* counts, int purpose,
                             const i64* report) {
@@ -71,9 +81,11 @@ __device__ inline void enter(const i64* words, i64 stride, int slot, int rank, i
 }
 
 // One thread of each block, after a barrier, and complete_stores() by all others that issued bulk copies: its block is done with
-// the memory of all ranks, and tells them. The first block waits until all blocks of all ranks are, and counts.
+// the memory of all ranks, and tells them. The first block waits until all blocks of all ranks are, counts, and clears
+// `flags`: each a pointer and how many there are.
+template <typename... Flags>
 __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ranks, int* counts, int purpose, i64 limit,
-                             i64* report, int site) {
+                             i64* report, int site, Flags... flags) {
   // They are read while stores drain.
   i64 stop = stopped(report);
   unsigned epoch = met_before(counts) + 2u, done = met_before(counts + 1) + gridDim.x * gridDim.y * gridDim.z;
@@ -97,16 +109,24 @@ __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ran
   }
   counts[0] = static_cast<int>(epoch);
   counts[1] = static_cast<int>(done);
+  clear(flags...);
 }
 
-// The same for a grid after whose last barrier no block touches another device: the last block counts.
-__device__ inline void count(int* counts, const i64* report) {
+// The same for a grid whose last block ends when nobody touches another device any more: that block counts and clears.
+// Its acquire orders what it clears after all that other blocks did with it. A block alone needs none, as the thread's
+// own order and the barrier before say it.
+template <typename... Flags>
+__device__ inline void count(int* counts, const i64* report, Flags... flags) {
+  i64 stop = stopped(report);
   unsigned epoch = met_before(counts) + 1u, blocks = gridDim.x * gridDim.y * gridDim.z, before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counts + 2) : "memory");
-  if (before + 1 != blocks) return;
+  if (blocks > 1) {
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counts + 2) : "memory");
+    if (before + 1 != blocks) return;
+    counts[2] = 0;
+  }
   counts[0] = static_cast<int>(epoch);
-  counts[2] = 0;
-  tell_host(report);
+  clear(flags...);
+  if (stop) tell_host(report);
 }
 
 }  // namespace tilescale

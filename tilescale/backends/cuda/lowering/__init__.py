@@ -4,7 +4,7 @@
 program.py                   a program for a target: the same tree of parts, each lowered
 plan.py spread.py            device phases taken apart into operations of the host and grids
 host_step.py messages.py     what the host starts; copies and signals between devices that share no memory
-reach.py                     which devices share memory, and what carries data between the others
+reach.py between.py          which devices share memory; what carries tensors, and operations of programs, to others
 queued.py                    what a device's copy queue executes, and why not the rest
 stages.py phase.py           from a grid phase to a kernel: all stages in order, and what one hands to the next
 registry.py markers.py       how each operation is lowered; what stages mark for later ones

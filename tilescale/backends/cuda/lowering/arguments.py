@@ -117,12 +117,14 @@ class Site:
     Attributes:
         what: the operation, for people.
         flag, compare: the tensor of flags and the comparison, for a wait on a flag.
+        queued: whether it is the copy queue that waits, not a block.
     """
 
     what: str
     where: Location | None
     flag: str = ""
     compare: str = ""
+    queued: bool = False
 
 
 @dataclass(frozen=True)

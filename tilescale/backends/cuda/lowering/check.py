@@ -20,12 +20,12 @@ KERNEL = re.compile(r'^extern "C" __global__ void .*\b(\w+)\((.*)\) \{$')
 BOUNDS = re.compile(r"__launch_bounds__\((\d+)")
 WAIT = re.compile(r"\btilescale::(wait<|barrier\w*\()")
 GATE = re.compile(r"\btilescale::wait_by_warp<")
-SIGNAL = re.compile(r"\btilescale::(signal<|release<|barrier\w*\(|leave\()")
+SIGNAL = re.compile(r"\btilescale::(signal(_pe)?<|release<|barrier\w*\(|leave\()")
 KEEP = re.compile(r"^(\w+) = tilescale::address\(")
 BULK_STORE = re.compile(r"\btl::tma_store\w*\((?!\))")
 BY_ALL = "tilescale::complete_stores();"
 COMPLETION = re.compile(r"^tilescale::complete_stores(<\d+>)?\(\);$")
-DRAINING = re.compile(r"^tilescale::(barrier|leave)\(")  # they begin with a drain() of their own
+DRAINING = re.compile(r"^tilescale::(barrier\w*\(|leave\(|signal_pe<)")  # they begin with a drain() of their own
 ACQUIRED = "tilescale::acquired();"
 BLOCK_SYNC = "__syncthreads();"
 SYNC = re.compile(r"^(__syncthreads\(\)|tl::__sync_thread_partial\b.*|__syncwarp\(.*|tl::\w*cluster_sync\(\));$")
@@ -34,7 +34,7 @@ BOUND = re.compile(r" <=? ")
 BULK_LOAD = re.compile(r"\btl::(tma_load|cp_async)")
 READ_ONLY_LOAD = re.compile(r"__ldg\(|ld\.global\.nc|tl::\w*ldg\w*\(")
 HARMLESS = re.compile(
-    r"^(#pragma .*|tilescale::(wait<|signal<|release<|barrier\w*\(|acquired\().*|tl::fence_proxy_async\(\);"
+    r"^(#pragma .*|tilescale::(wait<|signal(_pe)?<|release<|barrier\w*\(|acquired\().*|tl::fence_proxy_async\(\);"
     r"|(const )?(int|int64_t|bool|float|uint|void\*) ?\*? ?\w+( = .*|\[\d+\])?;)$"
 )
 """Statements that may stand between the end of a program's stores and the signal that publishes them."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import nvshmem_link
+from tilescale.backends.cuda.lowering.markers import by_nvshmem
 from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, is_region, orders, writes_tiles
 from tilescale.program import ops
 from tilescale.program.operations import Copy, Signal
@@ -111,13 +111,15 @@ class Deferral:
         if name == tl.COPY and not later.writes_tiles and not call.annotations and is_bulk_store(call):
             self.copies += 1
             return tir.tile_call("tma_copy", *call.args)
+        if by_nvshmem(call):
+            return None
         if name == ops.SIGNAL.name:
             signal = Signal.of(call)
             return self._kept(call, signal.flag, signal.value, signal.op, later)
         if name != ops.COPY.name or later.writes_tiles or not is_bulk_store(call):
             return None
         copy = Copy.of(call)
-        if not copy.to_peer or copy.impl == nvshmem_link.IMPL:
+        if not copy.to_peer:
             return None
         if copy.signal is not None:
             assert copy.op is not None

@@ -15,14 +15,13 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering.arguments import Given, HostVariable, Parameters
-from tilescale.backends.cuda.lowering.markers import Executing, acquired, executed, one_thread, sync
+from tilescale.backends.cuda.lowering.markers import Executing, acquired, by_nvshmem, executed, one_thread, sync
 from tilescale.backends.cuda.lowering.operands import READING, read_before
 from tilescale.backends.cuda.lowering.phase import Phase
-from tilescale.backends.cuda.lowering.reach import share_memory
 from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.signature import Signature
+from tilescale.backends.cuda.nvshmem_link import IMPL, declarations
 from tilescale.cost.choose import Choice
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level
@@ -133,26 +132,15 @@ class DeviceStage(Signature):
         name, level = call.op.name, ir.attribute(call, "level")
         kind = UNIT if level is None else self.target.machine.level(level).kind
         impl = ir.attribute(call, "impl")
-        self._check_reach(name, level, impl)
-        if (name, kind) == (ops.COPY.name, UNIT) and impl != nvshmem_link.IMPL:
+        if by_nvshmem(call) and name in (ops.COPY.name, ops.SIGNAL.name):
+            impl = IMPL
+        elif (name, kind) == (ops.COPY.name, UNIT):
             impl = self.choice(call).name
         rule = rule_for(name, kind, impl) if kind == UNIT else None
         if rule is None:
             how = f" by {impl}" if name == ops.COPY.name and kind == UNIT else _speaking_of(level, kind)
             raise self.unsupported(f"T.{name.removeprefix('tilescale.')}{how} has no CUDA lowering")
         return rule(self, call)
-
-    def _check_reach(self, name: str, level: str | None, impl: str | None) -> None:
-        """Programs reach devices that share memory with theirs, and others by a library that is asked for."""
-        if level not in dict(self.target.sizes) or impl == nvshmem_link.IMPL or share_memory(self.target, level):
-            return
-        by = f"impl={nvshmem_link.IMPL!r} carries copies with signals, in a job with TILESCALE_HEAP={nvshmem_link.IMPL}"
-        raise UnsupportedError(
-            f"T.{name.removeprefix('tilescale.')} of programs between {level}s: by {self.target.machine.name!r} these "
-            "do not all share memory, so no loads and stores lead there",
-            hint=f"{by}; whole tensors go by NCCL, from a phase of the {level}s outside T.Scale('block')",
-            where=self.where,
-        )
 
     def _leave(self, node: Any) -> Any:
         if isinstance(node, ir.Var) and node in self.phase.sizes:
@@ -185,6 +173,17 @@ class DeviceStage(Signature):
         number: Any = ir.IntImm("int32", 0)
         for var, extent in reversed(list(zip(self.launch.programs, self.launch.grid, strict=True))):
             number = number * extent + var
+        return number
+
+    def call_nvshmem(self) -> None:
+        """The kernel calls NVSHMEM."""
+        self.libraries[IMPL] = declarations()
+
+    def device_number(self, level: str, rank: Any) -> Any:
+        """The number, over all devices, of the one that `rank` at `level` names as seen from this one."""
+        number: Any = ir.IntImm("int32", 0)
+        for name, size in self.target.sizes:
+            number = number * size + (rank if name == level else self.rank(name))
         return number
 
     def programs(self) -> int:

@@ -4,22 +4,27 @@
 A workspace on every device has a slot for each sender, doubled: programs that are one collective ahead write the other
 half, and nobody can be two ahead, because each collective is a barrier. Partial sums travel in the tile's type and are
 added in the order of ranks in float32 (float64 for float64, the type itself for integers), so all devices get the same
-bits.
+bits. Between devices that do not all share memory, NVSHMEM puts what has been laid out in a workspace here: by peer
+memory inside a node, over the network to others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.combine import fold, reduced
+from tilescale.backends.cuda.lowering.copies import nvshmem
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.implemented import ON_TILES
+from tilescale.backends.cuda.lowering.markers import by_nvshmem
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.signals import barrier, epochs
 from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
+from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.collectives import TILES
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Combine
@@ -39,21 +44,33 @@ def tile_of(stage: DeviceStage, region: ir.Call) -> Tile:
     return tile
 
 
+def _siblings(stage: DeviceStage, made: Collective) -> int:
+    return dict(stage.target.sizes)[made.level]
+
+
+def _stored(tile: ir.Call, space: ir.Buffer, begins: Sequence[Any], extents: Sequence[int]) -> ir.Stmt:
+    """A tile in a workspace. By plain stores: a bulk copy cannot take a part of a tile that is laid out as a whole."""
+    return tir.tile_call("copy", tile, tir.region(space, begins, extents, "w"), disable_tma=True)
+
+
 class Exchange:
-    """One collective of programs with the same index on all devices."""
+    """One collective of programs with the same index on all siblings of a level."""
 
     def __init__(self, stage: DeviceStage, call: ir.Call, part: list[int], dtype: str):
         level = stage.level_of(call)
         name = f"T.{call.op.name.removeprefix('tilescale.')}"
         self.stage, self.what = stage, f"{name} of level {level.name!r}"
-        self.part, self.dtype, self.devices = part, dtype, stage.target.devices
+        self.part, self.dtype, self.level = part, dtype, level.name
+        self.devices = dict(stage.target.sizes)[level.name]
         self.rank = stage.rank(level.name)
+        self.far = by_nvshmem(call)
         self.parity = ir.Var("parity", "int32")
         self.program = stage.program_number()
         self.name = f"exchange{stage.next_number()}"
         # One leading dimension for half, program and sender: a bulk copy has five dimensions at most.
         self.shape = (2 * stage.programs() * self.devices, *part)
-        stage.notes.append(f"{self.what}: {ON_TILES[TILES][Collective.of(call).name]} through device memory")
+        through = f"{IMPL}, as {level.name}s do not all share memory" if self.far else "device memory"
+        stage.notes.append(f"{self.what}: {ON_TILES[TILES][Collective.of(call).name]} through {through}")
 
     def _place(self, sender: Any) -> Any:
         """Where what `sender` sends lies in the workspace of its receiver."""
@@ -61,26 +78,61 @@ class Exchange:
 
     def begin(self) -> ir.Stmt:
         """Which half of the workspace this collective uses: all devices count the same barriers."""
-        load = ir.BufferLoad(epochs(self.stage), [self.program])
+        load = ir.BufferLoad(epochs(self.stage, self.level), [self.program])
         return ir.Bind(self.parity, load % 2)
 
-    def send(self, tile: ir.Call, peer: Any) -> ir.Stmt:
-        """Copy a tile of the part's extents to a peer."""
+    def _slot(self, peer: Any) -> ir.PrimExpr:
+        return self.stage.slot(self.stage.device_number(self.level, peer))
+
+    def send(self, tile: ir.Call) -> list[ir.Stmt]:
+        """Copy a tile of the part's extents to every peer."""
+        if self.far:
+            return [_stored(tile, *self._sent(1, 0)), *self._put(lambda peer: 0, 1)]
+        return [self._send(tile, peer) for peer in range(self.devices)]
+
+    def _send(self, tile: ir.Call, peer: Any) -> ir.Stmt:
         target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
-        begins = [self.stage.slot(peer), self._place(self.rank), *[0] * len(self.part)]
-        # Plain stores: a bulk copy cannot take a part of a tile that is laid out as a whole.
-        return tir.tile_call("copy", tile, tir.region(target, begins, [1, 1, *self.part], "w"), disable_tma=True)
+        begins = [self._slot(peer), self._place(self.rank), *[0] * len(self.part)]
+        return _stored(tile, target, begins, [1, 1, *self.part])
+
+    def _sent(self, parts: int, number: Any) -> tuple[ir.Buffer, list[Any], list[int]]:
+        """Where a part lies that goes to others, one of so many of a program: a workspace, its begins and extents."""
+        space = self.stage.workspace(f"{self.name}_sent", (self.stage.programs() * parts, *self.part), self.dtype)
+        return space, [self.program * parts + number, *[0] * len(self.part)], [1, *self.part]
+
+    def _put(self, number: Callable[[int], Any], parts: int) -> list[ir.Stmt]:
+        """Put the part of a number, one of so many, to each peer, until all are there."""
+        stage = self.stage
+        stage.call_nvshmem()
+        stage.ordered = True  # all threads of a program come together for each call
+        here = stage.workspace(self.name, self.shape, self.dtype)
+        place = [self._place(self.rank), *[0] * len(self.part)]
+        moves = []
+        for peer in range(self.devices):
+            sent = nvshmem.StridedTile.of(*self._sent(parts, number(peer)))
+            received = nvshmem.StridedTile.of(here, place, [1, *self.part])
+            pe = stage.device_number(self.level, peer) % stage.target.devices
+            moves.append(nvshmem.put_part(sent, received, pe))
+        return [*moves, nvshmem.complete()]
 
     def send_parts(self, source: Tile, axis: int) -> list[ir.Stmt]:
         """Copy each part of a tile along an axis to the peer of its number."""
+        put = self._put(lambda peer: peer, self.devices) if self.far else []
         part, begins = parts(source, axis, self.devices)
         if not source.in_registers:
-            return [self.send(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
-        target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
+            each = [(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
+            if self.far:
+                return [*(_stored(tile, *self._sent(self.devices, peer)) for tile, peer in each), *put]
+            return [self._send(tile, peer) for tile, peer in each]
         loops, peer, index = whole_loops(source, axis, part)
-        place = [self.stage.slot(peer), self._place(self.rank), *index]
         value = ir.BufferLoad(source.buffer, source.at(loops))
-        return [tir.parallel(loops, source.extents, ir.BufferStore(target, value, place))]
+        if self.far:
+            target, (number, *_), _ = self._sent(self.devices, peer)
+            place = [number, *index]
+        else:
+            target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
+            place = [self._slot(peer), self._place(self.rank), *index]
+        return [tir.parallel(loops, source.extents, ir.BufferStore(target, value, place)), *put]
 
     def take_parts(self, target: Tile, axis: int) -> list[ir.Stmt]:
         """Copy what the devices sent here into the parts of a tile along an axis."""
@@ -94,7 +146,7 @@ class Exchange:
 
     def barrier(self) -> ir.Stmt:
         """Everybody's parts are here."""
-        return barrier(self.stage, self.what)
+        return barrier(self.stage, self.what, self.level)
 
     def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
         """An element of what a device sent here."""
@@ -122,7 +174,7 @@ def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
         return _allreduce_function(stage, call, made.combine)
     tile = tile_of(stage, made.target)
     exchange = Exchange(stage, call, tile.extents, tile.dtype)
-    sends = [exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)]
+    sends = exchange.send(tile.region("r"))
     return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(tile, made.reduction)])
 
 
@@ -131,10 +183,9 @@ def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> 
     made = Collective.of(call)
     tiles = [tile_of(stage, region) for region in made.tiles]
     exchanges = [Exchange(stage, call, tile.extents, tile.dtype) for tile in tiles]
-    devices = exchanges[0].devices
     for other in exchanges[1:]:
         other.parity = exchanges[0].parity
-    sends = [e.send(t.region("r"), peer) for e, t in zip(exchanges, tiles, strict=True) for peer in range(devices)]
+    sends = [sent for e, t in zip(exchanges, tiles, strict=True) for sent in e.send(t.region("r"))]
     folds = [fold(stage, combine, which, tiles, exchanges) for which in range(len(tiles))]
     return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].barrier(), *folds])
 
@@ -143,7 +194,7 @@ def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> 
 def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    part, _ = parts(source, axis, stage.target.devices)
+    part, _ = parts(source, axis, _siblings(stage, made))
     exchange = Exchange(stage, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
     return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(target, made.reduction)])
@@ -155,9 +206,9 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     if made.is_in_place:
         raise stage.unsupported("T.all_gather of a view has no CUDA lowering")
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    part, _ = parts(target, axis, stage.target.devices)
+    part, _ = parts(target, axis, _siblings(stage, made))
     exchange = Exchange(stage, call, part, source.dtype)
-    sends = [exchange.send(source.region("r"), peer) for peer in range(exchange.devices)]
+    sends = exchange.send(source.region("r"))
     return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
 
 
@@ -165,7 +216,7 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    part, _ = parts(source, axis, stage.target.devices)
+    part, _ = parts(source, axis, _siblings(stage, made))
     exchange = Exchange(stage, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
     return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
@@ -177,7 +228,7 @@ def _broadcast(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     tile = tile_of(stage, made.target)
     exchange = Exchange(stage, call, tile.extents, tile.dtype)
     root = stage.expr(made.root)
-    sends = tir.sequence([exchange.send(tile.region("r"), peer) for peer in range(exchange.devices)])
+    sends = tir.sequence(exchange.send(tile.region("r")))
     is_root = exchange.rank == root
     mine = ir.IfThenElse(is_root.asobject() if hasattr(is_root, "asobject") else is_root, sends, None)
     return tir.sequence([exchange.begin(), mine, exchange.barrier(), exchange.take(root, tile.region("w"))])

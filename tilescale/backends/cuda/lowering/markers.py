@@ -8,6 +8,8 @@ from typing import Any
 
 from tilelang_core import ir, trace
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.nvshmem_link import IMPL
+from tilescale.program import ops
 from tilescale.program.model import Launch
 
 SYNC = trace.register_op("tilescale.sync")
@@ -17,9 +19,24 @@ memory before is then visible to the others. Hardware barriers are given out whe
 UNIT = "tilescale.unit"
 """AttrStmt key: the statements inside are executed by a unit inside the program (`Executing`)."""
 
+CARRIER = "carrier"
+"""Annotation of an operation between devices that do not all share memory: the library that carries it (between.py)."""
+
+CARRIED = frozenset((ops.COPY.name, ops.SIGNAL.name, *ops.COLLECTIVES))
+"""Operations of programs that a library can carry."""
+
 LOADER = "tilescale.loader"
 """AttrStmt key: the statements inside are executed by threads that load ahead, beside those before them. Their node
 says how many registers a thread of either has (split.py)."""
+
+
+def by_nvshmem(node: Any) -> bool:
+    """Whether a node is an operation that NVSHMEM carries: it is marked so, or a copy that asks for it."""
+    name = ir.op_name(node)
+    if name not in CARRIED:
+        return False
+    asked = name == ops.COPY.name and ir.attribute(node, "impl") == IMPL
+    return asked or ir.attribute(node, CARRIER) == IMPL
 
 
 @dataclass(frozen=True)

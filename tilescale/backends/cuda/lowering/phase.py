@@ -31,12 +31,16 @@ class Target:
         sizes: units of each launched level above the program, coarsest first.
         stride: bytes between two devices' instances in the heap's address range.
         nccl: whether NCCL can join the devices; it refuses two ranks on one.
+        nvshmem: whether the heap is NVSHMEM's, so that programs can call it.
+        mapped: devices that have addresses for each other's memory, where the job has more of them than `near`.
     """
 
     machine: Machine
     sizes: tuple[tuple[str, int], ...]
     stride: int
     nccl: bool = True
+    nvshmem: bool = False
+    mapped: int = 0
 
     @property
     def devices(self) -> int:
@@ -47,6 +51,15 @@ class Target:
     def near(self) -> int:
         """Devices of consecutive numbers that have addresses for each other's memory, by the machine model."""
         return linked(self.machine, self.sizes)
+
+    @property
+    def slots(self) -> int:
+        """Devices of consecutive numbers whose instances of a tensor lie side by side for a program."""
+        return self.mapped or self.near
+
+    def with_mapped(self, devices: int) -> Target:
+        """The target of a job in which so many devices have addresses for each other's memory."""
+        return self if devices == self.slots else replace(self, mapped=devices)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from typing import Any
 from tilelang_core import ir, tl, trace
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import is_region, regions_of
-from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import implemented
+from tilescale.backends.cuda.lowering.between import carried
 from tilescale.backends.cuda.lowering.combine import fold
 from tilescale.backends.cuda.lowering.host_step import HostStep
+from tilescale.backends.cuda.lowering.markers import by_nvshmem
 from tilescale.backends.cuda.lowering.messages import Around, level_of
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.queued import Queued
@@ -93,7 +94,7 @@ class _Planner(Grids):
             with self._around.inside(stmt):
                 return Control(stmt, tuple(self.part(p) for p in part.parts))
         if isinstance(part, GridPhase):
-            return GridPhase(self.with_bindings([part.stmt]))
+            return GridPhase(self.with_bindings([carried(part.stmt, self.target, self.launch.where)]))
         return model.Sequence(tuple(self._device(self._sized(part.stmt))))
 
     def _sized(self, stmt: ir.Stmt) -> ir.Stmt:
@@ -194,7 +195,7 @@ class _Planner(Grids):
 
     def _copy(self, call: ir.Call) -> list[Part | ir.Stmt]:
         copy = Copy.of(call)
-        if copy.impl == nvshmem_link.IMPL:
+        if by_nvshmem(call):
             # It tells the peer itself, after the data.
             return [self.grid([ir.Evaluate(call)], ir.Var("bx", "int32"), 1, THREADS)]
         if copy.signal is None:
@@ -257,8 +258,7 @@ class _Planner(Grids):
     def _is_message(self, node: Any) -> bool:
         """Whether a copy or signal goes to devices that do not share memory with this one."""
         level = level_of(node)
-        by_library = ir.op_name(node) == ops.COPY.name and Copy.of(node).impl == nvshmem_link.IMPL
-        return level in dict(self.target.sizes) and not by_library and not share_memory(self.target, level)
+        return level in dict(self.target.sizes) and not by_nvshmem(node) and not share_memory(self.target, level)
 
     def _message(self, call: ir.Call) -> Part:
         """A copy or signal that its receiver takes part in."""

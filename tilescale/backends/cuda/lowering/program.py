@@ -62,7 +62,7 @@ def lower(program: Program, target: Target) -> LoweredProgram:
     implemented.check(program, target)
     body, planned = plan(program, target)
     meets = needed(program, body, target)
-    if (meets.entry or meets.exit) and fits_inside(body, target.machine):
+    if (meets.entry or meets.exit) and fits_inside(body, target):
         meets = replace(meets, inside=True)
     lowering = _Lowering(program, target, meets)
     lowered = lowering.part(body, None, ())

@@ -11,21 +11,20 @@ devices and rounds of loops, with numbers where the host knows them; what it doe
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilelang_core import ir, tl
-from tilelang_core.tiles import data_of, is_written
+from tilelang_core import ir
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.reach import share_memory
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
+from tilescale.program.effects import Surroundings, statements
 from tilescale.program.extents import evaluate
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
-from tilescale.program.operations import Collective, Copy, Rank, Signal, operation, signalled, waited
+from tilescale.program.operations import Collective, Copy, Rank, Signal, operation, signalled
 
 FLAG_TYPES = frozenset(("int32", "uint32", "int64", "uint64"))
 """Types of flags that stream memory operations have."""
@@ -259,27 +258,15 @@ def _device_phases(part: Part) -> Iterator[ir.Stmt]:
 
 
 def _written(program: Program) -> set[ir.Var]:
-    """Data of buffers that anything but signals changes, or might."""
+    """Data of tensors and tiles that anything but signals changes, or might."""
+    names = Surroundings(program)
     found: set[ir.Var] = set()
-    regions: Counter[ir.Var] = Counter()
-
-    def visit(node: Any) -> None:
-        name = ir.op_name(node)
-        if isinstance(node, ir.BufferStore):
-            found.add(node.buffer.data)
-        elif name == tl.REGION:
-            regions[data_of(node)] += is_written(node)
-        elif name in ops.ALL_OPS:
-            made = operation(node)
-            wait = waited(made)
-            flags = [*signalled(made), *([wait.flag] if wait is not None else [])]
-            regions.subtract(ir.region_parts(f)[0].data for f in flags)
-        elif isinstance(node, ir.Call):
-            # Whoever is given an element, not its value, may change it: an atomic operation, a pointer.
-            found.update(a.buffer.data for a in node.args if isinstance(a, ir.BufferLoad))
-
-    ir.walk(program.func.body, visit)
-    return found | {data for data, n in regions.items() if n > 0}
+    for stmt, _, _ in statements(program.body):
+        effects = names.effects(stmt)
+        found.update(a.root for a in effects.writes if all(a is not told.flag for told in effects.tells))
+        if effects.opaque:
+            found.update(names.homes)
+    return found
 
 
 def _signals(node: Any) -> bool:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.phase import Target
+    from tilescale.hda.route import Path
 
 STORES = "lsu"
 """The mechanism by which kernels send messages: stores of their threads."""
 
 BY_MEMORY, BY_MESSAGES, BY_BOTH = "peer memory", "NCCL", "peer memory inside, NCCL between"
-"""What carries data between devices, in words."""
+"""What carries whole tensors between devices, in words."""
 
 SHARE = 0.1
 """What the start of a message and its way may take of its time: chunks are so large that they take no more."""
@@ -62,10 +63,15 @@ def share_memory(target: Target, level: str) -> bool:
     return found is not None and found.across == 1
 
 
+def path_between(target: Target) -> Path:
+    """The way between two devices that do not share memory."""
+    machine = target.machine
+    return machine.path(machine.tensor_level.name, 0, target.near, sizes=dict(target.sizes[1:]))
+
+
 def chunk_bytes(target: Target) -> int:
     """Bytes of a message between devices that do not share memory: whole MiB, of which latency is a small share."""
-    machine, used = target.machine, dict(target.sizes[1:])
-    path = machine.path(machine.tensor_level.name, 0, target.near, sizes=used)
+    path = path_between(target)
     startup = max((mechanism.startup for mechanism in path.mechanisms), default=0.0)
     wanted = path.bandwidth * (path.latency + startup) / SHARE
     return max(1, math.ceil(wanted / 2**20)) << 20

@@ -14,16 +14,15 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.completion import published
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
+from tilescale.backends.cuda.lowering.markers import by_nvshmem, sync
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.hda import Machine
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program, Sequence
-from tilescale.program.operations import Collective, Copy, operation
+from tilescale.program.operations import Collective, operation
 from tilescale.program.rendezvous import involves_others, needs_rendezvous_at_entry, needs_rendezvous_at_exit
 
 ENTRY, EXIT = "the barrier at its entry", "the barrier at its exit"
@@ -94,12 +93,16 @@ def _has_collective_of_host(part: Part) -> bool:
 # -- inside a kernel ---------------------------------------------------------------------------------------------------
 
 
-def fits_inside(body: Part, machine: Machine) -> bool:
+def fits_inside(body: Part, target: Target) -> bool:
     """Whether a planned program is one grid that is small enough to meet itself.
 
     All of its blocks wait at their begin, so a grid that fills the device keeps its processors from others' work; and
     what waits at the begin of a block is no producer's work, so loops that TileLang would give to one stay as they are.
+    Devices that do not all share memory meet in two steps, which the host starts.
     """
+    if target.near != target.devices:
+        return False
+    machine = target.machine
     parts = [(launch, part) for launch, part in _parts(body, None)]
     if len(parts) != 1:
         return False
@@ -109,7 +112,7 @@ def fits_inside(body: Part, machine: Machine) -> bool:
     extents = ir.constants(launch.grid)
     if extents is None or launch.cluster_size > 1:
         return False
-    if ir.contains(phase.stmt, _is_by_library):
+    if ir.contains(phase.stmt, by_nvshmem):  # which completes what it does in its own way
         return False
     held = machine.count(machine.program_level.name, machine.tensor_level.name)
     return 0 < math.prod(extents) <= held and not ir.contains(phase.stmt, _is_pipelined)
@@ -129,14 +132,11 @@ def _is_pipelined(node: Any) -> bool:
     return isinstance(node, ir.For) and "num_stages" in node.annotations
 
 
-def _is_by_library(node: Any) -> bool:
-    """Whether a copy is made by a library that completes it in its own way."""
-    made = operation(node)
-    return isinstance(made, Copy) and made.impl == nvshmem_link.IMPL
-
-
 def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
-    """The body of a grid that meets: blocks come first of all, enter before they reach other devices, and leave."""
+    """The body of a grid that meets: blocks come first of all, enter before they reach other devices, and leave.
+
+    Flags are zero when it ends, as the next call finds them: a launch of their own takes a quarter of a small call.
+    """
     stage.headers.append("rendezvous.cuh")
     devices, rank = stage.target.devices, ir.IntImm("int32", 0)
     for name, size in stage.target.sizes:
@@ -149,16 +149,19 @@ def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
     came = stage.scalar(arg.Purpose(begin, checked=True), "at_entry", "int32")
     goes = stage.scalar(arg.Purpose(end), "at_exit", "int32")
 
+    flags = _flags(stage)
     patience = limit * meets.patience
     come = tir.extern("tilescale::come", words, stride, rank, devices, counts, came, record)
     enter = tir.extern("tilescale::enter", words, stride, slot, rank, devices, counts, came, patience, record, begin)
     if meets.exit:
         longest = limit * PATIENCE
-        leave = tir.extern("tilescale::leave", words, stride, slot, rank, devices, counts, goes, longest, record, end)
+        ours = words, stride, slot, rank, devices, counts
+        leave = tir.extern("tilescale::leave", *ours, goes, longest, record, end, *flags)
         last = published(stage, tir.evaluate(leave), drains=True)
     else:
-        count = tir.extern("tilescale::count", counts, record)
-        last = stage.one_thread(tir.evaluate(count))
+        count = tir.extern("tilescale::count", counts, record, *flags)
+        met = [sync()] if flags else []  # no thread of the block looks at them any more
+        last = tir.sequence([*met, stage.one_thread(tir.evaluate(count))])
     before, after = _until_remote(stage, body)
     return tir.sequence(
         [
@@ -169,6 +172,18 @@ def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
             last,
         ]
     )
+
+
+def _flags(stage: DeviceStage) -> list[ir.PrimExpr]:
+    """The flags of a launch on this device: the address of each tensor of them, and how many it has."""
+    found: list[ir.PrimExpr] = []
+    for data in stage.launch.flags:
+        buffer = stage.local(data)
+        extent = ir.IntImm("int64", 1)
+        for size in buffer.shape:
+            extent = extent * size
+        found += [tir.address_of(buffer), extent]
+    return found
 
 
 def _until_remote(stage: DeviceStage, body: ir.Stmt) -> tuple[list[ir.Stmt], list[ir.Stmt]]:

@@ -3,27 +3,24 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.arguments import SlotShift
 from tilescale.backends.cuda.lowering.completion import C_TYPES, published, signal_kind
 from tilescale.backends.cuda.lowering.deferred import KEPT
 from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.reach import split
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.roles import BY_WARP, BY_WARP_FUNCTION
+from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.program import ops
 from tilescale.program.operations import Copy, Signal, Wait
 
 _COMPARE = {"==": "EQ", "!=": "NE", ">=": "GE", ">": "GT", "<=": "LE", "<": "LT"}
-
-
-def device_number(stage: DeviceStage, level: str, rank: Any) -> Any:
-    """The number, over all devices, of the one that `rank` at `level` names as seen from this one."""
-    number: Any = ir.IntImm("int32", 0)
-    for name, size in stage.target.sizes:
-        number = number * size + (rank if name == level else stage.rank(name))
-    return number
 
 
 def flag_of(stage: DeviceStage, region: ir.Call) -> tuple[ir.Buffer, Any, int | Any, str]:
@@ -38,6 +35,31 @@ def flag_of(stage: DeviceStage, region: ir.Call) -> tuple[ir.Buffer, Any, int | 
     if dtype not in C_TYPES:
         raise stage.unsupported(f"flags of type {dtype}: {buffer.name!r}; use one of {', '.join(C_TYPES)}")
     return buffer, index, extent, C_TYPES[dtype]
+
+
+@dataclass(frozen=True)
+class SignalUpdate:
+    """A flag of a peer that NVSHMEM updates, and what becomes of it.
+
+    Attributes:
+        kind: template arguments of the device function: 1 to set or 0 to add, and the flag's type.
+        flag: pointer to the first flag, the number of this one, how many there are.
+        report: where a number beyond them is reported, and as which site.
+    """
+
+    kind: str
+    flag: tuple[Any, Any, Any]
+    value: Any
+    report: tuple[Any, Any]
+
+    @classmethod
+    def of(cls, stage: DeviceStage, what: str, flag: ir.Call, op: str | None, value: ir.PrimExpr) -> SignalUpdate:
+        """That of an operation, `what` in words, `{}` for the tensor of flags."""
+        buffer, index, extent, c_type = flag_of(stage, flag)
+        pointer = tir.address_of(stage.symmetric(buffer.data))
+        site = stage.site(what.format(buffer.name), flag=buffer.name)
+        kind = f"{1 if op == 'set' else 0}, {c_type}"
+        return cls(kind, (pointer, index, extent), ir.Cast("int64", stage.expr(value)), (stage.record(), site))
 
 
 def _first(buffer: ir.Buffer, slot: Any) -> ir.PrimExpr:
@@ -85,8 +107,20 @@ def _signal(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     signal = Signal.of(call)
     if signal.level is None:
         return signal_here(stage, call)
-    peer = device_number(stage, signal.level, stage.expr(signal.peer))
+    peer = stage.device_number(signal.level, stage.expr(signal.peer))
     return signal_peer(stage, call, stage.slot(peer))
+
+
+@lowers(ops.SIGNAL.name, impl=IMPL)
+def _signal_by_nvshmem(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
+    signal = Signal.of(call)
+    assert signal.level is not None, "a signal of its own goes nowhere"
+    update = SignalUpdate.of(stage, "T.signal({})", signal.flag, signal.op, signal.value)
+    stage.call_nvshmem()
+    stage.notes.append(f"T.signal of {ir.region_parts(signal.flag)[0].name} between {signal.level}s: {IMPL}")
+    peer = stage.device_number(signal.level, stage.expr(signal.peer)) % stage.target.devices
+    told = tir.extern(f"tilescale::signal_pe<{update.kind}>", *update.flag, update.value, peer, *update.report)
+    return published(stage, tir.evaluate(told), drains=True)
 
 
 @lowers(ops.WAIT.name)
@@ -111,37 +145,53 @@ def _wait(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 
 @lowers(ops.BARRIER.name)
 def _barrier(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
-    level = stage.level_of(call)
-    return barrier(stage, f"T.barrier of level {level.name!r}")
+    level = stage.level_of(call).name
+    return barrier(stage, f"T.barrier of level {level!r}", level)
 
 
-def epochs(stage: DeviceStage) -> ir.Buffer:
-    """How often each program of this device has met its counterparts."""
-    return stage.workspace("barrier_epochs", (stage.programs(),), "int32", symmetric=False)
+def epochs(stage: DeviceStage, level: str) -> ir.Buffer:
+    """How often each program of this device has met its counterparts on the siblings of a level."""
+    return stage.workspace(f"barrier_epochs{_suffix(stage, level)}", (stage.programs(),), "int32", symmetric=False)
 
 
-def barrier(stage: DeviceStage, what: str) -> ir.Stmt:
-    """The programs with this index on all devices meet; what each wrote before is then visible to the others.
+def _suffix(stage: DeviceStage, level: str) -> str:
+    return "" if len(stage.target.sizes) == 1 else f"_{level}"
+
+
+def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
+    """The programs with this index on all siblings of a level meet; each then sees what the others wrote before.
+
+    Where they do not all share memory, those that do meet first, then those of one place in each such group.
 
     Raises:
-        UnsupportedError: devices of several levels.
+        UnsupportedError: groups of different sizes.
     """
-    if len(stage.target.sizes) != 1:
-        raise stage.unsupported(f"{what} in a launch over {len(stage.target.sizes)} levels has no CUDA lowering")
-    count, devices = stage.programs(), stage.target.devices
-    counters = stage.workspace_peers("barrier_counters", (count * devices,), "int32")
-    rank = stage.rank(stage.target.sizes[0][0])
-    arrive = tir.extern(
-        "tilescale::barrier",
-        tir.address_of(counters),
-        ir.IntImm("int64", stage.target.stride // 4),
-        stage.slot(rank),
-        rank,
-        devices,
-        ir.Cast("int64", stage.program_number()),
-        tir.address_of(epochs(stage)),
-        stage.limit(),
-        stage.record(),
-        stage.site(what),
-    )
+    groups, size = split(stage.target, level), dict(stage.target.sizes)[level]
+    if groups is None:
+        raise stage.unsupported(f"{what}, of which nodes have different numbers, has no CUDA lowering")
+    count = stage.programs()
+    counters = stage.workspace_peers(f"barrier_counters{_suffix(stage, level)}", (count * size,), "int32")
+    stride, rank = ir.IntImm("int64", stage.target.stride // 4), stage.rank(level)
+    behind = (ir.Cast("int64", stage.program_number()), tir.address_of(epochs(stage, level)), stage.limit())
+    report = (stage.record(), stage.site(what))
+    if size == stage.target.devices == stage.target.near:
+        name, members = "tilescale::barrier", [stage.slot(rank), rank, size]
+    else:
+        if "siblings.cuh" not in stage.headers:
+            stage.headers.append("siblings.cuh")
+        name, members = "tilescale::barrier_of_siblings", [_siblings(stage, level)]
+    if groups.across > 1:
+        stage.call_nvshmem()
+        stage.notes.append(f"{what}: by peer memory inside, by {IMPL} between")
+        name, members = "tilescale::barrier_of_groups", [*members, groups.inside]
+    arrive = tir.extern(name, tir.address_of(counters), stride, *members, *behind, *report)
     return stage.after_wait(published(stage, tir.evaluate(arrive), drains=True))
+
+
+def _siblings(stage: DeviceStage, level: str) -> ir.PrimExpr:
+    """What the device functions take for the siblings of a level."""
+    names = [name for name, _ in stage.target.sizes]
+    step = math.prod(n for _, n in stage.target.sizes[names.index(level) + 1 :])
+    first, shift = stage.device_number(level, ir.IntImm("int32", 0)), stage.scalar(SlotShift(), "slot_shift", "int32")
+    size = dict(stage.target.sizes)[level]
+    return tir.extern("tilescale::siblings", stage.rank(level), size, first, step, shift, stage.target.slots)

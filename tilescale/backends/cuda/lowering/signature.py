@@ -85,8 +85,8 @@ class Signature(Stage):
         return self.scalar(Rank(level), f"{level}_rank", "int32")
 
     def slot(self, peer: Any) -> ir.PrimExpr:
-        """Where a device's instances lie in the heap's address range. The modulo also proves the index in bounds."""
-        return (peer + self.scalar(SlotShift(), "slot_shift", "int32")) % self.target.devices
+        """Where a near device's instances lie in the heap's address range. The modulo also proves it in bounds."""
+        return (peer + self.scalar(SlotShift(), "slot_shift", "int32")) % self.target.slots
 
     def workspace(self, name: str, shape: tuple[int, ...], dtype: str, *, symmetric: bool = True) -> ir.Buffer:
         """This device's instance of memory that the runtime owns."""
@@ -101,9 +101,9 @@ class Signature(Stage):
         return self.everywhere(Workspace(self._own(name), shape, dtype, peers=True), f"{name}_peers", shape, dtype)
 
     def everywhere(self, argument: Argument, name: str, shape: Any, dtype: str) -> ir.Buffer:
-        """A tensor parameter of all devices' instances: one more leading dimension, and the heap's stride."""
+        """A tensor parameter of all near devices' instances: one more leading dimension, and the heap's stride."""
         strides = self._peer_strides(shape, dtype)
-        return self.tensor(argument, name, (self.target.devices, *shape), dtype, strides)
+        return self.tensor(argument, name, (self.target.slots, *shape), dtype, strides)
 
     def _peer_strides(self, shape: Any, dtype: str) -> list[Any]:
         strides: list[Any] = []

@@ -17,6 +17,7 @@ from tilescale.backends.cuda.lowering.kernel import prelude
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm.heap import SymmetricHeap
+from tilescale.comm.heap.reach import Reach
 
 _SITE_BITS, _CALL_BITS = 10, 22
 
@@ -55,7 +56,7 @@ class Meetings:
             ended.
     """
 
-    def __init__(self, heap: SymmetricHeap, compile: Callable[[Any], Any]):
+    def __init__(self, heap: SymmetricHeap | Reach, compile: Callable[[Any], Any]):
         """Collective. `compile` makes a kernel of a traced function."""
         import torch
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.running.barrier_kernel import Standing, site_of
+from tilescale.backends.cuda.running.queue_watch import PATIENCE
 from tilescale.backends.cuda.running.timeouts import Kind, Report
 from tilescale.errors import OutOfBoundsError, RankMismatchError, TileScaleError, WaitTimeoutError
 
@@ -78,8 +79,10 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
 def _wait(report: Report, site: Site, scene: Scene) -> str:
     if report.kind is Kind.ABSENT:
         return f": {site.what}: rank {report.index} did not arrive in time"
+    who = "copy queue" if site.queued else f"block {_block(report.block)}"
+    waited_s = scene.limit_s * (PATIENCE if site.queued else 1)
     return (
-        f", block {_block(report.block)}: waited {scene.limit_s:g} s for {site.flag}, element {report.index}, "
+        f", {who}: waited {waited_s:g} s for {site.flag}, element {report.index}, "
         f"{site.compare} {report.expected}; it is {report.seen}"
     )
 

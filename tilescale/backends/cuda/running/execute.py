@@ -11,6 +11,7 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
+from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.host_step import HostStep
@@ -72,9 +73,10 @@ class DeviceProgram:
         self._group = Group(self.team)
         agree(self._group, _facts(self.program, machine, self.options))
         self.sizes = self._sizes()
-        stride = STRIDE if self.is_alone else self.near.stride
+        stride, mapped = (STRIDE, 1) if self.is_alone else (self.near.stride, self.near.size)
         by_nccl = not settings().share_gpus and self.team.ranks == self.world.ranks
-        self.target = Target(machine, self.sizes, stride, nccl=by_nccl)
+        by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
+        self.target = Target(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._plans, self._turns = Plans(), turns(self.device)
@@ -84,7 +86,9 @@ class DeviceProgram:
         self.exchanges = Workspaces()
         self.sums = Sums()
         self.queue: CopyQueue | None = None  # once a step uses it
+        self.queue_waits = False
         self._transport: transports.Transport | None = None  # once something does
+        self._is_loaded = False  # once a call was made
         if not self.is_alone:
             at = self.program.launches[0].where
             self.on_all(lambda: self.near.check(self.team, self.target, at))
@@ -119,7 +123,8 @@ class DeviceProgram:
     @cached_property
     def guard(self) -> Guard:
         """What bounds its waits. Collective at its first use."""
-        return Guard(self.program.name, self.world, self.heap, self._limit_ns, self.sites, self.compile)
+        heap = self.heap if self.is_alone else self.near.heap
+        return Guard(self.program.name, self.world, heap, self._limit_ns, self.sites, self.compile)
 
     def _build(self) -> None:
         self._plans.clear()
@@ -290,11 +295,13 @@ class DeviceProgram:
         self.memory.prepare(call)  # now: later this device may wait for a peer, which waits for the memory
         into: list[Work] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
         out: list[Work] = [partial(given[i].copy_, copy) for i, copy in staged.items()]
-        begin, end = self._meetings(call)
-        launches = [*into, *self.memory.zeroed(), *begin, *self._steps(call), *end, *out]
+        begin, end = self._around(call)
+        launches = [*into, *begin, *self._steps(call), *end, *out]
         self._tell_apart(call)
         can_repeat = self.reads_at is None and not self.by_nccl
-        plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat)
+        at_once = self.queue_waits and not self._is_loaded
+        plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat, at_once=at_once)
+        self._is_loaded = True
         self._plans.keep(values, plan)
         return plan
 
@@ -307,12 +314,12 @@ class DeviceProgram:
             self._plans.clear()
             self._plans.passed = passed
 
-    def _meetings(self, call: Call) -> tuple[list[Work], list[Work]]:
-        """How all ranks meet when a call begins, and when it ends."""
+    def _around(self, call: Call) -> tuple[list[Work], list[Work]]:
+        """What a call begins with, and ends with: flags of zero, and all ranks meet. One kernel may do all of that."""
         meets = self._lowered.meets
-        if meets.inside or not self._waits:
+        if meets.inside:
             return [], []
-        begin: list[Work] = []
+        begin = self.memory.zeroed()
         if meets.entry:
             came = self.guard.meeting(self._entry, self.memory.digest(call), patience=meets.patience)
             begin.append(self._everybody(came))

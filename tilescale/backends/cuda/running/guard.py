@@ -23,6 +23,7 @@ from tilescale.comm import World
 from tilescale.comm.call import Call
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.group import Group
+from tilescale.comm.heap.reach import Reach
 from tilescale.errors import DeviceError, RankFailedError, RankMismatchError, TileScaleError
 
 _GRACE_S = 5.0
@@ -42,7 +43,7 @@ class Guard:
         self,
         program: str,
         world: World,
-        heap: SymmetricHeap,
+        heap: SymmetricHeap | Reach,
         limit_ns: int,
         sites: list[Site],
         compile: Callable[[Any], Any],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.comm import Team
 from tilescale.comm.heap import SymmetricHeap
-from tilescale.comm.heap.tensors import tensor_at
+from tilescale.comm.heap.reach import Reach, reach
 from tilescale.errors import LaunchError, Location
 
 if TYPE_CHECKING:
@@ -21,18 +21,20 @@ class Near:
     """The devices of a heap among those of a program.
 
     Attributes:
+        heap: what these devices have of the program's heap.
         first: the number of the first one; the others follow.
         devices: of the program.
     """
 
-    heap: SymmetricHeap
+    heap: SymmetricHeap | Reach
     first: int
     devices: int
 
     @classmethod
     def of(cls, heap: SymmetricHeap, team: Team) -> Near:
         """Those of a program that a team runs."""
-        return cls(heap, team.ranks.index(heap.team.ranks[0]), team.size)
+        near = reach(heap)
+        return cls(near, team.ranks.index(near.team.ranks[0]), team.size)
 
     @property
     def size(self) -> int:
@@ -51,25 +53,16 @@ class Near:
 
     @property
     def shift(self) -> int:
-        """The number k with `slot(device) == (device + k) % devices`."""
-        return (self.heap.addresses.slot(0) - self.first) % self.devices
+        """The number k with `slot(device) == (device + k) % size`."""
+        return self.heap.addresses.slot(0)
 
     def slot(self, device: int) -> int:
         """The leading index of a device in `everywhere`. Raises PeerOutOfRangeError for one that is not near."""
         return self.heap.addresses.slot(device - self.first)
 
     def everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All devices' instances of a symmetric tensor; at slots of no device that is near there is no memory.
-
-        Raises NotSymmetricError for another tensor.
-        """
-        found = self.heap.peers(tensor)
-        if self.is_everybody:
-            return found
-        shape, strides = (self.devices, *tensor.shape), (self.stride // tensor.dtype.itemsize, *tensor.stride())
-        return tensor_at(
-            found.data_ptr(), shape, strides, tensor.dtype, tensor.device, _nothing, tensor.untyped_storage()
-        )
+        """These devices' instances of a symmetric tensor, by slot. Raises NotSymmetricError for another tensor."""
+        return self.heap.peers(tensor)
 
     def check(self, team: Team, target: Target, where: Location | None) -> None:
         """That ranks are placed as the machine model has it.
@@ -96,7 +89,3 @@ class Near:
                 hint="start as many ranks on each node, numbered node by node",
                 where=where,
             )
-
-
-def _nothing(_held: object) -> None:
-    """What is to be done when a view is released: nothing, its own instance lives on."""

@@ -39,6 +39,7 @@ class Owner(Protocol):
         reads_at: where it decides on values in device memory; None if it does not.
         by_nccl: whether a step uses NCCL.
         queue: the device's copy queue, once a step uses it.
+        queue_waits: whether a step makes it wait for a flag.
         exchanges: the workspaces of its collectives.
     """
 
@@ -56,6 +57,7 @@ class Owner(Protocol):
     reads_at: Location | None
     by_nccl: bool
     queue: CopyQueue | None
+    queue_waits: bool
     sums: Sums
     exchanges: Any
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir, tl
+from tilelang_core.tiles import Fill
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.host_step import HostStep
@@ -126,7 +127,8 @@ def device_of(own: Owner, level: str, rank: int) -> int:
 
 @runs(tl.FILL)
 def _fill(own: Owner, step: HostStep) -> Step:
-    (target,), value = _parts(own, step.call), step.call.args[1].value
+    fill = Fill.of(step.call)
+    target, value = Part(own, fill.target), fill.value.value
     return lambda at: [partial(target.local(at).fill_, value)]
 
 

@@ -4,6 +4,10 @@
 A plan has everything bound that arguments decide, so a call that finds one evaluates nothing. When it is used for the
 third time its launches become a CUDA graph, and from then on the host's part of a call is one launch. A plan owns none
 of the caller's memory: it is right for whatever tensors lie where those of its first call lay.
+
+The first plan of a program may have to be a graph at once, so that all kernels are loaded before one of them runs: the
+driver may wait for the device to load one (CUDA C++ Programming Guide, Lazy Loading), and the kernel that runs then may
+wait for what the host would do next.
 """
 
 from __future__ import annotations
@@ -30,19 +34,29 @@ Key = tuple[Any, ...]
 class Plan:
     """The launches of one call, in order."""
 
-    def __init__(self, launches: list[Work], values: Sequence[Any], passed: Sequence[int], *, can_repeat: bool):
+    def __init__(
+        self,
+        launches: list[Work],
+        values: Sequence[Any],
+        passed: Sequence[int],
+        *,
+        can_repeat: bool,
+        at_once: bool = False,
+    ):
         """Bound to a call's `values`.
 
         Args:
             passed: positions of the scalars that kernels take and nothing else depends on: calls may differ in them.
             can_repeat: whether a graph of them does the same in each call, and may be kept: NCCL's groups can end.
+            at_once: whether the first call is to be a graph already, if it can.
         """
         self._launches, self._can_repeat = launches, can_repeat
         self._kernels = [launch for launch in launches if isinstance(launch, KernelLaunch)]
         self._passed = tuple(passed)
         self._scalars = [values[i] for i in passed]
-        self._calls = 0
+        self._calls = LAUNCHED_BEFORE if at_once else 0
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._is_stale = False  # the graph: it has other scalars
 
     def launch(self, values: Sequence[Any], capturing: bool) -> None:
         """Put everything on the current stream, which may be `capturing` a graph of the caller's."""
@@ -50,6 +64,8 @@ class Plan:
             self._take(values)
         if capturing or not self._can_repeat:
             return run(self._launches)
+        if self._is_stale:  # forgotten only here: a graph may not be destroyed while another one is captured
+            self._graph, self._is_stale = None, False
         if self._graph is None and self._calls == LAUNCHED_BEFORE:
             self._graph = _captured(self._launches)
         if self._graph is not None:
@@ -63,7 +79,7 @@ class Plan:
             return
         for kernel in self._kernels:
             kernel.take(values)
-        self._scalars, self._calls, self._graph = scalars, 0, None
+        self._scalars, self._calls, self._is_stale = scalars, 0, True
 
 
 class Plans:
@@ -136,9 +152,9 @@ def _captured(launches: Sequence[Work]) -> torch.cuda.CUDAGraph:
     import torch
 
     graph = torch.cuda.CUDAGraph()
-    # Other threads may allocate meanwhile: what they do is no part of it.
+    # Other threads may allocate meanwhile, and this one may load kernels: that is no part of it.
     with torch.cuda.stream(_side_stream(torch.cuda.current_device())):
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(capture_error_mode="relaxed")
         try:
             run(launches)
         finally:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _LOOK_S, _RELEASE_S = 0.05, 0.001
 """Pauses of the thread; the second while it ends waits, of which many may be queued."""
 
-_PATIENCE = 2
+PATIENCE = 2
 """How many times as long as a kernel's wait: what would end this one may itself wait, and is to say why."""
 
 _NUMBER_BITS = 24
@@ -55,7 +55,7 @@ class Watch:
         import torch
 
         self._records, self._progress, self._device = records, progress, device
-        self._limit_s = _PATIENCE * limit_ns / 1e9
+        self._limit_s = PATIENCE * limit_ns / 1e9
         pinned = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         _kept.append(pinned)
         self._now = pinned.numpy()

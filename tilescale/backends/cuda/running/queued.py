@@ -91,7 +91,9 @@ def _after(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Callable
     if copy.after is None:
         return None
     condition, flag = copy.after, Part(own, copy.after.flag)
-    own.sites.append(Site(f"T.copy(after={flag.name} {condition.compare})", step.where, flag.name, condition.compare))
+    own.queue_waits = True
+    what = f"T.copy(after={flag.name} {condition.compare})"
+    own.sites.append(Site(what, step.where, flag.name, condition.compare, queued=True))
     site = len(own.sites) - 1
 
     def wait(at: Call) -> Work:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.stream_memory import Word
 from tilescale.comm.heap import SymmetricHeap
+from tilescale.comm.heap.reach import Reach
 from tilescale.comm.heap.tensors import tensor_at
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class WaitRecords:
         device: the head of the array, which kernels take.
     """
 
-    def __init__(self, heap: SymmetricHeap):
+    def __init__(self, heap: SymmetricHeap | Reach):
         """Collective."""
         import torch
 

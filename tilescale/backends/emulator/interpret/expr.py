@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.frame import Frame, is_vector
 from tilescale.backends.emulator.interpret.access import element, python_int
 from tilescale.backends.emulator.interpret.closures import Closure
@@ -142,7 +142,7 @@ def _load(compiler: Compiler, expr: ir.BufferLoad) -> Closure:
 @expression(ir.Call)
 def _call(compiler: Compiler, expr: ir.Call) -> Closure:
     name = ir.op_name(expr)
-    if name == "tirx.if_then_else":
+    if name == tl.IF_THEN_ELSE:
         return choose(compiler, *expr.args, value_dtype(expr))
     rule = VALUES.get(name)
     if rule is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.programs import run_together
 from tilescale.backends.emulator.execute.units import Replica, Unit
@@ -61,7 +61,7 @@ def _bound_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
 def _works_on_tiles(stmt: ir.Stmt) -> bool:
     def tile_operation(node: Any) -> bool:
         name = ir.op_name(node) or ""
-        return name.startswith("tl.tileop.") or name in ALL_OPS - {RANK.name}
+        return name.startswith(tl.TILE_OPERATIONS) or name in ALL_OPS - {RANK.name}
 
     return ir.contains(stmt, tile_operation)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.frame import BREAK, CONTINUE, Frame, check, is_vector, spread, uniform, without
 from tilescale.backends.emulator.interpret import abstract, vectors
 from tilescale.backends.emulator.interpret.access import element
@@ -27,7 +27,7 @@ from tilescale.passes.structure import location
 from tilescale.program.ops import SCALE
 from tilescale.program.pointers import is_address
 
-_BREAKS = ("tirx.break_loop", "tl.loop_break")
+_BREAKS = (tl.BREAK_LOOP, tl.LOOP_BREAK)
 
 
 @statement(ir.SBlockRealize)
@@ -105,7 +105,7 @@ def _evaluate(compiler: Compiler, stmt: ir.Evaluate) -> Closure:
     name = ir.op_name(call)
     if name in _BREAKS:
         return lambda frame: BREAK
-    if name == "tirx.continue_loop":
+    if name == tl.CONTINUE_LOOP:
         return lambda frame: CONTINUE
     closure = compiler.evaluate(call) if isinstance(call, ir.Call) else None
     if closure is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.interpret import flags
 from tilescale.backends.emulator.numerics import convert, element_type, numpy_dtype
 from tilescale.errors import Location
@@ -20,7 +20,7 @@ from tilescale.program.pointers import is_address
 PRIVATE = ("local", "local.var")
 """Scopes of which every thread has its own."""
 
-POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
+POINTERS = (tl.DECLARED_PTR, tl.ADDRESS_OF, tl.ACCESS_PTR)
 """Operations whose value is a pointer to elements."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
 from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import Element, element, python_int
@@ -151,7 +151,7 @@ def _choose(compiler: Compiler, expr: Any, condition: Any, then: Any, otherwise:
 
 def _call(compiler: Compiler, expr: ir.Call) -> Closure:
     name = ir.op_name(expr)
-    if name == "tirx.if_then_else":
+    if name == tl.IF_THEN_ELSE:
         return _choose(compiler, expr, *expr.args)
     if name in VECTORS:
         return VECTORS[name](compiler, expr)
@@ -208,18 +208,18 @@ def bits(values: Sequence[Any], dtype: np.dtype, wanted: np.dtype, frame: Frame)
     return tuple(python_int(together[..., lane][()]) for lane in range(together.shape[-1]))
 
 
-@vector_operation("tirx.reinterpret")
+@vector_operation(tl.REINTERPRET)
 def _reinterpret(compiler: Compiler, call: ir.Call) -> Closure:
     values, dtype, wanted = vector(compiler, call.args[0]), element_dtype(call.args[0]), element_dtype(call)
     return lambda frame: bits(values(frame), dtype, wanted, frame)
 
 
-@value_operation("tirx.reinterpret")
+@value_operation(tl.REINTERPRET)
 def _reinterpret_as_scalar(compiler: Compiler, call: ir.Call) -> Closure:
     if is_of_vectors(call.args[0]):
         values = _reinterpret(compiler, call)
         return lambda frame: values(frame)[0]
-    value, dtype, function = compiler.expr(call.args[0]), element_dtype(call), INTRINSICS["tirx.reinterpret"]
+    value, dtype, function = compiler.expr(call.args[0]), element_dtype(call), INTRINSICS[tl.REINTERPRET]
     return lambda frame: python_int(function(value(frame), dtype=dtype))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.frame import Frame, spread
 from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.closures import Closure
@@ -16,7 +16,7 @@ from tilescale.backends.emulator.operations.pointers import pointed
 from tilescale.errors import UsageError
 
 
-@operation("tirx.tvm_thread_allreduce")
+@operation(tl.TVM_THREAD_ALLREDUCE)
 def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
     """How many values, the values, which threads bring theirs, where results go, and indices of threads."""
     if compiler.reduction is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, active, spread
 from tilescale.backends.emulator.execute.observe import ATOMIC, ATOMIC_STORE
@@ -87,10 +87,10 @@ def _wide_atomic(targets: list[Element], values: Closure, op: str, frame: Frame)
 
 
 for _op in ("add", "max", "min"):
-    value_operation(f"tl.atomic_{_op}_elem_op")(_atomic(_op, False))
-    value_operation(f"tl.atomic_{_op}_ret_elem_op")(_atomic(_op, True))
-value_operation("tl.atomic_or_elem_op")(_atomic("or", False))
-value_operation("tl.atomic_store_elem_op")(_atomic("store", False))
-value_operation("tl.atomic_load_elem_op")(_atomic("load", True))
-value_operation("tl.atomic_addx2_elem_op")(_atomic("add", False, width=2))
-value_operation("tl.atomic_addx4_elem_op")(_atomic("add", False, width=4))
+    value_operation(tl.atomic(_op))(_atomic(_op, False))
+    value_operation(tl.atomic(_op, returns=True))(_atomic(_op, True))
+value_operation(tl.atomic("or"))(_atomic("or", False))
+value_operation(tl.atomic("store"))(_atomic("store", False))
+value_operation(tl.atomic("load"))(_atomic("load", True))
+value_operation(tl.atomic("addx2"))(_atomic("add", False, width=2))
+value_operation(tl.atomic("addx4"))(_atomic("add", False, width=4))

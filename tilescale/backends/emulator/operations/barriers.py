@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.barriers import MBarrier
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.programs import ProgramInstance
@@ -44,27 +44,27 @@ class BarrierReference:
         return barriers[index]
 
 
-@operation("tl.mbarrier_wait_parity", "tirx.ptx_wait_barrier")
+@operation(tl.WAIT_BARRIER_PARITY, tl.PTX_WAIT_BARRIER)
 def _barrier_wait(compiler: Compiler, call: ir.Call) -> Closure:
     barrier, parity = BarrierReference(compiler, call.args[0]), compiler.expr(call.args[1])
     return lambda frame: barrier.of(frame).wait(uniform(parity(frame), frame, "a parity"), frame, barrier.where)
 
 
 @operation(
-    "tirx.ptx_arrive_barrier", "tirx.ptx_arrive_barrier_expect_tx", "tl.ptx_cp_async_barrier_noinc", collective=False
+    tl.ARRIVE_BARRIER, tl.PTX_ARRIVE_BARRIER_EXPECT_TX, tl.PTX_CP_ASYNC_BARRIER_NOINC, collective=False
 )
 def _barrier_arrive(compiler: Compiler, call: ir.Call) -> Closure:
     barrier = BarrierReference(compiler, call.args[0])
     return lambda frame: barrier.of(frame).arrive(frame.active(), frame, barrier.where)
 
 
-@operation("tl.tcgen05_mma_arrive", collective=False)
+@operation(tl.TCGEN05_MMA_ARRIVE, collective=False)
 def _mma_arrive(compiler: Compiler, call: ir.Call) -> Closure:
     barrier = BarrierReference(compiler, call.args[0])
     return lambda frame: barrier.of(frame).arrive(1, frame, barrier.where)
 
 
-@operation("tl.ptx_arrive_cluster_barrier", collective=False)
+@operation(tl.ARRIVE_CLUSTER_BARRIER, collective=False)
 def _remote_arrive(compiler: Compiler, call: ir.Call) -> Closure:
     barrier, rank = BarrierReference(compiler, call.args[0]), compiler.expr(call.args[1])
 
@@ -75,7 +75,7 @@ def _remote_arrive(compiler: Compiler, call: ir.Call) -> Closure:
     return run
 
 
-@operation("tirx.tvm_storage_sync")
+@operation(tl.STORAGE_SYNC)
 def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure | None:
     """Threads of one coroutine run in step; a barrier that is named with a count meets other coroutines."""
     where = compiler.where
@@ -93,7 +93,7 @@ def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure | None:
     return run
 
 
-@operation("tl.named_barrier_arrive")
+@operation(tl.NAMED_BARRIER_ARRIVE)
 def _named_arrive(compiler: Compiler, call: ir.Call) -> Closure:
     number, count = compiler.expr(call.args[0]), compiler.expr(call.args[1])
 
@@ -104,7 +104,7 @@ def _named_arrive(compiler: Compiler, call: ir.Call) -> Closure:
     return run
 
 
-@operation("tl.cluster_sync", "tl.cluster_arrive", "tl.cluster_arrive_relaxed", "tl.cluster_wait")
+@operation(tl.CLUSTER_SYNC, tl.CLUSTER_ARRIVE, tl.CLUSTER_ARRIVE_RELAXED, tl.CLUSTER_WAIT)
 def _cluster_barrier(compiler: Compiler, call: ir.Call) -> Closure:
     arrives, waits = "wait" not in call.op.name, "arrive" not in call.op.name
     where = compiler.where
@@ -121,7 +121,7 @@ def _cluster_barrier(compiler: Compiler, call: ir.Call) -> Closure:
     return run
 
 
-@operation("tl.sync_grid")
+@operation(tl.SYNC_GRID)
 def _grid_barrier(compiler: Compiler, call: ir.Call) -> Closure:
     where = compiler.where
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.observe import READ, WRITE
@@ -32,7 +32,7 @@ _NVF4_BLOCK = 16
 """Elements of a block of float4 whose scale is e4m3; other blocks have powers of two (OCP Microscaling Formats)."""
 
 
-@operation("tl.tileop.gemm_blockscaled", "tl.tileop.tcgen05_gemm_blockscaled")
+@operation(tl.GEMM_BLOCKSCALED, tl.TCGEN05_GEMM_BLOCKSCALED)
 def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
     if ir.attribute(call, "use_2cta", 0) or ir.attribute(call, "sf_layout", "rowmajor") != "rowmajor":
         raise UnsupportedError("the emulator runs block-scaled products of one thread block with scales row by row")
@@ -90,7 +90,7 @@ def _rows_of(tile: np.ndarray, rows: int) -> np.ndarray:
     return np.concatenate(chunks)[:rows]
 
 
-@operation("tl.ptx_tcgen05_sf_warp_transpose")
+@operation(tl.PTX_TCGEN05_SF_WARP_TRANSPOSE)
 def _transpose(compiler: Compiler, call: ir.Call) -> Closure:
     """Words of 4 rows of 32 become 32 rows of 4."""
     first = pointed(compiler, call.args[0])
@@ -105,7 +105,7 @@ def _transpose(compiler: Compiler, call: ir.Call) -> Closure:
     return run if compiler.data else lambda frame: None
 
 
-@operation("tl.ptx_tcgen05_cp_warpx4")
+@operation(tl.PTX_TCGEN05_CP_WARPX4)
 def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     """Words into four columns of tensor memory."""
     source, column = pointed(compiler, call.args[0]), compiler.expr(call.args[2])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, check, is_vector, spread
 from tilescale.backends.emulator.interpret.closures import Closure
@@ -18,7 +18,7 @@ from tilescale.backends.emulator.operations.pointers import neighbours, pointed
 from tilescale.backends.emulator.operations.stand_ins import call_stand_in
 
 
-@value_operation("tirx.call_extern", "tirx.call_pure_extern")
+@value_operation(tl.CALL_EXTERN, tl.CALL_PURE_EXTERN)
 def _extern(compiler: Compiler, call: ir.Call) -> Closure:
     """TileLang's own functions, and those for which the user has a stand-in."""
     name, args = str(call.args[0].value), list(call.args[1:])
@@ -28,7 +28,7 @@ def _extern(compiler: Compiler, call: ir.Call) -> Closure:
 
 def _dp4a(compiler: Compiler, args: list[Any]) -> Closure:
     sides, c = [neighbours(compiler, pointer, 4) for pointer in args[:2]], pointed(compiler, args[2])
-    dot = numerics.INTRINSICS["tirx.dp4a"]
+    dot = numerics.INTRINSICS[tl.DP4A]
 
     def run(frame: Frame) -> None:
         left, right = (
@@ -69,14 +69,14 @@ _EXTERNS: dict[str, Callable[[Compiler, list[Any]], Closure]] = {
 }
 
 
-@operation("tl.device_assert", "tl.device_assert_with_msg", collective=False)
+@operation(tl.DEVICE_ASSERT, tl.DEVICE_ASSERT_WITH_MSG, collective=False)
 def _assert(compiler: Compiler, call: ir.Call) -> Closure:
     condition = compiler.expr(call.args[0])
     message = str(call.args[1].value).strip() if len(call.args) > 1 else str(call.args[0])
     return lambda frame: check(condition(frame), message, frame)
 
 
-@operation("tirx.assume", collective=False)
+@operation(tl.ASSUME, collective=False)
 def _assume(compiler: Compiler, call: ir.Call) -> Closure:
     """What TileLang may rely on must hold; a run without data cannot tell."""
     if not compiler.data:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.frame import Frame, spread
 from tilescale.backends.emulator.interpret.access import Element, element
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -16,7 +16,7 @@ from tilescale.backends.emulator.interpret.symbols import POINTERS
 from tilescale.backends.emulator.numerics import lanes_of
 from tilescale.errors import UnsupportedError
 
-_OF_ELEMENTS = ("tl.access_ptr", "tirx.address_of")
+_OF_ELEMENTS = (tl.DECLARED_PTR, tl.ADDRESS_OF)
 
 
 def pointed(compiler: Compiler, pointer: Any) -> Element:
@@ -54,7 +54,7 @@ def _target(compiler: Compiler, pointer: Any) -> tuple[ir.Buffer, list[Any]]:
         pointer = pointer.args[0]
     if isinstance(pointer, ir.BufferLoad):
         return pointer.buffer, [i.base if isinstance(i, ir.Ramp) else i for i in pointer.indices]
-    if ir.op_name(pointer) == "tirx.tvm_access_ptr":
+    if ir.op_name(pointer) == tl.ACCESS_PTR:
         buffer = compiler.buffer_named(pointer.args[1])
         if buffer is not None and str(buffer.dtype) == str(pointer.args[0].dtype):
             return buffer, _indices(list(buffer.shape), pointer.args[2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.frame import Frame, active, spread
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -16,7 +16,7 @@ from tilescale.errors import UnsupportedError, UsageError
 _PHILOX = "curandStatePhilox4_32_10_t"
 
 
-@operation("tl.rng_init", collective=False)
+@operation(tl.RNG_INIT, collective=False)
 def _init(compiler: Compiler, call: ir.Call) -> Closure:
     if str(call.args[3].value) != _PHILOX:
         raise UnsupportedError(f"the emulator has no generator {call.args[3].value}", hint=f"it has {_PHILOX}")
@@ -45,13 +45,13 @@ def _check_threads(compiler: Compiler) -> None:
         )
 
 
-@value_operation("tl.rng_rand")
+@value_operation(tl.RNG_RAND)
 def _rand(compiler: Compiler, call: ir.Call) -> Closure:
     _check_threads(compiler)
     return lambda frame: _generators(frame).words(active(frame))
 
 
-@value_operation("tl.rng_rand_float")
+@value_operation(tl.RNG_RAND_FLOAT)
 def _rand_float(compiler: Compiler, call: ir.Call) -> Closure:
     _check_threads(compiler)
     if str(call.dtype) != "float32":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.interpret.access import element
@@ -16,7 +16,7 @@ from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import operation
 
 
-@operation("tl.tileop.reducer_init")
+@operation(tl.REDUCER_INIT)
 def _reducer_init(compiler: Compiler, call: ir.Call) -> Closure:
     reducer = Region(compiler, call.args[0])
     op = compiler.reducer_op(reducer.home.buffer)
@@ -32,7 +32,7 @@ def _reducer_init(compiler: Compiler, call: ir.Call) -> Closure:
     return run
 
 
-@operation("tl.reducer_update")
+@operation(tl.REDUCER_UPDATE)
 def _reducer_update(compiler: Compiler, call: ir.Call) -> Closure:
     load = call.args[0]
     target, value = element(compiler, load.buffer, load.indices), compiler.expr(call.args[1])
@@ -40,13 +40,13 @@ def _reducer_update(compiler: Compiler, call: ir.Call) -> Closure:
     return lambda frame: combine(target, value(frame), op, frame)
 
 
-@operation("tl.tileop.finalize_reducer_v2")
+@operation(tl.FINALIZE_REDUCER_V2)
 def _finalize(compiler: Compiler, call: ir.Call) -> Closure:
     reducer, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
     return lambda frame: target.write(frame, reducer.read(frame))
 
 
-@operation("tl.tileop.finalize_reducer")
+@operation(tl.FINALIZE_REDUCER_V1)
 def _finalize_in_place(compiler: Compiler, call: ir.Call) -> Closure:
     """The parts that iterations have added are in the fragment already."""
     return lambda frame: None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, active, spread, uniform
 from tilescale.backends.emulator.execute.observe import READ
@@ -21,13 +21,13 @@ from tilescale.errors import UnsupportedError
 
 ignore(
     # One unit runs at a time and copies complete at once: fences, commits and waits for completion order nothing more.
-    "tl.fence_proxy_async", "tl.tma_store_arrive", "tl.tma_store_wait", "tl.warpgroup_arrive", "tl.wait_wgmma",
-    "tl.warpgroup_commit_batch", "tl.warpgroup_wait", "tl.warpgroup_fence_operand", "tl.tcgen05_before_thread_sync",
-    "tl.tcgen05_after_thread_sync", "tirx.ptx_commit_group", "tirx.ptx_wait_group", "tl.ptx_fence_barrier_init",
-    "tl.mbarrier_expect_tx", "tl.sync_warp", "tl.pdl_sync", "tl.pdl_trigger", "tl.deallocate_tmem",
+    tl.FENCE_PROXY_ASYNC, tl.TMA_STORE_ARRIVE, tl.WAIT_TMA_STORES, tl.WARPGROUP_ARRIVE, tl.WAIT_WGMMA,
+    tl.WARPGROUP_COMMIT_BATCH, tl.WARPGROUP_WAIT, tl.WARPGROUP_FENCE_OPERAND, tl.TCGEN05_BEFORE_THREAD_SYNC,
+    tl.TCGEN05_AFTER_THREAD_SYNC, tl.PTX_COMMIT_GROUP, tl.PTX_WAIT_GROUP, tl.PTX_FENCE_BARRIER_INIT,
+    tl.MBARRIER_EXPECT_TX, tl.SYNC_WARP, tl.WAIT_FOR_KERNEL_BEFORE, tl.PDL_TRIGGER, tl.DEALLOCATE_TMEM,
     # Hints.
-    "tl.set_max_nreg", "tl.no_set_max_nreg", "tl.annotate_producer_reg_dealloc", "tl.annotate_consumer_reg_alloc",
-    "tl.prefetch_tma_descriptor", "tirx.prefetch", "tirx.type_annotation",
+    tl.SET_MAX_REGISTERS, tl.NO_SET_MAX_NREG, tl.PRODUCER_REGISTERS, tl.CONSUMER_REGISTERS,
+    tl.PREFETCH_TMA_DESCRIPTOR, tl.PREFETCH, tl.TYPE_ANNOTATION,
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def _warp_size(compiler: Compiler, call: ir.Call, position: int = 0) -> int:
     return lanes[0]
 
 
-@value_operation("tl.launch_thread_idx")
+@value_operation(tl.THREAD_INDEX)
 def _thread_index(compiler: Compiler, call: ir.Call) -> Closure:
     axis = ir.constant(call.args[0])
     x, y, _ = compiler.launch.threads
@@ -56,33 +56,33 @@ def _thread_index(compiler: Compiler, call: ir.Call) -> Closure:
     return lambda frame: linear_thread(frame) // stride % extent
 
 
-@value_operation("tl.get_lane_idx")
+@value_operation(tl.GET_LANE_IDX)
 def _lane(compiler: Compiler, call: ir.Call) -> Closure:
     warp = _warp_size(compiler, call)
     return lambda frame: linear_thread(frame) % warp
 
 
-@value_operation("tl.get_warp_idx", "tl.get_warp_idx_sync")
+@value_operation(tl.GET_WARP_IDX, tl.GET_WARP_IDX_SYNC)
 def _warp(compiler: Compiler, call: ir.Call) -> Closure:
     warp = _warp_size(compiler, call)
     return lambda frame: linear_thread(frame) // warp
 
 
-@value_operation("tl.get_warp_group_idx")
+@value_operation(tl.GET_WARP_GROUP_IDX)
 def _warp_group(compiler: Compiler, call: ir.Call) -> Closure:
     warps = ir.constant(call.args[1]) if len(call.args) > 1 else 4
     size = warps * _warp_size(compiler, call)
     return lambda frame: linear_thread(frame) // size
 
 
-@value_operation("tl.tl_shuffle_elect")
+@value_operation(tl.ELECT)
 def _elect(compiler: Compiler, call: ir.Call) -> Closure:
     """One thread of each group of that many is elected; 0 means one of the whole program."""
     extent = ir.constant(call.args[0])
     return lambda frame: linear_thread(frame) % (extent or frame.threads) == 0
 
 
-@value_operation("tl.block_rank_in_cluster")
+@value_operation(tl.BLOCK_RANK_IN_CLUSTER)
 def _cluster_rank(compiler: Compiler, call: ir.Call) -> Closure:
     return lambda frame: frame.program.cluster_rank
 
@@ -106,9 +106,9 @@ def _shuffle(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
 
 _SHUFFLES = {"shfl_sync": "idx", "shfl_up_sync": "up", "shfl_down_sync": "down", "shfl_xor_sync": "xor"}
 for _name, _kind in _SHUFFLES.items():
-    value_operation(f"tl.{_name}")(_shuffle(_kind))
+    value_operation(tl.TL + _name)(_shuffle(_kind))
 for _name, _kind in {"": "idx", "_up": "up", "_down": "down"}.items():
-    value_operation(f"tirx.tvm_warp_shuffle{_name}")(_shuffle(_kind))
+    value_operation(tl.WARP_SHUFFLE + _name)(_shuffle(_kind))
 
 
 def _vote(kind: str, has_mask: bool) -> Callable[[Compiler, ir.Call], Closure]:
@@ -127,19 +127,19 @@ def _vote(kind: str, has_mask: bool) -> Callable[[Compiler, ir.Call], Closure]:
     return rule
 
 
-value_operation("tl.any_sync")(_vote("any", True))
-value_operation("tl.all_sync")(_vote("all", True))
-value_operation("tl.ballot_sync")(_vote("ballot", True))
-value_operation("tl.ballot")(_vote("ballot", False))
+value_operation(tl.ANY_SYNC)(_vote("any", True))
+value_operation(tl.ALL_SYNC)(_vote("all", True))
+value_operation(tl.BALLOT_SYNC)(_vote("ballot", True))
+value_operation(tl.BALLOT)(_vote("ballot", False))
 
 
-@value_operation("tl.activemask")
+@value_operation(tl.ACTIVEMASK)
 def _activemask(compiler: Compiler, call: ir.Call) -> Closure:
     warp = _warp_size(compiler, call)
     return lambda frame: numerics.vote(active(frame), kind="ballot", warp=warp)
 
 
-@value_operation("tl.match_any_sync", "tl.match_all_sync")
+@value_operation(tl.MATCH_ANY_SYNC, tl.MATCH_ALL_SYNC)
 def _match(compiler: Compiler, call: ir.Call) -> Closure:
     function = numerics.match_any if "any" in call.op.name else numerics.match_all
     value, warp = compiler.expr(call.args[1]), _warp_size(compiler, call, 99)
@@ -158,7 +158,7 @@ def _warp_reduction(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
 
 
 for _kind in ("sum", "max", "min", "bitand", "bitor"):
-    value_operation(f"tl.warp_reduce_{_kind}")(_warp_reduction(_kind))
+    value_operation(tl.WARP_REDUCE + _kind)(_warp_reduction(_kind))
 
 
 def _program_vote(combine: Callable[[np.ndarray], Any]) -> Callable[[Compiler, ir.Call], Closure]:
@@ -174,9 +174,9 @@ def _program_vote(combine: Callable[[np.ndarray], Any]) -> Callable[[Compiler, i
     return rule
 
 
-value_operation("tl.syncthreads_count")(_program_vote(np.count_nonzero))
-value_operation("tl.syncthreads_and")(_program_vote(np.all))
-value_operation("tl.syncthreads_or")(_program_vote(np.any))
+value_operation(tl.SYNCTHREADS_COUNT)(_program_vote(np.count_nonzero))
+value_operation(tl.SYNCTHREADS_AND)(_program_vote(np.all))
+value_operation(tl.SYNCTHREADS_OR)(_program_vote(np.any))
 
 
 def _quantifier(combine: Callable[..., Any]) -> Callable[[Compiler, ir.Call], Closure]:
@@ -203,5 +203,5 @@ def _quantifier(combine: Callable[..., Any]) -> Callable[[Compiler, ir.Call], Cl
     return rule
 
 
-value_operation("tl.any_of")(_quantifier(np.any))
-value_operation("tl.all_of")(_quantifier(np.all))
+value_operation(tl.ANY_OF)(_quantifier(np.any))
+value_operation(tl.ALL_OF)(_quantifier(np.all))

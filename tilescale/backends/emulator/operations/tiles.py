@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
@@ -58,7 +58,7 @@ def copy_tile(
     target.write(frame, fitted(tile, extents), into, unit)
 
 
-@operation("tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy")
+@operation(tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY)
 def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     notes = call.annotations or {}
     source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
@@ -118,13 +118,13 @@ def _private_copy(compiler: Compiler, call: ir.Call) -> Closure:
     return run
 
 
-@operation("tl.tileop.transpose")
+@operation(tl.TRANSPOSE)
 def _transpose(compiler: Compiler, call: ir.Call) -> Closure:
     source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
     return lambda frame: target.write(frame, source.read(frame).T.copy())
 
 
-@operation("tl.tileop.fill")
+@operation(tl.FILL)
 def _fill(compiler: Compiler, call: ir.Call) -> Closure:
     target, value = Region(compiler, call.args[0]), compiler.expr(call.args[1])
 
@@ -170,7 +170,7 @@ def has_tf32(compiler: Compiler) -> bool:
     return any("tfloat32" in of and "float32" not in of for of in rates.values())
 
 
-@operation("tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm")
+@operation(tl.GEMM, tl.WGMMA_GEMM, tl.TCGEN05_GEMM)
 def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
     if ir.attribute(call, "use_2cta", 0):
         raise UnsupportedError(
@@ -211,7 +211,7 @@ def announced(compiler: Compiler, place: Any, multiply: Closure) -> Closure:
     return run
 
 
-@operation("tl.tileop.gemm_sp", "tl.tileop.wgmma_gemm_sp", "tl.tileop.tcgen05_gemm_sp")
+@operation(tl.GEMM_SP, tl.WGMMA_GEMM_SP, tl.TCGEN05_GEMM_SP)
 def _gemm_sparse(compiler: Compiler, call: ir.Call) -> Closure:
     a, e, b, c = (Region(compiler, r) for r in call.args[:4])
     transpose_a, transpose_e, transpose_b = (bool(ir.constant(flag)) for flag in call.args[4:7])
@@ -237,7 +237,7 @@ def _gemm_sparse(compiler: Compiler, call: ir.Call) -> Closure:
 # -- reductions, scans, im2col -----------------------------------------------------------------------------------------
 
 
-@operation("tl.tileop.reduce")
+@operation(tl.REDUCE)
 def _reduce(compiler: Compiler, call: ir.Call) -> Closure:
     source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
     kind, dim, clear = str(call.args[2].value), ir.constant(call.args[3]), bool(ir.constant(call.args[4]))
@@ -285,11 +285,11 @@ def _scan(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
     return rule
 
 
-operation("tl.tileop.cumsum")(_scan("cumsum"))
-operation("tl.tileop.cummax")(_scan("cummax"))
+operation(tl.CUMSUM)(_scan("cumsum"))
+operation(tl.CUMMAX)(_scan("cummax"))
 
 
-@operation("tl.tileop.im2col", "tl.tileop.c2d_im2col")
+@operation(tl.IM2COL, tl.C2D_IM2COL)
 def _im2col(compiler: Compiler, call: ir.Call) -> Closure:
     image, columns = Region(compiler, call.args[0]), Region(compiler, call.args[1])
     settings = [compiler.expr(a) for a in call.args[2:8]]
@@ -309,7 +309,7 @@ def _im2col(compiler: Compiler, call: ir.Call) -> Closure:
 def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         target = Region(compiler, call.args[1])
-        is_tile = ir.op_name(call.args[0]) == "tl.region" or isinstance(call.args[0], ir.BufferLoad)
+        is_tile = ir.op_name(call.args[0]) == tl.REGION or isinstance(call.args[0], ir.BufferLoad)
         source = Region(compiler, call.args[0]) if is_tile else None
         value = None if is_tile else compiler.expr(call.args[0])
 
@@ -327,6 +327,6 @@ def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
     return rule
 
 
-operation("tl.tileop.atomicadd")(_tile_atomic("add"))
-operation("tl.tileop.atomicmax")(_tile_atomic("max"))
-operation("tl.tileop.atomicmin")(_tile_atomic("min"))
+operation(tl.ATOMICADD)(_tile_atomic("add"))
+operation(tl.ATOMICMAX)(_tile_atomic("max"))
+operation(tl.ATOMICMIN)(_tile_atomic("min"))

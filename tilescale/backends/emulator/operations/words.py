@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
 from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import Element
@@ -89,15 +89,15 @@ def _store(width: int) -> Callable[[Compiler, ir.Call], Closure]:
 
 
 for _width in _WIDTHS:
-    _names = [f"tl.{kind}{_width}" for kind in ("ldg", "lds")]
+    _names = [f"{tl.TL}{kind}{_width}" for kind in ("ldg", "lds")]
     if _width == _WORD.itemsize * 8:
         value_operation(*_names)(_first(_load(_width)))
     else:
         vector_operation(*_names)(_load(_width))
-    operation(*(f"tl.{kind}{_width}" for kind in ("stg", "sts")), collective=False)(_store(_width))
+    operation(*(f"{tl.TL}{kind}{_width}" for kind in ("stg", "sts")), collective=False)(_store(_width))
 
 
-@operation("tl.ptx_cp_async", collective=False)
+@operation(tl.PTX_CP_ASYNC, collective=False)
 def _async_copy(compiler: Compiler, call: ir.Call) -> Closure:
     """Complete at once, as all asynchronous copies; zeros where its predicate does not hold."""
     count = ir.constant(call.args[2])
@@ -108,7 +108,7 @@ def _async_copy(compiler: Compiler, call: ir.Call) -> Closure:
     return lambda frame: _write(targets, _read(sources, predicate, frame), None, frame)
 
 
-@operation("tl.ptx_ldmatrix")
+@operation(tl.PTX_LDMATRIX)
 def _load_matrix(compiler: Compiler, call: ir.Call) -> Closure:
     """Matrices of 8 x 8 elements of 16 bits: thread r of eight points to row r, and gets two neighbours of each."""
     transpose, count = bool(ir.constant(call.args[0])), ir.constant(call.args[1])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.frame import Frame, spread, uniform
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -93,18 +93,18 @@ def _copies(name: str, asynchronous: bool) -> Callable[[Compiler, ir.Call], Clos
     return rule
 
 
-cost("tl.tileop.copy", runs=True)(_copies("copy", False))
-cost("tl.tileop.async_copy", "tl.tileop.tma_copy", runs=True)(_copies("async copy", True))
-cost("tl.tileop.transpose")(_copies("transpose", False))
-cost("tl.tileop.im2col", "tl.tileop.c2d_im2col")(_copies("im2col", False))
+cost(tl.COPY, runs=True)(_copies("copy", False))
+cost(tl.ASYNC_COPY, tl.TMA_COPY, runs=True)(_copies("async copy", True))
+cost(tl.TRANSPOSE)(_copies("transpose", False))
+cost(tl.IM2COL, tl.C2D_IM2COL)(_copies("im2col", False))
 
 
-@cost("tl.tileop.fill", runs=True)
+@cost(tl.FILL, runs=True)
 def _fill(compiler: Compiler, call: ir.Call) -> Closure:
     return _moves(compiler, "fill", [Traffic(compiler, call.args[0], True)])
 
 
-@cost("tirx.ptx_wait_group", "tl.tma_store_wait", runs=True)
+@cost(tl.PTX_WAIT_GROUP, tl.WAIT_TMA_STORES, runs=True)
 def _settle(compiler: Compiler, call: ir.Call) -> Closure:
     left = ir.constant(call.args[0]) if len(call.args) else 0
     return lambda frame: compiler.instrumentation.recorder.settle(left or 0)
@@ -136,9 +136,9 @@ def _product(a: int, b: int, transpose: tuple[int, int]) -> Callable[[Compiler, 
     return rule
 
 
-cost("tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm", runs=True)(_product(0, 1, (3, 4)))
-cost("tl.tileop.gemm_blockscaled", "tl.tileop.tcgen05_gemm_blockscaled", runs=True)(_product(0, 1, (3, 4)))
-cost("tl.tileop.gemm_sp", "tl.tileop.wgmma_gemm_sp", "tl.tileop.tcgen05_gemm_sp")(_product(0, 2, (4, 6)))
+cost(tl.GEMM, tl.WGMMA_GEMM, tl.TCGEN05_GEMM, runs=True)(_product(0, 1, (3, 4)))
+cost(tl.GEMM_BLOCKSCALED, tl.TCGEN05_GEMM_BLOCKSCALED, runs=True)(_product(0, 1, (3, 4)))
+cost(tl.GEMM_SP, tl.WGMMA_GEMM_SP, tl.TCGEN05_GEMM_SP)(_product(0, 2, (4, 6)))
 
 
 def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
@@ -146,9 +146,9 @@ def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         recorder, where = compiler.instrumentation.recorder, compiler.where
-        is_tile = ir.op_name(call.args[0]) == "tl.region" or isinstance(call.args[0], ir.BufferLoad)
+        is_tile = ir.op_name(call.args[0]) == tl.REGION or isinstance(call.args[0], ir.BufferLoad)
         sides = [Traffic(compiler, call.args[0], False)] if is_tile else []
-        if len(call.args) > 1 and ir.op_name(call.args[1]) == "tl.region":
+        if len(call.args) > 1 and ir.op_name(call.args[1]) == tl.REGION:
             sides.append(Traffic(compiler, call.args[1], True))
 
         def record(frame: Frame) -> None:
@@ -167,9 +167,9 @@ def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
 
 
 for _name in ("reduce", "cumsum", "cummax", "atomicadd", "atomicmax", "atomicmin", "reducer_init"):
-    cost(f"tl.tileop.{_name}")(_elements(_name))
-cost("tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2")(_elements("finalize_reducer"))
-cost("tl.reducer_update")(lambda compiler, call: lambda frame: None)
+    cost(tl.TILE_OPERATIONS + _name)(_elements(_name))
+cost(*tl.FINALIZE_REDUCER)(_elements("finalize_reducer"))
+cost(tl.REDUCER_UPDATE)(lambda compiler, call: lambda frame: None)
 
 
 def _access(
@@ -209,17 +209,17 @@ def _atomic(width: int = 1, returns: bool = False) -> Callable[[Compiler, ir.Cal
 
 
 for _name in ("add", "max", "min"):
-    cost(f"tl.atomic_{_name}_elem_op", runs=True)(_atomic())
-    cost(f"tl.atomic_{_name}_ret_elem_op", runs=True)(_atomic(returns=True))
-cost("tl.atomic_or_elem_op", "tl.atomic_store_elem_op", runs=True)(_atomic())
-cost("tl.atomic_load_elem_op", runs=True)(_atomic(returns=True))
-cost("tl.atomic_addx2_elem_op", runs=True)(_atomic(width=2))
-cost("tl.atomic_addx4_elem_op", runs=True)(_atomic(width=4))
+    cost(tl.atomic(_name), runs=True)(_atomic())
+    cost(tl.atomic(_name, returns=True), runs=True)(_atomic(returns=True))
+cost(tl.atomic("or"), tl.atomic("store"), runs=True)(_atomic())
+cost(tl.atomic("load"), runs=True)(_atomic(returns=True))
+cost(tl.atomic("addx2"), runs=True)(_atomic(width=2))
+cost(tl.atomic("addx4"), runs=True)(_atomic(width=4))
 for _width in (32, 64, 128, 256):
     _store = _access("store", lambda call, itemsize, nbytes=_width // 8: nbytes)
-    cost(f"tl.stg{_width}", f"tl.sts{_width}", runs=True)(_store)
-cost("tl.ptx_cp_async", runs=True)(_access("cp.async", lambda call, size: ir.constant(call.args[2]) * size, at=1))
-cost("tl.ptx_ldmatrix", runs=True)(_access("ldmatrix", lambda call, size: 4 * ir.constant(call.args[1]), at=2))
+    cost(f"{tl.TL}stg{_width}", f"{tl.TL}sts{_width}", runs=True)(_store)
+cost(tl.PTX_CP_ASYNC, runs=True)(_access("cp.async", lambda call, size: ir.constant(call.args[2]) * size, at=1))
+cost(tl.PTX_LDMATRIX, runs=True)(_access("ldmatrix", lambda call, size: 4 * ir.constant(call.args[1]), at=2))
 
 
 def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, tuple[int, ...]], None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
@@ -21,9 +21,9 @@ from tilescale.program.ops import SCALE
 
 OF_ONE_PROGRAM = frozenset(
     (
-        "tirx.ptx_wait_group", "tl.tma_store_wait", "tirx.tvm_storage_sync", "tl.mbarrier_wait_parity",
-        "tirx.ptx_arrive_barrier", "tirx.ptx_arrive_barrier_expect_tx", "tirx.ptx_wait_barrier",
-        "tl.ptx_cp_async_barrier_noinc", "tl.named_barrier_arrive", "tl.tcgen05_mma_arrive",
+        tl.PTX_WAIT_GROUP, tl.WAIT_TMA_STORES, tl.STORAGE_SYNC, tl.WAIT_BARRIER_PARITY,
+        tl.ARRIVE_BARRIER, tl.PTX_ARRIVE_BARRIER_EXPECT_TX, tl.PTX_WAIT_BARRIER,
+        tl.PTX_CP_ASYNC_BARRIER_NOINC, tl.NAMED_BARRIER_ARRIVE, tl.TCGEN05_MMA_ARRIVE,
     )
 )  # fmt: skip
 """Operations that order the threads of a program, and nobody else."""
@@ -137,7 +137,7 @@ class _Survey:
 
     def _operation(self, call: Any) -> None:
         for arg in call.args if isinstance(call, ir.Call) else [call]:
-            is_tile = ir.op_name(arg) == "tl.region" or isinstance(arg, ir.BufferLoad)
+            is_tile = ir.op_name(arg) == tl.REGION or isinstance(arg, ir.BufferLoad)
             if is_tile and ir.region_parts(arg)[0].scope() == "global":
                 _, begins, extents = ir.region_parts(arg)
                 self._follow_ranks(*begins)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.frame import Frame, is_vector
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -157,5 +157,5 @@ def _same_call(call: ir.Call, inner: set[ir.Var]) -> bool:
         return False
     if not isinstance(copy, Copy) and not has_cost(ir.op_name(call)):
         return True
-    regions = [arg for arg in call.args if ir.op_name(arg) == "tl.region"]
+    regions = [arg for arg in call.args if ir.op_name(arg) == tl.REGION]
     return all(ir.constant(n) is not None for region in regions for n in ir.region_parts(region)[2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Copies between devices by NVSHMEM, where a program asks for it with `impl="nvshmem"`.
+"""Copies between devices by NVSHMEM: where they share no memory, or a program asks for it with `impl="nvshmem"`.
 
 Why: NVSHMEM names a peer by its number and a place by this device's own address, so it also reaches devices whose
 memory has no address here. Before: a remote tile copy. After: a call of headers/nvshmem.cuh that moves rows between
@@ -18,8 +18,8 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.registry import lowers
-from tilescale.backends.cuda.lowering.signals import device_number, flag_of
-from tilescale.backends.cuda.nvshmem_link import IMPL, declarations
+from tilescale.backends.cuda.lowering.signals import SignalUpdate
+from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.program import ops
 from tilescale.program.operations import Copy
 
@@ -101,53 +101,36 @@ def _int64(number: Number) -> ir.PrimExpr:
     return ir.IntImm("int64", number) if isinstance(number, int) else number
 
 
-@dataclass(frozen=True)
-class SignalUpdate:
-    """A flag of the peer, and what becomes of it.
-
-    Attributes:
-        kind: template arguments of the device function: 1 to set or 0 to add, and the flag's type.
-        flag: pointer to the first flag, the number of this one, how many there are.
-        report: where a number beyond them is reported, and as which site.
-    """
-
-    kind: str
-    flag: tuple[Any, Any, Any]
-    value: Any
-    report: tuple[Any, Any]
-
-
 @lowers(ops.COPY.name, impl=IMPL)
 def _copy(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     asked = Copy.of(call)
-    peer = device_number(stage, asked.level, stage.expr(asked.peer)) % stage.target.devices
+    if stage.executing is not None:
+        raise stage.unsupported(f"T.copy by {IMPL}, of units inside a program, has no CUDA lowering: the whole program")
+    peer = stage.device_number(asked.level, stage.expr(asked.peer)) % stage.target.devices
     told = None
     if asked.signal is not None:
-        buffer, index, extent, c_type = flag_of(stage, asked.signal)
-        pointer = tir.address_of(stage.symmetric(buffer.data))
-        site = stage.site(f"T.copy(signal={buffer.name})", flag=buffer.name)
-        kind = f"{1 if asked.op == 'set' else 0}, {c_type}"
-        value = ir.Cast("int64", stage.expr(asked.value))
-        told = SignalUpdate(kind, (pointer, index, extent), value, (stage.record(), site))
-    return copy(stage, (asked.source, asked.target), asked.to_peer, peer, told)
-
-
-def copy(stage: DeviceStage, regions: Sequence[ir.Call], to_peer: bool, pe: Any, told: SignalUpdate | None) -> ir.Stmt:
-    """A copy of the first region to the second one, of which one lies on device `pe`; then a flag there.
-
-    Raises:
-        UnsupportedError: a tile of symbolic extents, or of elements that are parts of a byte.
-    """
-    near, far = regions if to_peer else reversed(regions)
-    there = _symmetric(stage, far)
-    here, staging = _reachable(stage, stage.expr(near), near, there, to_peer)
-    stage.libraries[IMPL] = declarations()
+        told = SignalUpdate.of(stage, "T.copy(signal={})", asked.signal, asked.op, asked.value)
+    there = _symmetric(stage, asked.far)
+    here, staging = _reachable(stage, stage.expr(asked.near), asked.near, there, asked.to_peer)
+    stage.call_nvshmem()
     stage.ordered = True  # all threads of a program come together for each call
-    names = [ir.region_parts(region)[0].name.removesuffix("_view") for region in (near, far)]
+    names = [ir.region_parts(region)[0].name.removesuffix("_view") for region in (asked.near, asked.far)]
+    why = "asked for" if asked.impl == IMPL else f"{asked.level}s share no memory"
     through = ", through a workspace" if staging else ""
-    stage.notes.append(f"T.copy({', '.join(names)}, {'dst' if to_peer else 'src'}=): {IMPL} (asked for{through})")
-    moves = _moves(here, there, to_peer, pe, told)
-    return tir.sequence([*staging, *moves] if to_peer else [*moves, *staging])
+    side = "dst" if asked.to_peer else "src"
+    stage.notes.append(f"T.copy({', '.join(names)}, {side}=): {IMPL} ({why}{through})")
+    moves = _moves(here, there, asked.to_peer, peer, told)
+    return tir.sequence([*staging, *moves] if asked.to_peer else [*moves, *staging])
+
+
+def put_part(sent: StridedTile, received: StridedTile, pe: Any) -> ir.Stmt:
+    """Start to put a part of one workspace into another one on device `pe`; `complete` ends it."""
+    return tir.sequence(_moves(sent, received, True, pe, None, put="tilescale::start_put"))
+
+
+def complete() -> ir.Stmt:
+    """All that the program has started is complete."""
+    return tir.evaluate(tir.extern("tilescale::complete"))
 
 
 def _symmetric(stage: DeviceStage, region: ir.Call) -> StridedTile:
@@ -185,7 +168,14 @@ def _reachable(
     return replace(held, offset=_number(program) * math.prod(extents)), [staging]
 
 
-def _moves(here: StridedTile, there: StridedTile, to_peer: bool, pe: Any, told: SignalUpdate | None) -> list[ir.Stmt]:
+def _moves(
+    here: StridedTile,
+    there: StridedTile,
+    to_peer: bool,
+    pe: Any,
+    told: SignalUpdate | None,
+    put: str = "tilescale::put",
+) -> list[ir.Stmt]:
     """Calls that move the tile by planes, in loops over its other axes."""
     *outer, rows, columns = _joined(list(zip(here.axes, there.axes, strict=True)))
     loops = [ir.Var(f"plane{i}", "int32") for i in range(len(outer))]
@@ -196,7 +186,7 @@ def _moves(here: StridedTile, there: StridedTile, to_peer: bool, pe: Any, told: 
     if told is not None and not outer:
         signal = (*arguments, *told.flag, told.value, *told.report)
         return [tir.evaluate(tir.extern(f"tilescale::put_signal<{told.kind}>", *signal))]
-    move = tir.evaluate(tir.extern("tilescale::put" if to_peer else "tilescale::get", *arguments))
+    move = tir.evaluate(tir.extern(put if to_peer else "tilescale::get", *arguments))
     for var, (mine, _) in reversed(list(zip(loops, outer, strict=True))):
         move = ir.For(var, ir.IntImm("int32", 0), ir.IntImm("int32", mine.extent), ir.ForKind.SERIAL, move)
     if told is None:

@@ -9,7 +9,7 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.devices import DeviceStage
-from tilescale.backends.cuda.lowering.signals import device_number, signal_peer
+from tilescale.backends.cuda.lowering.signals import signal_peer
 from tilescale.program.operations import Copy
 
 
@@ -32,7 +32,7 @@ class RemoteCopy:
         """A copy of tiles, which is noted."""
         copy = Copy.of(call)
         buffer, begins, extents = ir.region_parts(copy.far)
-        slot = stage.slot(device_number(stage, copy.level, stage.expr(copy.peer)))
+        slot = stage.slot(stage.device_number(copy.level, stage.expr(copy.peer)))
         begins, extents = ([stage.expr(n) for n in part] for part in (begins, extents))
         access = "w" if copy.to_peer else "r"
         remote = tir.region(stage.peers(buffer.data), [slot, *begins], [1, *extents], access)

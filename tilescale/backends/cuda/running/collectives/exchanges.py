@@ -162,10 +162,10 @@ class Messages:
             limit=own.guard.limit_ns,
             rank=team.rank,
             root=root,
-            first=team.first,
+            first=team.first - own.near.first,
             step=team.step,
             shift=own.near.shift,
-            devices=own.team.size,
+            devices=own.near.size,
             blocks=shape.blocks,
             site=self._site,
         )

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""Flags of `T.alloc_flags` are zero when a call begins: by launches, or by the kernel of the call before.
+
+What kernels do about it runs here in threads of the host, several ranks in step with each other and out of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cuda import programs
+from tests.cuda.fakes import Device
+from tilescale.backends.cuda.headers import header
+from tilescale.backends.cuda.lowering.rendezvous import Rendezvous
+
+HERE = Path(__file__).parent
+RANK_BYTES, REPORT = 4096, 3584
+LONG_NS, SHORT_NS = 250 * 10**9, 10**7
+
+ATOMICS = [
+    (r'asm volatile\("mov.u64 %0, %globaltimer;" : "=l"\((\w+)\)\);', r"\1 = now();"),
+    (r'asm volatile\("fence.acq_rel.sys;" ::: "memory"\);', "__threadfence_system();"),
+    (
+        r'asm volatile\("ld.acquire.sys.global.\w+ %0, \[%1\];" : "=\w"\((\w+)\) : "l"\((\w+)\) : "memory"\);',
+        r"\1 = __atomic_load_n(\2, __ATOMIC_ACQUIRE);",
+    ),
+    (
+        r'asm volatile\("st.(\w+).sys.global.\w+ \[%0\], %1;" ::"l"\((\w+)\), "\w"\((\w+)\) : "memory"\);',
+        r"__atomic_store_n(\2, \3, (int)std::memory_order_\1);",
+    ),
+    (
+        r'asm volatile\("red.(\w+).sys.global.add.\w+ \[%0\], %1;" ::"l"\((\w+)\), "\w"\((\w+)\) : "memory"\);',
+        r"__atomic_fetch_add(\2, \3, (int)std::memory_order_\1);",
+    ),
+    (
+        r'asm volatile\("atom.acq_rel.gpu.global.add.u32 %0, \[%1\], 1;" : "=r"\((\w+)\) : "l"\((.*?)\) : "memory"\);',
+        r"\1 = __atomic_fetch_add(\2, 1, __ATOMIC_ACQ_REL);",
+    ),
+]
+"""PTX and what it is on a host. What stands in `#if __CUDA_ARCH__` is nothing there."""
+
+
+def _on_host(text: str) -> str:
+    for ptx, atomic in ATOMICS:
+        text = re.sub(ptx, atomic, text)
+    return text
+
+
+class Job:
+    """Ranks with the memory of one program, made of a text of the device functions."""
+
+    def __init__(self, text: str, folder: Path):
+        shim = f'#include "{HERE / "host_calls.h"}"\n'
+        source = folder / "calls.cpp"
+        source.write_text(f"{shim}{_on_host(text)}\n#define AFTER_HEADERS\n{shim}", encoding="utf-8")
+        command = ["g++", "-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-pthread", "-o", str(folder / "calls.so")]
+        done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[:4000]
+        self._run = ctypes.CDLL(str(folder / "calls.so")).run
+        self._run.restype = ctypes.c_long
+
+    def calls(self, memory: Any, blocks: int, calls: int, to_all: bool, absent: int = -1, limit: int = LONG_NS) -> int:
+        """What was found wrong in so many calls of each rank but one."""
+        given = (ctypes.c_void_p(memory.data_ptr()), len(memory), blocks, calls, int(to_all), absent)
+        return self._run(*given, ctypes.c_long(limit))
+
+
+def headers() -> str:
+    """The device functions."""
+    return header("sync.cuh") + header("rendezvous.cuh")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """With the functions as they are."""
+    return Job(headers(), tmp_path_factory.mktemp("calls"))
+
+
+def memory_of(ranks: int) -> torch.Tensor:
+    """As a heap makes it."""
+    return torch.zeros(ranks, RANK_BYTES, dtype=torch.uint8)
+
+
+def failed(memory: torch.Tensor) -> list[bool]:
+    """Of which ranks the calls were stopped."""
+    return memory[:, REPORT : REPORT + 8].view(torch.int64).ne(0).any(1).tolist()
+
+
+@pytest.mark.parametrize("waits_for_all", [True, False], ids=["flags", "exit"])
+@pytest.mark.parametrize(("ranks", "blocks"), [(2, 1), (2, 3), (4, 2)])
+def test_each_call_finds_flags_of_zero(job: Job, ranks: int, blocks: int, waits_for_all: bool):
+    memory = memory_of(ranks)
+    assert job.calls(memory, blocks, 1000, waits_for_all) == 0
+    assert failed(memory) == [False] * ranks
+
+
+@pytest.mark.parametrize("waits_for_all", [True, False], ids=["flags", "exit"])
+def test_after_a_call_that_was_stopped_all_begins_at_zero(job: Job, waits_for_all: bool):
+    memory = memory_of(3)
+    job.calls(memory, 2, 5, waits_for_all, absent=1, limit=SHORT_NS)
+    assert failed(memory) == [True] * 3, "rank 1 did not come to the last call"
+    memory.zero_()  # kernel.reset()
+    assert job.calls(memory, 2, 50, waits_for_all) == 0
+    assert failed(memory) == [False] * 3
+
+
+def test_flags_that_are_not_cleared_are_found(tmp_path: Path):
+    text = headers()
+    kept = text.replace("*const_cast<volatile V*>(flags + i) = 0;", ";")
+    assert kept != text
+    memory = memory_of(2)
+    assert Job(kept, tmp_path).calls(memory, 2, 3, to_all=True, limit=SHORT_NS) > 0
+
+
+# -- what a call launches ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Rank 0 of two, whose kernels leave flags at 5."""
+    return Device(monkeypatch)
+
+
+def _flags_seen(device: Device, own: Any, rows: int) -> list[int]:
+    """What each of three calls finds in the flags."""
+    given, seen = [device.heap.zeros((rows, 64), torch.float32) for _ in range(2)], []
+
+    def launched(name: str, *args: Any) -> None:
+        flags = next(a for a in args if torch.is_tensor(a) and a.dtype == torch.int64 and a.shape[-1] == 2)
+        seen.append(int(flags.max()))
+        flags.fill_(5)
+
+    device.on_launch = launched
+    for _ in range(3):
+        own(given)
+    return seen
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_small_kernel_that_meets_clears_its_flags(device: Device, waits: bool):
+    own = device.program(programs.put_with_own_flags(waits))
+    assert own._lowered.meets == Rendezvous(True, not waits, inside=True, patience=3 if waits else 1)
+    assert _flags_seen(device, own, rows=64) == [0, 5, 5], "nothing but the kernel touches them"
+    (text,) = (grid.kernel.func.script() for grid in own._lowered.grids)
+    last = text[text.rindex("tilescale::") :]
+    assert last.startswith("tilescale::count" if waits else "tilescale::leave")
+    assert "arrived" in last and "T.int64(8)" in last, "all of them"
+
+
+def test_flags_of_a_larger_program_are_zeroed_before_devices_meet(device: Device):
+    own = device.program(programs.put_with_own_flags(blocks=256))
+    assert _flags_seen(device, own, rows=16 * 256) == [0, 0, 0]
+    assert not own._lowered.meets.inside

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT
+"""Flags that kernels clear: thousands of replayed calls, ranks out of step, calls that are stopped in between.
+
+    torchrun --nproc-per-node N tests/gpu/flags_check.py [names]
+
+Every call changes what the next one sends, so a call that went on with the flags of the one before shows in all later
+ones. Prints PASS or FAIL for each program and rank.
+"""
+
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import tilescale  # noqa: E402
+import tilescale.language as T  # noqa: E402
+from tilescale.errors import TileScaleError  # noqa: E402
+
+LIMIT_S = 110.0
+WAIT_S = 0.4
+TILE, COLUMNS = 16, 64
+ROUNDS, REPLAYS = 4, 1000
+
+
+def passed_on(blocks: int, tells: int, devices: Any) -> Any:
+    """Each block sends its tile to the next device, with `tells` signals beside the copy's for which nobody waits."""
+
+    @T.prim_func
+    def passed_on(
+        X: T.Tensor((TILE * blocks, COLUMNS), "float32"),
+        Y: T.Tensor((TILE * blocks, COLUMNS), "float32"),
+    ):
+        with T.Kernel(device=devices, block=blocks, threads=128) as bx:
+            arrived = T.alloc_flags((blocks,))
+            told = T.alloc_flags((blocks, 3), "int64")
+            with T.Scale("block"):
+                tile = T.alloc((TILE, COLUMNS), "float32", level="l1")
+                with T.Scale("device") as (rank, size):
+                    T.copy(X[bx * TILE, 0], tile)
+                    T.copy(tile, Y[bx * TILE, 0], dst=(rank + 1) % size, signal=arrived[bx])
+                    if tells:
+                        for k in T.serial(tells):
+                            T.signal(told[bx, k], dst=(rank + 1) % size)
+                    T.wait(arrived[bx], "==", 1)
+                    for i, j in T.Parallel(TILE, COLUMNS):
+                        X[bx * TILE + i, j] = Y[bx * TILE + i, j] * 0.5 + rank
+
+    return passed_on.with_attr("global_symbol", f"passed_on_{blocks}_{tells}")
+
+
+def model(ranks: list[torch.Tensor], calls: int) -> list[torch.Tensor]:
+    """What X of every rank is after so many calls."""
+    for _ in range(calls):
+        ranks = [ranks[rank - 1] * 0.5 + rank for rank in range(len(ranks))]
+    return ranks
+
+
+class Check:
+    """One program on this rank."""
+
+    def __init__(self, blocks: int, tells: int):
+        self.world = tilescale.init()
+        self.kernel = tilescale.compile(passed_on(blocks, tells, self.world.size), wait_s=WAIT_S)
+        self.x, self.y = (tilescale.zeros((TILE * blocks, COLUMNS), dtype=torch.float32) for _ in range(2))
+        self.graph = torch.cuda.CUDAGraph()
+
+    def run(self) -> None:
+        """Calls, replays of a captured call, a call that is stopped, and all of that again."""
+        self.kernel(self.x, self.y)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph):
+            self.kernel(self.x, self.y)
+        for round in range(ROUNDS):
+            self.agrees(round, 5, lambda: self.kernel(self.x, self.y))
+            self.agrees(round, REPLAYS, self.graph.replay)
+            self.stop(round % self.world.size)
+
+    def agrees(self, seed: int, calls: int, call: Any) -> None:
+        """Raise unless so many calls, at times with delays on one device or the other, end where the model does."""
+        generator, delays = torch.Generator().manual_seed(seed), random.Random(1000 * seed + self.world.rank)
+        start = [torch.randn(self.x.shape, generator=generator) for _ in range(self.world.size)]
+        self.x.copy_(start[self.world.rank])
+        self.y.fill_(torch.nan)
+        torch.cuda.synchronize()
+        self.world.barrier()
+        for _ in range(calls):
+            if delays.random() < 0.1:
+                torch.cuda._sleep(delays.randrange(40_000))
+            call()
+        self.kernel.synchronize()
+        torch.testing.assert_close(self.x.cpu(), model(start, calls)[self.world.rank], rtol=1e-6, atol=1e-6)
+
+    def stop(self, absent: int) -> None:
+        """All but one rank call and find that it does not come; what they sent it must not count later."""
+        if self.world.rank != absent:
+            try:
+                self.kernel(self.x, self.y)
+                self.kernel.synchronize()
+            except TileScaleError:
+                pass
+            else:
+                raise AssertionError(f"rank {absent} did not come, and nobody noticed")
+        self.world.barrier()
+        self.kernel.reset()
+
+
+PROGRAMS = {"one_block": (1, 0), "blocks": (7, 0), "unawaited": (5, 3)}
+"""Name -> blocks, and signals that nobody waits for: then all meet as they leave."""
+
+
+def main() -> None:
+    """Run the checks whose names contain one of the arguments."""
+    world = tilescale.init()
+    torch.cuda.set_device(world.device)
+    threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
+    failed = 0
+    for name, shape in PROGRAMS.items():
+        if not any(part in name for part in sys.argv[1:] or [""]):
+            continue
+        begin = time.perf_counter()
+        try:
+            Check(*shape).run()
+            verdict = "PASS"
+        except Exception:  # noqa: BLE001 - reported, and the next check runs
+            verdict, failed = f"FAIL {traceback.format_exc(limit=-3)}", failed + 1
+        print(f"rank {world.rank} {name}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
+        failed += any(world.all_gather(verdict != "PASS"))
+    os._exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""What programs do with devices that do not share memory with theirs: NVSHMEM does it, where machine and job have it.
+
+Why: loads and stores lead nowhere between nodes; NVSHMEM's functions do, started by a program. Before: copies, signals,
+barriers and collectives of programs. After: the same, those between devices that do not all share memory marked as
+NVSHMEM's, which stages and rules ask for. Declines, with what to do, what machine or job have no NVSHMEM for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.markers import CARRIED, CARRIER
+from tilescale.backends.cuda.lowering.reach import path_between, share_memory, split
+from tilescale.backends.cuda.nvshmem_link import IMPL
+from tilescale.errors import Location, UnsupportedError
+from tilescale.program import ops
+from tilescale.program.model import location
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.lowering.phase import Target
+
+def carried(stmt: ir.Stmt, target: Target, where: Location | None) -> ir.Stmt:
+    """Statements of programs with what NVSHMEM carries marked; `where` is the line around them.
+
+    Raises:
+        UnsupportedError: an operation between devices that share no memory, and no NVSHMEM for it; with its line.
+    """
+    at = where
+    if target.near == target.devices:
+        return stmt
+
+    def enter(node: Any) -> None:
+        nonlocal at
+        if isinstance(node, ir.Stmt):
+            at = location(node) or at
+
+    def leave(node: Any) -> Any:
+        if not isinstance(node, ir.Call) or ir.op_name(node) not in CARRIED:
+            return None
+        level = ir.attribute(node, "level")
+        if level not in dict(target.sizes) or share_memory(target, level):
+            return None
+        _check(node, level, target, at)
+        return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), CARRIER: ir.StringImm(IMPL)})
+
+    return tir.rewrite(stmt, enter=enter, leave=leave)
+
+
+def _check(call: ir.Call, level: str, target: Target, where: Location | None) -> None:
+    asked = ir.attribute(call, "impl") if ir.op_name(call) == ops.COPY.name else None
+    if asked == IMPL:
+        return  # if the job has another heap, it says so
+    name = f"T.{call.op.name.removeprefix('tilescale.')}"
+    found = (
+        f"{name} of programs between {level}s: by {target.machine.name!r} these do not all share memory, so no loads "
+        "and stores lead there"
+    )
+    whole = f"whole tensors go by NCCL, from a phase of the {level}s outside T.Scale('block')"
+    if all(way.name != IMPL for way in path_between(target).mechanisms):
+        raise UnsupportedError(
+            found, hint=f"the machine's description has no mechanism {IMPL!r} between them; {whole}", where=where
+        )
+    if not target.nvshmem:
+        raise UnsupportedError(
+            found, hint=f"start the job with TILESCALE_HEAP={IMPL}, and NVSHMEM carries it; {whole}", where=where
+        )
+    if asked is not None:
+        raise UnsupportedError(f"{found}: impl={asked!r}", hint=f"leave impl out: {IMPL} carries it", where=where)
+    if split(target, level) is None:
+        raise UnsupportedError(
+            f"{name} of programs between {level}s, of which nodes have different numbers",
+            hint="launch node= and device=, with as many devices in each node",
+            where=where,
+        )
