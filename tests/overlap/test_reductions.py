@@ -14,7 +14,9 @@ import tilescale.language as T
 from tests.overlap.support import H200, Tensors, check_leaves, line, overlapped
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.errors import RaceError
+from tilescale.errors import RaceError, UsageError
+from tilescale.passes.overlap.rewrite import overlap
+from tilescale.passes.overlap.schedule import Move
 
 
 def scale_then_reduce(
@@ -138,6 +140,20 @@ def test_results_are_the_same(
         return
     args = arguments(func, devices)
     check_leaves(changed, args, in_order_of_ranks(args, kind[1], "everywhere" in shape), seeds=(None, 1))
+
+
+def test_a_grid_behind_adds_up_where_it_is_asked_for():
+    func = scale_then_reduce(4, 16, 4)
+    _, schedule = overlapped(func, chunk=8, carrier="queue")
+    (move,) = schedule.moves
+    assert move.adds == "tiles"
+    move.adds = "grid"
+    changed, again = overlap(func, H200, schedule)
+    assert again.moves[0].adds == "grid" and "a grid behind adds up: as asked for" in str(again)
+    args = arguments(func, 4)
+    check_leaves(changed, args, in_order_of_ranks(args, "sum", False), seeds=(None,))
+    with pytest.raises(UsageError, match="adds='nobody'"):
+        Move("reduce_scatter", ("X", "Y"), adds="nobody")
 
 
 def scale_then_scatter_columns(

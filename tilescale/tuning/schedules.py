@@ -26,7 +26,7 @@ from tilescale.tuning.versions import versions
 MOST = 8
 """Schedules that are measured."""
 
-CHOSEN = ("overlapped", "chunk", "carrier", "ordered")
+CHOSEN = ("overlapped", "chunk", "carrier", "adds", "ordered")
 """What of a move is chosen."""
 
 

@@ -65,7 +65,7 @@ def _asked(schedule: Schedule, moves: list[Move]) -> list[Move]:
             hint="take the schedule of this program, kernel.moves, and change that",
         )
     return [
-        Move(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.ordered, mine.where)
+        Move(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.adds, m.ordered, mine.where)
         for m, mine in zip(schedule.moves, moves, strict=True)
     ]
 

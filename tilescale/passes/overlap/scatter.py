@@ -25,7 +25,7 @@ from tilescale.passes.overlap.epilogue import Tile, add_where_made
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, in_order, reduced
 from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
-from tilescale.passes.overlap.schedule import QUEUE, TILES, Declined, Move
+from tilescale.passes.overlap.schedule import GRID, QUEUE, TILES, Declined, Move
 from tilescale.passes.overlap.sides import counted, maker_of
 from tilescale.passes.overlap.sums import COMBINED, Arrivals, sum_of, tile_shape, whole
 from tilescale.passes.overlap.uses import Rows, Use, Uses
@@ -205,13 +205,14 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, op, chunks, level, count)
     move.why = "tiles of others' rows go to their owners, own tiles add up what has come"
     tiles = tiles_in(Departure(), maker, rows, scatter.uses, move, level)
-    if tiles is None or scatter.used_besides:
+    if tiles is None or scatter.used_besides or move.adds == GRID:
         raise Declined("own tiles cannot add up")
     add_where_made(maker, arrivals, away, edits, scatter.uses, after)
     edits.phases.append((maker.phase, (with_tiles(maker.phase, tiles, edits),)))
     waits = chunks.to_others(level, lambda rank, peer, i: wait(back, peer, i, value=count(peer, i))) if back else []
     behind = [DevicePhase(tir.sequence(located(waits, scatter.site.stmt)))] if waits else []
     edits.instead(scatter.site.phase, scatter.site.stmt, behind)
+    move.adds = TILES
 
 
 def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
@@ -265,6 +266,8 @@ def _add_up(
     last = maker.stmts[-1]
     counts = [tir.at(s, last) for s in chunks.counts(maker, scatter.uses, scatter.level, done)]
     try:
+        if move.adds == GRID:
+            raise Declined("as asked for")
         if not is_last:
             raise Declined("the own tiles are not the last ones")
         if scatter.used_besides:
@@ -272,9 +275,11 @@ def _add_up(
         away = lambda tile: [last, *counts]  # noqa: E731
         add_where_made(maker, arrivals, away, edits, scatter.uses, lambda tile: after(tile.row))
     except Declined as reason:
+        move.adds = GRID
         move.why += f"; a grid behind adds up: {reason.reason}"
         edits.statements.append((last, tir.sequence([last, *counts])))
         return [sum_of(arrivals, edits, after)]
+    move.adds = TILES
     move.why += ", own tiles add up what has come"
     return []
 

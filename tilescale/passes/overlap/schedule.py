@@ -27,8 +27,8 @@ class Declined(Exception):  # noqa: N818 - no error: the collective stays as the
         self.reason, self.where = reason, where
 
 
-QUEUE, TILES = "queue", "tiles"
-"""Who moves rows: the copy queue of a device, or the tiles that make them."""
+QUEUE, TILES, GRID = "queue", "tiles", "grid"
+"""Who moves rows: the copy queue of a device, or the tiles that make them. Who adds up: these, or a grid behind."""
 
 
 @dataclass
@@ -41,6 +41,8 @@ class Move:
         overlapped: whether it runs beside the grid that produces or reads what it moves.
         chunk: rows that travel together, columns where the `axis` is 1; None leaves the choice to the cost model.
         carrier: who moves the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
+        adds: who adds up own rows with what the others have sent: "tiles" where they can, which None asks for too, or
+            "grid", one behind.
         ordered: whether the tiles of the grid are put into the order in which rows travel.
         where: the user's line.
         why: the reason, in words.
@@ -53,6 +55,7 @@ class Move:
     overlapped: bool = True
     chunk: int | None = None
     carrier: str | None = None
+    adds: str | None = None
     ordered: bool = True
     where: Location | None = None
     axis: int = 0
@@ -66,6 +69,8 @@ class Move:
             raise UsageError(f"Move(chunk={self.chunk!r}): a chunk is a positive number of rows", hint="leave it out")
         if self.carrier not in (None, QUEUE, TILES):
             raise UsageError(f"Move(carrier={self.carrier!r}): it is {QUEUE!r} or {TILES!r}", hint="leave it out")
+        if self.adds not in (None, TILES, GRID):
+            raise UsageError(f"Move(adds={self.adds!r}): it is {TILES!r} or {GRID!r}", hint="leave it out")
 
     def __str__(self) -> str:
         line = f" (line {self.where.line})" if self.where else ""
