@@ -20,6 +20,7 @@ from tilescale.ops.arguments import NARROW, check_like, check_product, dense, op
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.operator import operator
 from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
@@ -92,9 +93,9 @@ def all_gather_matmul(
         raise ArgumentError(f"gated is set, b has {widths} columns", hint="give b as [gate, up], two of one shape")
     added, last = _joined(a, weights, biases), (group_name(group), activation or "", gated)
     if scales is None:
-        results = torch.ops.tilescale.all_gather_matmul(a, weights, added, False, *last)
+        results = _operator(a, weights, added, False, *last)
     else:
-        results = torch.ops.tilescale.all_gather_matmul_scaled(a, weights, added, *_each(scales, a, widths), *last)
+        results = _scaled(a, weights, added, *_each(scales, a, widths), *last)
     return results if isinstance(b, Sequence) and not gated else results[0]
 
 
@@ -124,7 +125,7 @@ def _made(a: torch.Tensor) -> torch.dtype:
     return torch.bfloat16 if a.dtype in NARROW else a.dtype
 
 
-@torch.library.custom_op("tilescale::all_gather_matmul", mutates_args=())
+@operator("all_gather_matmul")
 def _operator(
     a: torch.Tensor,
     weights: list[torch.Tensor],
@@ -147,7 +148,7 @@ def _operator(
     return results
 
 
-@torch.library.custom_op("tilescale::all_gather_matmul_scaled", mutates_args=())
+@operator("all_gather_matmul_scaled")
 def _scaled(
     a: torch.Tensor,
     weights: list[torch.Tensor],
@@ -251,7 +252,7 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     a, bias, *weights = ctx.saved_tensors
     grads = grads[: len(weights)]
     if ctx.activation or ctx.gated:
-        before = torch.ops.tilescale.all_gather_matmul(a, weights, bias, False, ctx.group, "", False)
+        before = _operator(a, weights, bias, False, ctx.group, "", False)
         slope = _SLOPES.get(ctx.activation, lambda grad, x: grad)
         if ctx.gated:
             gate, up = before

@@ -22,6 +22,7 @@ from tilescale.ops.flat import (
 )
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.operator import operator
 from tilescale.ops.workspace import workspace_of
 
 
@@ -41,10 +42,10 @@ def all_gather(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch.Ten
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=MOVES)
-    return torch.ops.tilescale.all_gather(a, check_dim("dim", dim, a), group_name(group))
+    return _operator(a, check_dim("dim", dim, a), group_name(group))
 
 
-@torch.library.custom_op("tilescale::all_gather", mutates_args=())
+@operator("all_gather")
 def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     """The gathered tensor."""
     team = team_of(group)

@@ -13,6 +13,7 @@ from tilescale.ops import small
 from tilescale.ops.arguments import SUMS, check_tensor
 from tilescale.ops.flat import WIDTHS, parts_of
 from tilescale.ops.group import group_name, team_of
+from tilescale.ops.operator import operator
 
 
 def all_reduce(a: torch.Tensor, *, group: Any = None) -> torch.Tensor:
@@ -31,10 +32,10 @@ def all_reduce(a: torch.Tensor, *, group: Any = None) -> torch.Tensor:
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=SUMS)
-    return torch.ops.tilescale.all_reduce(a, group_name(group))
+    return _operator(a, group_name(group))
 
 
-@torch.library.custom_op("tilescale::all_reduce", mutates_args=())
+@operator("all_reduce")
 def _operator(a: torch.Tensor, group: str) -> torch.Tensor:
     """The sum."""
     if not a.numel():
@@ -55,7 +56,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return torch.ops.tilescale.all_reduce(grad, ctx.group), None
+    return _operator(grad, ctx.group), None
 
 
 _operator.register_autograd(_backward, setup_context=_setup)

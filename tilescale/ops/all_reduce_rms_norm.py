@@ -17,6 +17,7 @@ from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_tensor, de
 from tilescale.ops.flat import THREADS, dtype_of
 from tilescale.ops.group import group_name, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.operator import operator
 
 TILE = 16384
 """Elements that a block normalises at once; a row may have so many and twice as many."""
@@ -66,11 +67,11 @@ def all_reduce_rms_norm(
         check_like("residual", residual, "a", a)
     flat = a.reshape(-1, features)
     given = None if residual is None else residual.reshape(-1, features)
-    normed, y = torch.ops.tilescale.all_reduce_rms_norm(flat, weight, given, eps, group_name(group))
+    normed, y = _operator(flat, weight, given, eps, group_name(group))
     return normed.view(a.shape), y.view(a.shape)
 
 
-@torch.library.custom_op("tilescale::all_reduce_rms_norm", mutates_args=())
+@operator("all_reduce_rms_norm")
 def _operator(
     a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, group: str
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ from tilescale.ops.arguments import MOVES, check_dim, check_divides, check_tenso
 from tilescale.ops.flat import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, join, parts_of, split, tile_rows, whole
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.operator import operator
 from tilescale.ops.workspace import workspace_of
 
 
@@ -41,10 +42,10 @@ def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = N
     check_tensor("a", a, served=MOVES)
     cut, joined, name = check_dim("cut", cut, a), check_dim("joined", joined, a), group_name(group)
     check_divides("a", a, cut, size_of(name))
-    return torch.ops.tilescale.all_to_all(a, cut, joined, name)
+    return _operator(a, cut, joined, name)
 
 
-@torch.library.custom_op("tilescale::all_to_all", mutates_args=())
+@operator("all_to_all")
 def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tensor:
     """What the others have for this rank, joined."""
     team = team_of(group)
@@ -92,7 +93,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return torch.ops.tilescale.all_to_all(grad, ctx.joined, ctx.cut, ctx.group), None, None, None
+    return _operator(grad, ctx.joined, ctx.cut, ctx.group), None, None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup)

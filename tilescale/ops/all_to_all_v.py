@@ -12,6 +12,7 @@ from tilescale.errors import ArgumentError, UsageError
 from tilescale.ops.arguments import BYTES, check_tensor
 from tilescale.ops.flat import more_rows, row_bytes, rows_of_bytes
 from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.operator import operator
 from tilescale.ops.row_exchange import scatter_rows
 
 
@@ -56,7 +57,7 @@ def all_to_all_v(
         _check_sizes(argument, sizes, size_of(name), most)
     if sum(sent) != a.shape[0]:
         raise ArgumentError(f"a has {a.shape[0]} rows, sent names {sum(sent)}", hint="name each row of a once")
-    return torch.ops.tilescale.all_to_all_v(a, list(sent), list(received), most or 0, name)
+    return _operator(a, list(sent), list(received), most or 0, name)
 
 
 def _of_device(a: torch.Tensor, sent: torch.Tensor, received: Any, most: int | None, name: str) -> Any:
@@ -70,7 +71,7 @@ def _of_device(a: torch.Tensor, sent: torch.Tensor, received: Any, most: int | N
         raise ArgumentError(f"sent has {sent.shape[0]} numbers, the group {size} ranks", hint="one for each rank")
     if a.shape[0] > size * most:
         raise ArgumentError(f"a has {a.shape[0]} rows, ranks send {size} times {most} at most", hint="raise most")
-    return torch.ops.tilescale.all_to_all_v_counted(a, sent, most, name)
+    return _counted(a, sent, most, name)
 
 
 def _check_sizes(argument: str, sizes: Sequence[int], size: int, most: int | None) -> None:
@@ -84,7 +85,7 @@ def _check_sizes(argument: str, sizes: Sequence[int], size: int, most: int | Non
         raise ArgumentError(f"{argument} has {max(sizes)}, most is {most}", hint="raise most, on all ranks")
 
 
-@torch.library.custom_op("tilescale::all_to_all_v", mutates_args=())
+@operator("all_to_all_v")
 def _operator(a: torch.Tensor, sent: list[int], received: list[int], most: int, group: str) -> torch.Tensor:
     """The rows that have come; `most` is 0 if the ranks have to agree on it."""
     team = team_of(group)
@@ -97,7 +98,7 @@ def _operator(a: torch.Tensor, sent: list[int], received: list[int], most: int, 
     return _exchanged(a, tables, most, team)[: sum(received)]
 
 
-@torch.library.custom_op("tilescale::all_to_all_v_counted", mutates_args=())
+@operator("all_to_all_v_counted")
 def _counted(a: torch.Tensor, sent: torch.Tensor, most: int, group: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that have come, and behind them room; how many came from each rank."""
     team = team_of(group)
@@ -150,7 +151,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    back = torch.ops.tilescale.all_to_all_v(grad, ctx.received, ctx.sent, ctx.most, ctx.group)
+    back = _operator(grad, ctx.received, ctx.sent, ctx.most, ctx.group)
     return back, None, None, None, None
 
 
@@ -162,7 +163,7 @@ def _setup_counted(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
 
 def _backward_counted(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
     sent, received = ctx.saved_tensors
-    back, _ = torch.ops.tilescale.all_to_all_v_counted(grad, received, ctx.most, ctx.group)
+    back, _ = _counted(grad, received, ctx.most, ctx.group)
     back = back[: ctx.rows]
     unsent = torch.arange(ctx.rows, device=back.device) >= sent.sum()
     return back.masked_fill(unsent.view(-1, *[1] * (back.ndim - 1)), 0), None, None, None

@@ -16,6 +16,7 @@ from tilescale.ops.arguments import MULTIPLE, check_like, check_tensor, dense
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.operator import operator
 from tilescale.ops.products import at_once
 from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_step
 from tilescale.ops.workspace import workspace_of
@@ -78,7 +79,7 @@ def flash_decode(
             hint="q is (batch, heads, D), k (batch, keys, key heads, D), v (batch, keys, key heads, DV)",
         )
     name = _checked(q, lengths, k.shape[2], v.shape[3], own_heads, group)
-    return torch.ops.tilescale.decode(q, k, v, lengths, base2(scale, q.shape[2]), v.shape[3], own_heads, name)
+    return _operator(q, k, v, lengths, base2(scale, q.shape[2]), v.shape[3], own_heads, name)
 
 
 def mla_decode(
@@ -117,7 +118,7 @@ def mla_decode(
         )
     name = _checked(q, lengths, 1, value_dim, own_heads, group)
     keys = cache[:, :, None]
-    return torch.ops.tilescale.decode(q, keys, None, lengths, base2(scale, q.shape[2]), value_dim, own_heads, name)
+    return _operator(q, keys, None, lengths, base2(scale, q.shape[2]), value_dim, own_heads, name)
 
 
 def _checked(q: torch.Tensor, lengths: torch.Tensor, of_keys: int, value_dim: int, own_heads: bool, group: Any) -> str:
@@ -136,7 +137,7 @@ def _checked(q: torch.Tensor, lengths: torch.Tensor, of_keys: int, value_dim: in
     return name
 
 
-@torch.library.custom_op("tilescale::decode", mutates_args=())
+@operator("decode")
 def _operator(
     q: torch.Tensor,
     k: torch.Tensor,

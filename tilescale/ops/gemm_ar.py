@@ -15,6 +15,7 @@ from tilescale.ops import small
 from tilescale.ops.arguments import check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.operator import operator
 from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
@@ -53,10 +54,10 @@ def matmul_all_reduce(
     name = group_name(group)
     if a.shape[0] > ROWS * size_of(name):
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
-    return torch.ops.tilescale.matmul_all_reduce(a, b, bias, name)
+    return _operator(a, b, bias, name)
 
 
-@torch.library.custom_op("tilescale::matmul_all_reduce", mutates_args=())
+@operator("matmul_all_reduce")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     """The sum of the products."""
     team, (M, N) = team_of(group), (a.shape[0], b.shape[1])

@@ -20,6 +20,7 @@ from tilescale.ops.arguments import check_divides, check_product, dense, operand
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.operator import operator
 from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
@@ -70,12 +71,12 @@ def matmul_reduce_scatter(
     if a.shape[0] > ROWS * size_of(name):
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
     if scales is None:
-        return torch.ops.tilescale.matmul_reduce_scatter(a, b, bias, name)
+        return _operator(a, b, bias, name)
     of_a, of_b = scale_of_each("scales[0]", scales[0], len(a)), scale_of_each("scales[1]", scales[1], b.shape[1])
-    return torch.ops.tilescale.matmul_reduce_scatter_scaled(a, b, bias, of_a, of_b, name)
+    return _scaled(a, b, bias, of_a, of_b, name)
 
 
-@torch.library.custom_op("tilescale::matmul_reduce_scatter", mutates_args=())
+@operator("matmul_reduce_scatter")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     """The sum of the products, scattered."""
     team = team_of(group)
@@ -87,7 +88,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     return _overlapped(a, b, bias, None, team)
 
 
-@torch.library.custom_op("tilescale::matmul_reduce_scatter_scaled", mutates_args=())
+@operator("matmul_reduce_scatter_scaled")
 def _scaled(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
 ) -> torch.Tensor:

@@ -17,6 +17,7 @@ from tilescale.ops.arguments import MULTIPLE, PRODUCTS, check_tensor, dense
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import local_kernel
 from tilescale.ops.moe_route import ALIGN, Routing
+from tilescale.ops.operator import operator
 from tilescale.ops.products import DEPTH
 from tilescale.ops.row_exchange import UNIT_BYTES
 
@@ -57,7 +58,7 @@ def grouped_matmul(
     _check_shapes(x, b, routing)
     if scales is None:
         check_tensor("x", x)
-        return torch.ops.tilescale.grouped_matmul(x, b, routing.counts, routing.owners)
+        return _operator(x, b, routing.counts, routing.owners)
     of_x, of_b = scales
     check_tensor("b", b, 3, (torch.float8_e4m3fn,))
     if not b.mT.is_contiguous() or b.shape[1] % SQUARE or b.shape[2] % SQUARE:
@@ -70,7 +71,7 @@ def grouped_matmul(
         check_tensor(name, given, len(shape), (torch.float32,))
         if given.shape != shape:
             raise ArgumentError(f"{name} has shape {tuple(given.shape)}", hint=f"here it is {shape}")
-    return torch.ops.tilescale.grouped_matmul_scaled(x, b, of_x, of_b, routing.owners)
+    return _scaled(x, b, of_x, of_b, routing.owners)
 
 
 def _check_shapes(x: torch.Tensor, b: torch.Tensor, routing: Routing) -> None:
@@ -86,7 +87,7 @@ def _check_shapes(x: torch.Tensor, b: torch.Tensor, routing: Routing) -> None:
         raise ArgumentError(f"b has shape {tuple(b.shape)}", hint=f"K and N are multiples of {MULTIPLE}: pad it")
 
 
-@torch.library.custom_op("tilescale::grouped_matmul", mutates_args=())
+@operator("grouped_matmul")
 def _operator(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
     """The products."""
     is_transposed = b.mT.is_contiguous() and not b.is_contiguous()
@@ -96,7 +97,7 @@ def _operator(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: to
     return result
 
 
-@torch.library.custom_op("tilescale::grouped_outer", mutates_args=())
+@operator("grouped_outer")
 def _outer(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """For each expert the transpose of its rows of x times its rows of y."""
     result = x.new_empty(counts.shape[0], x.shape[1], y.shape[1])
@@ -106,7 +107,7 @@ def _outer(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tens
     return result
 
 
-@torch.library.custom_op("tilescale::grouped_matmul_scaled", mutates_args=())
+@operator("grouped_matmul_scaled")
 def _scaled(
     x: torch.Tensor, b: torch.Tensor, of_x: torch.Tensor, of_b: torch.Tensor, owners: torch.Tensor
 ) -> torch.Tensor:
@@ -149,9 +150,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, b, counts, owners = ctx.saved_tensors
-    dx = torch.ops.tilescale.grouped_matmul(grad, b.mT, counts, owners)
+    dx = _operator(grad, b.mT, counts, owners)
     # As the transposes of (N, K), which is how weights lie.
-    db = torch.ops.tilescale.grouped_outer(grad, x, counts).mT
+    db = _outer(grad, x, counts).mT
     return dx, db, None, None
 
 

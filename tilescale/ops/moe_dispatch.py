@@ -14,6 +14,7 @@ from tilescale.ops.arguments import SCALED, SUMS, check_tensor, dense
 from tilescale.ops.flat import more_rows, row_bytes, rows_of_bytes
 from tilescale.ops.group import team_of
 from tilescale.ops.moe_route import Routing
+from tilescale.ops.operator import operator
 from tilescale.ops.row_exchange import UNIT_BYTES, scatter_rows, sum_rows
 
 
@@ -37,12 +38,12 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None 
     _check_rows("x", x, routing.tokens)
     routes = routing.order, routing.sent, routing.received, routing.places, routing.before, routing.room, routing.group
     if scales is None:
-        return torch.ops.tilescale.moe_dispatch(x, *routes)
+        return _dispatch(x, *routes)
     check_tensor("scales", scales, 2, (torch.float32,))
     _check_rows("scales", scales, routing.tokens, 4)
     packed = torch.cat([x.contiguous().view(torch.uint8), scales.contiguous().view(torch.uint8)], 1)
     bytes_of_x = row_bytes(x)
-    rows = torch.ops.tilescale.moe_dispatch(rows_of_bytes(packed), *routes)
+    rows = _dispatch(rows_of_bytes(packed), *routes)
     ends = bytes_of_x + row_bytes(scales)
     return rows[:, :bytes_of_x].view(x.dtype), rows[:, bytes_of_x:ends].view(torch.float32)
 
@@ -72,7 +73,7 @@ def moe_combine(y: torch.Tensor, routing: Routing, weights: torch.Tensor | None 
         check_tensor("weights", weights, 1, (torch.float32,))
         _check_rows("weights", weights, routing.room, 4)
     routes = routing.order, routing.sent, routing.received, routing.places, routing.before, routing.tokens
-    return torch.ops.tilescale.moe_combine(y, weights, *routes, routing.group)
+    return _combine(y, weights, *routes, routing.group)
 
 
 def _check_rows(name: str, x: torch.Tensor, rows: int, multiple: int = UNIT_BYTES) -> None:
@@ -84,7 +85,7 @@ def _check_rows(name: str, x: torch.Tensor, rows: int, multiple: int = UNIT_BYTE
         raise ArgumentError(f"a row of {name} has {row_bytes(x)} bytes", hint=f"served are multiples of {multiple}")
 
 
-@torch.library.custom_op("tilescale::moe_dispatch", mutates_args=())
+@operator("moe_dispatch")
 def _dispatch(
     x: torch.Tensor,
     order: torch.Tensor,
@@ -100,7 +101,7 @@ def _dispatch(
     return scatter_rows(rows, order, sent, (received, places, room), team_of(group)).view(x.dtype)
 
 
-@torch.library.custom_op("tilescale::moe_combine", mutates_args=())
+@operator("moe_combine")
 def _combine(
     y: torch.Tensor,
     weights: torch.Tensor | None,
@@ -134,7 +135,7 @@ def _setup_dispatch(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> 
 
 
 def _backward_dispatch(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    back = torch.ops.tilescale.moe_combine(grad, None, *ctx.saved_tensors, ctx.tokens, ctx.group)
+    back = _combine(grad, None, *ctx.saved_tensors, ctx.tokens, ctx.group)
     return back, *[None] * 7
 
 
@@ -150,7 +151,7 @@ def _backward_combine(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     room = y.shape[0]
     is_named = torch.zeros(room + 1, dtype=torch.bool, device=y.device)
     is_named = is_named.scatter_(0, torch.where(places >= 0, places, room), True)[:room, None]
-    far = torch.ops.tilescale.moe_dispatch(grad, *tables, room, ctx.group)
+    far = _dispatch(grad, *tables, room, ctx.group)
     if weights is None:
         return torch.where(is_named, far, 0), *[None] * 8
     dy = torch.where(is_named, far.float() * weights[:, None], 0).to(y.dtype)

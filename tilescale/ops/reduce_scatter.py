@@ -24,6 +24,7 @@ from tilescale.ops.flat import (
 )
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.operator import operator
 from tilescale.ops.workspace import workspace_of
 
 
@@ -48,10 +49,10 @@ def reduce_scatter(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch
     check_tensor("a", a, served=SUMS)
     dim, name = check_dim("dim", dim, a), group_name(group)
     check_divides("a", a, dim, size_of(name))
-    return torch.ops.tilescale.reduce_scatter(a, dim, name)
+    return _operator(a, dim, name)
 
 
-@torch.library.custom_op("tilescale::reduce_scatter", mutates_args=())
+@operator("reduce_scatter")
 def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     """The own part of the sum."""
     team = team_of(group)

@@ -18,6 +18,7 @@ from tilescale.ops.arguments import check_like, check_tensor, dense
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, rank_of, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.operator import operator
 from tilescale.ops.sequence_parts import PARTS, THREADS, keys_seen, part_of, send_halves, wait_for
 from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_step
 from tilescale.ops.workspace import workspace_of
@@ -71,7 +72,7 @@ def sequence_attention(
     if q.shape[1] % PARTS:
         raise ArgumentError(f"q has {q.shape[1]} tokens", hint="give each rank an even number of tokens")
     given = causal, zigzag, ring, base2(scale, q.shape[3])
-    return torch.ops.tilescale.sequence_attention(q, k, v, *given, group_name(group))[0]
+    return _operator(q, k, v, *given, group_name(group))[0]
 
 
 def sequence_positions(tokens: int, *, zigzag: bool = False, group: Any = None) -> torch.Tensor:
@@ -91,7 +92,7 @@ def sequence_positions(tokens: int, *, zigzag: bool = False, group: Any = None) 
     return torch.cat([torch.arange(half) + part_of(rank, h, size, zigzag) * half for h in range(PARTS)])
 
 
-@torch.library.custom_op("tilescale::sequence_attention", mutates_args=())
+@operator("sequence_attention")
 def _operator(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -128,7 +129,7 @@ def _(q: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _made(q)
 
 
-@torch.library.custom_op("tilescale::sequence_attention_backward", mutates_args=())
+@operator("sequence_attention_backward")
 def _gradients(
     grad: torch.Tensor,
     q: torch.Tensor,
@@ -161,7 +162,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
-    found = torch.ops.tilescale.sequence_attention_backward(grad, *ctx.saved_tensors, *ctx.given)
+    found = _gradients(grad, *ctx.saved_tensors, *ctx.given)
     return *found, None, None, None, None, None
 
 
