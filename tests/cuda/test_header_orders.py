@@ -38,6 +38,7 @@ ORDERS = {
         "add_relaxed": ["red.relaxed.sys.global.add.u64 "],
         "add_release": [f"red.release.sys.global.add.{kind} " for kind in ("s32", "u32", "u64", "u64")],
         "store_release": [f"st.release.sys.global.{kind} " for kind in ("s32", "u32", "s64", "u64")],
+        "store_whole": ["st.global.v4.b32 ", "st.global.v2.b32 "],
         "wait": ["load_acquire"],
         # The other lanes come after lane 0's acquire, and their bulk copies after them.
         "wait_by_warp": ["__syncwarp", "acquired"],
