@@ -84,6 +84,13 @@ def test_each_stage_has_a_text_that_it_changes(name: str):
     assert not all(f"# after {name}\n(the same)\n" in text for text in found)
 
 
+def test_nobody_walks_the_function_once_it_is_taken_apart():
+    """What a program does is asked of its phases and their effects."""
+    code = Path(stages.__file__).parents[3]
+    wrong = [path for path in code.rglob("*.py") if "program.func.body" in path.read_text(encoding="utf-8")]
+    assert code.name == "tilescale" and not wrong
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_stages_leave_their_input_as_it_is(name: str):
     """A stage gives the same from the same phase again: nothing is kept between phases, nothing is changed in place."""

@@ -78,8 +78,9 @@ class Inside:
         if begin is None or extent is None:
             return None
         running = list((ir.variables(begin) | ir.variables(extent)) - at.keys())
-        ends = [[ir.constant(n) for n in self.ranges.get(var, (None, None))] for var in running]
-        if any(None in pair for pair in ends) or math.prod(count for _, count in ends) > _CASES:
+        known = [ir.constants(self.ranges.get(var, (None, None))) for var in running]
+        ends = [pair for pair in known if pair is not None]
+        if len(ends) < len(running) or math.prod(count for _, count in ends) > _CASES:
             return None
         found = []
         for case in itertools.product(*(range(low, low + count) for low, count in ends)):
