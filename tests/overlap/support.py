@@ -25,7 +25,9 @@ def overlapped(
 ) -> tuple[Any, Schedule]:
     """A program with every collective beside its grids that may be, whether or not it pays."""
     _, first = overlap(func, H200)
-    wanted = [replace(move, overlapped=True, chunk=chunk, carrier=carrier, ordered=ordered) for move in first.moves]
+    wanted = [
+        replace(move, overlapped=True, chunk=chunk, carrier=carrier, adds=None, ordered=ordered) for move in first.moves
+    ]
     return overlap(func, H200, Schedule(wanted))
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import heapq
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +65,17 @@ def gather_then_multiply(devices: int, size: int) -> Any:
                 T.copy(c, C_dev[by * 128, bx * 256])
 
     return f
+
+
+def test_overlapped_layers_over_eight_devices_are_near_the_bound():
+    """What `python benchmarks/overlap.py` has simulated: the longer part, with a tenth, and one tile more."""
+    rows = json.loads((Path(__file__).parents[2] / "benchmarks/results/overlap.json").read_text())["rows"]
+    assert {(r["work"].count("scatter"), r["shape"][0]) for r in rows} == {
+        (scatter, m) for scatter in (0, 1) for m in (4096, 8192)
+    }
+    for r in rows:
+        assert r["devices"] == 8 and 28672 // 8 in r["shape"]
+        assert r["overlapped"] <= 1.1 * max(r["product"], r["collective"]) + r["tile"]
 
 
 def test_a_grid_of_few_tiles_gains_nothing_and_the_estimate_knows():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from tests.overlap.support import H200, check_same, line, overlapped
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.errors import RaceError, UninitializedReadError, UsageError
+from tilescale.hda import Machine
 from tilescale.passes.overlap.rewrite import overlap
+from tilescale.passes.overlap.schedule import Schedule
 from tilescale.program.ops import WAIT
 
 WIDE = 8
@@ -336,3 +339,40 @@ def test_a_schedule_of_another_program_is_refused():
         tilescale.compile(gather_then_scale(4, 8, 4), machine=H200, schedule=other)
     with pytest.raises(UsageError, match="a positive number of rows"):
         tilescale.Move("all_gather", ("X", "Y"), chunk=0)
+
+
+def test_of_shards_by_rows_and_columns_the_rows_come_beside_the_grid():
+    """Rows lie over two nodes, columns over the devices of each: the first gather feeds the second, so it stays."""
+    servers, (nodes, devices), (high, wide) = Machine.load("h200-sxm-8x4"), (2, 3), (12, 6)
+    with tilescale.use_machine(servers):
+
+        @T.prim_func
+        def f(
+            X: T.Tensor((high // nodes, wide // devices), "float32"),
+            Y: T.Tensor((high, wide), "float32"),
+        ):
+            with T.Kernel(node=nodes, device=devices, block=-(-high // 4), threads=32) as b:
+                rows = T.alloc((high // nodes, wide), "float32", level="l2")
+                whole = T.alloc((high, wide), "float32", level="l2")
+                with T.Scale("device"):
+                    T.all_gather(X, rows, dim=1)
+                with T.Scale("device"), T.Scale("node"):
+                    T.all_gather(rows, whole, dim=0)
+                with T.Scale("block"):
+                    x = T.alloc((4, wide), "float32", level="l1")
+                    T.copy(whole[b * 4, 0], x)
+                    for i, j in T.Parallel(4, wide):
+                        x[i, j] = x[i, j] * 2
+                    T.copy(x, Y[b * 4, 0])
+
+    _, first = overlap(f, servers)
+    changed, schedule = overlap(f, servers, Schedule([replace(move, overlapped=True) for move in first.moves]))
+    assert [move.overlapped for move in schedule.moves] == [False, True]
+    second = line(test_of_shards_by_rows_and_columns_the_rows_come_beside_the_grid, "T.all_gather(rows")
+    assert f"its result is used outside of a grid (line {second})" in str(schedule)
+    whole = torch.randn(high, wide, generator=torch.Generator().manual_seed(0))
+    shards = [part.contiguous() for rows in whole.chunk(nodes) for part in rows.chunk(devices, 1)]
+    for seed in (None, 1):
+        args = [[part, torch.full((high, wide), torch.nan)] for part in shards]
+        tilescale.emulate(changed, args, machine=servers, time=False, schedule_seed=seed)
+        assert all(torch.equal(y, 2 * whole) for _, y in args)

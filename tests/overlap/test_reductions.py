@@ -14,7 +14,9 @@ import tilescale.language as T
 from tests.overlap.support import H200, Tensors, check_leaves, line, overlapped
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.errors import RaceError
+from tilescale.errors import RaceError, UsageError
+from tilescale.passes.overlap.rewrite import overlap
+from tilescale.passes.overlap.schedule import Move
 
 
 def scale_then_reduce(
@@ -88,14 +90,14 @@ def arguments(func: Any, devices: int) -> Tensors:
     ]
 
 
-def in_order_of_ranks(args: Tensors, op: str, everywhere: bool) -> Tensors:
+def in_order_of_ranks(args: Tensors, op: str, everywhere: bool, dim: int = 0) -> Tensors:
     """What the arguments hold afterwards: narrow types combined in float32, and rounded once."""
     combine = torch.maximum if op == "max" else torch.add
     parts = [x + x for x, _ in args]
     total = parts[0].float() if parts[0].dtype == torch.bfloat16 else parts[0]
     for part in parts[1:]:
         total = combine(total, part)
-    shares = [total] * len(args) if everywhere else total.chunk(len(args))
+    shares = [total] * len(args) if everywhere else total.chunk(len(args), dim)
     return [[x, share.to(x.dtype).contiguous()] for (x, _), share in zip(args, shares, strict=True)]
 
 
@@ -138,6 +140,78 @@ def test_results_are_the_same(
         return
     args = arguments(func, devices)
     check_leaves(changed, args, in_order_of_ranks(args, kind[1], "everywhere" in shape), seeds=(None, 1))
+
+
+def test_a_grid_behind_adds_up_where_it_is_asked_for():
+    func = scale_then_reduce(4, 16, 4)
+    _, schedule = overlapped(func, chunk=8, carrier="queue")
+    (move,) = schedule.moves
+    assert move.adds == "tiles"
+    move.adds = "grid"
+    changed, again = overlap(func, H200, schedule)
+    assert again.moves[0].adds == "grid" and "a grid behind adds up: as asked for" in str(again)
+    args = arguments(func, 4)
+    check_leaves(changed, args, in_order_of_ranks(args, "sum", False), seeds=(None,))
+    with pytest.raises(UsageError, match="adds='nobody'"):
+        Move("reduce_scatter", ("X", "Y"), adds="nobody")
+
+
+def scale_then_scatter_columns(
+    devices: int, columns: int, tile: int, rows: int, dtype: str = "float32", turns: int = 0
+) -> Any:
+    """Each block writes a tile of twice X, then the parts of all devices are added up: own columns to Y.
+
+    Args:
+        columns: of each device.
+        turns: so many blocks take tiles in turns; 0 for a block a tile.
+    """
+    total, high = devices * columns, 4
+    across, down = -(-total // tile), -(-rows // high)
+
+    @T.prim_func
+    def f(X: T.Tensor((rows, total), dtype), Y: T.Tensor((rows, columns), dtype)):
+        with T.Kernel(device=devices, block=(turns, 1) if turns else (across, down), threads=32) as (bx, by):
+            made = T.alloc((rows, total), dtype, level="l2")
+            with T.Scale("device"), T.Scale("block"):
+                x = T.alloc((high, tile), dtype, level="l1")
+                for turn in T.serial(T.ceildiv(across * down - bx, turns) if turns else 1):
+                    at = ((bx + turn * turns) // across if turns else by) * high
+                    column = ((bx + turn * turns) % across if turns else bx) * tile
+                    T.copy(X[at, column], x)
+                    for i, j in T.Parallel(high, tile):
+                        x[i, j] = x[i, j] + x[i, j]
+                    T.copy(x, made[at, column])
+            with T.Scale("device"):
+                T.reduce_scatter(made, Y, dim=1)
+
+    return f
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(
+    devices=st.integers(2, 8),
+    columns=st.integers(1, 9),
+    tile=st.sampled_from((2, 3, 4)),
+    rows=st.sampled_from((4, 6, 8)),
+    turns=st.sampled_from((0, 0, 3)),
+    dtype=st.sampled_from(("float32", "bfloat16")),
+    chunk=st.none() | st.integers(1, 9),
+    carrier=st.sampled_from((None, "queue", "tiles")),
+)
+def test_columns_are_scattered_alike(chunk: int | None, carrier: str | None, **shape: Any):
+    func = scale_then_scatter_columns(**shape)
+    changed, schedule = overlapped(func, chunk=chunk, carrier=carrier)
+    assert schedule.moves[0].overlapped or carrier == "tiles", schedule
+    if schedule.moves[0].overlapped:
+        args = arguments(func, shape["devices"])
+        check_leaves(changed, args, in_order_of_ranks(args, "sum", False, dim=1), seeds=(None, 1))
+
+
+def test_others_columns_come_first_and_own_tiles_add_up():
+    changed, schedule = overlapped(scale_then_scatter_columns(4, 16, 4, 8), chunk=8, carrier="queue")
+    text, (move,) = tilescale.compile(changed, machine=H200).python, schedule.moves
+    assert move.ordered and "own tiles add up" in move.why and "8 columns at a time" in str(schedule)
+    assert "T.copy(made[:, (device_rank + 1 + step) % 4 * 16 + chunk * 8" in text
 
 
 def test_tiles_go_to_their_owners_where_the_queue_begins_late():

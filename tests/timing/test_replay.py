@@ -72,6 +72,15 @@ def test_work_after_idle_time_starts_from_then():
     assert ends == [1.0, 6.0]
 
 
+def test_an_engine_of_a_device_weighs_as_much_as_all_its_programs():
+    """Two programs and a copy queue share memory: the queue gets half of it while they need it."""
+    replay = Replay("device", "block", 2, {"memory": "memory"}, {})
+    copied = Task("queue", 0, [work(2.0, MEMORY, "transfer")], engine="copy queue")
+    found = replay.run([device(grid([work(2.0, MEMORY)], [work(2.0, MEMORY)]))], [copied])
+    ends = {span.engine: span.end_s for span in found.spans if span.name == str(MEMORY)}
+    assert ends == {"copy queue": 4.0, "block 0": 6.0, "block 1": 6.0}
+
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 

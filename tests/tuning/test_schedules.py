@@ -16,7 +16,7 @@ from tilescale.comm import Team
 from tilescale.errors import UsageError
 from tilescale.passes.overlap.candidates import candidates
 from tilescale.passes.overlap.schedule import Move, Schedule
-from tilescale.tuning import places, schedules
+from tilescale.tuning import places, schedules, search
 from tilescale.tuning.database import Database
 from tilescale.tuning.programs import product
 
@@ -54,25 +54,38 @@ def test_a_program_without_choices_is_not_measured(monkeypatch: pytest.MonkeyPat
     assert kernel.moves.moves == [] and kernel.moves.measured == ""
 
 
-def test_a_factory_takes_it_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(places, "simulated_us", microseconds)
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_factory_takes_it_too(tuned: bool, monkeypatch: pytest.MonkeyPatch):
+    """Also one whose tiles are tuned: each configuration has the schedule of the estimate."""
+    seen: list[str] = []
+
+    def noted(func: Any, *_: Any) -> float:
+        seen.append(func.script())
+        return microseconds(func)
+
+    monkeypatch.setattr(places, "simulated_us", noted)
+    monkeypatch.setattr(search, "simulated_us", noted)
 
     @tilescale.jit(machine=H200, schedule=tilescale.measured)
-    def factory(n):
+    def factory(n, rows=64):
         @T.prim_func
         def f(X: T.Tensor((n, 64), "float32"), Y: T.Tensor((n, 64), "float32")):
-            with T.Kernel(device=2, block=n // 64, threads=128) as b:
+            with T.Kernel(device=2, block=n // rows, threads=128) as b:
                 whole = T.alloc((n, 64), "float32", level="l2")
                 with T.Scale("device"):
                     T.all_gather(T.view(X, layout=T.FullRow), whole)
                 with T.Scale("block"):
-                    x = T.alloc((64, 64), "float32", level="l1")
-                    T.copy(whole[b * 64, 0], x)
-                    T.copy(x, Y[b * 64, 0])
+                    x = T.alloc((rows, 64), "float32", level="l1")
+                    T.copy(whole[b * rows, 0], x)
+                    T.copy(x, Y[b * rows, 0])
 
         return f
 
-    assert factory(4096).moves.moves[0].overlapped
+    if tuned:
+        factory = tilescale.autotune(configs={"rows": [32, 64]})(factory)
+    kernel = factory(1 << 18)
+    assert kernel.moves.moves[0].overlapped and kernel.moves.measured
+    assert not tuned or all(CHUNK.search(text) for text in seen[:2]) and len(factory.result.trials) == 2
 
 
 def test_schedules_of_a_team_are_not_measured():
@@ -84,20 +97,19 @@ def test_schedules_of_a_team_are_not_measured():
 def test_candidates_are_the_least_estimates_and_the_program_in_order():
     """Two collectives: the first may be sent by the queue or by tiles, the second pays in no way."""
     by_two = Move("allreduce", ("X", "X"), in_order_s=9.0)
-    by_two.estimates = {("queue", 8): 5.0, ("queue", 16): 4.0, ("queue", 32): 6.0, ("tiles", 8): 4.5}
+    by_two.estimates = {("queue", 8): 5.0, ("queue", 16): 4.0, ("tiles", 8): 4.5}
     never = Move("all_gather", ("Y", "Z"), overlapped=False, in_order_s=1.0)
     never.estimates = {(None, 4): 50.0}
-    found = candidates(Schedule([by_two, never]), most=5)
-    chosen = [(a.carrier, a.chunk, a.ordered, b.overlapped, seconds) for (a, b), seconds in unpacked(found)]
-    assert chosen == [
-        ("queue", 16, True, False, 5.0),
-        ("queue", 16, False, False, 5.0),
-        ("tiles", 8, True, False, 5.5),
-        ("tiles", 8, False, False, 5.5),
-        (None, None, True, False, 10.0),
+    found = candidates(Schedule([by_two, never]), most=6)
+    firsts = [schedule.moves[0] for schedule, _ in found]
+    assert [(move.carrier, move.chunk, move.adds, move.ordered) for move in firsts] == [
+        ("queue", 16, None, True),
+        ("queue", 16, "grid", True),
+        ("queue", 16, None, False),
+        ("tiles", 8, None, True),
+        ("tiles", 8, None, False),
+        (None, None, None, True),
     ]
-    assert not found[-1][0].moves[0].overlapped
-
-
-def unpacked(found: list[tuple[Schedule, float]]) -> list[tuple[list[Move], float]]:
-    return [(schedule.moves, seconds) for schedule, seconds in found]
+    assert [seconds for _, seconds in found] == [5.0, 5.0, 5.0, 5.5, 5.5, 10.0]
+    assert not any(schedule.moves[1].overlapped for schedule, _ in found)
+    assert [move.overlapped for move in firsts] == [True] * 5 + [False]

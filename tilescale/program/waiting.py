@@ -9,8 +9,11 @@ Programs start in the order of their numbers, and one that waits keeps its place
   them compute), always get on: the lowest number that is not done runs on all devices;
 - any other wait may be for a program that has not started: all programs of the grid must be resident.
 
-The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is
-bounded anyway.
+Of a grid whose extent is not known, the slowest axes are looked at whose extents are: programs in a plane have lower
+numbers than all of those in the planes after it.
+
+The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is bounded
+anyway.
 """
 
 from __future__ import annotations
@@ -52,13 +55,14 @@ def waits_across(
             return location(stmt, "waits here")
         uses += [_Use(stmt, guards, told.flag, waits=False) for told in effects.tells]
         uses += [_Use(stmt, guards, awaited.flag, waits=True) for awaited in effects.awaits]
-    grid = grid_of(phase, launch, machine, sizes) if uses else None
+    grid = grid_of(phase, launch, machine, sizes)
+    planes = grid_of(phase, launch, machine, sizes, in_part=True)
     for root in {use.flag.root for use in uses}:
         same = [use for use in uses if use.flag.root.same_as(root)]
         waiting = [use for use in same if use.waits]
         if not waiting or len(waiting) == len(same):
             continue
-        if not _own([use.flag for use in same], grid) and not _from_lower_numbers(same, grid):
+        if not _own([use.flag for use in same], grid) and not _from_lower_numbers(same, planes):
             return location(waiting[0].stmt, "waits here")
     return None
 

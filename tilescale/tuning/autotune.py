@@ -242,7 +242,7 @@ class Autotuned:
         return Search(
             name=self._function.__name__,
             configs=configs,
-            trace=lambda config: self.jit.get_tir(*args, **{**kwargs, **_parameters(config)}),
+            trace=lambda config: self._kernel(config, args, kwargs).ir,  # as its schedule has it
             build=build,
             shapes=given,
             top=top or options.top,

@@ -20,13 +20,13 @@ from tilescale.tuning.inputs import Fill
 from tilescale.tuning.places import Place, here
 from tilescale.tuning.progress import steps
 from tilescale.tuning.race import Runner
-from tilescale.tuning.search import Config, Search
+from tilescale.tuning.search import SEARCHES, Config, Search
 from tilescale.tuning.versions import versions
 
 MOST = 8
 """Schedules that are measured."""
 
-CHOSEN = ("overlapped", "chunk", "carrier", "ordered")
+CHOSEN = ("overlapped", "chunk", "carrier", "adds", "ordered")
 """What of a move is chosen."""
 
 
@@ -36,7 +36,7 @@ def measured(bind: Callable[[str | Schedule], Kernel]) -> Kernel:
     The cost model leaves the best few schedules, the sequential one among them, and all ranks measure these together,
     in turns, on inputs of their own, while the program is compiled; without GPUs the emulator's time decides. The
     winner stays in the database of `tilescale.autotune`: the next process measures nothing. Calls of the kernel never
-    measure. Collective.
+    measure. While `tilescale.autotune` goes through configurations, schedules are those of the cost model. Collective.
 
     Args:
         bind: the kernel of the program with a schedule; `tilescale.compile` and `tilescale.jit` give it.
@@ -46,7 +46,7 @@ def measured(bind: Callable[[str | Schedule], Kernel]) -> Kernel:
         LaunchError: the job has another number of ranks than the program's devices.
     """
     decided = bind("overlap")
-    if decided.moves is None or not any(move.estimates for move in decided.moves.moves):
+    if SEARCHES.get() or decided.moves is None or not any(move.estimates for move in decided.moves.moves):
         return decided
     if decided.options.get("team") is not None:
         raise UsageError(

@@ -8,6 +8,7 @@ estimates, measure together, and agree on the result, since all of them see the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -24,6 +25,9 @@ Config = Mapping[str, Any]
 
 ASSUMED_US = 1000.0
 """What a call takes if the cost model says nothing of it."""
+
+SEARCHES: ContextVar[bool] = ContextVar("SEARCHES", default=False)
+"""Whether a search is under way: what is built meanwhile is not searched itself."""
 
 MOST_CALLS = 1000
 """In a group: what a host can queue."""
@@ -67,8 +71,12 @@ class Search:
         Raises:
             UsageError: no configuration works; says why of each.
         """
-        trials = self._estimated(place, steps)
-        trials = trials if place.simulated and self.cost is None else self._measured(trials, place, steps)
+        before = SEARCHES.set(True)
+        try:
+            trials = self._estimated(place, steps)
+            trials = trials if place.simulated and self.cost is None else self._measured(trials, place, steps)
+        finally:
+            SEARCHES.reset(before)
         timed = sorted((t for t in trials if t.us is not None), key=lambda t: t.us or 0.0)
         if not timed:
             reasons = "\n".join(f"    {words(t.config)}: {t.failed}" for t in trials[:16])

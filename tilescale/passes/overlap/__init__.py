@@ -12,6 +12,9 @@
     columns.py    all_gather along columns -> grid
     scatter.py    grid -> reduce_scatter, grid -> allreduce
     exchange.py   grid -> all_to_all -> grid
+    shift.py      grid, and copies to a peer: loops that go round a ring
+    rotation.py   loops that begin with such copies
+    turns.py      where a device phase stands among loops and grids
     sides.py      the grids beside a collective
     sums.py       the grid that adds up what has arrived
     epilogue.py   own rows that are added up by the tiles that make them

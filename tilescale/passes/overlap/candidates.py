@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilescale.passes.overlap.estimate import by_estimate
-from tilescale.passes.overlap.schedule import Move, Schedule
+from tilescale.passes.overlap.schedule import GRID, QUEUE, Move, Schedule
 
 CHUNKS = 3
 """Numbers of rows that are tried with each carrier."""
@@ -34,9 +34,13 @@ def candidates(schedule: Schedule, most: int) -> list[tuple[Schedule, float]]:
 
 def _options(move: Move) -> Iterator[tuple[Move, float]]:
     """What may become of a collective, and the seconds that it is estimated to take with its grids."""
-    yield replace(move, overlapped=False, carrier=None, chunk=None), move.in_order_s or 0.0
+    yield replace(move, overlapped=False, carrier=None, adds=None, chunk=None), move.in_order_s or 0.0
     for carrier in dict.fromkeys(carrier for carrier, _ in move.estimates):
         times = {chunk: seconds for (by, chunk), seconds in move.estimates.items() if by == carrier}
         chunks = by_estimate(times)[:CHUNKS]
-        for chunk, ordered in [*((chunk, True) for chunk in chunks), (chunks[0], False)]:
-            yield replace(move, overlapped=True, carrier=carrier, chunk=chunk, ordered=ordered), times[chunk]
+        best = replace(move, overlapped=True, carrier=carrier, chunk=chunks[0], adds=None, ordered=True)
+        others = [replace(best, chunk=chunk) for chunk in chunks[1:]]
+        if carrier == QUEUE:
+            others.append(replace(best, adds=GRID))
+        for each in (best, *others, replace(best, ordered=False)):
+            yield each, times[each.chunk or 0]

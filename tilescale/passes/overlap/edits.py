@@ -34,7 +34,7 @@ class Edits:
     Attributes:
         program, launch: what is changed; its statements are recognised by identity.
         statements: a statement and what stands in its place, in order.
-        phases: a phase and what stands in its place; nothing in that is replaced any more.
+        phases: a phase, or what holds some, and what stands in its place; nothing in that is replaced any more.
         buffers, flags: memory that is added, flags among it also in `flags`.
     """
 
@@ -42,7 +42,7 @@ class Edits:
     launch: Launch
     machine: Machine
     statements: list[tuple[ir.Stmt, ir.Stmt]] = field(default_factory=list)
-    phases: list[tuple[DevicePhase | GridPhase, tuple[Part, ...]]] = field(default_factory=list)
+    phases: list[tuple[Part, tuple[Part, ...]]] = field(default_factory=list)
     buffers: list[ir.Buffer] = field(default_factory=list)
     flags: list[ir.Var] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ class Edits:
         Raises:
             Declined: the statement stands inside another one.
         """
-        stmts = [inner for inner in _spread(phase.stmt)]
+        stmts = [inner for inner in spread(phase.stmt)]
         at = next((i for i, s in enumerate(stmts) if s.same_as(stmt)), None)
         if at is None:
             raise Declined("it stands inside another statement", location(stmt))
@@ -96,13 +96,15 @@ class Edits:
         return tir.rewrite(stmt, enter=enter)
 
     def _part(self, part: Part) -> Part:
+        changed = next((new for old, new in self.phases if old is part), None)
+        if changed is not None:
+            return Sequence(changed)
         if isinstance(part, Sequence):
             return Sequence(tuple(self._part(p) for p in part.parts))
         if isinstance(part, Control):
             return Control(part.stmt, tuple(self._part(p) for p in part.parts))
         assert isinstance(part, DevicePhase | GridPhase)
-        changed = next((new for old, new in self.phases if old is part), None)
-        return Sequence(changed) if changed is not None else replace(part, stmt=self.statement(part.stmt))
+        return replace(part, stmt=self.statement(part.stmt))
 
     # -- phases as statements --------------------------------------------------------------------------------------
 
@@ -130,9 +132,9 @@ class Edits:
         return ir.AttrStmt(node, SCALE, node, stmt)
 
 
-def _spread(stmt: ir.Stmt) -> Iterable[ir.Stmt]:
+def spread(stmt: ir.Stmt) -> Iterable[ir.Stmt]:
     """The statements of a list."""
-    return [inner for s in stmt.seq for inner in _spread(s)] if isinstance(stmt, ir.SeqStmt) else [stmt]
+    return [inner for s in stmt.seq for inner in spread(s)] if isinstance(stmt, ir.SeqStmt) else [stmt]
 
 
 def _flat(part: Part) -> list[Part]:

@@ -54,13 +54,13 @@ def add_where_made(
     Raises:
         Declined: they cannot.
     """
-    tile, column = _stored(use, arrivals)
+    tile, begins = _stored(use)
     shape = (ir.integer(tile.shape[0]), ir.integer(tile.shape[1]))
     _check(use, arrivals, tile, uses)
     part, total = arrivals.fragments(edits, shape)
     (store,) = use.stmts
-    height, (rank, rank_is) = arrivals.chunks.of.height, rank_of(arrivals.level)
-    row = ir.simplify(use.begin % height, {})
+    rows, (rank, rank_is) = arrivals.chunks.of, rank_of(arrivals.level)
+    row, column = rows.place(ir.simplify(use.begin % rows.height, {}), begins[rows.axis - 1])
     own = [arrivals.added(rank, row, column, whole(tile, "r"), part, total)]
     target = arrivals.to(rank, row, column, shape)
     sums = total
@@ -68,14 +68,14 @@ def add_where_made(
         own.append(copy(whole(total, "r"), whole(tile, "w")))
         sums = tile
     own += [copy(whole(sums, "r"), target), *after(Tile(sums, row, column, rank, rank))]
-    owner = ir.simplify(use.begin // height, {})
+    owner = ir.simplify(use.begin // rows.height, {})
     away = tir.sequence(others(Tile(tile, row, column, owner, rank)))
     branch = ir.IfThenElse(ir.EQ(owner, rank), tir.sequence(own), away)
     edits.statements.append((store, tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])))
 
 
-def _stored(use: Use, arrivals: Arrivals) -> tuple[ir.Buffer, Any]:
-    """The tile that a use stores, and the first of the columns where it goes.
+def _stored(use: Use) -> tuple[ir.Buffer, list[Any]]:
+    """The tile that a use stores, and the first row and column where it goes.
 
     Raises:
         Declined: it is no copy of a whole matrix.
@@ -90,7 +90,7 @@ def _stored(use: Use, arrivals: Arrivals) -> tuple[ir.Buffer, Any]:
         raise Declined("the tiles are not stored as a whole", where)
     if shapes[0] != shapes[2] or ir.constants(target[-2:]) != ir.constants(tile.shape):
         raise Declined("the tiles are stored in another shape", where)
-    return tile, begins[-1]
+    return tile, list(begins[-2:])
 
 
 def _check(use: Use, arrivals: Arrivals, tile: ir.Buffer, uses: Uses) -> None:

@@ -9,7 +9,7 @@ source stays as it is until it is sent, and where the result is used by statemen
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilelang_core import ir
 from tilescale.passes.overlap.schedule import Declined
@@ -30,18 +30,68 @@ class Site:
     @property
     def tensors(self) -> tuple[str, str]:
         """Names of what it reads and writes."""
-        source, target = (ir.region_parts(r)[0].name for r in (self.made.source, self.made.target))
-        return source.removesuffix("_view"), target.removesuffix("_view")
+        return _name(self.made.source), _name(self.made.target)
+
+    @property
+    def name(self) -> str:
+        """Of the collective."""
+        return self.made.name
 
 
-def sites(graph: Dependence) -> list[tuple[Site, Step]]:
-    """The collectives of whole tensors, in program order."""
-    found = []
+@dataclass(frozen=True)
+class Shift:
+    """Copies of a device phase to peers that are done in order, one after the other.
+
+    Attributes:
+        stmts: the copies, and `made` what they say.
+    """
+
+    stmts: tuple[ir.Stmt, ...]
+    made: tuple[Copy, ...]
+    phase: DevicePhase
+    launch: Launch
+
+    name = "shift"
+
+    @property
+    def stmt(self) -> ir.Stmt:
+        """The first one."""
+        return self.stmts[0]
+
+    @property
+    def tensors(self) -> tuple[str, str]:
+        """Names of what it reads and writes."""
+        return ", ".join(_name(m.source) for m in self.made), ", ".join(_name(m.target) for m in self.made)
+
+
+def sites(graph: Dependence) -> list[tuple[Site | Shift, Step]]:
+    """The collectives of whole tensors and the shifts, in program order, each with its first statement."""
+    found: list[tuple[Site | Shift, Step]] = []
+    last: Step | None = None  # of the shift that was found before
     for step in graph.steps:
         made = operation(step.stmt.value) if isinstance(step.stmt, ir.Evaluate) else None
-        if isinstance(made, Collective) and isinstance(step.phase, DevicePhase) and step.launch and made.flags is None:
+        if not isinstance(step.phase, DevicePhase) or step.launch is None:
+            continue
+        if isinstance(made, Collective) and made.flags is None:
             found.append((Site(step.stmt, made, step.phase, step.launch), step))
+        elif isinstance(made, Copy) and made.to_peer and made.signal is None:
+            shift, first = Shift((step.stmt,), (made,), step.phase, step.launch), step
+            if last is not None and last.phase is step.phase and _are_neighbours(last, step, graph):
+                before, first = found.pop()
+                assert isinstance(before, Shift)
+                shift = replace(shift, stmts=(*before.stmts, step.stmt), made=(*before.made, made))
+            found.append((shift, first))
+            last = step
     return found
+
+
+def _are_neighbours(a: Step, b: Step, graph: Dependence) -> bool:
+    """Whether nothing happens between two statements."""
+    return all(isinstance(step.stmt, ir.Bind) for step in graph.steps[a.number + 1 : b.number])
+
+
+def _name(region: ir.Call) -> str:
+    return str(ir.region_parts(region)[0].name).removesuffix("_view")
 
 
 def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> None:

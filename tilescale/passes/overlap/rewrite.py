@@ -15,9 +15,11 @@ from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.passes.overlap.exchange import overlap_exchange
 from tilescale.passes.overlap.gather import overlap_gather
-from tilescale.passes.overlap.legality import Site, check, sites
+from tilescale.passes.overlap.legality import Shift, Site, check, sites
+from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
 from tilescale.passes.overlap.schedule import Declined, Move, Schedule
+from tilescale.passes.overlap.shift import overlap_shift
 from tilescale.passes.overlap.uses import Uses
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
@@ -45,7 +47,7 @@ def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = Non
     """
     func = for_machine(func, machine)
     found = [site for site, _ in sites(Dependence(structure(func, machine), machine))]
-    moves = [Move(s.made.name, s.tensors, where=location(s.stmt)) for s in found]
+    moves = [Move(s.name, s.tensors, where=location(s.stmt)) for s in found]
     if schedule is not None:
         moves = _asked(schedule, moves)
     state = _State(func, machine, by_cost=schedule is None)
@@ -63,7 +65,7 @@ def _asked(schedule: Schedule, moves: list[Move]) -> list[Move]:
             hint="take the schedule of this program, kernel.moves, and change that",
         )
     return [
-        Move(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.ordered, mine.where)
+        Move(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.adds, m.ordered, mine.where)
         for m, mine in zip(schedule.moves, moves, strict=True)
     ]
 
@@ -98,20 +100,30 @@ class _State:
                 move.why += f" (line {reason.where.line})"
 
     def _overlap(self, move: Move) -> None:
-        program = structure(self.func, self.machine)
-        graph = Dependence(program, self.machine)
-        site, mine = sites(graph)[self.kept]
-        uses = Uses(program, self.machine, _sizes(program))
-        if uses.sizes[site.made.level] == 1:
+        site, mine, graph, uses = self._next(self.func)
+        before = _flags(uses.program)
+        level = site.made[0].level if isinstance(site, Shift) else site.made.level
+        if uses.sizes[level] == 1:
             raise Declined("there is one unit only")
-        if site.made.name not in _PATTERNS:
-            raise Declined(f"there is no rewrite of {site.made.name}")
-        check(site, mine, graph, self.flags)
-        changed = _PATTERNS[site.made.name](site, mine, graph, uses, move)
+        if isinstance(site, Shift) and (turned := grids_first(site, uses)) is not None:
+            site, mine, graph, uses = self._next(turned)
+        if isinstance(site, Shift):
+            changed = overlap_shift(site, mine, graph, uses, move, self.flags)
+        elif site.name in _PATTERNS:
+            check(site, mine, graph, self.flags)
+            changed = _PATTERNS[site.name](site, mine, graph, uses, move)
+        else:
+            raise Declined(f"there is no rewrite of {site.name}")
         if self.by_cost and (move.beside_s or 0.0) >= (move.in_order_s or 0.0):
             raise Declined("it does not pay")
         self.func = changed
-        self.flags |= _flags(structure(self.func, self.machine)) - _flags(program)
+        self.flags |= _flags(structure(self.func, self.machine)) - before
+
+    def _next(self, func: ir.PrimFunc) -> tuple[Site | Shift, Step, Dependence, Uses]:
+        """The next collective of a function, its first statement, and what is known around."""
+        program = structure(func, self.machine)
+        graph = Dependence(program, self.machine)
+        return *sites(graph)[self.kept], graph, Uses(program, self.machine, _sizes(program))
 
 
 def _sizes(program: Program) -> dict[str, int]:

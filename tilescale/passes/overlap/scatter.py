@@ -25,7 +25,7 @@ from tilescale.passes.overlap.epilogue import Tile, add_where_made
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, in_order, reduced
 from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
-from tilescale.passes.overlap.schedule import QUEUE, TILES, Declined, Move
+from tilescale.passes.overlap.schedule import GRID, QUEUE, TILES, Declined, Move
 from tilescale.passes.overlap.sides import counted, maker_of
 from tilescale.passes.overlap.sums import COMBINED, Arrivals, sum_of, tile_shape, whole
 from tilescale.passes.overlap.uses import Rows, Use, Uses
@@ -72,6 +72,7 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
         raise Declined("it combines tiles by a function", location(site.stmt))
     everywhere = made.name == "allreduce"
     rows = _rows(site, uses, everywhere)
+    move.axis = rows.axis
     root = uses.names.root(rows.buffer.data)
     if not everywhere:
         check_unwritten(root, mine, graph, "what it sends")
@@ -102,14 +103,13 @@ def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
         raise Declined("the rows are known at launch only", where)
     if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
         raise Declined(f"it reduces a part of {whole.name!r}", where)
-    if not everywhere and made.axis != 0:
-        raise Declined("it does not scatter along the first dimension", where)
-    slots = not everywhere and Parts.of(ir.region_parts(made.target)[2], extents).slots and len(sizes) > 2
-    if len(sizes) != 2 + slots:
+    axis = 0 if everywhere else made.axis
+    slots = not everywhere and axis == 0 and Parts.of(ir.region_parts(made.target)[2], extents).slots and len(sizes) > 2
+    if len(sizes) != 2 + slots or axis > 1:
         raise Declined("it is no matrix", where)
-    if sizes[0] % parts:
-        raise Declined(f"{sizes[0]} rows do not divide among {parts} units", where)
-    return Rows(whole, parts, sizes[1] if slots else sizes[0] // parts, slots)
+    if sizes[axis] % parts:
+        raise Declined(f"{sizes[axis]} {'columns' if axis else 'rows'} do not divide among {parts} units", where)
+    return Rows(whole, parts, sizes[1] if slots else sizes[axis] // parts, slots, axis)
 
 
 def _check_apart(site: Site, uses: Uses) -> None:
@@ -180,8 +180,7 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
     made = counted(scatter.maker, chunks, scatter.uses, scatter.level)
     here = edits.alloc_flags(f"{name}_here", chunks.shape)
-    columns = ir.integer(rows.buffer.shape[-1])
-    inbox = edits.alloc(f"{name}_inbox", (rows.parts, rows.height, columns), str(rows.buffer.dtype))
+    inbox = edits.alloc(f"{name}_inbox", (rows.parts, *rows.part_shape), str(rows.buffer.dtype))
     back = edits.alloc_flags(f"{name}_back", chunks.shape) if scatter.everywhere else None
 
     def count(rank: Any, chunk: Any) -> Any:
@@ -189,7 +188,8 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
 
     def away(tile: Tile) -> list[ir.Stmt]:
         region = tir.region(inbox, [tile.rank, tile.row, tile.column], [1, *tile.buffer.shape], "w")
-        return [put(level, whole(tile.buffer, "r"), region, tile.owner, flag(here, tile.rank, tile.row // chunks.rows))]
+        chunk = rows.place(tile.row, tile.column)[0] // chunks.rows
+        return [put(level, whole(tile.buffer, "r"), region, tile.owner, flag(here, tile.rank, chunk))]
 
     def after(tile: Tile) -> list[ir.Stmt]:
         if back is None:
@@ -205,28 +205,29 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, op, chunks, level, count)
     move.why = "tiles of others' rows go to their owners, own tiles add up what has come"
     tiles = tiles_in(Departure(), maker, rows, scatter.uses, move, level)
-    if tiles is None or scatter.used_besides:
+    if tiles is None or scatter.used_besides or move.adds == GRID:
         raise Declined("own tiles cannot add up")
     add_where_made(maker, arrivals, away, edits, scatter.uses, after)
     edits.phases.append((maker.phase, (with_tiles(maker.phase, tiles, edits),)))
     waits = chunks.to_others(level, lambda rank, peer, i: wait(back, peer, i, value=count(peer, i))) if back else []
     behind = [DevicePhase(tir.sequence(located(waits, scatter.site.stmt)))] if waits else []
     edits.instead(scatter.site.phase, scatter.site.stmt, behind)
+    move.adds = TILES
 
 
 def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
     """Copies before the grid, counts in it, sums behind it."""
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
     done, here = (edits.alloc_flags(f"{name}_{what}", chunks.shape) for what in ("done", "here"))
-    columns = ir.integer(rows.buffer.shape[-1])
-    inbox = edits.alloc(f"{name}_inbox", (rows.parts, rows.height, columns), str(rows.buffer.dtype))
+    inbox = edits.alloc(f"{name}_inbox", (rows.parts, *rows.part_shape), str(rows.buffer.dtype))
     made = counted(scatter.maker, chunks, scatter.uses, scatter.level)
     move.why = "a chunk of others' rows leaves when its tiles are counted"
 
     def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
         count = chunks.count(chunk)
         source = rows.region(peer, chunk * chunks.rows, count, "r")
-        target = tir.region(inbox, [rank, chunk * chunks.rows, 0], [1, count, columns], "w")
+        places, extents = rows.place(chunk * chunks.rows, 0), rows.place(count, rows.across)
+        target = tir.region(inbox, [rank, *places], [1, *extents], "w")
         after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(made)), made)
         return put(level, source, target, peer, flag(here, rank, chunk), after)
 
@@ -265,6 +266,8 @@ def _add_up(
     last = maker.stmts[-1]
     counts = [tir.at(s, last) for s in chunks.counts(maker, scatter.uses, scatter.level, done)]
     try:
+        if move.adds == GRID:
+            raise Declined("as asked for")
         if not is_last:
             raise Declined("the own tiles are not the last ones")
         if scatter.used_besides:
@@ -272,9 +275,11 @@ def _add_up(
         away = lambda tile: [last, *counts]  # noqa: E731
         add_where_made(maker, arrivals, away, edits, scatter.uses, lambda tile: after(tile.row))
     except Declined as reason:
+        move.adds = GRID
         move.why += f"; a grid behind adds up: {reason.reason}"
         edits.statements.append((last, tir.sequence([last, *counts])))
         return [sum_of(arrivals, edits, after)]
+    move.adds = TILES
     move.why += ", own tiles add up what has come"
     return []
 
@@ -304,7 +309,6 @@ def _back(
 
 def _per_chunk(scatter: _Scatter, chunks: Chunks) -> list[int]:
     """How many tiles the grid behind has in each chunk of each part."""
-    columns = ir.integer(scatter.rows.buffer.shape[-1])
-    high, wide = tile_shape(scatter.site.launch, chunks, columns)
+    high, wide = tile_shape(scatter.site.launch, chunks)
     heights = [min(chunks.rows, chunks.of.height - i * chunks.rows) for i in range(chunks.each)]
-    return [-(-height // high) * -(-columns // wide) for height in heights] * chunks.of.parts
+    return [-(-height // high) * -(-chunks.of.across // wide) for height in heights] * chunks.of.parts

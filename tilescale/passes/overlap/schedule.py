@@ -27,8 +27,8 @@ class Declined(Exception):  # noqa: N818 - no error: the collective stays as the
         self.reason, self.where = reason, where
 
 
-QUEUE, TILES = "queue", "tiles"
-"""Who moves rows: the copy queue of a device, or the tiles that make them."""
+QUEUE, TILES, GRID = "queue", "tiles", "grid"
+"""Who moves rows: the copy queue of a device, or the tiles that make them. Who adds up: these, or a grid behind."""
 
 
 @dataclass
@@ -36,11 +36,13 @@ class Move:
     """What happens with one collective.
 
     Attributes:
-        collective: its name, "all_gather".
+        collective: its name, "all_gather"; or "shift", copies of tensors to a peer.
         tensors: what it moves, from and to.
         overlapped: whether it runs beside the grid that produces or reads what it moves.
-        chunk: rows that travel together; None leaves the choice to the cost model.
+        chunk: rows that travel together, columns where the `axis` is 1; None leaves the choice to the cost model.
         carrier: who moves the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
+        adds: who adds up own rows with what the others have sent: "tiles" where they can, which None asks for too, or
+            "grid", one behind.
         ordered: whether the tiles of the grid are put into the order in which rows travel.
         where: the user's line.
         why: the reason, in words.
@@ -53,8 +55,10 @@ class Move:
     overlapped: bool = True
     chunk: int | None = None
     carrier: str | None = None
+    adds: str | None = None
     ordered: bool = True
     where: Location | None = None
+    axis: int = 0
     why: str = ""
     in_order_s: float | None = None
     beside_s: float | None = None
@@ -65,11 +69,14 @@ class Move:
             raise UsageError(f"Move(chunk={self.chunk!r}): a chunk is a positive number of rows", hint="leave it out")
         if self.carrier not in (None, QUEUE, TILES):
             raise UsageError(f"Move(carrier={self.carrier!r}): it is {QUEUE!r} or {TILES!r}", hint="leave it out")
+        if self.adds not in (None, TILES, GRID):
+            raise UsageError(f"Move(adds={self.adds!r}): it is {TILES!r} or {GRID!r}", hint="leave it out")
 
     def __str__(self) -> str:
         line = f" (line {self.where.line})" if self.where else ""
-        order = ", tiles in the order of travel" if self.ordered else ", tiles as written"
-        how = f"beside the grid, {self.chunk} rows at a time{order}" if self.overlapped else "in order"
+        order = "tiles in the order of travel" if self.ordered else "tiles as written"
+        rows = "" if self.chunk is None else f", {self.chunk} {'columns' if self.axis else 'rows'} at a time, {order}"
+        how = f"beside the grid{rows}" if self.overlapped else "in order"
         return f"{self.title}{line}: {how}: {self.why}{self._estimate()}"
 
     @property

@@ -73,7 +73,7 @@ class Arrivals:
         """
         shape, unit = [ir.integer(n) for n in part.shape], ir.Var("unit", "int32")
         sent = tir.region(self.inbox, [unit, row, column], [1, *shape], "r")
-        chunk = row // self.chunks.rows
+        chunk = self.chunks.of.place(row, column)[0] // self.chunks.rows
         awaited = wait(self.here, unit, chunk, value=self.count(rank, chunk))
         arrived = tir.sequence([awaited, copy(sent, whole(part, "w"))])
         loops = tir.loop_variables(shape)
@@ -97,9 +97,8 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
         after: what a program does when it has stored a tile, from the tile's first row.
     """
     launch, rows = edits.launch, arrivals.chunks.of
-    columns = ir.integer(arrivals.own.shape[-1])
-    high, wide = tile_shape(launch, arrivals.chunks, columns)
-    across = -(-columns // wide)
+    high, wide = tile_shape(launch, arrivals.chunks)
+    down, across = (-(-extent // size) for extent, size in zip(rows.part_shape, (high, wide), strict=True))
     part, total = arrivals.fragments(edits, (high, wide))
     rank, rank_is = rank_of(arrivals.level)
     number = _number(launch)
@@ -108,8 +107,9 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
     tile, tile_is = bound("tile", number + turn * programs)
     row, row_is = bound("row", tile // across * high)
     column = tile % across * wide
-    at = [rank, row] if rows.slots else [rank * rows.height + row]
-    own = tir.region(arrivals.own, [*at, column], [*[1] * rows.slots, high, wide], "r")
+    first, other = rows.place(row, column)
+    at = [rank, row, column] if rows.slots else rows.place(rank * rows.height + first, other)
+    own = tir.region(arrivals.own, at, [*[1] * rows.slots, high, wide], "r")
     body = [
         tile_is,
         row_is,
@@ -117,15 +117,23 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
         copy(whole(total, "r"), arrivals.to(rank, row, column, (high, wide))),
         *after(row),
     ]
-    turns = ir.simplify((-(-rows.height // high) * across - number + programs - 1) // programs, {})
+    turns = ir.simplify((down * across - number + programs - 1) // programs, {})
     return GridPhase(tir.sequence([rank_is, _serial(turn, turns, tir.sequence(body))]))
 
 
-def tile_shape(launch: Launch, chunks: Chunks, columns: int) -> tuple[int, int]:
+def tile_shape(launch: Launch, chunks: Chunks) -> tuple[int, int]:
     """Rows and columns of a tile: whole tiles make a chunk, also the last one of a part."""
-    wide, even = min(columns, _WIDEST), math.gcd(chunks.rows, chunks.of.height)
-    most = max(1, launch.thread_count * _PER_THREAD // wide)
-    return max(n for n in range(1, min(most, even) + 1) if even % n == 0), wide
+    even, elements = math.gcd(chunks.rows, chunks.of.height), launch.thread_count * _PER_THREAD
+    if chunks.of.axis:
+        wide = _divisor(even, _WIDEST)
+        return min(chunks.of.across, max(1, elements // wide)), wide
+    wide = min(chunks.of.across, _WIDEST)
+    return _divisor(even, max(1, elements // wide)), wide
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is not above `most`."""
+    return max(n for n in range(1, min(most, number) + 1) if number % n == 0)
 
 
 def _number(launch: Launch) -> Any:

@@ -29,18 +29,34 @@ from tilescale.program.waiting import TRIED
 
 @dataclass(frozen=True)
 class Rows:
-    """How the rows of a tensor are counted.
+    """How the rows of a tensor are counted; or its columns, where it is split along these: then they are its "rows".
 
     Attributes:
         buffer: the tensor.
         parts, height: as many parts of so many rows.
         slots: whether the parts are a dimension of their own, in front of the rows.
+        axis: 1 for the columns of a matrix, else 0.
     """
 
     buffer: ir.Buffer
     parts: int
     height: int
     slots: bool
+    axis: int = 0
+
+    @property
+    def across(self) -> int:
+        """Elements of a row of a matrix."""
+        return ir.integer(self.buffer.shape[-1 - self.axis])
+
+    @property
+    def part_shape(self) -> tuple[int, int]:
+        """Extents of a part of a matrix."""
+        return self.place(self.height, self.across)
+
+    def place(self, row: Any, column: Any) -> tuple[Any, Any]:
+        """Where an element of a row lies in a matrix, or how far so many of them extend there."""
+        return (column, row) if self.axis else (row, column)
 
     @property
     def total(self) -> int:
@@ -49,6 +65,9 @@ class Rows:
 
     def region(self, part: Any, first: Any, count: Any, access: str) -> ir.Call:
         """Some rows of a part, whole."""
+        if self.axis:
+            every = ir.integer(self.buffer.shape[0])
+            return tir.region(self.buffer, [0, part * self.height + first], [every, count], access)
         rest = [ir.integer(n) for n in self.buffer.shape[1 + self.slots :]]
         begins = [part, first] if self.slots else [part * self.height + first]
         extents = [1, count] if self.slots else [count]
@@ -57,7 +76,7 @@ class Rows:
     def interval(self, box: list[tuple[Any, Any] | None]) -> tuple[Any, Any]:
         """First row and the one behind the last of a box of elements; a row that is not there counts as the last."""
         if not self.slots:
-            begin, end = box[0] or (0, self.total)
+            begin, end = box[self.axis] or (0, self.total)
             return begin, ir.Min(ir.int_node(end), ir.int_node(self.total))
         slots, inside = box[0] or (0, self.parts), box[1] or (0, self.height)
         end, last = ir.Min(ir.int_node(inside[1]), ir.int_node(self.height)), slots[1] - 1

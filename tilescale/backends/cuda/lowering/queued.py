@@ -282,14 +282,12 @@ def _device_phases(part: Part) -> Iterator[ir.Stmt]:
 
 
 def _written(program: Program) -> set[ir.Var]:
-    """Data of tensors and tiles that anything but signals changes, or might."""
+    """Data of tensors and tiles that anything but signals changes, or might: also a function that gets its address."""
     names = Surroundings(program)
     found: set[ir.Var] = set()
     for stmt, _, _ in statements(program.body):
         effects = names.effects(stmt)
         found.update(a.root for a in effects.writes if all(a is not told.flag for told in effects.tells))
-        if effects.opaque:
-            found.update(names.homes)
     return found
 
 

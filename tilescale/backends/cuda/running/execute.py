@@ -13,7 +13,6 @@ from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
@@ -33,7 +32,7 @@ from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import target_for
-from tilescale.backends.cuda.text import STRIDE
+from tilescale.backends.cuda.text import STRIDE, rewritten
 from tilescale.comm import Team, World, init
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
@@ -212,7 +211,7 @@ class DeviceProgram:
         def make() -> Any:
             if first and check is not None:
                 check()
-            return stock.compile_kernel(func, one_array_each, **self.options)
+            return stock.compile_kernel(func, rewritten, **self.options)
 
         return once_per_node(self._group, first, make)
 

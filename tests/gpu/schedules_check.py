@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT
+"""Schedules of sequential programs on GPUs: `torchrun --nproc-per-node 2 tests/gpu/schedules_check.py [names]`.
+
+Rings and sums along columns leave the same bits overlapped and in order, call after call on fresh inputs; then both
+are timed. `measured` compiles a gather and a product with the fastest schedule, and says what was measured.
+Prints a line for each check, and ends with exit code 1 if one fails.
+"""
+
+import statistics
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import tilescale  # noqa: E402
+from tests.overlap.support import H200, overlapped  # noqa: E402
+from tests.overlap.test_reductions import scale_then_scatter_columns  # noqa: E402
+from tests.overlap.test_shifts import around, ring_product  # noqa: E402
+from tilescale.tuning.database import Database  # noqa: E402
+from tilescale.tuning.programs import gather_and_product  # noqa: E402
+
+ROUNDS, CALLS, CHECKED = 7, 6, 20
+
+WORLD = tilescale.init()
+torch.cuda.set_device(WORLD.local_rank)
+DEVICE = torch.device("cuda", WORLD.local_rank)
+
+
+def say(*what: Any) -> None:
+    if WORLD.rank == 0:
+        print(*what, flush=True)
+
+
+def agree(title: str, program: Any, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
+    """The overlapped program and the one in order, on the same inputs; then their times."""
+    changed, schedule = overlapped(program)
+    if not all(move.overlapped for move in schedule.moves):
+        raise ValueError(f"{title}: {schedule}")
+    both = [tilescale.compile(func, machine=H200) for func in (program, changed)]
+    inputs = [torch.empty(shape, device=DEVICE, dtype=dtype) for shape in shapes[:-1]]
+    results = [torch.empty(shapes[-1], device=DEVICE, dtype=dtype) for _ in both]
+    for turn in range(CHECKED):
+        for tensor in inputs:
+            tensor.normal_()
+        for kernel, result in zip(both, results, strict=True):
+            result.fill_(torch.nan)
+            kernel(*inputs, result)
+            kernel.synchronize()
+        if not torch.equal(*results) or torch.isnan(results[0]).any():
+            raise ValueError(f"{title}: other bits in call {turn}")
+    say(f"PASS {title}: the same bits in {CHECKED} calls")
+    times = [timed(lambda k=kernel, r=result: k(*inputs, r)) for kernel, result in zip(both, results, strict=True)]
+    say(f"TIME {title}: {times[0]:.1f} us in order, {times[1]:.1f} us overlapped")
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Microseconds of a call, the median of the slowest rank."""
+    found = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        dist.barrier()
+        call()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(CALLS):
+            call()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) * 1e3 / CALLS)
+    slowest = torch.tensor(statistics.median(found), device=DEVICE)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def ring() -> None:
+    n = WORLD.size
+    for shape in ({}, {"shift_first": True, "both": True}, {"back": True, "guarded": True, "grids": 2}):
+        grids = shape.get("grids", 1)
+        agree(f"ring {shape}", around(n, 64, 16, **shape), [(64, 8), (grids, n, 64, 8)], torch.float32)
+
+
+def product() -> None:
+    n, size = WORLD.size, 8192
+    shapes = [(size // n, size), (size, size), (n, size // n, size)]
+    agree("product on a ring", ring_product(size, n), shapes, torch.bfloat16)
+
+
+def columns() -> None:
+    n = WORLD.size
+    agree("sums along columns", scale_then_scatter_columns(n, 96, 16, 64), [(64, 96 * n), (64, 96)], torch.float32)
+
+
+def measured() -> None:
+    n, (rows, cols, inner) = WORLD.size, (4096, 3584, 8192)
+    kernel = tilescale.compile(gather_and_product(H200, n, (rows, cols, inner)), schedule=tilescale.measured)
+    say(kernel.moves)
+    for _, found in Database.of_user().all() if WORLD.rank == 0 else ():
+        for trial in found["trials"]:
+            say(trial["us"], trial["spread"], trial["estimated_us"], trial["config"], trial["failed"] or "")
+    tensors = [(rows // n, inner), (inner, cols), (rows, inner), (rows, cols)]
+    a, b, gathered, c = (tilescale.empty(shape, dtype=torch.bfloat16) for shape in tensors)
+    for tensor in (a, b):
+        tensor.normal_(0, 0.1)
+    c.fill_(torch.nan)
+    kernel(a, b, gathered, c)
+    kernel.synchronize()
+    whole = torch.empty(rows, inner, device=DEVICE, dtype=torch.bfloat16)
+    dist.all_gather_into_tensor(whole, a.contiguous())
+    want = whole @ b
+    error = float((c.double() - want.double()).norm() / want.double().norm())
+    if not error < 8e-3:
+        raise ValueError(f"measured: relative error {error}")
+    say(f"PASS measured: relative error {error:.1e}")
+
+
+CHECKS = {check.__name__: check for check in (ring, product, columns, measured)}
+
+
+def main() -> None:
+    """Run the checks that are named, or all."""
+    dist.init_process_group("nccl", device_id=DEVICE)
+    failed = 0
+    for name in sys.argv[1:] or CHECKS:
+        try:
+            CHECKS[name]()
+        except Exception as error:  # noqa: BLE001 - the others go on
+            failed += 1
+            traceback.print_exc()
+            say(f"FAIL {name}: {error}")
+    dist.destroy_process_group()
+    raise SystemExit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

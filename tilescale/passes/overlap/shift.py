@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""Shifts, copies of whole tensors to a peer, and the grids beside which they may run: programs that go round a ring.
+
+Why: in each step of such a loop a unit works on the part that it has, and sends it on; in order, one rests while the
+other goes on. Before: grids, then copies that a barrier ends; or, in a loop, first the copies. After: the copies are
+started on the copy queue before the grids, each with a flag, and awaited where they stood. A loop that begins with the
+copies does those of its first turn before it, and in each turn those of the next one. The barrier stays: behind it each
+place may be written again. Declines grids that touch what arrives or write what is sent, for any turn of the loops
+around; peers of which one gets nothing, or several parts; and what else orders units.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.cost.calibrated import in_force
+from tilescale.cost.operations import network_of, region_bytes
+from tilescale.passes.overlap.chunks import flag, put, wait
+from tilescale.passes.overlap.edits import Edits
+from tilescale.passes.overlap.legality import Shift
+from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.turns import Turns
+from tilescale.passes.overlap.uses import Use, Uses
+from tilescale.passes.overlap.work import Work
+from tilescale.program.dependence import Dependence, Step
+from tilescale.program.grids import Unknown, grid_of
+from tilescale.program.model import DevicePhase, location
+from tilescale.program.operations import Barrier, operation
+from tilescale.program.regions import Inside, conflict
+
+
+@dataclass(frozen=True)
+class _Shift:
+    """A shift that is taken out of its place.
+
+    Attributes:
+        turns: where it stands, and behind which grids.
+        before: barriers in front of the copies.
+    """
+
+    site: Shift
+    turns: Turns
+    before: tuple[ir.Stmt, ...]
+
+
+def overlap_shift(site: Shift, mine: Step, graph: Dependence, uses: Uses, move: Move, own: set[ir.Var]) -> ir.PrimFunc:
+    """The program in which a shift runs beside the grids before it; `move` gets what was chosen.
+
+    Args:
+        own: flags that overlapped collectives before it brought in.
+
+    Raises:
+        Declined: it stays as it is.
+    """
+    if not mine.on_device:
+        raise Declined(f"a {graph.machine.tensor_level.name} has no copy queue", location(site.stmt))
+    shift = _found(site)
+    _check_peers(shift, uses)
+    _check_apart(shift, graph, own)
+    _estimate(shift, uses, move)
+    move.ordered, move.why = False, "the grid touches nothing that arrives, and changes nothing that is sent"
+    return _started(shift, uses)
+
+
+def _found(site: Shift) -> _Shift:
+    """The shift among what stands around it. Raises Declined if it has another form."""
+    where = location(site.stmt)
+    turns = Turns.of(site.phase, site.launch, where)
+    if not turns.grids:
+        raise Declined("no grid stands before it", where)
+    if any(made.impl is not None for made in site.made):
+        raise Declined("impl= was asked for", where)
+    before = tuple(itertools.takewhile(_is_barrier, turns.stmts))
+    count = len(before) + len(site.stmts)
+    if not all(a.same_as(b) for a, b in zip(turns.stmts[len(before) : count], site.stmts, strict=False)):
+        raise Declined("other statements stand before it in its phase", where)
+    if len(turns.stmts) == count or not _is_barrier(turns.stmts[count]):
+        raise Declined("no barrier follows it, so nobody knows when it has arrived", where)
+    return _Shift(site, turns, before)
+
+
+def _is_barrier(stmt: ir.Stmt) -> bool:
+    return isinstance(stmt, ir.Evaluate) and isinstance(operation(stmt.value), Barrier)
+
+
+# -- legality ----------------------------------------------------------------------------------------------------------
+
+
+def _check_peers(shift: _Shift, uses: Uses) -> None:
+    """Raise Declined unless in each turn every unit gets one part, or nobody does."""
+    where, level = location(shift.site.stmt), shift.site.made[0].level
+    units = range(uses.sizes[level])
+    phase, launch = DevicePhase(tir.sequence(shift.turns.binds)), shift.site.launch
+    grids = [grid_of(phase, launch, uses.machine, uses.sizes, uses.ranks(level, rank)) for rank in units]
+    try:
+        for at in shift.turns.values():
+            conditions = [[bool(g.value(c, at)) for c in shift.turns.conditions] for g in grids if g is not None]
+            if any(other != conditions[0] for other in conditions[1:]):
+                raise Declined("only some units send", where)
+            for made in shift.site.made:
+                peers = sorted(int(np.asarray(g.value(made.peer, at))) for g in grids if g is not None)
+                if all(conditions[0]) and peers != list(units):
+                    raise Declined("some units are sent nothing, or several parts", where)
+    except Unknown:
+        raise Declined("who sends to whom is known at launch only", where) from None
+
+
+def _check_apart(shift: _Shift, graph: Dependence, own: set[ir.Var]) -> None:
+    """Raise Declined unless the grids do not touch what arrives, and do not change what is sent, in any turn."""
+    names, launch = graph.names, shift.site.launch
+    for phase in shift.turns.grids:
+        for stmt in ir.statements(phase.stmt):
+            effects = names.effects(stmt)
+            if effects.opaque:
+                raise Declined("a function from elsewhere may touch what it moves", location(stmt))
+            flags = [*(told.flag.root for told in effects.tells), *(awaited.flag.root for awaited in effects.awaits)]
+            if effects.meets or any(f not in own for f in flags):
+                raise Declined("programs of the grid order units", location(stmt))
+    for at in shift.turns.values():
+        known = shift.turns.known(at)
+        copies = ir.substitute(tir.sequence(list(shift.site.stmts)), known)
+        moved = names.all_effects(copies).accesses
+        for phase in shift.turns.grids:
+            grid = ir.substitute(phase.stmt, known)
+            inside = Inside.of(grid, launch)
+            for stmt in ir.statements(grid):
+                if conflict(names.effects(stmt).accesses, inside, moved, Inside.of(copies)):
+                    turn = "".join(f", where {var.name} is {value}" for var, value in at.items())
+                    raise Declined(f"the grid touches what it moves{turn}", location(stmt))
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+
+def _estimate(shift: _Shift, uses: Uses, move: Move) -> None:
+    """Tell the move what it is estimated to take. Raises Declined if nothing moves data while programs run."""
+    in_order = beside = 0.0
+    for made in shift.site.made:
+        network = network_of(made.call, in_force(uses.machine), uses.sizes)
+        able = [m for m in network.mechanisms if m.put and not m.on_request] if network is not None else []
+        queues = [m for m in able if m.started_by == "host"]
+        if network is None or not queues:
+            raise Declined(f"no mechanism of {uses.machine.name} moves data while programs run")
+        nbytes = region_bytes(made.source) or 0
+        in_order += network.latency + min(m.seconds(nbytes) for m in able)
+        beside += network.latency + queues[0].seconds(nbytes)
+    level, nothing = shift.site.made[0].level, ir.IntImm("int32", 0)
+    whole = [Use(phase, shift.site.launch, (phase.stmt,), nothing, nothing, ()) for phase in shift.turns.grids]
+    work = sum(Work.of(use, uses, level).seconds for use in whole)
+    count = len(list(shift.turns.values()))
+    move.in_order_s, move.beside_s = count * (work + in_order), count * max(work, beside)
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
+
+
+def _started(shift: _Shift, uses: Uses) -> ir.PrimFunc:
+    """Started before the grids, awaited in its place."""
+    turns, launch = shift.turns, shift.site.launch
+    edits = Edits(uses.program, launch, uses.machine)
+    target = ir.region_parts(shift.site.made[0].target)[0].name.removesuffix("_view")
+    here = edits.alloc_flags(f"{target}_here", (len(shift.site.stmts), *turns.extents))
+    puts, waits = [], []
+    for number, (made, copied) in enumerate(zip(shift.site.made, shift.site.stmts, strict=True)):
+        index = [number, *turns.variables]
+        puts.append(tir.at(put(made.level, made.source, made.target, made.peer, flag(here, *index)), copied))
+        waits.append((copied, tir.at(wait(here, *index), copied)))
+    started = DevicePhase(turns.elsewhere(tir.sequence([*shift.before, *puts])))
+    edits.statements += [*waits, *((barrier, tir.sequence([])) for barrier in shift.before)]
+    edits.phases.append((turns.before[0], (started, turns.before[0])))
+    return edits.apply()

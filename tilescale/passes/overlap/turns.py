@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""Where a device phase stands: its statements, the loops and branches around them, and the grids in front of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.errors import Location
+from tilescale.passes.overlap.edits import spread
+from tilescale.passes.overlap.schedule import Declined
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
+from tilescale.program.waiting import TRIED
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A device phase and its surroundings.
+
+    Attributes:
+        binds: what is computed for its statements, by itself or by the parts `before` it.
+        stmts: what it does under all `conditions`.
+        loops: the loops around it, outermost first.
+        before: the parts directly before it, in the same turn of all loops, that consist of grids; maybe none.
+        behind: the parts that follow it there.
+        is_first: whether it stands in the innermost loop itself, with nothing but the parts `before` it.
+    """
+
+    binds: tuple[ir.Stmt, ...]
+    stmts: tuple[ir.Stmt, ...]
+    conditions: tuple[ir.PrimExpr, ...]
+    loops: tuple[Control, ...]
+    before: tuple[Part, ...]
+    behind: tuple[Part, ...]
+    is_first: bool
+
+    @classmethod
+    def of(cls, phase: DevicePhase, launch: Launch, where: Location | None) -> Turns:
+        """Those of a phase. Raises Declined where what is around it is no loop of known extent."""
+        part: Part = phase
+        way, conditions = _way(launch.body, phase), []
+        while way and (isinstance(way[-1], Sequence) and len(way[-1].parts) == 1 or _is_branch(way[-1])):
+            part = way.pop()
+            if isinstance(part, Control):
+                conditions.append(part.stmt.condition)
+        binds, inner, stmts = _opened(phase.stmt)
+        loops = tuple(around for around in way if isinstance(around, Control))
+        if not all(_is_known(loop.stmt) for loop in loops):
+            raise Declined("it stands in a branch, or in a loop of unknown extent", where)
+        siblings = way[-1].parts if way and isinstance(way[-1], Sequence) else (part,)
+        at = next(i for i, sibling in enumerate(siblings) if sibling is part)
+        before = last_of_grids(siblings[:at])
+        earlier = [bind for part in before for bind in _binds_of(part)]
+        is_first = len(before) == at and len(way) > 1 and bool(loops) and way[-2] is loops[-1]
+        return cls((*earlier, *binds), stmts, (*conditions, *inner), loops, before, siblings[at + 1 :], is_first)
+
+    @property
+    def grids(self) -> list[GridPhase]:
+        """The grids directly before it."""
+        return [grid for part in self.before for grid in grids_of(part) or ()]
+
+    @property
+    def variables(self) -> list[ir.Var]:
+        """Of the loops."""
+        return [loop.stmt.loop_var for loop in self.loops]
+
+    @property
+    def extents(self) -> list[int]:
+        """Of the loops."""
+        return [ir.integer(loop.stmt.extent) for loop in self.loops]
+
+    def values(self) -> Iterator[dict[ir.Var, int]]:
+        """The variables of the loops in each turn. Raises Declined if there are too many turns to look at."""
+        turns = itertools.product(*map(range, self.extents))
+        for number, values in enumerate(turns):
+            if number == TRIED:
+                raise Declined("the loops around it have too many turns")
+            yield dict(zip(self.variables, values, strict=True))
+
+    def known(self, at: Mapping[ir.Var, int]) -> dict[ir.Var, ir.PrimExpr]:
+        """What the variables of the loops, and what is computed of them, stand for in a turn."""
+        found: dict[ir.Var, ir.PrimExpr] = {var: ir.IntImm("int32", value) for var, value in at.items()}
+        for bind in self.binds:
+            found[bind.var] = ir.simplify(ir.substitute(bind.value, found), {})
+        return found
+
+    def elsewhere(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement that happens under the conditions of the phase, with all that is computed for it."""
+        for condition in self.conditions:
+            stmt = ir.IfThenElse(condition, stmt, None)
+        found = [stmt]
+        for bind in reversed(self.binds):
+            if bind.var in {var for s in found for inner in ir.statements(s) for var in ir.uses(inner)}:
+                found.insert(0, bind)
+        return tir.renamed(tir.sequence(found))
+
+
+def _way(part: Part, wanted: DevicePhase) -> list[Part]:
+    """The parts around a phase, outermost first."""
+    for inner in part.parts if isinstance(part, Sequence | Control) else ():
+        if inner is wanted:
+            return [part]
+        if found := _way(inner, wanted):
+            return [part, *found]
+    return []
+
+
+def last_of_grids(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The last of some parts, as far as they consist of grids."""
+    return tuple(itertools.takewhile(lambda part: grids_of(part) is not None, reversed(parts)))[::-1]
+
+
+def grids_of(part: Part) -> list[GridPhase] | None:
+    """The grids that a part consists of, but for what it computes for others; None if there is something else in it."""
+    if isinstance(part, DevicePhase | GridPhase):
+        computes = all(isinstance(stmt, ir.Bind) for stmt in spread(part.stmt))
+        return [] if computes else [part] if isinstance(part, GridPhase) else None
+    inner = [grids_of(p) for p in part.parts] if isinstance(part, Sequence | Control) else [None]
+    return None if None in inner else [grid for grids in inner for grid in grids or ()]
+
+
+def _binds_of(part: Part) -> list[ir.Stmt]:
+    """What the phases of a part compute, outside of loops and branches."""
+    if isinstance(part, DevicePhase | GridPhase):
+        return [stmt for stmt in spread(part.stmt) if isinstance(stmt, ir.Bind) and ir.is_pure(stmt.value)]
+    return [bind for p in part.parts for bind in _binds_of(p)] if isinstance(part, Sequence) else []
+
+
+def _is_branch(part: Part) -> bool:
+    return isinstance(part, Control) and isinstance(part.stmt, ir.IfThenElse) and len(part.parts) == 1
+
+
+def _is_known(loop: ir.Stmt) -> bool:
+    return isinstance(loop, ir.For) and ir.constant(loop.min) == 0 and ir.constant(loop.extent) is not None
+
+
+def _opened(stmt: ir.Stmt) -> tuple[tuple[ir.Stmt, ...], tuple[ir.PrimExpr, ...], tuple[ir.Stmt, ...]]:
+    """What a statement computes, the conditions around what it does, and what it does."""
+    stmts = list(spread(stmt))
+    binds = tuple(s for s in stmts if isinstance(s, ir.Bind) and ir.is_pure(s.value))
+    rest = tuple(s for s in stmts if not any(s.same_as(bind) for bind in binds))
+    if len(rest) == 1 and isinstance(rest[0], ir.IfThenElse) and rest[0].else_case is None:
+        more, conditions, inner = _opened(rest[0].then_case)
+        return (*binds, *more), (rest[0].condition, *conditions), inner
+    return binds, (), rest
