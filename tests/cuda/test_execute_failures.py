@@ -57,6 +57,13 @@ def test_complete_rows_become_reports():
     assert decode(words) == [Report(1, Kind.TIMEOUT, 7, (11, 5, 3), 4, 9, -8)]
 
 
+def test_ranks_of_another_node_have_their_own_numbers():
+    seen = Scene("gemm", 1, SITES, 3.0, [at(2), at(2)], first=4)
+    error = error_for([report(Kind.ABSENT, rank=1, site=1, index=0)], seen)
+    assert "gemm on rank 5" in str(error) and "rank 4 did not arrive in time" in str(error)
+    assert "rank 4 is in the call too" in str(error)
+
+
 @pytest.mark.parametrize("block", [(0x7FFF_FFFF, 65535, 65535), (0, 0, 0), (1, 0, 2)])
 def test_every_block_of_a_grid_has_coordinates(block: tuple[int, int, int]):
     words = [0] * HEAD + [2, 0, 0, block[0] | block[1] << 31 | block[2] << 47, 0, 0, 0, 0]

@@ -26,7 +26,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from nodes_programs import Case, cases  # noqa: E402
+from nodes_programs import Case, cases, queued_gather  # noqa: E402
 
 import tilescale  # noqa: E402
 from tilelang_core import compile as stock  # noqa: E402
@@ -36,6 +36,7 @@ from tilescale.backends.cuda.lowering.groups.registers import one_array_each  # 
 from tilescale.backends.cuda.running.collectives import hierarchical  # noqa: E402
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving  # noqa: E402
 from tilescale.comm.heap import default  # noqa: E402
+from tilescale.errors import TileScaleError  # noqa: E402
 
 LIMIT_S = 110.0
 CALLS, REPLAYS = 3, 2
@@ -50,6 +51,7 @@ PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "sums": (2, ("allreduce", "reduce_scatter")),
     "moves": (2, ("all_gather", "all_to_all", "broadcast")),
     "operators": (2, ("operator",)),
+    "death": (1, ()),
 }
 """Name -> ranks of a node, and how the names of its checks begin."""
 
@@ -168,6 +170,26 @@ def check(case: Case) -> None:
         once(seed, graph.replay)
 
 
+def check_death(world: tilescale.World) -> int:
+    """The last rank dies while the others wait for its copies: they are told, in bounded time. 0 if so."""
+    func, shapes, dtype, _ = queued_gather(NODES, world.local_size)
+    kernel = tilescale.compile(func)
+    mine = [tilescale.zeros(shape, getattr(torch, dtype)) for shape in shapes] + [tilescale.zeros(4, torch.int32)]
+    kernel(*mine)
+    kernel.synchronize()
+    world.barrier()
+    if world.rank == world.size - 1:
+        os._exit(0)
+    begin, verdict = time.perf_counter(), "FAIL nothing was raised"
+    try:
+        kernel(*mine)
+        kernel.synchronize()
+    except TileScaleError as error:
+        verdict = f"PASS {type(error).__name__}: {str(error).splitlines()[0]}"
+    print(f"rank {world.rank}, death: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
+    return int(not verdict.startswith("PASS"))
+
+
 def checks(local: int) -> Iterator[tuple[str, Callable[[], None]]]:
     """All checks of a layout by name."""
     for name, make in cases(NODES, local):
@@ -184,6 +206,8 @@ def as_rank(part: str) -> None:
     world = tilescale.init(timeout_s=60)
     torch.cuda.set_device(world.device)
     threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
+    if part == "death":
+        os._exit(check_death(world))
     failed = 0
     for name, run in checks(world.local_size):
         if not name.startswith(PARTS[part][1]):

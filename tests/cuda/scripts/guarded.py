@@ -110,7 +110,7 @@ class Program:
             Site("the barrier at its exit", place),
         ]
         world, heap = tilescale.init(), default_heap()
-        self.guard = Guard(name, world, heap, int(limit_s * 1e9), sites, lambda func: barrier_kernel)
+        self.guard = Guard(name, world, heap, int(limit_s * 1e9), sites, lambda func: barrier_kernel, heap.team)
         head = self.guard.records.device
         records[head.data_ptr()] = self.guard.records
         self.cleared = 0

@@ -10,6 +10,11 @@ struct Siblings {
   int rank, size, first, step, shift, slots;
 
   __device__ __forceinline__ i64 slot(int j) const { return (first + j * step + shift) % slots; }
+
+  // What reports call number j: counted from the first device that shares memory with this one.
+  __device__ __forceinline__ int reported(int j) const {
+    return first + j * step - (first + rank * step) / slots * slots;
+  }
 };
 
 __device__ __forceinline__ Siblings siblings(int rank, int size, int first, int step, int shift, int slots) {
@@ -34,7 +39,7 @@ __device__ inline bool await_siblings(const int* words, const Siblings& s, int b
       return static_cast<int>(seen - epoch) >= 0;
     };
     Outcome outcome = await(here, 2 * limit, report);
-    if (outcome == LATE) fail(report, ABSENT, site, s.first + j * s.step, epoch, seen);
+    if (outcome == LATE) fail(report, ABSENT, site, s.reported(j), epoch, seen);
     if (outcome != READY) return false;
   }
   return true;

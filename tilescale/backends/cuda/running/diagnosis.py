@@ -26,6 +26,7 @@ class Scene:
         limit_s: how long a wait may take.
         standings: each rank's last meeting in this program, as this rank's device knows it.
         elsewhere: (rank, program) of ranks that wait for this one in another program.
+        first: what errors call rank 0. Ranks count those that share memory, errors all of the program.
     """
 
     program: str
@@ -34,6 +35,11 @@ class Scene:
     limit_s: float
     standings: Sequence[Standing]
     elsewhere: Sequence[tuple[int, str]] = ()
+    first: int = 0
+
+    def name(self, rank: int) -> str:
+        """A rank in words."""
+        return f"rank {self.first + rank}"
 
 
 def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
@@ -43,13 +49,13 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
     """
     if not reports:
         return WaitTimeoutError(
-            f"{scene.program} on rank {scene.rank}: its waits were stopped before they ended", hint=_RESET
+            f"{scene.program} on {scene.name(scene.rank)}: its waits were stopped before they ended", hint=_RESET
         )
     first = min(reports, key=lambda report: (report.kind is Kind.ABSENT, report.rank != scene.rank, report.rank))
     site = scene.sites[first.site]
-    where = None if site.where is None else replace(site.where, what=f"rank {first.rank} waits here")
-    told = "" if first.rank == scene.rank else f"; so rank {scene.rank} stopped too"
-    name = f"{scene.program} on rank {first.rank}"
+    where = None if site.where is None else replace(site.where, what=f"{scene.name(first.rank)} waits here")
+    told = "" if first.rank == scene.rank else f"; so {scene.name(scene.rank)} stopped too"
+    name = f"{scene.program} on {scene.name(first.rank)}"
     if first.kind is Kind.OUTSIDE:
         return OutOfBoundsError(
             f"{name}, block {_block(first.block)}: {site.what}: element {first.index} of {first.expected}{told}",
@@ -61,9 +67,9 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
     behind = [rank for rank, at in enumerate(scene.standings) if at.behind(scene.standings[first.rank]) > 0]
     elsewhere = [(rank, program) for rank, program in scene.elsewhere if rank in behind]
     if first.kind is Kind.ABSENT and elsewhere:
-        others = ", ".join(f"rank {rank} waits in {program!r}" for rank, program in elsewhere)
+        others = ", ".join(f"{scene.name(rank)} waits in {program!r}" for rank, program in elsewhere)
         return RankMismatchError(
-            f"ranks call programs in different orders: rank {scene.rank} waits in {scene.program!r}, {others}",
+            f"ranks call programs in different orders: {scene.name(scene.rank)} waits in {scene.program!r}, {others}",
             hint=_mismatch_hint(),
             where=where,
         )
@@ -78,7 +84,7 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
 
 def _wait(report: Report, site: Site, scene: Scene) -> str:
     if report.kind is Kind.ABSENT:
-        return f": {site.what}: rank {report.index} did not arrive in time"
+        return f": {site.what}: {scene.name(report.index)} did not arrive in time"
     who = "copy queue" if site.queued else f"block {_block(report.block)}"
     waited_s = scene.limit_s * (PATIENCE if site.queued else 1)
     return (
@@ -96,10 +102,10 @@ def _difference(report: Report, scene: Scene) -> str:
     here = scene.sites[report.site].what
     place = site_of(report.seen, len(scene.sites))
     if place is not None and place != report.site:
-        return f"rank {report.rank} is at {here}, rank {report.index} at {scene.sites[place].what}"
+        return f"{scene.name(report.rank)} is at {here}, {scene.name(report.index)} at {scene.sites[place].what}"
     return (
-        f"ranks {report.rank} and {report.index} call it with different tensors: of other shapes, or not the same "
-        "symmetric ones"
+        f"{scene.name(report.rank)} and {scene.name(report.index)} call it with different tensors: of other shapes, or "
+        "not the same symmetric ones"
     )
 
 
@@ -117,11 +123,11 @@ def _others(waiting: int, scene: Scene) -> str:
         if rank == waiting:
             continue
         if ahead > 0:
-            parts.append(f"rank {rank} has ended its part of the call")
+            parts.append(f"{scene.name(rank)} has ended its part of the call")
         elif ahead == 0:
-            parts.append(f"rank {rank} is in the call too")
+            parts.append(f"{scene.name(rank)} is in the call too")
         else:
             place = site_of(at.purpose, len(scene.sites)) if at.count else None
             last = ", nor to an earlier one" if place is None else f"; it was last at {scene.sites[place].what}"
-            parts.append(f"rank {rank} has not arrived so far{last}")
+            parts.append(f"{scene.name(rank)} has not arrived so far{last}")
     return "; ".join(parts) or "none"

@@ -135,7 +135,7 @@ class DeviceProgram:
     def guard(self) -> Guard:
         """What bounds its waits. Collective at its first use."""
         heap = self.heap if self.is_alone else self.near.heap
-        return Guard(self.program.name, self.world, heap, self._limit_ns, self.sites, self.compile)
+        return Guard(self.program.name, self.world, heap, self._limit_ns, self.sites, self.compile, self.team)
 
     def _build(self) -> None:
         self._plans.clear()

@@ -19,7 +19,7 @@ from tilescale.backends.cuda.running.queue_watch import Watch
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.streams import Idle, wait_idle
 from tilescale.backends.cuda.running.timeouts import WaitRecords
-from tilescale.comm import World
+from tilescale.comm import Team, World
 from tilescale.comm.call import Call
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.group import Group
@@ -47,10 +47,11 @@ class Guard:
         limit_ns: int,
         sites: list[Site],
         compile: Callable[[Any], Any],
+        team: Team,
     ):
-        """Collective."""
+        """Collective. `heap` is that of the devices which share memory, `team` the ranks of the program."""
         self._program, self._world, self._device, self._limit_ns = program, world, heap.device, limit_ns
-        self._group = Group(heap.team)
+        self._group, self._near = Group(team), heap.team
         self.sites = sites
         self.records: WaitRecords = WaitRecords(heap)
         self.meetings: Meetings = Meetings(heap, compile)
@@ -107,10 +108,11 @@ class Guard:
         for other in _guards:
             if other is not self:
                 known = standings(self.records.beside(other.meetings.words))
-                mine = known[self._group.rank]
+                mine = known[self._near.rank]
                 elsewhere += [(rank, other._program) for rank, at in enumerate(known) if mine.behind(at) > 0]
         limit_s = self._limit_ns / 1e9
-        return Scene(self._program, self._group.rank, self.sites, limit_s, own, elsewhere)
+        first = self._group.rank - self._near.rank
+        return Scene(self._program, self._near.rank, self.sites, limit_s, own, elsewhere, first)
 
     def synchronize(self) -> None:
         """Wait until the device is idle. Raises what `check` raises; a rank's death ends the wait at once."""
