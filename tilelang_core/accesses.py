@@ -30,7 +30,8 @@ _BEYOND = frozenset(("barrier", "dst_block", "cluster_mask"))
 _OF_THREADS = tl.OF_THREADS
 """Operations that reach nothing but what they are handed."""
 _POINTERS = (tl.DECLARED_PTR, tl.ADDRESS_OF, tl.ACCESS_PTR)
-_TUPLE = tl.TUPLE
+_STATES = (tl.TUPLE, tl.ASSUME)
+"""What says something and does nothing."""
 _EFFECT = "TCallEffectKind"
 _BREAK = tl.LOOP_BREAK
 
@@ -137,7 +138,7 @@ class _Reader:
             self._tile_operation(node, overwrites=name in _OVERWRITES)
         elif name.startswith(tl.ATOMICS + "_"):
             self._atomic(node)
-        elif name == _TUPLE or name and int(node.op.get_attr(_EFFECT) or 0) <= CallEffectKind.ReadState.value:
+        elif name in _STATES or name and int(node.op.get_attr(_EFFECT) or 0) <= CallEffectKind.ReadState.value:
             return True
         else:
             self._other(node, name)
