@@ -85,15 +85,15 @@ def test_tokens_go_to_their_experts_and_back(case: tuple[Any, ...]):
     there_and_back(case)
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2])
-def test_few_senders_have_many_tiles(seed: int | None, monkeypatch: pytest.MonkeyPatch):
-    """Tiles of parts of rows, several with one flag, and several for each sender, in any order of blocks."""
+@pytest.mark.parametrize(("seed", "senders"), [(None, 3), (1, 3), (2, 16)])
+def test_tiles_of_parts_of_rows(seed: int | None, senders: int, monkeypatch: pytest.MonkeyPatch):
+    """Several with one flag; several for each sender, or as many blocks for one; in any order of blocks."""
     for name in ("TILE", "SUMMED"):
         monkeypatch.setattr(row_exchange, name, 32)
     for name in ("PIECE", "SUMMED_PIECE"):
         monkeypatch.setattr(row_exchange, name, 16)
-    for name in ("SENDERS", "SUMMING_SENDERS", "CHUNKS"):
-        monkeypatch.setattr(row_exchange, name, 3)
+    for name, value in (("SENDERS", senders), ("SUMMING_SENDERS", senders), ("CHUNKS", 3)):
+        monkeypatch.setattr(row_exchange, name, value)
     monkeypatch.setattr(row_exchange, "MANY_ROWS", 1)
     assert row_exchange.tile_of(24, 8, 32, 16) == (4, 8)
     there_and_back((3, 6, 21, 3, 5, None), seed)

@@ -212,6 +212,8 @@ def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weigh
     room, most = T.dynamic("room"), T.dynamic("most")
     high, wide = tile_of(width, unit, SUMMED, SUMMED_PIECE)
     parts = width // wide
+    # Few rows go to as many blocks as can send: each takes some parts of a tile of whole rows.
+    groups = T.max(1, T.min(parts, SUMMING_SENDERS // T.ceildiv(most, high)))
 
     @T.prim_func
     def sum_rows(
@@ -223,7 +225,7 @@ def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weigh
         before: T.Tensor((most + 1, size), "int32"),
         Out: T.Tensor((most, width), dtype),
     ):
-        with T.Kernel(device=size, block=(T.ceildiv(most, high), 2), threads=THREADS) as (tile, y):
+        with T.Kernel(device=size, block=(T.ceildiv(most, high), groups, 2), threads=THREADS) as (tile, group, z):
             arrived = T.alloc_flags((size, CHUNKS))
             T.assume(most >= 1)
             with T.Scale("block"), T.Scale("device") as (rank, _):
@@ -231,23 +233,24 @@ def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weigh
                 which, share = (T.alloc((high, copies), kind, level="l1") for kind in ("int32", "float32"))
                 lines = T.alloc((size, high), "int32", level="l1")
                 T.annotate_min_blocks_per_sm(SUMMING_RESIDENT)
-                chunk = T.ceildiv(most, high * CHUNKS)  # tiles that share a flag
+                chunk, each = T.ceildiv(most, high * CHUNKS), T.ceildiv(parts, groups)
                 if size > 1:
-                    if y == 0:
-                        tiles = T.ceildiv(most, high)
-                        senders = T.min(SUMMING_SENDERS, tiles)
-                        for turn in T.serial(turns_of(tile, senders, (size - 1) * tiles)):
-                            number = tile + turn * senders
-                            home, first = (rank + 1 + number // tiles) % size, number % tiles * high
+                    if z == 0:
+                        pieces = T.ceildiv(most, high) * groups
+                        sender, senders = tile * groups + group, T.min(SUMMING_SENDERS, pieces)
+                        for turn in T.serial(turns_of(sender, senders, (size - 1) * pieces)):
+                            number = sender + turn * senders
+                            home, first = (rank + 1 + number // pieces) % size, number % pieces // groups * high
+                            begin = number % groups * each
                             if first < received[home]:
                                 load_places(which, places, received, home, first, most)
                                 if weighted:
                                     load_shares(share, which, W)
-                                for part in T.serial(parts):
+                                for part in T.serial(begin, T.min(begin + each, parts)):
                                     sum_copies(total, rows, Y, which, share, part * wide, weighted)
                                     T.copy(rows, inbox[rank, first, part * wide], dst=home, impl="lsu")
                                 T.signal(arrived[rank, first // (chunk * high)], dst=home)
-                if y > 0:
+                if z > 0:
                     first = tile * high
                     for s, i in T.Parallel(size, high):
                         row = T.min(first + i, most - 1)
@@ -263,9 +266,9 @@ def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weigh
                         source = (rank + size - step) % size
                         begin, end = before[first, source], before[T.min(first + high, most), source]
                         for c in T.serial(begin // (high * chunk), T.ceildiv(end, high * chunk)):
-                            T.wait(arrived[source, c], ">=", tiles_in(c, chunk, before[most, source], high))
+                            T.wait(arrived[source, c], ">=", tiles_in(c, chunk, before[most, source], high) * groups)
                     T.sync_threads()  # the tables are there, also where nothing is waited for
-                    for part in T.serial(parts):
+                    for part in T.serial(group * each, T.min(group * each + each, parts)):
                         sum_copies(total, rows, Y, which, share, part * wide, weighted)
                         T.clear(total)
                         for source in T.unroll(size):
