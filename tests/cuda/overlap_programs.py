@@ -60,6 +60,57 @@ def ag_gemm(
     return ag
 
 
+def ag_gemm_by_loads(
+    devices: int = 2,
+    shape: tuple[int, int, int] = (8192, 3584, 8192),
+    tile: tuple[int, int, int] = (128, 256, 64),
+    stages: int = 4,
+    blocks: int = 0,
+    waits: bool = False,
+    impl: str | None = None,
+) -> Any:
+    """C = the rows of all devices times B, whose tiles are loaded where they lie, own rows first.
+
+    Of a device that has `ready` to say when its rows are there, if it `waits`. `blocks`: as for `ag_gemm`.
+    """
+    m_all, n_all, k_all = shape
+    bm, bn, bk = tile
+    tm, tn = m_all // devices // bm, n_all // bn
+    total = devices * tm * tn
+    blocks = blocks or total
+
+    @T.prim_func
+    def pulled(
+        A: T.Tensor((m_all // devices, k_all), DTYPE),
+        B: T.Tensor((n_all, k_all), DTYPE),
+        C: T.Tensor((devices, m_all // devices, n_all), DTYPE),
+        ready: T.Tensor((devices,), "int32"),
+    ):
+        with T.Kernel(device=devices, block=blocks, threads=256) as bid:
+            with T.Scale("block"):
+                a = T.alloc((bm, bk), DTYPE, level="l1")
+                b = T.alloc((bn, bk), DTYPE, level="l1")
+                cs = T.alloc((bm, bn), DTYPE, level="l1")
+                c = T.alloc((bm, bn), "float32", level="l0")
+                with T.Scale("device") as (rank, size):
+                    for wave in T.serial(T.ceildiv(total - bid, blocks)):
+                        i = wave * blocks + bid
+                        owner = (rank + i // (tm * tn)) % size
+                        m = i % (tm * tn) // tn
+                        n = i % tn
+                        if waits:
+                            T.wait(ready[owner], ">=", 1)
+                        T.clear(c)
+                        for k in T.Pipelined(k_all // bk, num_stages=stages):
+                            T.copy(A[m * bm, k * bk], a, src=owner, impl=impl)
+                            T.copy(B[n * bn, k * bk], b)
+                            T.gemm(a, b, c, transpose_B=True)
+                        T.copy(c, cs)
+                        T.copy(cs, C[owner, m * bm, n * bn])
+
+    return pulled
+
+
 def rs_gemm(
     devices: int = 2,
     shape: tuple[int, int, int] = (8192, 8192, 3584),

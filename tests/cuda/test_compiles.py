@@ -81,6 +81,7 @@ def test_clusters_compile(machine: str):
 def test_operators_compile():
     """Those whose blocks move data, or multiply, by tables."""
     made = [
+        row_exchange.scatter_program(2, 3584, 8),
         row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
         grouped_gemm.scaled_program(512, 512, 528, "float8_e4m3fn"),
     ]

@@ -128,6 +128,30 @@ def test_programs_that_wait_for_others(case: str):
     assert where is not None and where.file == __file__ and where.what == "waits here"
 
 
+def planes(sends: int):
+    """A grid that is as wide as it turns out to be, three planes high: one sends, those after the first one wait."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def flags(F: T.Tensor((n,), "int32")):
+        with T.Kernel(device=DEVICES, block=(T.ceildiv(n, 4), 3), threads=128) as (bx, by):
+            with T.Scale("block"), T.Scale("device") as (d, count):
+                if by == sends:
+                    T.signal(F[bx], dst=(d + 1) % count)
+                if by > 0:
+                    T.wait(F[0], ">=", 1)
+
+    return flags
+
+
+@pytest.mark.parametrize("sends", [0, 1])
+def test_planes_of_a_grid_of_unknown_extent(sends: int):
+    program = analyse(planes(sends), MACHINE)
+    ((phase, launch),) = phases(program.body)
+    assert programs(launch, SIZES) is None
+    assert (waits_across(phase, launch, program, MACHINE, SIZES) is None) == (sends == 0)
+
+
 def test_a_grid_that_fits_is_accepted():
     check_resident("crowd", 132, 132, 132, Location("program.py", 3))
 

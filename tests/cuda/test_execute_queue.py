@@ -29,7 +29,7 @@ from tilelang_core import ir
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import plan
-from tilescale.backends.cuda.running import queued, stream_memory
+from tilescale.backends.cuda.running import queued, queued_exchange, stream_memory
 from tilescale.backends.cuda.running.control import loop
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.phases import host_step
@@ -112,8 +112,9 @@ class Device:
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         """One call; what it did, addresses as (tensor, device, offset in bytes)."""
-        target = Target(Machine.load("h200-sxm-8"), self.sizes, 1 << 36)
-        monkeypatch.setattr(queued, "copy_queue", lambda device: self.queue)
+        target = self.target = Target(Machine.load("h200-sxm-8"), self.sizes, 1 << 36)
+        for module in (queued, queued_exchange):
+            monkeypatch.setattr(module, "copy_queue", lambda device: self.queue)
         monkeypatch.setattr(stream_memory, "copy", lambda stream, part: self._copied(part))
         monkeypatch.setattr(stream_memory, "write", lambda stream, word, value: self._written(word, value))
         values = [self.tensors[p.name][self.team.rank] for p in self.program.parameters]
@@ -287,7 +288,8 @@ def test_flags_are_zero_before_devices_meet_and_the_queue_is_joined_before_they_
                     Y[bx, 0] = G[bx, 0, 0]
 
     device = fakes.Device(monkeypatch)
-    monkeypatch.setattr(queued, "copy_queue", lambda _: Queue(device.log))
+    for module in (queued, queued_exchange):
+        monkeypatch.setattr(module, "copy_queue", lambda _: Queue(device.log))
     monkeypatch.setattr(stream_memory, "copy", lambda stream, part: device.log.append("copy"))
     monkeypatch.setattr(stream_memory, "write", lambda stream, word, value: device.log.append("write"))
     own = device.program(program)

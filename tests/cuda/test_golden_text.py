@@ -26,6 +26,7 @@ PROGRAMS = {
     "overlap_ag_senders": lambda: overlap_programs.ag_gemm_senders(
         shape=(2048, 512, 512), stages=2, blocks=12, senders=4
     ),
+    "overlap_ag_by_loads": lambda: overlap_programs.ag_gemm_by_loads(shape=(2048, 512, 512), waits=True),
     "overlap_rs": lambda: overlap_programs.rs_gemm(shape=(2048, 512, 512)),
     "overlap_rs_direct": lambda: overlap_programs.rs_gemm(shape=(2048, 512, 512), direct=True),
     "overlap_rs_persistent": lambda: overlap_programs.rs_gemm(shape=(2048, 512, 512), stages=2, blocks=12),

@@ -13,10 +13,14 @@ from tilescale.backends.cuda import headers
 
 HEADERS = Path(headers.__file__).parent
 
-FUNCTION = re.compile(r"^__device__ [^\n]*?(\w+)\([^;]*?\) \{(.*?)^\}", re.DOTALL | re.MULTILINE)
+FUNCTION = re.compile(
+    r"^( *)(?:static )?__device__ [^\n]*?(\w+)\([^;{]*\) (?:const )?(\{ [^\n]*\}$|\{\n.*?^\1\})",
+    re.DOTALL | re.MULTILINE,
+)
 PARTS = re.compile(
     r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
-    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_meet)\("
+    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_meet|order_stores|store_words|load_words"
+    r"|clear|__syncthreads|__syncthreads_and)\("
 )
 """An instruction of PTX, or a call of what orders."""
 
@@ -34,6 +38,7 @@ ORDERS = {
         "add_relaxed": ["red.relaxed.sys.global.add.u64 "],
         "add_release": [f"red.release.sys.global.add.{kind} " for kind in ("s32", "u32", "u64", "u64")],
         "store_release": [f"st.release.sys.global.{kind} " for kind in ("s32", "u32", "s64", "u64")],
+        "store_whole": ["st.global.v4.b32 ", "st.global.v2.b32 "],
         "wait": ["load_acquire"],
         # The other lanes come after lane 0's acquire, and their bulk copies after them.
         "wait_by_warp": ["__syncwarp", "acquired"],
@@ -60,6 +65,28 @@ ORDERS = {
             "fence.proxy.async",
         ],
     },
+    "rendezvous.cuh": {
+        "await_ranks": ["load_acquire"],
+        "barrier_of_ranks": ["drain", "tell_ranks"],
+        "clear": ["clear"],
+        "come": ["fence.acq_rel.sys", "tell_ranks"],
+        # Blocks tell that they are done, the first one waits for all of them, and only then clears the flags.
+        "leave": ["drain", "add_relaxed", "tell_ranks", "load_acquire", "clear"],
+        "count": ["atom.acq_rel.gpu.global.add.u32 %0", "clear"],
+    },
+    "words.cuh": {
+        # A vector of two words arrives as a whole, each with the message's number in it.
+        "store_words": ["st.relaxed.sys.global.v2.u64 "],
+        "load_words": ["ld.relaxed.sys.global.v2.u64 "],
+        "order_stores": ["fence.acq_rel.sys"],
+    },
+    "short_messages.cuh": {"send": ["store_words"], "receive": ["load_words"], "end": ["__syncthreads"]},
+    "long_messages.cuh": {
+        # What the block has stored comes before the flags, and is read behind them.
+        "tell": ["__syncthreads", "order_stores", "store_relaxed"],
+        "told": ["load_acquire", "__syncthreads_and"],
+        "end": ["__syncthreads"],
+    },
 }
 """File -> function -> what it says; overloads after one another. Others say nothing of the kind."""
 
@@ -67,7 +94,7 @@ ORDERS = {
 @pytest.mark.parametrize("name", ORDERS)
 def test_what_functions_say_about_order(name: str):
     found: dict[str, list[str]] = {}
-    for function, body in FUNCTION.findall((HEADERS / name).read_text(encoding="utf-8")):
+    for _, function, body in FUNCTION.findall((HEADERS / name).read_text(encoding="utf-8")):
         said = [instruction or call for instruction, call in PARTS.findall(body)]
         if said:
             found.setdefault(function, []).extend(said)

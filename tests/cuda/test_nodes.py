@@ -17,7 +17,7 @@ from tests.cuda.test_device_phases import steps
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import plan
-from tilescale.backends.cuda.running import messages  # noqa: F401 - registers its steps
+from tilescale.backends.cuda.running import messages, nccl  # noqa: F401 - messages registers its steps
 from tilescale.backends.cuda.running.near import Near
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.steps import Call, run
@@ -85,7 +85,8 @@ class Rank:
             for inner in part.parts:
                 self.run(inner, call)
         elif isinstance(part, Control):
-            for value in range(call.evaluate(part.stmt.extent)):
+            begin, count = call.evaluate(part.stmt.min), call.evaluate(part.stmt.extent)
+            for value in range(begin, begin + count):
                 call.variables[part.stmt.loop_var] = value
                 self.run(part.parts[0], call)
         elif isinstance(part, HostStep):
@@ -245,6 +246,27 @@ def test_a_heap_is_of_those_that_can_share_memory(spans: bool, ranks: Any, monke
 
 def test_memory_of_cpus_does_not_span_nodes():
     assert not default._spans(torch.device("cpu"), 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "made"), [((0, 1, 2, 3), [([0, 2], False), ([1, 3], False)]), ((0, 1, 3, 5), [([1, 5], True)])]
+)
+def test_a_part_of_a_job_makes_its_own_groups(ranks: Any, made: Any, monkeypatch: pytest.MonkeyPatch):
+    """With ranks of the job for devices of the program: nobody else of the job comes."""
+    world = World(ranks=(0, 1, 2, 3) if len(made) == 2 else tuple(range(6)), rank=1, launcher="", node_of=(0,) * 6)
+    own = SimpleNamespace(team=Team(ranks=ranks, rank=ranks.index(1)), world=world, by_nccl=False)
+    found = []
+
+    def new_group(group: list[int], timeout: Any, use_local_synchronization: bool = False) -> tuple[int, ...]:
+        found.append((group, use_local_synchronization))
+        return tuple(group)
+
+    monkeypatch.setattr(torch.distributed, "new_group", new_group)
+    monkeypatch.setattr(nccl, "_start", lambda own: None)
+    monkeypatch.setattr(nccl, "_groups", {})
+    mine = nccl.group_of(own, ((0, 2), (1, 3)))
+    assert found == made and 1 in mine and own.by_nccl
+    assert nccl.group_of(own, ((0, 2), (1, 3))) is mine
 
 
 # -- what is declined --------------------------------------------------------------------------------------------------

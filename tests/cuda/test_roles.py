@@ -42,13 +42,59 @@ def told(func: Any) -> list[str]:
             ],
         ),
         (lambda: programs.put(rows=1024, columns=1024, blocks=8), ["'x' is sent from 3 slots in turn"]),
+        (
+            lambda: programs.ag_gemm_by_loads(shape=SMALL, waits=True),
+            ["T.Pipelined: a producer loads and makes 1 T.wait"],
+        ),
+        (
+            lambda: programs.ag_gemm_by_loads(shape=SMALL, blocks=12, stages=2),
+            [
+                "T.Pipelined: a producer loads",
+                "1 copies and 0 signals that end a turn are completed in the next one",
+                KEPT,
+            ],
+        ),
+        (
+            lambda: programs.ag_gemm_by_loads(shape=SMALL, impl="lsu"),
+            ["T.Pipelined without a producer: it waits, signals or copies to peers after its first load"],
+        ),
         (lambda: programs.put(rows=1024, columns=1024), []),
         (lambda: programs.put(rows=1024, columns=1024, blocks=8, impl="lsu"), []),
     ],
-    ids=["ag", "ag persistent", "rs", "rs persistent", "put", "put of one tile", "put by stores"],
+    ids=[
+        *("ag", "ag persistent", "rs", "rs persistent", "put"),
+        *("loads from peers", "loads from peers, persistent", "loads from peers by threads"),
+        *("put of one tile", "put by stores"),
+    ],
 )
 def test_notes_say_which_role_does_what(func: Any, said: list[str]):
     assert told(func()) == said
+
+
+@pytest.mark.parametrize("persistent", [{}, {"blocks": 12, "stages": 2}], ids=["", "persistent"])
+def test_loads_from_peers_run_ahead_behind_what_they_wait_for(persistent: dict[str, int]):
+    func = programs.ag_gemm_by_loads(shape=SMALL, waits=True, **persistent)
+    text = bodies(source(func))
+    gate, load = text.index("tilescale::wait_by_warp<"), text.index("tl::tma_load(A_peers_desc")
+    assert gate < load and text.count("tma_load(A_peers_desc") == 1
+    assert any(note.endswith("src=): tma (by the producer, ahead of its use)") for note in notes(func))
+
+
+@pytest.mark.parametrize(
+    ("func", "when"),
+    [
+        (lambda: programs.put(rows=1024, columns=1024, blocks=8), "asynchronous, completed before its tile is written"),
+        (lambda: programs.rs_gemm(shape=SMALL, direct=True), "synchronous: its signal follows at once"),
+        (
+            lambda: programs.rs_gemm(shape=SMALL, direct=True, stages=2, blocks=12),
+            "asynchronous, completed before the next turn of the loop ends",
+        ),
+    ],
+    ids=["put", "rs", "rs persistent"],
+)
+def test_notes_say_when_a_copy_to_a_peer_is_complete(func: Any, when: str):
+    (said,) = (note for note in notes(func()) if "synchronous" in note)
+    assert when in said
 
 
 def waiting(kind: str) -> Any:

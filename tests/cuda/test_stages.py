@@ -28,6 +28,10 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "stages"
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "cluster": cluster_programs.product,
     "put_with_signal": lambda: programs.put_with_signal(impl="tma"),
+    "sender_loop": lambda: overlap_programs.put(rows=1024, columns=1024, blocks=8),
+    "persistent_gemm_kept_signals": lambda: overlap_programs.rs_gemm(
+        shape=(2048, 512, 512), direct=True, stages=2, blocks=12
+    ),
     "waiting_gemm": lambda: overlap_programs.ag_gemm(shape=(2048, 512, 512)),
     "warpgroups": lambda: reference.tensor_parallel_gemm(4, 128, 128, 512),
 }
@@ -72,6 +76,12 @@ def test_text_after_each_stage(name: str, golden):
 
 def test_every_golden_text_has_its_program():
     assert {path.stem for path in GOLDEN.glob("*.txt")} == PROGRAMS.keys()
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_each_stage_has_a_text_that_it_changes(name: str):
+    found = [path.read_text(encoding="utf-8") for path in GOLDEN.glob("*.txt")]
+    assert not all(f"# after {name}\n(the same)\n" in text for text in found)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -26,8 +26,9 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from nodes_programs import Case, cases  # noqa: E402
+
 import tilescale  # noqa: E402
-import tilescale.language as T  # noqa: E402
 from tilelang_core import compile as stock  # noqa: E402
 from tilescale.backends.base import Target  # noqa: E402
 from tilescale.backends.cuda import support  # noqa: E402
@@ -38,7 +39,6 @@ from tilescale.comm.heap import default  # noqa: E402
 
 LIMIT_S = 110.0
 CALLS, REPLAYS = 3, 2
-ROWS, COLUMNS = 48, 40
 NODES = 2
 CHUNK = 1 << 20
 """Bytes of a message between nodes: of a large tensor several, in the forms of short and of long messages inside."""
@@ -46,6 +46,7 @@ CHUNK = 1 << 20
 PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "pairs": (1, ("",)),
     "messages": (2, ("put", "get", "three")),
+    "queues": (2, ("queued",)),
     "sums": (2, ("allreduce", "reduce_scatter")),
     "moves": (2, ("all_gather", "all_to_all", "broadcast")),
     "operators": (2, ("operator",)),
@@ -67,150 +68,6 @@ ENVIRONMENT = {
     "NCCL_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "TILESCALE_WAIT_S": "20", "OMP_NUM_THREADS": "2",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1",
 }  # fmt: skip
-
-
-# -- programs ----------------------------------------------------------------------------------------------------------
-
-Case = tuple[Any, list[tuple[int, ...]], str, Callable[[list[list[torch.Tensor]]], list[dict[int, torch.Tensor]]]]
-"""A program, the shapes of its tensors but the flags, their type, and what they hold afterwards on each rank."""
-
-
-def puts(level: str, nodes: int, devices: int) -> Case:
-    """To the next unit of a level, with a signal; a credit goes back; then one rank sends a slice to another."""
-    ranks, shape = nodes * devices, (ROWS, COLUMNS)
-    count = {"node": nodes, "device": ranks}[level]
-    extents = {"node": nodes, "device": devices} if level == "node" else {"device": ranks}
-
-    @T.prim_func
-    def ring(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32"), flags: T.Tensor((4,), "int32")):
-        with T.Kernel(**extents):
-            with T.Scale(level) as (rank, size):
-                right = (rank + 1) % size
-                T.copy(X, Y, dst=right, signal=flags[0], value=3)
-                T.wait(flags[0], "==", 3)
-                T.signal(flags[1], dst=(rank + size - 1) % size)
-                T.wait(flags[1], ">=", 1)
-                if rank == 0:
-                    T.copy(X[0:8, :], Y[8:16, :], dst=size - 1, signal=flags[2])
-                if rank == size - 1:
-                    T.wait(flags[2], ">=", 1)
-                T.barrier()
-
-    def wanted(given: list[list[torch.Tensor]]) -> list[dict[int, torch.Tensor]]:
-        step = ranks // count
-        found = []
-        for me in range(ranks):
-            rank, rest = divmod(me, step)
-            got = given[(rank - 1) % count * step + rest][0].clone()
-            if rank == count - 1:
-                got[8:16] = given[rest][0][0:8]
-            found.append({1: got, 2: torch.tensor([3, 1, int(rank == count - 1), 0], dtype=torch.int32)})
-        return found
-
-    return ring, [shape, shape], "float32", wanted
-
-
-def gets(level: str, nodes: int, devices: int) -> Case:
-    """A slice from the next unit of a level, in each of three rounds."""
-    ranks, shape = nodes * devices, (ROWS, COLUMNS)
-    extents = {"node": nodes, "device": devices} if level == "node" else {"device": ranks}
-    count = {"node": nodes, "device": ranks}[level]
-
-    @T.prim_func
-    def slices(X: T.Tensor(shape, "bfloat16"), Y: T.Tensor(shape, "bfloat16"), flags: T.Tensor((4,), "int32")):
-        with T.Kernel(**extents):
-            with T.Scale(level) as (rank, size):
-                for turn in T.serial(3):
-                    T.barrier()
-                    first = turn * 16
-                    T.copy(X[first : first + 16, :], Y[first : first + 16, :], src=(rank + 1 + turn) % size)
-                T.barrier()
-
-    def wanted(given: list[list[torch.Tensor]]) -> list[dict[int, torch.Tensor]]:
-        step = ranks // count
-        found = []
-        for me in range(ranks):
-            rank, rest = divmod(me, step)
-            parts = [given[(rank + 1 + k) % count * step + rest][0][k * 16 : k * 16 + 16] for k in range(3)]
-            found.append({1: torch.cat(parts)})
-        return found
-
-    return slices, [shape, shape], "bfloat16", wanted
-
-
-def collective(name: str, rows: int, dtype: str, impl: str | None, nodes: int, devices: int, op: str = "sum") -> Case:
-    """One collective between all devices of all nodes, twice: the second one must not overtake the first."""
-    ranks = nodes * devices
-    part, whole = (rows, COLUMNS), (rows * ranks, COLUMNS)
-    source = whole if name in ("reduce_scatter", "all_to_all") else part
-    target = whole if name in ("all_gather", "all_to_all") else part
-
-    @T.prim_func
-    def moved(X: T.Tensor(source, dtype), Y: T.Tensor(target, dtype), flags: T.Tensor((4,), "int32")):
-        with T.Kernel(device=ranks):
-            with T.Scale("device") as (rank, size):
-                for _ in T.serial(2):
-                    if name == "allreduce":
-                        T.copy(X, Y)
-                        T.allreduce(Y, op=op, impl=impl)
-                    elif name == "broadcast":
-                        T.copy(X, Y)
-                        T.broadcast(Y, root=size - 2, impl=impl)
-                    elif name == "all_gather":
-                        T.all_gather(X, Y, impl=impl)
-                    elif name == "reduce_scatter":
-                        T.reduce_scatter(X, Y, op=op, impl=impl)
-                    else:
-                        T.all_to_all(X, Y, impl=impl)
-
-    def wanted(given: list[list[torch.Tensor]]) -> list[dict[int, torch.Tensor]]:
-        mine = [x.double() for x, *_ in given]
-        total = torch.stack(mine).sum(0) if op == "sum" else torch.stack(mine).amax(0)
-        results = {
-            "allreduce": lambda r: total,
-            "broadcast": lambda r: mine[ranks - 2],
-            "all_gather": lambda r: torch.cat(mine),
-            "reduce_scatter": lambda r: total.chunk(ranks)[r],
-            "all_to_all": lambda r: torch.cat([x.chunk(ranks)[r] for x in mine]),
-        }
-        return [{1: results[name](r)} for r in range(ranks)]
-
-    return moved, [source, target], dtype, wanted
-
-
-def by_hand(nodes: int, devices: int) -> Case:
-    """The three collectives of examples/distributed/19_two_nodes.py, each on the network of its level."""
-    shape = (ROWS, COLUMNS)
-
-    @T.prim_func
-    def three(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32"), flags: T.Tensor((4,), "int32")):
-        with T.Kernel(node=nodes, device=devices):
-            share = T.alloc((ROWS // devices, COLUMNS), "float32", level="l2")
-            with T.Scale("device"):
-                T.reduce_scatter(X, share)
-            with T.Scale("node"):
-                T.allreduce(share)
-            with T.Scale("device"):
-                T.all_gather(share, Y)
-
-    def wanted(given: list[list[torch.Tensor]]) -> list[dict[int, torch.Tensor]]:
-        return [{1: torch.stack([x.double() for x, *_ in given]).sum(0)}] * len(given)
-
-    return three, [shape, shape], "float32", wanted
-
-
-def cases(nodes: int, devices: int) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """The programs of a layout by name."""
-    for level in ("node", "device"):
-        yield f"put, {level}", lambda level=level: puts(level, nodes, devices)
-        yield f"get, {level}", lambda level=level: gets(level, nodes, devices)
-    yield "three collectives", lambda: by_hand(nodes, devices)
-    impls = ("hierarchical", "nccl") if devices > 1 else (None,)
-    for name in ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"):
-        for impl in impls:
-            yield f"{name} {impl}", lambda n=name, i=impl: collective(n, 7, "float32", i, nodes, devices)
-        yield f"{name} large", lambda n=name: collective(n, 80_000, "bfloat16", impls[0], nodes, devices)
-    yield "allreduce max", lambda: collective("allreduce", 33, "int32", None, nodes, devices, "max")
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,25 @@ def senders(shape: tuple[int, int, int], **options: Any) -> None:
     race(f"AG+GEMM {options}", {"torch.mm": lambda: torch.mm(full, b.t()), "ours": call}, "torch.mm")
 
 
+def loads(shape: tuple[int, int, int]) -> None:
+    """Rows of peers are loaded where they lie, by a producer ahead or by the threads that multiply."""
+    m, n, k = shape
+    mine, full, b, want = gathered_parts(shape)
+    a, ready = symmetric(m // WORLD.size, k), symmetric(WORLD.size, dtype=torch.int32)
+    a.copy_(mine)
+    ready.fill_(1)
+    calls: dict[str, Callable[[], Any]] = {"torch.mm": lambda: torch.mm(full, b.t())}
+    for options in ({}, {"waits": True}, {"waits": True, "blocks": 16, "stages": 3}, {"impl": "lsu"}):
+        kernel = tilescale.compile(programs.ag_gemm_by_loads(WORLD.size, shape, **options))
+        c = torch.full((WORLD.size, m // WORLD.size, n), float("nan"), device=DEVICE, dtype=torch.bfloat16)
+        meet()
+        kernel(a, b, c, ready)
+        meet()
+        check(f"AG+GEMM by loads {options}", c.view(m, n), want)
+        calls[str(options)] = partial(kernel, a, b, c, ready)
+    race("AG+GEMM by loads", calls, "torch.mm")
+
+
 # -- a product and a reduce-scatter ------------------------------------------------------------------------------------
 
 
@@ -238,6 +258,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "rs-direct-persistent": lambda: rs(
         "GEMM+RS 8192x8192x3584 direct, persistent", (8192, 8192, 3584), blocks=132, stages=3, direct=True
     ),
+    "loads": lambda: loads((2048, 1024, 4096)),
     "rs-small": lambda: rs("GEMM+RS 4096x8192x3584 local, persistent", (4096, 8192, 3584), blocks=132, stages=3),
 }
 

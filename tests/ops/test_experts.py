@@ -67,7 +67,7 @@ def test_every_choice_has_a_row_of_its_expert(case: tuple[Any, ...]):
         assert any((chosen // tables.local == r).sum() > (rows[0] >= 0).sum() for r, rows in enumerate(tables.rows))
 
 
-def scattered(x: torch.Tensor, tables: Tables) -> list[torch.Tensor]:
+def scattered(x: torch.Tensor, tables: Tables, seed: int | None = None) -> list[torch.Tensor]:
     """The rows of the experts of each rank; what nobody writes is -1."""
     size, most, width = x.shape
     per_device = [
@@ -75,17 +75,37 @@ def scattered(x: torch.Tensor, tables: Tables) -> list[torch.Tensor]:
         + [torch.full((tables.room, width), -1, dtype=torch.int32)]
         for r in range(size)
     ]
-    tilescale.emulate(row_exchange.scatter_program(size, width, tables.into[0][1].shape[2]), per_device)
+    program = row_exchange.scatter_program(size, width, tables.into[0][1].shape[2])
+    tilescale.emulate(program, per_device, schedule_seed=seed)
     return [tensors[-1] for tensors in per_device]
 
 
 @pytest.mark.parametrize("case", CHOICES, ids=str)
 def test_tokens_go_to_their_experts_and_back(case: tuple[Any, ...]):
+    there_and_back(case)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_few_senders_have_many_tiles(seed: int | None, monkeypatch: pytest.MonkeyPatch):
+    """Tiles of parts of rows, several with one flag, and several for each sender, in any order of blocks."""
+    for name in ("TILE", "SUMMED"):
+        monkeypatch.setattr(row_exchange, name, 32)
+    for name in ("PIECE", "SUMMED_PIECE"):
+        monkeypatch.setattr(row_exchange, name, 16)
+    for name in ("SENDERS", "SUMMING_SENDERS", "CHUNKS"):
+        monkeypatch.setattr(row_exchange, name, 3)
+    monkeypatch.setattr(row_exchange, "MANY_ROWS", 1)
+    assert row_exchange.tile_of(24, 8, 32, 16) == (4, 8)
+    there_and_back((3, 6, 21, 3, 5, None), seed)
+
+
+def there_and_back(case: tuple[Any, ...], seed: int | None = None) -> None:
+    """Rows of tokens where they belong, and sums of experts' rows where they came from."""
     size, experts, tokens, choices, _, room = case
     chosen, width = chosen_by_all(*case[:5]), 24
     tables = Tables(chosen, experts, room)
     x = torch.randint(0, 999, (size, tokens, width), dtype=torch.int32)
-    there = scattered(x, tables)
+    there = scattered(x, tables, seed)
     for (row, *_), got in zip(tables.rows, there, strict=True):
         want = torch.full_like(got, -1)
         want[row[row >= 0].long()] = x[(row >= 0).nonzero(as_tuple=True)[:2]]
@@ -104,7 +124,8 @@ def test_tokens_go_to_their_experts_and_back(case: tuple[Any, ...]):
         for r in range(size)
     ]
     name, unit = str(kind).removeprefix("torch."), 16 // kind.itemsize
-    tilescale.emulate(row_exchange.sum_program(size, width, choices, name, unit, weighted), per_device)
+    program = row_exchange.sum_program(size, width, choices, name, unit, weighted)
+    tilescale.emulate(program, per_device, schedule_seed=seed)
     want = torch.zeros(size, tokens, width)
     for rows, (row, *_), weight in zip(y, tables.rows, weights, strict=True):
         part = torch.zeros_like(want)

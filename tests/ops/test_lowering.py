@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from tests.cuda.support import notes, source
+from tests.cuda.support import program as taken
+from tilescale.hda import Machine
 from tilescale.ops.products import GROUP, TILINGS, Product, tiling
+from tilescale.program.effects import phases
+from tilescale.program.waiting import waits_across
 
 LARGE = TILINGS[0]
 
@@ -80,3 +84,12 @@ def test_rows_of_any_width_have_a_layout(words: int):
     made = import_module("tilescale.ops.row_exchange")
     source(made.scatter_program(2, words, 1))
     source(made.sum_program(2, 2 * words, 2, "bfloat16", 8, False))
+
+
+def test_rows_wait_for_blocks_of_lower_numbers_only():
+    """So a grid of any extent gets on, whatever of it a device holds at once."""
+    made, machine = import_module("tilescale.ops.row_exchange"), Machine.load("h200-sxm-8")
+    for func in (made.scatter_program(2, 512, 2), made.sum_program(2, 512, 2, "bfloat16", 8, True)):
+        taken_apart = taken(func)
+        ((phase, launch),) = phases(taken_apart.body)
+        assert waits_across(phase, launch, taken_apart, machine, {"device": 2}) is None

@@ -50,7 +50,8 @@ def copy(*args: Any, **kwargs: Any) -> Any:
         after: (flag, comparison, value), for a copy that is started: it waits until the sender's own flag compares
             true, as in `T.wait`, and sees what was published with it. What is started later waits too.
         impl: a mechanism that the path offers ("tma", "lsu", "copy_engine", "dsmem", "rdma", "nvshmem", ...); left out,
-            the machine model chooses. "nvshmem" is taken on request only, and needs NVSHMEM's heap.
+            the machine model chooses. "nvshmem" needs NVSHMEM's heap, and is taken unasked only between devices that
+            share no memory.
 
     Raises:
         PeerOutOfRangeError: a constant peer that the launch does not have.

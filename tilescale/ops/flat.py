@@ -76,7 +76,7 @@ def store_rows(total, target, t, first, rows, high, wide):
 
 
 @T.macro
-def send_parts(source, inbox, arrived, rank, size, rows, chunk):
+def send_to_owners(source, inbox, arrived, rank, size, rows, chunk):
     """The queue sends each part to its owner, first the first chunks of all."""
     for i in T.serial(T.ceildiv(rows, chunk)):
         for step in T.serial(1, size):

@@ -16,7 +16,7 @@ from tilescale.ops.flat import (
     chunk_rows,
     dtype_of,
     parts_of,
-    send_parts,
+    send_to_owners,
     split,
     store_rows,
     tile_rows,
@@ -101,7 +101,7 @@ def program(size: int, width: int, dtype: str, chunk: int) -> Any:
         with T.Kernel(device=size, block=T.ceildiv(rows, high), threads=THREADS) as tile:
             arrived = T.alloc_flags((size, CHUNKS))
             with T.Scale("device") as (rank, _):
-                send_parts(A, inbox, arrived, rank, size, rows, chunk)
+                send_to_owners(A, inbox, arrived, rank, size, rows, chunk)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 total = T.alloc((high, width), "float32", level="l0")
                 first = tile * high

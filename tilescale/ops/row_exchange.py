@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Rows that go to ranks by tables, and sums of what becomes of them: unequal exchanges, and those of experts.
 
-Blocks move the rows, as only the device knows which ones: a block loads a tile of them where they lie, stores it into
-the owner's inbox and raises a flag. A grid that only sends ends whatever others do, so the one after it may wait.
+Blocks move the rows, as only the device knows which ones. The first blocks of a grid only send, one tile after the
+other, into the inboxes of others, and raise a flag behind each; the blocks after them take what has arrived, and first
+what is their own. So networks and memory are busy at the same time, and blocks that wait hold up no sender.
 """
 
 from typing import Any
@@ -17,14 +18,20 @@ from tilescale.ops.workspace import workspace_of
 
 THREADS = 256
 
-TILE = 8192
-"""Elements that one block moves: of 4 bytes, eight times 16 bytes in flight for each thread."""
+TILE, PIECE = 8192, 4096
+"""Words that one block moves at once, and of one row, at most: eight times 16 bytes in flight for each thread."""
 
-PIECE = 512
-"""Elements of a row that one block moves, at most."""
+SUMMED, SUMMED_PIECE = 2048, 1024
+"""The same of elements that are summed up: for each thread 16 bytes of all copies are in flight."""
 
-MOST_UNEVEN = 32
-"""Units of a row, at most, where the threads do not share a tile evenly."""
+SENDERS, SUMMING_SENDERS = 128, 256
+"""Blocks that send rows, and that send sums: as many as fill the network, the others have what is left."""
+
+RESIDENT, SUMMING_RESIDENT = 3, 4
+"""Blocks of both kinds that a multiprocessor is to hold at once: what they load meanwhile hides the latency."""
+
+MANY_ROWS = 64
+"""Rows of a tile, at least, where the threads do not share it evenly."""
 
 CHUNKS = 256
 """Flags for what one rank sends to another one."""
@@ -84,26 +91,30 @@ def sum_rows(y: torch.Tensor, weights: torch.Tensor | None, arriving: tuple, bef
     return result
 
 
-def piece(width: int, unit: int) -> int:
-    """Elements of a row that one block moves: the largest divisor that is a multiple of `unit` and not too wide.
+def tile_of(width: int, unit: int, elements: int, most: int) -> tuple[int, int]:
+    """Rows and columns of a tile: of the largest divisor of `width` that is a multiple of `unit` and at most `most`.
 
     TileLang lays out no tile of a few rows that its threads cannot share evenly; it does if there are many rows.
     """
 
+    def high(n: int) -> int:
+        return min(1 << (elements // n).bit_length() - 1, THREADS)
+
     def fits(n: int) -> bool:
-        return n // unit <= MOST_UNEVEN or n // unit * tile_rows(n) % THREADS == 0
+        return high(n) >= MANY_ROWS or n // unit * high(n) % THREADS == 0
 
-    return next(n for n in range(min(width, PIECE), 0, -1) if width % n == 0 and n % unit == 0 and fits(n))
-
-
-def tile_rows(width: int) -> int:
-    """Rows of a block's tile, a power of two: one for each thread at most."""
-    return min(1 << (TILE // width).bit_length() - 1, THREADS)
+    wide = next(n for n in range(min(width, most), 0, -1) if width % n == 0 and n % unit == 0 and fits(n))
+    return high(wide), wide
 
 
 def tiles_in(number: Any, chunk: Any, rows: Any, high: int) -> Any:
     """Tiles of chunk `number`, of those of so many rows."""
     return T.min(chunk, T.ceildiv(rows, high) - number * chunk)
+
+
+def turns_of(block: Any, blocks: Any, items: Any) -> Any:
+    """How many of so many items a block takes, if the first `blocks` take them in turns."""
+    return T.if_then_else(block < blocks, T.ceildiv(items - block, blocks), 0)
 
 
 @T.macro
@@ -123,11 +134,29 @@ def load_places(which, places, received, source, first, most):
         which[i, c] = T.if_then_else(first + i < received[source], place, -1)
 
 
+@T.macro
+def load_shares(share, which, W):
+    """The weights of places; 0 where there is none."""
+    for i, c in T.Parallel(which.shape[0], which.shape[1]):
+        share[i, c] = T.if_then_else(which[i, c] >= 0, W[T.max(which[i, c], 0)], 0)
+
+
+@T.macro
+def sum_copies(total, rows, Y, which, share, column, weighted):
+    """A tile of the sums of copies, rounded: loads of all copies are in flight at once."""
+    T.clear(total)
+    for c in T.unroll(which.shape[1]):
+        for i, j in T.Parallel(total.shape[0], total.shape[1]):
+            value = T.if_then_else(which[i, c] >= 0, Y[which[i, c], column + j], T.cast(0, Y.dtype))
+            total[i, j] += T.cast(value, "float32") * share[i, c] if weighted else T.cast(value, "float32")
+    T.copy(total, rows)
+
+
 def scatter_program(size: int, width: int, copies: int) -> Any:
     """R[places[s, i]] = X[order[s][i]] of rank s; rows of `width` words."""
     given, most, room = T.dynamic("given"), T.dynamic("most"), T.dynamic("room")
-    wide = piece(width, UNIT_BYTES // 4)
-    high, parts = tile_rows(wide), width // wide
+    high, wide = tile_of(width, UNIT_BYTES // 4, TILE, PIECE)
+    parts = width // wide
 
     @T.prim_func
     def scatter_rows(
@@ -139,37 +168,41 @@ def scatter_program(size: int, width: int, copies: int) -> Any:
         places: T.Tensor((size, most, copies), "int32"),
         R: T.Tensor((room, width), "int32"),
     ):
-        with T.Kernel(device=size, block=(T.ceildiv(most, high), parts, size), threads=THREADS) as (tile, part, turn):
+        with T.Kernel(device=size, block=(T.ceildiv(most, high), parts, 1 + size), threads=THREADS) as (tile, part, z):
             arrived = T.alloc_flags((size, CHUNKS))
             T.assume(most >= 1)
-            if size > 1:
-                with T.Scale("block"), T.Scale("device") as (rank, _):
-                    rows, which = T.alloc((high, wide), "int32", level="l0"), T.alloc((high,), "int32", level="l1")
-                    owner, first, column = (rank + 1 + turn) % size, tile * high, part * wide
-                    chunk = tile // T.ceildiv(most, high * CHUNKS)
-                    if owner != rank and first < sent[owner]:
-                        load_rows(rows, which, X, order, owner, first, column, most)
-                        T.copy(rows, inbox[rank, first, column], dst=owner, signal=arrived[rank, chunk], impl="lsu")
-                with T.Scale("device"):  # what this device sends is sent, whoever waits below
-                    pass
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 rows, own = T.alloc((high, wide), "int32", level="l0"), T.alloc((high,), "int32", level="l1")
                 which = T.alloc((high, copies), "int32", level="l1")
-                source, first, column = (rank + size - turn) % size, tile * high, part * wide
-                chunk = T.ceildiv(most, high * CHUNKS)
-                if first < received[source]:
-                    load_places(which, places, received, source, first, most)
-                    if source == rank:
-                        load_rows(rows, own, X, order, rank, first, column, most)
-                    else:
-                        tiles = tiles_in(tile // chunk, chunk, received[source], high)
-                        T.wait(arrived[source, tile // chunk], ">=", tiles * parts)
-                        for i, j in T.Parallel(high, wide):
-                            rows[i, j] = inbox[source, T.min(first + i, most - 1), column + j]
-                    for c in T.serial(copies):
-                        for i, j in T.Parallel(high, wide):
-                            if which[i, c] >= 0:
-                                R[which[i, c], column + j] = rows[i, j]
+                T.annotate_min_blocks_per_sm(RESIDENT)
+                chunk = T.ceildiv(most, high * CHUNKS)  # tiles that share a flag
+                if size > 1:
+                    if z == 0:
+                        pieces = T.ceildiv(most, high) * parts
+                        sender, senders = tile * parts + part, T.min(SENDERS, pieces)
+                        for turn in T.serial(turns_of(sender, senders, (size - 1) * pieces)):
+                            number = sender + turn * senders
+                            owner, first = (rank + 1 + number // pieces) % size, number % pieces // parts * high
+                            column, flag = number % parts * wide, first // (chunk * high)
+                            if first < sent[owner]:
+                                load_rows(rows, own, X, order, owner, first, column, most)
+                                place = inbox[rank, first, column]
+                                T.copy(rows, place, dst=owner, signal=arrived[rank, flag], impl="lsu")
+                if z > 0:
+                    source, first, column = (rank + 1 + size - z) % size, tile * high, part * wide
+                    if first < received[source]:
+                        load_places(which, places, received, source, first, most)
+                        if source == rank:
+                            load_rows(rows, own, X, order, rank, first, column, most)
+                        else:
+                            flag = tile // chunk
+                            T.wait(arrived[source, flag], ">=", tiles_in(flag, chunk, received[source], high) * parts)
+                            for i, j in T.Parallel(high, wide):
+                                rows[i, j] = inbox[source, T.min(first + i, most - 1), column + j]
+                        for c in T.serial(copies):
+                            for i, j in T.Parallel(high, wide):
+                                if which[i, c] >= 0:
+                                    R[which[i, c], column + j] = rows[i, j]
 
     return scatter_rows
 
@@ -177,8 +210,8 @@ def scatter_program(size: int, width: int, copies: int) -> Any:
 def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weighted: bool) -> Any:
     """Out[t] = sum over ranks, rounded, of the sum of W[p] Y[p] over the places p of what came from row t."""
     room, most = T.dynamic("room"), T.dynamic("most")
-    wide = piece(width, unit)
-    high, parts = tile_rows(wide), width // wide
+    high, wide = tile_of(width, unit, SUMMED, SUMMED_PIECE)
+    parts = width // wide
 
     @T.prim_func
     def sum_rows(
@@ -190,52 +223,58 @@ def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weigh
         before: T.Tensor((most + 1, size), "int32"),
         Out: T.Tensor((most, width), dtype),
     ):
-        with T.Kernel(device=size, block=(T.ceildiv(most, high), parts, size), threads=THREADS) as (tile, part, turn):
+        with T.Kernel(device=size, block=(T.ceildiv(most, high), 2), threads=THREADS) as (tile, y):
             arrived = T.alloc_flags((size, CHUNKS))
             T.assume(most >= 1)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 total, rows = T.alloc((high, wide), "float32", level="l0"), T.alloc((high, wide), dtype, level="l0")
                 which, share = (T.alloc((high, copies), kind, level="l1") for kind in ("int32", "float32"))
-                home, first, column = (rank + 1 + turn) % size, tile * high, part * wide
-                chunk = tile // T.ceildiv(most, high * CHUNKS)
-                if first < received[home]:
-                    load_places(which, places, received, home, first, most)
+                lines = T.alloc((size, high), "int32", level="l1")
+                T.annotate_min_blocks_per_sm(SUMMING_RESIDENT)
+                chunk = T.ceildiv(most, high * CHUNKS)  # tiles that share a flag
+                if size > 1:
+                    if y == 0:
+                        tiles = T.ceildiv(most, high)
+                        senders = T.min(SUMMING_SENDERS, tiles)
+                        for turn in T.serial(turns_of(tile, senders, (size - 1) * tiles)):
+                            number = tile + turn * senders
+                            home, first = (rank + 1 + number // tiles) % size, number % tiles * high
+                            if first < received[home]:
+                                load_places(which, places, received, home, first, most)
+                                if weighted:
+                                    load_shares(share, which, W)
+                                for part in T.serial(parts):
+                                    sum_copies(total, rows, Y, which, share, part * wide, weighted)
+                                    T.copy(rows, inbox[rank, first, part * wide], dst=home, impl="lsu")
+                                T.signal(arrived[rank, first // (chunk * high)], dst=home)
+                if y > 0:
+                    first = tile * high
+                    for s, i in T.Parallel(size, high):
+                        row = T.min(first + i, most - 1)
+                        slot = before[row, s]
+                        lines[s, i] = T.if_then_else((s != rank) & (before[row + 1, s] > slot), slot, -1)
+                    for i, c in T.Parallel(high, copies):
+                        row = T.min(first + i, most - 1)
+                        slot = before[row, rank]
+                        which[i, c] = T.if_then_else(before[row + 1, rank] > slot, places[rank, slot, c], -1)
                     if weighted:
-                        for i, c in T.Parallel(high, copies):
-                            share[i, c] = T.if_then_else(which[i, c] >= 0, W[T.max(which[i, c], 0)], 0)
-                    T.clear(total)
-                    for c in T.serial(copies):
-                        for i, j in T.Parallel(high, wide):
-                            term = T.cast(Y[T.max(which[i, c], 0), column + j], "float32")
-                            total[i, j] += T.if_then_else(which[i, c] >= 0, term * share[i, c] if weighted else term, 0)
-                    T.copy(total, rows)
-                    if size > 1:
-                        T.copy(rows, inbox[rank, first, column], dst=home, signal=arrived[rank, chunk], impl="lsu")
-                    else:
-                        T.copy(rows, inbox[rank, first, column])
-                        T.signal(arrived[rank, chunk])
-            with T.Scale("device"):  # what this device sends is sent, whoever waits below
-                pass
-            with T.Scale("block"), T.Scale("device"):
-                total, lines = T.alloc((high, wide), "float32", level="l0"), T.alloc((high,), "int32", level="l1")
-                first, column = tile * high, part * wide
-                last, chunk = T.min(first + high, most), T.ceildiv(most, high * CHUNKS)
-                if turn == 0:
-                    T.clear(total)
-                    for source in T.serial(size):
-                        for i in T.Parallel(high):
-                            row = T.min(first + i, most - 1)
-                            slot = before[row, source]
-                            lines[i] = T.if_then_else(before[row + 1, source] > slot, slot, -1)
-                        begin, end = before[first, source], before[last, source]
+                        load_shares(share, which, W)
+                    for step in T.serial(1, size):
+                        source = (rank + size - step) % size
+                        begin, end = before[first, source], before[T.min(first + high, most), source]
                         for c in T.serial(begin // (high * chunk), T.ceildiv(end, high * chunk)):
-                            tiles = tiles_in(c, chunk, before[most, source], high)
-                            T.wait(arrived[source, c], ">=", tiles * parts)
+                            T.wait(arrived[source, c], ">=", tiles_in(c, chunk, before[most, source], high))
+                    T.sync_threads()  # the tables are there, also where nothing is waited for
+                    for part in T.serial(parts):
+                        sum_copies(total, rows, Y, which, share, part * wide, weighted)
+                        T.clear(total)
+                        for source in T.unroll(size):
+                            for i, j in T.Parallel(high, wide):
+                                far = inbox[source, lines[source, i], part * wide + j]
+                                value = T.if_then_else(lines[source, i] >= 0, far, T.cast(0, dtype))
+                                total[i, j] += T.cast(T.if_then_else(source == rank, rows[i, j], value), "float32")
                         for i, j in T.Parallel(high, wide):
-                            term = T.cast(inbox[source, T.max(lines[i], 0), column + j], "float32")
-                            total[i, j] += T.if_then_else(lines[i] >= 0, term, 0)
-                    for i, j in T.Parallel(high, wide):
-                        if first + i < most:
-                            Out[first + i, column + j] = total[i, j]
+                            if first + i < most:
+                                Out[first + i, part * wide + j] = total[i, j]
 
     return sum_rows

@@ -88,13 +88,19 @@ class Grid:
 def programs(launch: Launch, sizes: Mapping[str, int]) -> int | None:
     """How many programs the grid has; None if that is not known before the launch."""
     shape = _shape(launch, sizes)
-    return None if shape is None else math.prod(shape)
+    known = _slowest(shape)
+    return math.prod(known) if len(known) == len(shape) else None
 
 
-def _shape(launch: Launch, sizes: Mapping[str, int]) -> list[int] | None:
+def _shape(launch: Launch, sizes: Mapping[str, int]) -> list[int | None]:
     known = {var: sizes[name] for name, var in launch.extents if isinstance(var, ir.Var)}
-    shape = [evaluate(n, known) for n in launch.grid]
-    return None if None in shape else [n for n in shape if n is not None]
+    return [evaluate(n, known) for n in launch.grid]
+
+
+def _slowest(shape: list[int | None]) -> list[int]:
+    """The last extents, which vary slowest, as far as they are known."""
+    unknown = [axis for axis, n in enumerate(shape) if n is None]
+    return [n for n in shape[unknown[-1] + 1 if unknown else 0 :] if n is not None]
 
 
 def grid_of(
@@ -103,19 +109,24 @@ def grid_of(
     machine: Machine,
     sizes: Mapping[str, int],
     ranks: Mapping[str, int] | None = None,
+    in_part: bool = False,
 ) -> Grid | None:
     """The variables of a phase; None for a grid of unknown extent.
 
     Args:
         sizes: units of each launched level.
         ranks: of the unit that executes it; without, each of its ranks takes all values.
+        in_part: take a grid of unknown extent as one of its slowest axes, those whose extents are known: what has the
+            same place on these counts as one program.
     """
-    shape = _shape(launch, sizes) if isinstance(phase, GridPhase) else []
-    if shape is None:
+    whole = _shape(launch, sizes) if isinstance(phase, GridPhase) else []
+    shape = _slowest(whole)
+    is_whole = len(shape) == len(whole)
+    if not is_whole and not in_part:
         return None
     number = np.arange(math.prod(shape))
     axes = np.unravel_index(number, shape, order="F") if shape else ()
-    grid = Grid(number.size, dict(zip(launch.programs, axes, strict=False)))
+    grid = Grid(number.size, dict(zip(launch.programs[len(whole) - len(shape) :], axes, strict=False)))
     grid.known |= {var: sizes[name] for name, var in launch.extents if isinstance(var, ir.Var)}
     for stmt in ir.statements(phase.stmt):
         if isinstance(stmt, ir.For) and ir.constant(stmt.min) == 0 and ir.constant(stmt.extent) is not None:
@@ -128,6 +139,6 @@ def grid_of(
                 grid.known[stmt.var] = ranks[rank.level]
             elif rank.level in sizes:
                 grid.free[stmt.var] = sizes[rank.level]
-            elif machine.level(rank.level).kind == "program" and launch.cluster_size == 1:
+            elif is_whole and machine.level(rank.level).kind == "program" and launch.cluster_size == 1:
                 grid.known[stmt.var] = number
     return grid

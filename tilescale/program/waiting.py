@@ -9,8 +9,11 @@ Programs start in the order of their numbers, and one that waits keeps its place
   them compute), always get on: the lowest number that is not done runs on all devices;
 - any other wait may be for a program that has not started: all programs of the grid must be resident.
 
-The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is
-bounded anyway.
+Of a grid whose extent is not known, the slowest axes are looked at whose extents are: programs in a plane have lower
+numbers than all of those in the planes after it.
+
+The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is bounded
+anyway.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from tilescale.hda import Machine
 from tilescale.program.effects import Access, Surroundings
 from tilescale.program.grids import Grid, Unknown, grid_of
 from tilescale.program.model import GridPhase, Launch, Program, location
+from tilescale.program.ops import WAIT
 
 TRIED = 1 << 20
 """Values of a flag's index that are tried at most, over all programs; with more, they count as shared."""
@@ -51,15 +55,28 @@ def waits_across(
             return location(stmt, "waits here")
         uses += [_Use(stmt, guards, told.flag, waits=False) for told in effects.tells]
         uses += [_Use(stmt, guards, awaited.flag, waits=True) for awaited in effects.awaits]
-    grid = grid_of(phase, launch, machine, sizes) if uses else None
+    grid = grid_of(phase, launch, machine, sizes)
+    planes = grid_of(phase, launch, machine, sizes, in_part=True)
     for root in {use.flag.root for use in uses}:
         same = [use for use in uses if use.flag.root.same_as(root)]
         waiting = [use for use in same if use.waits]
         if not waiting or len(waiting) == len(same):
             continue
-        if not _own([use.flag for use in same], grid) and not _from_lower_numbers(same, grid):
+        if not _own([use.flag for use in same], grid) and not _from_lower_numbers(same, planes):
             return location(waiting[0].stmt, "waits here")
     return None
+
+
+def first_wait(phase: GridPhase) -> Location | None:
+    """Where programs of a grid wait for a flag; None if they do not."""
+    found: list[Location | None] = []
+
+    def visit(node: object) -> None:
+        if isinstance(node, ir.Evaluate) and ir.op_name(node.value) == WAIT.name:
+            found.append(location(node, "waits here"))
+
+    ir.walk(phase.stmt, visit)
+    return next((at for at in found if at is not None), None)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,18 @@ from tilelang_core import compile as stock
 from tilescale.backends.cuda.lowering.check import check_shared, check_text, static_shared_bytes
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.cuda.lowering.vectors import whole_vectors
 from tilescale.hda import Machine
 from tilescale.passes.written import written_by_peers
 from tilescale.program.model import Program
 
 STRIDE = 1 << 36
 """Bytes between devices in the address range that a text is generated for where there is no heap."""
+
+
+def rewritten(text: str) -> str:
+    """The text of a kernel as nvcc gets it, from the one that stock TileLang generates."""
+    return whole_vectors(one_array_each(text))
 
 
 def checked(
@@ -26,7 +32,7 @@ def checked(
         GeneratedTextError: a text that must not run.
         AllocationTooLargeError: more shared memory than the machine has.
     """
-    generated = stock.generate(kernel.func, target, pass_configs, one_array_each)
+    generated = stock.generate(kernel.func, target, pass_configs, rewritten)
     check_text(generated.text, written_by_peers(program), kernel.ahead)
     asked = generated.dynamic_shared + static_shared_bytes(generated.text)
     check_shared(program.name, asked, machine, kernel.where)

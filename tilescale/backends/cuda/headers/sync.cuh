@@ -144,6 +144,20 @@ __device__ __forceinline__ void store_release(u64* p, u64 v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
+// -- stores ------------------------------------------------------------------------------------------------------------
+
+// 8 or 16 bytes into device memory by one instruction, where nvcc would take them apart (vectors.py).
+template <typename V>
+__device__ __forceinline__ void store_whole(V* p, V v) {
+  const unsigned* w = reinterpret_cast<const unsigned*>(&v);
+  if (sizeof(V) == 16)
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[sizeof(V) / 8]),
+                 "r"(w[sizeof(V) / 4 - 1])
+                 : "memory");
+  else
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+}
+
 // -- waits -------------------------------------------------------------------------------------------------------------
 
 enum Outcome { READY, LATE, STOPPED };

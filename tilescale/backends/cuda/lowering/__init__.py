@@ -21,7 +21,7 @@ tile.py combine.py           a tile as a unit holds it, and how elements of seve
 split.py kernel.py           the last stages: threads that load ahead, and the function with all its parameters
 arguments.py                 what a generated kernel takes
 rendezvous.py                where all devices meet when a call begins and ends, and when its kernel does it
-check.py                     the generated text before it is compiled
+check.py vectors.py          the generated text before it is compiled: what must not run, stores that stay whole
 
 Folders: `clusters` (programs of a cluster) and `groups` (units inside a program), a stage each; `copies` (a mechanism
 each).

@@ -57,7 +57,8 @@ class DeviceStage(Signature):
         """The phase after this stage."""
         # Also what the grid is, and what is loaded ahead, the kernel is passed.
         launch = replace(self.launch, grid=tuple(self.expr(n) for n in self.launch.grid))
-        ahead = frozenset(self.local(data).name for data in self.roles.ahead)
+        ahead = {self.local(data).name for data in self.roles.ahead}
+        ahead |= {self.peers(data).name for data in self.roles.pulled}
         kept = (tuple(self.parameters), tuple(self.arguments), tuple(self.sites))
         return self.done(
             body,
@@ -65,7 +66,7 @@ class DeviceStage(Signature):
             headers=(*self.phase.headers, *self.headers),
             text=self.phase.text + "".join(self.libraries.values()),
             ordered=self.phase.ordered or self.ordered,
-            signature=Parameters(*kept, frozenset(self.reached), frozenset(self.libraries), ahead),
+            signature=Parameters(*kept, frozenset(self.reached), frozenset(self.libraries), frozenset(ahead)),
         )
 
     # -- the walk ----------------------------------------------------------------------------------------------------

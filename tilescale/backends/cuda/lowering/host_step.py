@@ -9,6 +9,10 @@ from tilelang_core import ir
 from tilescale.errors import Location
 from tilescale.program.model import DevicePhase
 
+QUEUE, QUEUE_BETWEEN, JOIN = "queue", "queue between nodes", "join"
+"""What a `HostStep` says instead of a mechanism: the device's copy queue executes it beside what follows; the queues of
+sender and receiver do; and, of no operation, what follows waits for the queue."""
+
 
 @dataclass(frozen=True)
 class HostStep(DevicePhase):

@@ -23,7 +23,7 @@ from tilelang_core.tiles import is_region, regions_of
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.between import carried
 from tilescale.backends.cuda.lowering.combine import fold
-from tilescale.backends.cuda.lowering.host_step import HostStep
+from tilescale.backends.cuda.lowering.host_step import JOIN, QUEUE, QUEUE_BETWEEN, HostStep
 from tilescale.backends.cuda.lowering.markers import by_nvshmem
 from tilescale.backends.cuda.lowering.messages import Around, level_of
 from tilescale.backends.cuda.lowering.phase import Target
@@ -40,10 +40,6 @@ from tilescale.program.operations import Collective, Combine, Copy, Signal
 
 IN_PLACE = (ops.ALLREDUCE.name, ops.BROADCAST.name)
 """Collectives that leave a single unit's tensor as it is."""
-
-QUEUE, JOIN = "queue", "join"
-"""What a `HostStep` says instead of a mechanism: the device's copy queue executes it beside what follows; and, of no
-operation, what follows waits for the queue."""
 
 _HOST_CALLS = tl.HOST_ARITHMETIC
 """Calls of TIR that fold to a number when their operands are numbers."""
@@ -160,7 +156,7 @@ class _Planner(Grids):
         if name == ops.BARRIER.name or name in _TILE_OPS and _on_tensors(call):
             return [self._host(stmt)]
         if self._is_message(call):
-            return [self._message(call)]
+            return self._message(call)
         if name == ops.COPY.name:
             return self._copy(call)
         return self._collective(call) if name in ops.COLLECTIVES else [stmt]
@@ -260,7 +256,7 @@ class _Planner(Grids):
         level = level_of(node)
         return level in dict(self.target.sizes) and not by_nvshmem(node) and not share_memory(self.target, level)
 
-    def _message(self, call: ir.Call) -> Part:
+    def _message(self, call: ir.Call) -> list[Part | ir.Stmt]:
         """A copy or signal that its receiver takes part in."""
         copy = Copy.of(call) if ir.op_name(call) == ops.COPY.name else None
         tensors = (copy.source, copy.target) if copy is not None else (Signal.of(call).flag,)
@@ -270,17 +266,25 @@ class _Planner(Grids):
         groups = split(self.target, level)
         carrier = BY_BOTH if groups is None else groups.carrier
         asked = None
+        why_not = self._queue.against_copy(copy) if copy is not None and copy.signal is not None else ""
         if not self.target.nccl:
             asked = "NCCL, which cannot join these ranks"
-        elif copy is not None and (copy.impl is not None or copy.after is not None):
-            asked = f"{carrier}, without {'after=' if copy.impl is None else f'impl={copy.impl!r}'}"
+        elif copy is not None and copy.impl is not None:
+            asked = f"{carrier}, without impl={copy.impl!r}"
+        elif why_not and self._queue.waits:
+            asked = f"{carrier}, in order, where a copy waits for a flag: {why_not}"
         if asked is not None:
             raise self.unsupported(f"{what}: they share no memory, it would go by {asked}: it has no CUDA lowering")
-        step = self._around.message(call, self.bound, BY_MESSAGES, self.where)
+        step = self._around.message(call, self.bound, BY_MESSAGES if why_not is not None else QUEUE_BETWEEN, self.where)
         if isinstance(step, str):
             raise self.unsupported(f"{what}, {step}, has no CUDA lowering: its receiver does not know of it")
-        self.notes.append(f"{what}: {carrier} (by {self.target.machine.name} they do not all share memory)")
-        return step
+        how = "; asynchronous, on the copy queue" if why_not is None else f"; synchronous: {why_not}" if why_not else ""
+        self.notes.append(f"{what}: {carrier} (by {self.target.machine.name} they do not all share memory{how})")
+        if why_not is None:
+            self.uses_queue = True
+            return [step]
+        # The queue's operations are older, and whoever sees this one's flag may rely on them.
+        return [*([self.join()] if self._queue.any else []), step]
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -310,6 +314,9 @@ class _Planner(Grids):
         reason = self._queue.against_collective(made)
         if reason is not None:
             raise self.unsupported(f"{what} has no CUDA lowering: {reason}")
+        groups = split(self.target, made.level)
+        if groups is not None and groups.across > 1:
+            what = f"{what} ({groups.carrier})"
         return self._on_queue(made.call, what)
 
     def _axes_of_collective(self, call: ir.Call) -> list[tuple[int, ...]]:

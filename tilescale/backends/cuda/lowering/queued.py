@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilelang_core import ir
+from tilescale.backends.cuda.lowering.host_step import QUEUE, QUEUE_BETWEEN, HostStep
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.backends.cuda.lowering.reach import share_memory
+from tilescale.backends.cuda.lowering.reach import reached, share_memory, split
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
@@ -31,8 +32,6 @@ FLAG_TYPES = frozenset(("int32", "uint32", "int64", "uint64"))
 
 COMPARES = (">=", ">", "==")
 """Comparisons that a stream waits for: of integers `> n` is `>= n + 1`."""
-
-APART = "a copy queue reaches only devices that it shares memory with"
 
 _ROUNDS = 4096
 """Rounds of loops that are gone through with numbers, over all devices; in further ones indices count as unknown."""
@@ -66,10 +65,12 @@ class Queued:
         source, target = (ir.region_parts(r)[0] for r in (copy.source, copy.target))
         if source.dtype != target.dtype:
             return f"a copy engine converts nothing, here {source.dtype} to {target.dtype}"
-        if not share_memory(self._target, copy.level):
-            return APART
+        apart = self._against_messages(copy.level, copy.impl)
+        if apart is not None:
+            return apart
         try:
-            copy_choice(copy.call, self._target.machine, self._sizes, None, starters=("host",))
+            if reached(self._target, copy.level) > 1:
+                copy_choice(copy.call, self._target.machine, self._sizes, None, starters=("host",))
         except UnsupportedError as error:
             return error.message
         if copy.after is not None and copy.after.compare not in COMPARES:
@@ -82,17 +83,29 @@ class Queued:
 
     def against_collective(self, made: Collective) -> str | None:
         """Why a collective with flags is not for the queue."""
-        if not share_memory(self._target, made.level):
-            return APART
+        apart = self._against_messages(made.level, made.impl)
+        if apart is not None:
+            return apart
         network = network_of(made.call, self._target.machine, self._sizes)
         able = [m for m in network.mechanisms if m.started_by == "host" and m.put] if network is not None else []
-        if not able or made.impl is not None and made.impl not in [m.name for m in able]:
+        alone = reached(self._target, made.level) == 1
+        if not alone and (not able or made.impl is not None and made.impl not in [m.name for m in able]):
             asked = f"impl={made.impl!r}" if made.impl is not None else "every mechanism of the network"
             return f"{asked} is started by programs"
         flags = ir.region_parts(made.flags)[0]
         if str(flags.dtype) not in FLAG_TYPES:
             return f"a stream writes no flags of {flags.dtype}"
         return self._against_sums(flags)
+
+    def _against_messages(self, level: str, impl: str | None) -> str | None:
+        """Why NCCL does not carry what goes to devices that share no memory with the queue's."""
+        if share_memory(self._target, level):
+            return None
+        if split(self._target, level) is None:
+            return f"nodes have different numbers of {level}s"
+        if not self._target.nccl:
+            return "NCCL, which leads to other nodes, cannot join these ranks"
+        return None if impl is None else f"impl={impl!r} does not lead to other nodes"
 
     def _against_sums(self, flags: ir.Buffer) -> str | None:
         """Why the host does not know what flags are when the queue adds to them."""
@@ -214,6 +227,17 @@ class _Walk:
         return None if rank is None else number(self.target.sizes, {**at.ranks, level: rank})
 
 
+def leads_out(part: Part, target: Target) -> bool:
+    """Whether a copy queue sends messages to other nodes, which take processors."""
+    if isinstance(part, HostStep):
+        made = None if isinstance(part.stmt, ir.Bind) else operation(part.call)
+        gathers = part.impl == QUEUE and isinstance(made, Collective) and not share_memory(target, made.level)
+        return part.impl == QUEUE_BETWEEN or gathers
+    if isinstance(part, DevicePhase | GridPhase):
+        return False
+    return any(leads_out(inner, target) for inner in ([part.body] if isinstance(part, Launch) else part.parts))
+
+
 def number(sizes: tuple[tuple[str, int], ...], ranks: Mapping[str, int]) -> int:
     """A device's number over all devices: the coarsest level slowest."""
     found = 0
@@ -258,14 +282,12 @@ def _device_phases(part: Part) -> Iterator[ir.Stmt]:
 
 
 def _written(program: Program) -> set[ir.Var]:
-    """Data of tensors and tiles that anything but signals changes, or might."""
+    """Data of tensors and tiles that anything but signals changes, or might: also a function that gets its address."""
     names = Surroundings(program)
     found: set[ir.Var] = set()
     for stmt, _, _ in statements(program.body):
         effects = names.effects(stmt)
         found.update(a.root for a in effects.writes if all(a is not told.flag for told in effects.tells))
-        if effects.opaque:
-            found.update(names.homes)
     return found
 
 

@@ -57,6 +57,12 @@ def split(target: Target, level: str) -> Split | None:
     return Split(inside, size // inside) if even else None
 
 
+def reached(target: Target, level: str) -> int:
+    """Siblings of a level that share memory with each other; 0 if their groups are of different sizes."""
+    found = split(target, level)
+    return 0 if found is None else found.inside
+
+
 def share_memory(target: Target, level: str) -> bool:
     """Whether all siblings of a level reach each other's memory."""
     found = split(target, level)

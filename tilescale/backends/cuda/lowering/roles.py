@@ -3,10 +3,12 @@
 
 Why: stock TileLang gives a pipelined loop a producer of its own, which is what makes it fast, but knows nothing of
 waits: it would load ahead of them, so by default a phase with waits has no producer. Before: waits before and inside
-a pipelined loop, signals and copies to peers after it. After: the same statements, waits that gate the loop's loads as
-its first statements (`if k == 0: wait`, by each warp for itself), which TileLang moves into the producer together with
-the loads; everything after the loop belongs to the other threads. Declines what it cannot prove right, with the reason
-as a note: the phase then keeps one role, and the loop loads in the order of the program.
+a pipelined loop, copies from peers in it, signals and copies to peers after it. After: the same statements, waits that
+gate the loop's loads as its first statements (`if k == 0: wait`, by each warp for itself), which TileLang moves into
+the producer together with the loads; everything after the loop belongs to the other threads. Copies from peers among
+the loads are bulk copies, even where loads by threads would take less for one alone: several are under way. Declines
+what it cannot prove right, with the reason as a note: the phase then keeps one role, and the loop loads in the order
+of the program.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from tilescale.backends.cuda.lowering.statements import (
     is_load,
     is_movable,
     is_pipelined,
+    is_pull,
     is_region,
     is_scalar,
     is_wait,
@@ -41,12 +44,16 @@ from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
 from tilescale.program.model import Launch, Program
+from tilescale.program.operations import Copy
 
 BY_WARP = "by_warp"
 """Annotation of a wait that every warp makes for itself, without a barrier of the program."""
 
 BY_WARP_FUNCTION = "tilescale::wait_by_warp"
 """What such a wait calls."""
+
+AHEAD = "ahead"
+"""Annotation of a copy from a peer that a producer makes ahead of its use, by bulk copies."""
 
 _POLLING = 40
 """Registers of a producer's thread that waits; of the 24 that it gets otherwise it would spill some."""
@@ -62,7 +69,7 @@ class Roles:
         stmt: the phase, waits moved to what they gate.
         specialised: whether its loop gets a producer.
         gates, loads: how many waits, and how many loads, stand in the loop.
-        ahead: tensors that the producer loads before what the other threads wait for.
+        ahead, pulled: tensors, of this device and of peers, that the producer loads before what others wait for.
         elects: whether one thread, the same each time, issues all bulk stores.
         kept: what signals are kept back until the next turn of the loop around, by number.
         tiles: what is allocated on chip beyond the program's own tiles.
@@ -74,6 +81,7 @@ class Roles:
     gates: int = 0
     loads: int = 0
     ahead: frozenset[ir.Var] = frozenset()
+    pulled: frozenset[ir.Var] = frozenset()
     elects: bool = False
     kept: tuple[Kept, ...] = ()
     tiles: tuple[ir.Buffer, ...] = ()
@@ -105,12 +113,22 @@ class _DeclinedError(Exception):
 
 
 def assign(
-    stmt: ir.Stmt, program: Program, launch: Launch, machine: Machine, is_bulk: Callable[[ir.Call], bool]
+    stmt: ir.Stmt,
+    program: Program,
+    launch: Launch,
+    machine: Machine,
+    is_bulk: Callable[[ir.Call], bool],
+    as_bulk: Callable[[ir.Call], ir.Call | None],
 ) -> Roles:
-    """The roles of a phase's statements; `is_bulk` says which copies to peers the machine makes as bulk copies."""
-    elects = _Phase(stmt, program, launch, machine).elects
+    """The roles of a phase's statements.
+
+    Args:
+        is_bulk: which copies to peers the machine makes as bulk copies.
+        as_bulk: a copy from a peer as a bulk copy that runs ahead; None if it cannot be one, or is to be another.
+    """
+    elects = _Phase(stmt, program, launch, machine, as_bulk).elects
     senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
-    phase = _Phase(senders.phase(stmt), program, launch, machine)
+    phase = _Phase(senders.phase(stmt), program, launch, machine, as_bulk)
     roles = phase.roles()
     return replace(roles, elects=elects, tiles=tuple(senders.rings), notes=(*roles.notes, *senders.notes))
 
@@ -143,6 +161,7 @@ class _Phase:
     program: Program
     launch: Launch
     machine: Machine
+    as_bulk: Callable[[ir.Call], ir.Call | None]
 
     def roles(self) -> Roles:
         """The roles, of its loop's statements if it has one beside orders."""
@@ -213,14 +232,16 @@ class _Placement:
     def roles(self) -> Roles:
         """The roles, or the reason why there are none."""
         loads = self._check_body()
-        loaded = self.phase.canonical({data_of(TileCopy.of(load).source) for load in loads})
+        own = self.phase.canonical({data_of(source) for source, _, is_pulled in loads if not is_pulled})
+        pulled = self.phase.canonical({data_of(source) for source, _, is_pulled in loads if is_pulled})
         stmt = self._statement(self.phase.stmt)
         if self.around is not None:
-            self._check_ahead(loaded)
+            self._check_ahead(own | pulled)
         elif self.gates:
             stmt = tir.sequence([specialise.registers(_POLLING, self.phase.launch.thread_count), stmt])
         gates, kept = self._waits(), tuple(self.left.kept)
-        return Roles(stmt, True, gates, len(loads), ahead=frozenset(loaded), kept=kept, notes=self._notes())
+        ahead, far = frozenset(own), frozenset(pulled)
+        return Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
 
     def _waits(self) -> int:
         return sum(_count(gate, acquires) for gate in self.gates)
@@ -235,25 +256,32 @@ class _Placement:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def _check_body(self) -> list[ir.Call]:
-        """The loads of the loop; leading waits become gates."""
+    def _check_body(self) -> list[tuple[ir.Call, ir.Call, bool]]:
+        """The loads of the loop, each with its source, target, and whether it is from a peer; leading waits become
+        gates."""
         self.body = flat(self.loop.body)
         while self.body and is_wait(self.body[0]):
             if not is_movable(self.body[0]):
                 raise _DeclinedError("a wait in it depends on a variable that changes")
             self.gates.append(tir.rewrite(self.body.pop(0), leave=_by_warp))
-        loads = [s.value for s in self.body if is_load(s)]
-        rest = [s for s in self.body if not is_load(s)]
+        self.body = [self._bulk(s) for s in self.body]
+        loads = [found for s in self.body if (found := _loaded(s)) is not None]
+        rest = [s for s in self.body if _loaded(s) is None]
         if any(ir.contains(s, orders) for s in rest):
             raise _DeclinedError("it waits, signals or copies to peers after its first load")
         if not loads:
             raise _DeclinedError("it loads nothing into shared memory")
         if any(in_device_memory(s) for s in rest):
             raise _DeclinedError("threads that compute read or write device memory in it")
-        inside = {ir.region_parts(TileCopy.of(load).target)[0] for load in loads}
+        inside = {ir.region_parts(target)[0] for _, target, _ in loads}
         if inside & tiles_named(self.phase.stmt, besides=self.loop):
             raise _DeclinedError("a tile that it loads is used outside it too")
         return loads
+
+    def _bulk(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A copy from a peer as a bulk copy, if it can be one: others keep the threads that compute."""
+        made = self.phase.as_bulk(stmt.value) if is_pull(stmt) else None
+        return stmt if made is None else tir.at(ir.Evaluate(made), stmt)
 
     def _gated(self) -> ir.Stmt:
         """The loop with its gates as its first statements."""
@@ -369,6 +397,17 @@ class _Placement:
         ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_WARP) else None)
         if any(_may_order(order, wait, tensor) for wait in waits for tensor in tensors):
             raise _DeclinedError("the loop around it waits for what may order its loads")
+
+
+def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:
+    """Source and target of a load that can run ahead, and whether it is from a peer; None for other statements."""
+    if is_load(stmt):
+        copy = TileCopy.of(stmt.value)
+        return copy.source, copy.target, False
+    if not is_pull(stmt) or ir.attribute(stmt.value, AHEAD) is None:
+        return None
+    pulled = Copy.of(stmt.value)
+    return pulled.far, pulled.near, True
 
 
 def _may_order(order: Dependence, wait: ir.Call, tensor: ir.Var) -> bool:

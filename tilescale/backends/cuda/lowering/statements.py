@@ -8,6 +8,7 @@ from typing import Any
 from tilelang_core import ir, specialise, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.program import ops
+from tilescale.program.operations import Copy, operation
 
 _TILE_OP = tl.TILE_OPERATIONS
 _WITHOUT_WORKSPACE = (tl.COPY, tl.FILL)
@@ -70,6 +71,16 @@ def is_load(stmt: ir.Stmt) -> bool:
     copy = tiles.TileCopy.of(stmt.value)
     source, target = (ir.region_parts(region)[0] for region in (copy.source, copy.target))
     return ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"
+
+
+def is_pull(stmt: ir.Stmt) -> bool:
+    """Whether a statement copies a tile of a peer's to shared memory, of no more dimensions than a bulk copy has."""
+    made = operation(stmt.value) if isinstance(stmt, ir.Evaluate) else None
+    if not isinstance(made, Copy) or made.to_peer or made.signal is not None:
+        return False
+    near, far = (ir.region_parts(region)[0] for region in (made.near, made.far))
+    is_bulk = len(far.shape) <= _BULK_DIMENSIONS
+    return is_bulk and ir.scope_kind(near) == "shared" and ir.scope_kind(far) == "global"
 
 
 def reads_memory(stmt: ir.Stmt) -> bool:

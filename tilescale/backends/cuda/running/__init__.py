@@ -6,7 +6,9 @@ steps.py plans.py memory.py       steps bound to a call's arguments, kept for th
 grids.py toolchain.py             compilation once for a node, launches; the compiler, and whose kernels are run
 phases.py collectives/ nccl.py    operations of the host: copies, collectives; NCCL's groups
 near.py messages.py transports.py devices that share memory; copies and signals to others; what carries them
-queued.py copy_queue.py sums.py   asynchronous operations beside them, on the device's copy queue, with:
+queued.py copy_queue.py sums.py   asynchronous copies beside them, on the device's copy queue
+queued_exchange.py                collectives there, and queued_between.py: copies to other nodes, with:
+queue_parts.py                    tensors and flags as both take them;
 stream_memory.py queue_watch.py   what streams do to memory without a processor; bounds of their waits
 control.py                        loops and branches around phases
 guard.py                          what keeps a program from hanging, with:

@@ -13,12 +13,12 @@ from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
+from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
-from tilescale.backends.cuda.running import control, messages, nccl, queued, transports  # noqa: F401 - two register steps
+from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - messages registers steps  # noqa: F401 - they register steps
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
@@ -32,7 +32,7 @@ from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import target_for
-from tilescale.backends.cuda.text import STRIDE
+from tilescale.backends.cuda.text import STRIDE, rewritten
 from tilescale.comm import Team, World, init
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
@@ -74,7 +74,7 @@ class DeviceProgram:
         agree(self._group, _facts(self.program, machine, self.options))
         self.sizes = self._sizes()
         stride, mapped = (STRIDE, 1) if self.is_alone else (self.near.stride, self.near.size)
-        by_nccl = not settings().share_gpus and self.team.ranks == self.world.ranks
+        by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)
         by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
         self.target = Target(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
         self.sites: list[Site] = []
@@ -87,7 +87,9 @@ class DeviceProgram:
         self.sums = Sums()
         self.queue: CopyQueue | None = None  # once a step uses it
         self.queue_waits = False
+        self.spared = 0
         self._transport: transports.Transport | None = None  # once something does
+        self._beside: transports.Transport | None = None
         self._is_loaded = False  # once a call was made
         if not self.is_alone:
             at = self.program.launches[0].where
@@ -111,14 +113,23 @@ class DeviceProgram:
         """What carries tensors to the others. Collective: a build's first use of it opens it. Raises LaunchError."""
         if not self.target.nccl:
             raise LaunchError(
-                f"{self.program.name!r} runs on several nodes, and NCCL, which joins them, serves neither a part of "
-                "the job's ranks nor two of them on one GPU",
-                hint="run it on all ranks, with a GPU for each",
+                f"{self.program.name!r} runs on several nodes, and NCCL, which joins them, takes neither two ranks on "
+                "one GPU nor a part of a job whose ranks have not all joined it",
+                hint="give each rank a GPU; before a part of the job runs it, call "
+                'torch.distributed.init_process_group("nccl") on all ranks, without device_id',
                 where=self.program.launches[0].where,
             )
         if self._transport is None:
             self._transport = transports.of(self, self.near.size)
         return self._transport
+
+    @property
+    def beside(self) -> transports.Transport:
+        """The same for its copy queue. Collective: a build's first use of it opens it. Raises LaunchError."""
+        assert self.between
+        if self._beside is None:
+            self._beside = transports.of(self, self.near.size, beside=True)
+        return self._beside
 
     @cached_property
     def guard(self) -> Guard:
@@ -128,7 +139,7 @@ class DeviceProgram:
 
     def _build(self) -> None:
         self._plans.clear()
-        self._transport = None
+        self._transport = self._beside = None
         shapes = [extent for p in self.program.parameters for extent in p.shape if not isinstance(extent, int)]
         self._asked = {var for extent in shapes for var in ir.variables(extent)}
         self.sites[:] = self._lowered.sites
@@ -138,9 +149,10 @@ class DeviceProgram:
         generation = nccl.generation()
         if not self.is_alone and not self.near.is_everybody:
             assert self.between  # opened now, where all ranks are
+        self.spared = transports.QUEUE_PROCESSORS if leads_out(self._lowered.body, self.target) else 0
         self._steps = self._step(self._lowered.body)
         self._generation = generation
-        self._waits = bool(self.sites) or not self.is_alone
+        self._waits: bool = bool(self.sites) or not self.is_alone
         if not self._lowered.meets.inside:
             at = self.program.launches[0].where
             self._entry, self._exit = len(self.sites), len(self.sites) + 1
@@ -199,7 +211,7 @@ class DeviceProgram:
         def make() -> Any:
             if first and check is not None:
                 check()
-            return stock.compile_kernel(func, one_array_each, **self.options)
+            return stock.compile_kernel(func, rewritten, **self.options)
 
         return once_per_node(self._group, first, make)
 

@@ -10,13 +10,12 @@ from tilelang_core import ir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.check import kernels
-from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.program import LoweredGrid
 from tilescale.backends.cuda.running import occupancy
 from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work
-from tilescale.backends.cuda.text import checked
+from tilescale.backends.cuda.text import checked, rewritten
 from tilescale.program.grids import programs
-from tilescale.program.waiting import waits_across
+from tilescale.program.waiting import first_wait, waits_across
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.running.owner import Owner
@@ -26,7 +25,8 @@ def grid_step(own: Owner, grid: LoweredGrid) -> Step:
     """A grid as a step. Collective: all ranks compile it, or find it compiled.
 
     Raises:
-        LaunchError: programs of the grid wait for one another, and the device does not hold all of them.
+        LaunchError: programs of the grid wait for one another, and the device does not hold all of them; or for a copy
+            queue that needs processors, and the grid leaves it none.
         GeneratedTextError, AllocationTooLargeError: as `text.checked`.
     """
     lowered, launch = grid.kernel, grid.launch
@@ -62,19 +62,24 @@ def _check_text(own: Owner, grid: LoweredGrid) -> None:
 
 
 def _check_residency(own: Owner, grid: LoweredGrid, kernel: Any) -> None:
-    """A grid whose programs wait for one another has to be on the device as a whole. Raises LaunchError."""
+    """A grid whose programs wait for one another has to be on the device as a whole, one that waits for messages of the
+    queue beside their kernels. Raises LaunchError."""
     sizes, launch = dict(own.sizes), grid.launch
     where = waits_across(grid, launch, own.program, own.target.machine, sizes)
-    if where is None:
+    waiting = first_wait(grid) if own.spared else None
+    if where is None and waiting is None:
         return
     configs = own.options.get("pass_configs")
 
     def check() -> None:
-        made = stock.generate(grid.kernel.func, kernel.target, configs, one_array_each)
+        made = stock.generate(grid.kernel.func, kernel.target, configs, rewritten)
         text = next(kernels(made.text))
         code = stock.device_code(made.text, kernel.target, configs)
         image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster_size)
         held = occupancy.resident(image, own.device.index)
-        occupancy.check_resident(own.program.name, programs(launch, sizes), *held, where)
+        if where is not None:
+            occupancy.check_resident(own.program.name, programs(launch, sizes), *held, where)
+        if waiting is not None:
+            occupancy.check_beside(own.program.name, programs(launch, sizes), *held, own.spared, waiting)
 
     own.on_all(check)

@@ -19,7 +19,7 @@ from tilescale.backends.cuda.lowering.queued import number
 from tilescale.backends.cuda.lowering.reach import BY_MESSAGES
 from tilescale.backends.cuda.running.phases import Part, runs
 from tilescale.backends.cuda.running.steps import Call, Step, Work
-from tilescale.backends.cuda.running.transports import Message
+from tilescale.backends.cuda.running.transports import Message, Transport
 from tilescale.errors import OutOfBoundsError
 from tilescale.program import ops
 from tilescale.program.operations import Copy, Signal
@@ -103,6 +103,13 @@ class Messages:
 
     def _exchange(self, transfers: list[Transfer]) -> None:
         """Send and receive, and raise the flags of what has come."""
+        self.exchange(transfers, self.between)
+        for t in transfers:
+            if t.receiver == self.own.team.rank:
+                self._tell(t)
+
+    def exchange(self, transfers: list[Transfer], by: Transport) -> None:
+        """Send and receive, on the current stream."""
         me = self.own.team.rank
         sends: list[Message] = []
         receives: list[tuple[Transfer, Message]] = []
@@ -113,12 +120,9 @@ class Messages:
                 sends.append(Message(self._sent(t), t.receiver))
             else:
                 receives.append((t, Message(self._room(t), t.sender)))
-        self.between.exchange(sends, [message for _, message in receives])()
+        by.exchange(sends, [message for _, message in receives])()
         for t, message in receives:
             self._store(t, message.tensor)
-        for t in transfers:
-            if t.receiver == me:
-                self._tell(t)
 
     def _sent(self, t: Transfer) -> torch.Tensor:
         """The elements that a message carries; one of no meaning for what only tells."""

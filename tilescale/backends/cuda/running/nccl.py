@@ -18,13 +18,14 @@ from tilescale.settings import settings
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.comm import World
+    from tilescale.comm import Team, World
 
 
 class Member(Protocol):
     """The program on this rank's device, as far as groups know it; `by_nccl` becomes true once it has one."""
 
     world: World
+    team: Team
     device: torch.device
     sizes: tuple[tuple[str, int], ...]
     by_nccl: bool
@@ -33,7 +34,10 @@ class Member(Protocol):
 _EXIT_S = 5.0
 """Longest time that the end of NCCL may take when the process exits."""
 
-_groups: dict[tuple[tuple[int, ...], ...], Any] = {}
+Groups = tuple[tuple[int, ...], ...]
+"""Devices, or ranks of the job, by process group."""
+
+_groups: dict[tuple[Groups, int | None], Any] = {}
 _generation = 0
 _aborted = False
 
@@ -48,21 +52,61 @@ def aborted() -> bool:
     return _aborted
 
 
+def joins(team: Team, world: World) -> bool:
+    """Whether NCCL can join a team's ranks: all of the job; or some, in order, where the user has joined the whole job.
+
+    Groups of a process group that is bound to its device are split off it, for which NCCL wants all of its ranks.
+    """
+    import torch.distributed as dist
+
+    if team.ranks == world.ranks:
+        return True
+    if not dist.is_initialized() or list(team.ranks) != sorted(team.ranks):
+        return False
+    return dist.distributed_c10d._get_default_group().bound_device_id is None
+
+
 def group(own: Member, level: str) -> Any:
     """The process group of the devices that are siblings at a level. Collective: all ranks ask in the same order."""
     return group_of(own, _teams(own, level))
 
 
-def group_of(own: Member, teams: tuple[tuple[int, ...], ...]) -> Any:
-    """This rank's of the process groups of `teams`, which have each rank once. Collective, as `group`."""
-    import torch.distributed as dist
+def group_of(own: Member, teams: Groups, processors: int | None = None) -> Any:
+    """This device's of the process groups of `teams`, which have each device once. Collective, as `group`.
 
+    One for few `processors` has its own order of operations, beside that of the one for as many as NCCL takes.
+    """
     own.by_nccl = True
     _start(own)
-    if teams not in _groups:
-        made = [dist.new_group(list(team)) for team in teams]
-        _groups[teams] = next(g for team, g in zip(teams, made, strict=True) if own.world.rank in team)
-    return _groups[teams]
+    ranks = tuple(tuple(own.team.ranks[device] for device in team) for team in teams)
+    key = ranks, processors
+    if key not in _groups:
+        _groups[key] = _made(own, ranks, _options(processors))
+    return _groups[key]
+
+
+def _options(processors: int | None) -> dict[str, Any]:
+    """What a group is made with; kernels of one for few processors start before those of other work."""
+    timeout = timedelta(seconds=settings().timeout_s)  # else that of NCCL's groups is PyTorch's
+    if processors is None:
+        return {"timeout": timeout}
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = processors
+    options._timeout = timeout
+    return {"timeout": timeout, "pg_options": options}
+
+
+def _made(own: Member, teams: Groups, options: dict[str, Any]) -> Any:
+    """This rank's of new process groups, of the job's ranks."""
+    import torch.distributed as dist
+
+    if own.team.ranks == own.world.ranks:
+        made = [dist.new_group(list(team), **options) for team in teams]
+        return next(g for team, g in zip(teams, made, strict=True) if own.world.rank in team)
+    mine = next(team for team in teams if own.world.rank in team)
+    return dist.new_group(list(mine), use_local_synchronization=True, **options)  # others of the job do not come
 
 
 def reduce_op(reduction: str) -> Any:
@@ -94,15 +138,15 @@ def renew() -> None:
     _generation += 1
 
 
-def _teams(own: Member, level: str) -> tuple[tuple[int, ...], ...]:
-    """Ranks by group: those that agree in all levels but this one."""
+def _teams(own: Member, level: str) -> Groups:
+    """Devices by group: those that agree in all levels but this one."""
     names, sizes = [n for n, _ in own.sizes], [s for _, s in own.sizes]
     axis = names.index(level)
     stride = 1
     for size in sizes[axis + 1 :]:
         stride *= size
     groups: dict[int, list[int]] = {}
-    for rank in range(own.world.size):
+    for rank in range(own.team.size):
         own_part = rank // stride % sizes[axis]
         groups.setdefault(rank - own_part * stride, []).append(rank)
     return tuple(tuple(ranks) for ranks in groups.values())

@@ -77,3 +77,23 @@ def check_resident(program: str, asked: int | None, held: int, processors: int, 
             "its own, F[bx, ...], so that it waits for those of its own number only",
             where=where,
         )
+
+
+def check_beside(program: str, asked: int | None, held: int, processors: int, spared: int, where: Location) -> None:
+    """Refuse a grid that waits for messages and leaves their kernels no processor: they could not come.
+
+    Args:
+        asked: programs of the grid; None if that is not known.
+        held: programs that the device holds at once, on so many `processors`, of which `spared` are the messages'.
+    Raises:
+        LaunchError: it does not fit on the other ones.
+    """
+    room = held // processors * (processors - spared)
+    if asked is None or asked > room:
+        grid = "of an extent that is not known before the launch" if asked is None else f"of {asked} programs"
+        raise LaunchError(
+            f"{program!r}: a grid {grid} waits for copies from other nodes, which NCCL makes on {spared} of the "
+            f"{processors} processors; the others hold {room} programs at once, and a waiting program stays resident",
+            hint=f"launch at most {room} programs, each doing several tiles in a loop",
+            where=where,
+        )

@@ -40,6 +40,7 @@ class Owner(Protocol):
         by_nccl: whether a step uses NCCL.
         queue: the device's copy queue, once a step uses it.
         queue_waits: whether a step makes it wait for a flag.
+        spared: processors that grids which wait leave to the queue, whose messages take some.
         exchanges: the workspaces of its collectives.
     """
 
@@ -58,6 +59,7 @@ class Owner(Protocol):
     by_nccl: bool
     queue: CopyQueue | None
     queue_waits: bool
+    spared: int
     sums: Sums
     exchanges: Any
 
@@ -72,6 +74,10 @@ class Owner(Protocol):
     @property
     def between(self) -> Transport:
         """What carries tensors to the others. Collective at its first use."""
+
+    @property
+    def beside(self) -> Transport:
+        """The same for its copy queue, beside what its stream does. Collective at its first use."""
 
     @property
     def guard(self) -> Guard:

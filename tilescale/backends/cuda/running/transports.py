@@ -46,15 +46,22 @@ class Transport(Protocol):
         """Let the current stream wait until those of all devices of the rail have come here."""
 
 
+QUEUE_PROCESSORS = 4
+"""Multiprocessors that NCCL's kernels of a copy queue may take: what else the device runs has to leave them."""
+
+
 class Nccl:
     """NCCL, through torch.distributed."""
 
-    def __init__(self, own: Owner, group: int):
-        """Collective. `group` devices of consecutive numbers share memory."""
+    def __init__(self, own: Owner, group: int, processors: int | None = None):
+        """Collective. `group` devices of consecutive numbers share memory; kernels take so many processors at most."""
         devices = own.team.size
-        self._own = own
-        self._all = nccl.group_of(own, (tuple(range(devices)),))
-        self._rail = nccl.group_of(own, tuple(tuple(range(place, devices, group)) for place in range(group)))
+        self._own, self._ranks = own, own.team.ranks
+        self._all = nccl.group_of(own, (tuple(range(devices)),), processors)
+        rails = tuple(tuple(range(place, devices, group)) for place in range(group))
+        self._rail = nccl.group_of(own, rails, processors)
+        for made in (self._all, self._rail):
+            self._connect(made)
 
     @cached_property
     def _token(self) -> torch.Tensor:
@@ -62,12 +69,18 @@ class Nccl:
 
         return torch.zeros(1, dtype=torch.int32, device=self._own.device)
 
+    def _connect(self, group: Any) -> None:
+        """Here, where all devices are: PyTorch connects a group in its first call, which may be messages of a few."""
+        import torch.distributed as dist
+
+        dist.all_reduce(self._token, group=group)
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
         """See `Transport.exchange`: by send and receive, all at once."""
         import torch.distributed as dist
 
-        made = [dist.P2POp(dist.isend, m.tensor, m.device, self._all) for m in sends if m.tensor.numel()]
-        made += [dist.P2POp(dist.irecv, m.tensor, m.device, self._all) for m in receives if m.tensor.numel()]
+        all_of = [*((dist.isend, m) for m in sends), *((dist.irecv, m) for m in receives)]
+        made = [dist.P2POp(way, m.tensor, self._ranks[m.device], self._all) for way, m in all_of if m.tensor.numel()]
         started = dist.batch_isend_irecv(made) if made else []
         return lambda: [work.wait() for work in started]
 
@@ -82,9 +95,10 @@ class Nccl:
         self.reduce(self._token, "max")()
 
 
-def of(own: Owner, group: int) -> Transport:
-    """What carries tensors between groups of so many devices that share memory. Collective."""
-    return Nccl(own, group)
+def of(own: Owner, group: int, *, beside: bool = False) -> Transport:
+    """What carries tensors between groups of so many devices that share memory; `beside` the device's other work, so
+    on few processors, and in an order of its own. Collective."""
+    return Nccl(own, group, QUEUE_PROCESSORS if beside else None)
 
 
 def after(first: Work, then: Work) -> Work:

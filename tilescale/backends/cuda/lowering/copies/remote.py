@@ -8,7 +8,9 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.deferred import KEPT, NO_SIGNAL
 from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.roles import AHEAD
 from tilescale.backends.cuda.lowering.signals import signal_peer
 from tilescale.program.operations import Copy
 
@@ -38,7 +40,12 @@ class RemoteCopy:
         remote = tir.region(stage.peers(buffer.data), [slot, *begins], [1, *extents], access)
         local = stage.expr(copy.near)
         names = [name.removesuffix("_view") for name in (ir.region_parts(copy.near)[0].name, buffer.name)]
-        stage.notes.append(f"T.copy({names[0]}, {names[1]}, {'dst' if copy.to_peer else 'src'}=): {stage.choice(call)}")
+        what = f"T.copy({names[0]}, {names[1]}, {'dst' if copy.to_peer else 'src'}=)"
+        choice = stage.choice(call)
+        how = choice if ir.attribute(call, AHEAD) is None else f"{choice.name} (by the producer, ahead of its use)"
+        stage.notes.append(f"{what}: {how}")
+        if copy.to_peer and (when := _completed(copy)):
+            stage.notes.append(f"{what}: {when}")
         return cls(stage, copy, slot, (local, remote) if copy.to_peer else (remote, local))
 
     def made(self, name: str, **how: Any) -> ir.Stmt:
@@ -47,3 +54,12 @@ class RemoteCopy:
         if self.copy.signal is None:
             return copied
         return tir.sequence([copied, signal_peer(self.stage, self.copy.call, self.slot)])
+
+
+def _completed(copy: Copy) -> str | None:
+    """When a copy to a peer is complete, in words; None where the next signal, barrier or the end says so."""
+    kept = ir.attribute(copy.call, KEPT)
+    if kept is not None:
+        later = "its tile is written again" if kept == NO_SIGNAL else "the next turn of the loop ends"
+        return f"asynchronous, completed before {later}"
+    return None if copy.signal is None else "synchronous: its signal follows at once"

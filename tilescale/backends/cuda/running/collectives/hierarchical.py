@@ -2,7 +2,8 @@
 """Collectives between devices of which groups share memory: kernels inside a group, messages between groups, in chunks.
 
 A device's *rail* is those of the same place in all groups. Between groups each number travels once, along the rails of
-its senders, so all adapters work. While the chunk before is on its way, the group works on the next one.
+its senders, so all adapters work. While the chunk before is on its way, the group works on the next one. Sums of short
+floating types are rounded to the type once in each stage: inside the group, and between groups.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
     team, ranks = group(own, stand.made.level), Team.of(own, stand.made.level)
 
     def bind(given: Operands) -> list[Work]:
-        root = ranks.device(given.root)
+        root = own.team.ranks[ranks.device(given.root)]
         return dense.in_place(given.target, lambda x: [partial(dist.broadcast, x, root, group=team)])
 
     return bind

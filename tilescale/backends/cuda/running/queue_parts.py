@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""What operations on a copy queue share: parts of tensors, flags as words, waits before a copy, copies at home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.host_step import HostStep
+from tilescale.backends.cuda.running.copy_queue import CopyQueue
+from tilescale.backends.cuda.running.phases import Part
+from tilescale.backends.cuda.running.queue_watch import Place
+from tilescale.backends.cuda.running.steps import Call, Work
+from tilescale.backends.cuda.running.stream_memory import Condition, Word
+from tilescale.backends.cuda.running.transports import Message, Transport
+from tilescale.errors import OutOfBoundsError, UnsupportedError
+from tilescale.program.asynchronous import Parts
+from tilescale.program.operations import Copy
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.owner import Owner
+
+
+def at_home(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor, step: HostStep) -> list[Work]:
+    """A copy of the device to itself, by the main stream."""
+
+    def join() -> None:
+        if queue.is_held:
+            raise to_itself(step)
+        queue.join()
+
+    return [join, partial(out.copy_, given)]
+
+
+def to_itself(step: HostStep) -> UnsupportedError:
+    """The error for a copy of a device to itself that would have to wait."""
+    return UnsupportedError(
+        "a copy of a device to itself that waits for a flag, or for a copy that does, has no CUDA lowering",
+        hint="start it before those with after=, or let programs copy what stays",
+        where=step.where,
+    )
+
+
+def wait_before(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Callable[[Call], Work] | None:
+    """The wait of a copy before it starts."""
+    if copy.after is None:
+        return None
+    condition, flag = copy.after, Part(own, copy.after.flag)
+    own.queue_waits = True
+    what = f"T.copy(after={flag.name} {condition.compare})"
+    own.sites.append(Site(what, step.where, flag.name, condition.compare, queued=True))
+    site = len(own.sites) - 1
+
+    def wait(at: Call) -> Work:
+        tensor, index = flag.tensor(at), flag.index(at)
+        awaited = Condition(word_of(tensor, index, step), condition.compare, at.evaluate(condition.value))
+        place = Place(site, _flat(index, tensor.shape), awaited)
+        return lambda: own.guard.watch.add(queue.stream, place)
+
+    return wait
+
+
+def exchange(queue: CopyQueue, by: Transport, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
+    """Messages on a queue: what is added after them starts when they have come."""
+    import torch
+
+    def run() -> None:
+        with torch.cuda.stream(queue.stream):
+            by.exchange(sends, receives)()
+
+    return run
+
+
+def part_of(whole: torch.Tensor, parts: Parts, rank: int, size: int) -> torch.Tensor:
+    """A rank's part of a whole, with a leading 1 if it is a slot."""
+    count = 1 if parts.slots else whole.shape[0] // size
+    return whole.narrow(0, rank * count, count)
+
+
+def shaped(given: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor in the shape of another that differs by dimensions of one element."""
+    return given if given.shape == out.shape else given.view(out.shape)
+
+
+def word_of(flags: torch.Tensor, index: Sequence[int], step: HostStep) -> Word:
+    """A flag. Raises OutOfBoundsError."""
+    if not all(0 <= i < n for i, n in zip(index, flags.shape, strict=True)):
+        raise OutOfBoundsError(
+            f"an asynchronous operation signals or waits for element {tuple(index)} of flags {tuple(flags.shape)}",
+            hint="correct the index of the flag",
+            where=step.where,
+        )
+    return Word.of(flags, index)
+
+
+def _flat(index: Sequence[int], shape: Sequence[int]) -> int:
+    number = 0
+    for i, n in zip(index, shape, strict=True):
+        number = number * n + i
+    return number

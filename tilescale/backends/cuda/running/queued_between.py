@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""Asynchronous copies whose data may go to other nodes: by the copy queues of both ends.
+
+A message has two ends, so every device comes here at the same place of the program. NCCL carries it, by kernels for
+which the device's other work leaves a few processors; the receiver's queue raises the flag behind it. What goes to a
+device that shares memory is copied there, and told there, by the sender's queue alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.lowering.host_step import QUEUE_BETWEEN
+from tilescale.backends.cuda.lowering.messages import MessageStep
+from tilescale.backends.cuda.running import stream_memory
+from tilescale.backends.cuda.running.copy_queue import copy_queue
+from tilescale.backends.cuda.running.messages import Messages, Transfer
+from tilescale.backends.cuda.running.phases import runs
+from tilescale.backends.cuda.running.queue_parts import at_home, shaped, to_itself, wait_before, word_of
+from tilescale.backends.cuda.running.steps import Call, Step, Work
+from tilescale.program import ops
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.running.owner import Owner
+
+
+class QueuedMessages(Messages):
+    """An asynchronous copy of a program."""
+
+    def __init__(self, own: Owner, step: MessageStep):
+        """Collective."""
+        super().__init__(own, step)
+        assert self.copy is not None and self.flag is not None, "the planner has found it to be one"
+        self._queue = own.queue = copy_queue(own.device)
+        self._beside = own.beside
+        self._after = wait_before(own, self._queue, self.copy, step)
+        self.flag.reached()
+
+    def bind(self, call: Call) -> list[Work]:
+        """What this device does in a call."""
+        me = self.own.team.rank
+        mine = [t for t in self._transfers(call) if me in (t.sender, t.receiver)]
+        sent = [t for t in mine if t.sender == me]
+        if not mine:
+            return []
+        done: list[Work] = [t for own in sent if own.receiver == me for t in self._kept(own)]
+        if self._after is not None:
+            done.append(self._queue.hold)  # on receivers, too: it waits for the senders
+        done.append(self._queue.start)
+        if self._after is not None and sent:
+            done.append(partial(self._queue.add, self._after(sent[0].at)))
+        far = [t for t in mine if not self._is_near(t)]
+        done += [work for t in sent if self._is_near(t) and t.receiver != me for work in self._copied(t)]
+        if far:
+            done.append(partial(self._queue.add, partial(self._carried, far)))
+        raised = [t for t in mine if (t.sender if self._is_near(t) else t.receiver) == me]
+        return [*done, *(self._told(t, call) for t in raised)]
+
+    def _kept(self, t: Transfer) -> list[Work]:
+        """A copy of the device to itself."""
+        assert self.source is not None and self.target is not None
+        if self._after is not None:
+            raise to_itself(self.step)
+        out = self.target.local(t.at)
+        return at_home(self._queue, out, shaped(self.source.local(t.at), out), self.step)
+
+    def _copied(self, t: Transfer) -> list[Work]:
+        """A copy into the memory of a device."""
+        assert self.source is not None and self.target is not None
+        out = self.target.on(t.receiver, t.at)
+        rows = stream_memory.rows(out, shaped(self.source.local(t.at), out))
+        moves = [partial(stream_memory.copy, self._queue.stream, part) for part in rows]
+        return [partial(self._queue.add, move) for move in moves]
+
+    def _carried(self, far: list[Transfer]) -> None:
+        """Messages on the queue, which goes on when those for this device have come."""
+        import torch
+
+        with torch.cuda.stream(self._queue.stream):
+            self.exchange(far, self._beside)
+
+    def _told(self, t: Transfer, call: Call) -> Work:
+        assert self.flag is not None and self.op is not None
+        flags = self.flag.tensor_on(t.receiver, t.at)
+        word = word_of(flags, self.flag.index(t.at), self.step)
+        value = self.own.sums.after(call, word, t.at.evaluate(self.value), self.op)
+        return partial(self._queue.add, partial(stream_memory.write, self._queue.stream, word, value))
+
+
+@runs(ops.COPY.name, QUEUE_BETWEEN)
+def _copy(own: Owner, step: MessageStep) -> Step:
+    return QueuedMessages(own, step).bind

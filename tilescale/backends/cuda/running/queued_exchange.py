@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""All-gathers and all-to-alls on copy queues, chunk by chunk: into the memory of peers, and by messages to other nodes.
+
+Between nodes each part of a gather travels once, along the rail of its sender (devices of one place in all nodes), and
+who receives it copies it on to the others of the node. The parts of an all-to-all go to their receivers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.lowering.host_step import QUEUE, HostStep
+from tilescale.backends.cuda.lowering.reach import reached
+from tilescale.backends.cuda.running import stream_memory
+from tilescale.backends.cuda.running.copy_queue import copy_queue
+from tilescale.backends.cuda.running.phases import Part, device_of, runs
+from tilescale.backends.cuda.running.queue_parts import at_home, exchange, part_of, shaped, word_of
+from tilescale.backends.cuda.running.steps import Call, Step, Work
+from tilescale.backends.cuda.running.transports import Message
+from tilescale.errors import UnsupportedError
+from tilescale.program import ops
+from tilescale.program.asynchronous import Parts
+from tilescale.program.operations import Collective
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.owner import Owner
+
+
+class Exchange:
+    """An asynchronous all-gather or all-to-all of a program."""
+
+    def __init__(self, own: Owner, step: HostStep):
+        """Collective."""
+        made = self._made = Collective.of(step.call)
+        self._own, self._step = own, step
+        self._queue = own.queue = copy_queue(own.device)
+        self._source, self._target, self._flags = (Part(own, tile) for tile in (made.source, made.target, made.flags))
+        self._size, self._rank = dict(own.sizes)[made.level], own.rank(made.level)
+        self._near = reached(own.target, made.level)
+        self._parts = Parts.moved(made)
+        self._beside = own.beside if self._near < self._size else None
+        for part in (self._target, self._flags):
+            part.reached()
+
+    def bind(self, at: Call) -> list[Work]:
+        """What this device does in a call: its own part, then its peers from the next one on, then other nodes."""
+        mine, rows = self._part(self._rank, self._rank, at), self._given(self._rank, at)
+        is_there = mine.data_ptr() == rows.data_ptr()
+        done: list[Work] = [] if is_there else at_home(self._queue, mine, rows, self._step)
+        chunks = list(self._chunks(rows.shape[self._parts.rows]))
+        done += [self._queue.start, *(self._told(self._rank, self._rank, n, at) for n, _, _ in chunks)]
+        for peer in self._peers():
+            for chunk in chunks:
+                done += self._copied(peer, self._rank, self._given(peer, at), chunk, at)
+        for chunk in chunks if self._beside is not None else ():
+            done += self._between_nodes(chunk, at)
+        return done
+
+    def _chunks(self, count: int) -> Iterator[tuple[int, int, int]]:
+        """Number, first row and rows of each chunk of a part."""
+        chunk = self._made.chunk or count
+        for number in range(-(-count // chunk)):
+            yield number, number * chunk, min(chunk, count - number * chunk)
+
+    def _peers(self) -> list[int]:
+        """The others that share memory with this device, from the next one on."""
+        begin, place = self._rank // self._near * self._near, self._rank % self._near
+        return [begin + (place + k) % self._near for k in range(1, self._near)]
+
+    def _others(self) -> list[int]:
+        """Who messages go to, and as many who they come from: ranks on other nodes, this one's rail of a gather."""
+        everybody = [(self._rank + k) % self._size for k in range(1, self._size)]
+        apart = [r for r in everybody if r // self._near != self._rank // self._near]
+        gathers = self._made.name == "all_gather"
+        return [r for r in apart if not gathers or r % self._near == self._rank % self._near]
+
+    def _given(self, peer: int, at: Call) -> torch.Tensor:
+        """What a peer gets from this device."""
+        tensor = self._source.local(at)
+        return tensor if self._made.name == "all_gather" else part_of(tensor, self._parts, peer, self._size)
+
+    def _part(self, on: int, sender: int, at: Call) -> torch.Tensor:
+        """Where a sender's part lies on a rank that shares memory."""
+        whole = self._target.on(device_of(self._own, self._made.level, on), at)
+        return shaped(part_of(whole, self._parts, sender, self._size), self._given(self._rank, at))
+
+    def _rows(self, part: torch.Tensor, chunk: tuple[int, int, int]) -> torch.Tensor:
+        _, begin, count = chunk
+        return part.narrow(self._parts.rows, begin, count)
+
+    def _copied(self, on: int, sender: int, given: torch.Tensor, chunk: tuple[int, int, int], at: Call) -> list[Work]:
+        """A chunk of a sender's part into the memory of a rank, and its flag there."""
+        pair = self._rows(self._part(on, sender, at), chunk), self._rows(given, chunk)
+        moves = [partial(stream_memory.copy, self._queue.stream, rows) for rows in stream_memory.rows(*pair)]
+        return [*(partial(self._queue.add, move) for move in moves), self._told(on, sender, chunk[0], at)]
+
+    def _told(self, on: int, sender: int, number: int, at: Call) -> Work:
+        """The flag of a chunk on a rank."""
+        flags = self._flags.tensor_on(device_of(self._own, self._made.level, on), at)
+        word = word_of(flags, [sender, number], self._step)
+        value = self._own.sums.after(at, word, 1, "add")
+        return partial(self._queue.add, partial(stream_memory.write, self._queue.stream, word, value))
+
+    def _between_nodes(self, chunk: tuple[int, int, int], at: Call) -> list[Work]:
+        """A chunk to other nodes and those of theirs; each is told, and of a gather passed on, when all have come."""
+        assert self._beside is not None
+        others = self._others()
+        sends = [self._message(self._given(r, at), r, chunk) for r in others]
+        receives = [self._message(self._part(self._rank, r, at), r, chunk) for r in others]
+        done: list[Work] = [partial(self._queue.add, exchange(self._queue, self._beside, sends, receives))]
+        for sender in others:
+            done.append(self._told(self._rank, sender, chunk[0], at))
+            if self._made.name == "all_gather":
+                here = self._part(self._rank, sender, at)
+                for peer in self._peers():
+                    done += self._copied(peer, sender, here, chunk, at)
+        return done
+
+    def _message(self, part: torch.Tensor, rank: int, chunk: tuple[int, int, int]) -> Message:
+        rows = self._rows(part, chunk)
+        if not rows.is_contiguous():
+            raise UnsupportedError(
+                f"T.{self._made.name}(signal=) between nodes, of rows that are parts of wider ones",
+                hint="give it tensors whose rows it moves as a whole",
+                where=self._step.where,
+            )
+        return Message(rows, device_of(self._own, self._made.level, rank))
+
+
+@runs(ops.ALL_GATHER.name, QUEUE)
+@runs(ops.ALL_TO_ALL.name, QUEUE)
+def _exchange(own: Owner, step: HostStep) -> Step:
+    return Exchange(own, step).bind
