@@ -18,6 +18,7 @@ from tilelang_core import accesses, ir
 from tilescale.program import extents, ops
 from tilescale.program.effects import Access
 from tilescale.program.model import Launch
+from tilescale.program.operations import Rank
 
 _CASES = 4096
 """Places of a region that are gone through, over all units."""
@@ -99,7 +100,7 @@ class Inside:
 
 
 def _rank(value: Any, ranks: Mapping[str, ir.Var]) -> ir.Var | None:
-    return ranks.get(str(value.args[0].value)) if ir.op_name(value) == ops.RANK.name else None
+    return ranks.get(Rank.of(value).level) if ir.op_name(value) == ops.RANK.name else None
 
 
 Units = Mapping[ir.Var, int]

@@ -80,7 +80,7 @@ def _found(site: Shift) -> _Shift:
     if not all(a.same_as(b) for a, b in zip(turns.stmts[len(before) : count], site.stmts, strict=False)):
         raise Declined("other statements stand before it in its phase", where)
     if len(turns.stmts) == count or not _is_barrier(turns.stmts[count]):
-        raise Declined("no barrier follows it, so nobody knows when it has arrived", where)
+        raise Declined("no barrier follows it, so no unit knows when it has arrived", where)
     return _Shift(site, turns, before)
 
 
