@@ -45,9 +45,10 @@ def compile(  # noqa: A001 - TileLang's name
     Args:
         func: a `@T.prim_func`.
         machine: a machine, a built-in name or a path; None means the current one.
-        schedule: "sequential": phases in program order. "overlap": collectives of whole tensors run beside the grids
-            that make or read what they move, where that is proven right and the cost model says that it pays. Or what
-            `Kernel.moves` of the same program says, edited. Or `tilescale.measured`, which measures the best few.
+        schedule: "sequential": phases in program order. "overlap": collectives of whole tensors, and copies that go
+            round a ring, run beside the grids that make or read what they move, where that is proven right and the cost
+            model says that it pays. Or what `Kernel.moves` of the same program says, edited. Or `tilescale.measured`,
+            which measures the best few.
         wait_s: longest time in seconds that a wait for another device takes; None takes TILESCALE_WAIT_S (30 if unset).
         team: the ranks whose devices it runs on, each of which calls it; None for all ranks of the job.
         out_idx: positions of parameters that a call allocates and returns.

@@ -34,7 +34,7 @@ def measured(bind: Callable[[str | Schedule], Kernel]) -> Kernel:
     """The kernel with the fastest schedule: `tilescale.compile(program, schedule=tilescale.measured)`.
 
     The cost model leaves the best few schedules, the sequential one among them, and all ranks measure these together,
-    in turns, on inputs of their own, while the program is compiled; without GPUs the emulator's time decides. The
+    in turns, on inputs made for that, while the program is compiled; without GPUs the emulator's time decides. The
     winner stays in the database of `tilescale.autotune`: the next process measures nothing. Calls of the kernel never
     measure. While `tilescale.autotune` goes through configurations, schedules are those of the cost model. Collective.
 
@@ -72,10 +72,10 @@ def _search(
     decided: Kernel, configs: list[Config], seconds: list[float], bind: Callable[..., Kernel], place: Place
 ) -> Tuned:
     """What measuring finds."""
-    moves = decided.moves or Schedule()
+    moves, inputs = decided.moves or Schedule(), Fill(kept={})  # the same for all
 
     def build(config: Config) -> Runner:
-        return place.runner(bind(_schedule(config, moves)), Fill())
+        return place.runner(bind(_schedule(config, moves)), inputs)
 
     search = Search(
         name=decided.program.name,
