@@ -187,7 +187,7 @@ def ring(wrong: str = "") -> Any:
         ("statement", "other statements stand before it in its phase", ""),
         ("one", "some units are sent nothing, or several parts", ""),
         ("some", "other statements stand before it in its phase", ""),
-        ("barrier", "no barrier follows it, so nobody knows when it has arrived", ""),
+        ("barrier", "no barrier follows it, so no unit knows when it has arrived", ""),
     ],
 )
 def test_what_cannot_be_proven_stays_in_order(wrong: str, reason: str, culprit: str):
