@@ -2,6 +2,7 @@
 """What a copy queue does to memory and flags, when, and in which order. The device's memory is the host's."""
 
 import ctypes
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,6 +156,15 @@ def memory() -> dict[str, torch.Tensor]:
 
 
 FLAG_SHAPES = {"F": (DEVICES, FLAGS), "flags": (DEVICES, FLAGS), "done": (2,)}
+
+
+def test_a_queue_starts_once_for_what_the_main_stream_did():
+    queue = Queue([])
+    move, grid = partial(queue.add, print), partial(print, "grid")
+    given = [queue.start, move, queue.hold, queue.start, move, queue.start, grid, queue.hold, queue.start, queue.join]
+    kept = [queue.start, move, queue.hold, move, grid, queue.hold, queue.start, queue.join]
+    assert queue.without_repeats(given) == kept
+    assert queue.without_repeats(apart := [grid, queue.start, queue.join, queue.start]) == apart
 
 
 def test_a_gather_sends_chunk_by_chunk_to_the_next_device_first(monkeypatch):

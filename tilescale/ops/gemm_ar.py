@@ -29,6 +29,12 @@ from tilescale.ops.products import (
 )
 from tilescale.ops.workspace import workspace_of
 
+WHOLE_BYTES = 32 << 20
+"""What is summed as a whole at most, behind the product: less has too few chunks to hide the first and the last one.
+
+Measured on two H200, N 8192 and K 3584: with 2048 rows 299 us chunk by chunk, 158 and 106 one after the other.
+"""
+
 
 def matmul_all_reduce(
     a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, group: Any = None
@@ -63,7 +69,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     team, (M, N) = team_of(group), (a.shape[0], b.shape[1])
     if not M:
         return a.new_empty(0, N)
-    if team.size > 1 and small.is_whole(M * N * a.itemsize, team, 2 * small.SMALL_BYTES):
+    if team.size > 1 and small.is_whole(M * N * a.itemsize, team, WHOLE_BYTES):
         part = a.new_empty(small.room(M), N)
         # The bias is added once, before parts are rounded.
         if bias is None or team.rank:

@@ -37,6 +37,9 @@ from tilescale.ops.products import (
 )
 from tilescale.ops.workspace import workspace_of
 
+TURNS = 4
+"""Chunks of a rank's rows from which on blocks take tiles in turns: before, they would be done at once, and late."""
+
 
 def matmul_reduce_scatter(
     a: torch.Tensor,
@@ -116,7 +119,7 @@ def _overlapped(
     added = result.view(-1)[:1] if bias is None else dense(bias)
     given = dense(a).view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, result
     of = Product(N, K, dtype_of(a), tiles, transposed, bias is not None)
-    if rows % CHUNK == 0 and team.size * rows // tiles.m * (N // tiles.n) >= 2 * blocks:
+    if rows % CHUNK == 0 and rows >= TURNS * CHUNK and scales is None:
         # The result of one tile lies beside the steps of the next.
         beside = replace(of, tiles=replace(tiles, stages=tiles.stages - 1))
         kernel(in_turns, team, rows, beside, blocks)(*given)

@@ -10,7 +10,7 @@ of different priorities have different ones, so this one's differs from any that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,17 @@ class CopyQueue:
     def is_held(self) -> bool:
         """Whether what is added is held back."""
         return self._held is not None
+
+    def without_repeats(self, launches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
+        """A call's launches, in order, without starts between which nothing is added to the current stream."""
+        kept, is_started = [], False
+        for launch in launches:
+            starts = launch == self.start
+            if not (starts and is_started):
+                kept.append(launch)
+            is_own = launch == self.hold or isinstance(launch, partial) and launch.func == self.add
+            is_started = starts or is_own and is_started
+        return kept
 
     def start(self) -> None:
         """What is added now sees all that the current stream did so far."""

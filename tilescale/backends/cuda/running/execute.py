@@ -309,6 +309,8 @@ class DeviceProgram:
         out: list[Work] = [partial(given[i].copy_, copy) for i, copy in staged.items()]
         begin, end = self._around(call)
         launches = [*into, *begin, *self._steps(call), *end, *out]
+        if self.queue is not None:
+            launches = self.queue.without_repeats(launches)
         self._tell_apart(call)
         can_repeat = self.reads_at is None and not self.by_nccl
         at_once = self.queue_waits and not self._is_loaded
