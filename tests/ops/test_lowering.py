@@ -30,8 +30,7 @@ def program(name: str, *given: Any) -> Any:
         (
             lambda: program("ag_gemm", 2, Product(512, 512, "bfloat16", LARGE, True, True), True),
             ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
-            + ["T.Pipelined: a producer loads and makes 1 T.wait"]
-            + ["a grid begins while the one in front of it ends, as neither depends on the other"],
+            + ["T.Pipelined: a producer loads and makes 1 T.wait"],
         ),
         (
             lambda: program("gemm_rs", 2, Product(512, 512, "bfloat16", LARGE, False, True)),

@@ -86,7 +86,6 @@ class Dependence:
         self.program, self.machine = program, machine
         self.names = Surroundings(program)
         self._queues = owns_a_queue(machine.tensor_level, machine)
-        self._ranks = {name: ir.Var(name, "int32") for name, _ in program.extents}
         self.steps: list[Step] = []
         self._collect(program.body, None, ())
 
@@ -252,24 +251,18 @@ class Dependence:
             return False
         if one.inside.names & other.uses or other.inside.names & one.uses:
             return False
-        if conflict(one.effects.accesses, one.inside, other.effects.accesses, other.inside, self._units):
+        if conflict(one.effects.accesses, one.inside, other.effects.accesses, other.inside):
             return False
         return not (self._ordered(one.effects, other.effects) or self._ordered(other.effects, one.effects))
-
-    @cached_property
-    def _units(self) -> dict[ir.Var, int]:
-        """How many units there are of each level whose number is known."""
-        counts = {self._ranks[name]: ir.constant(count) for name, count in self.program.extents}
-        return {var: count for var, count in counts.items() if count is not None}
 
     def _side(self, x: ir.Stmt | DevicePhase | GridPhase, on_device: bool) -> _Side:
         if isinstance(x, DevicePhase | GridPhase):
             launch = next((s.launch for s in self.steps if s.phase is x), None)
             on_device = self._queues and isinstance(x, DevicePhase)
-            inside = Inside.of(x.stmt, launch if isinstance(x, GridPhase) else None, self._ranks)
+            inside = Inside.of(x.stmt, launch if isinstance(x, GridPhase) else None)
             stmt = x.stmt
         else:
-            stmt, inside = x, Inside.of(x, ranks=self._ranks)
+            stmt, inside = x, Inside.of(x)
         used = {var for inner in ir.statements(stmt) for var in ir.uses(inner)}
         return _Side(self.names.all_effects(stmt, on_device=on_device), inside, used)
 

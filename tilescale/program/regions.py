@@ -2,26 +2,18 @@
 """Whether two accesses may touch the same element.
 
 A variable that is bound outside both statements has one value for both; one that runs inside a statement, such as a
-loop's, takes all its values. Regions count as apart only where that is proven along one dimension: by their bounds, or
-for each number of a unit by all places that they can have, as of shards in the order in which ranks go round.
+loop's, takes all its values. Regions count as apart only where that is proven along one dimension.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang_core import accesses, ir
-from tilescale.program import extents, ops
 from tilescale.program.effects import Access
 from tilescale.program.model import Launch
-from tilescale.program.operations import Rank
-
-_CASES = 4096
-"""Places of a region that are gone through, over all units."""
 
 
 @dataclass
@@ -39,11 +31,8 @@ class Inside:
     names: set[ir.Var] = field(default_factory=set)
 
     @classmethod
-    def of(cls, stmt: ir.Stmt, launch: Launch | None = None, ranks: Mapping[str, ir.Var] | None = None) -> Inside:
-        """Of a statement; with a launch, of all programs of its grid that execute it.
-
-        `ranks` are variables for the numbers of the units around all of it, by level.
-        """
+    def of(cls, stmt: ir.Stmt, launch: Launch | None = None) -> Inside:
+        """Of a statement; with a launch, of all programs of its grid that execute it."""
         found = cls()
         if launch is not None:
             zero = ir.IntImm("int32", 0)
@@ -53,9 +42,6 @@ class Inside:
             if isinstance(inner, ir.For):
                 found.ranges[inner.loop_var] = (inner.min, inner.extent)
                 found.names.add(inner.loop_var)
-            elif isinstance(inner, ir.Bind) and (rank := _rank(inner.value, ranks or {})) is not None:
-                found.names.add(inner.var)
-                found.values[inner.var] = rank
             elif isinstance(inner, ir.Bind):
                 calls = ir.contains(inner.value, lambda node: isinstance(node, ir.Call))
                 found.names.add(inner.var)
@@ -72,25 +58,6 @@ class Inside:
         begin, extent = self._known(begin), self._known(extent)
         return None if begin is None or extent is None else accesses.span(begin, extent, self.ranges)
 
-    def places(self, begin: Any, extent: Any, at: dict[ir.Var, int]) -> list[tuple[int, int]] | None:
-        """Where a range begins and ends, for each value of what runs, in the units `at`; None if there are too many."""
-        begin, extent = self._known(begin), self._known(extent)
-        if begin is None or extent is None:
-            return None
-        running = list((ir.variables(begin) | ir.variables(extent)) - at.keys())
-        known = [ir.constants(self.ranges.get(var, (None, None))) for var in running]
-        ends = [pair for pair in known if pair is not None]
-        if len(ends) < len(running) or math.prod(count for _, count in ends) > _CASES:
-            return None
-        found = []
-        for case in itertools.product(*(range(low, low + count) for low, count in ends)):
-            values = at | dict(zip(running, case, strict=True))
-            first, count = (extents.evaluate(expr, values) for expr in (begin, extent))
-            if first is None or count is None:
-                return None
-            found.append((first, first + count))
-        return found
-
     def _known(self, expr: Any) -> Any:
         """An expression in variables from outside and those that run; None if it depends on memory."""
         while used := ir.variables(expr) & self.values.keys():
@@ -100,45 +67,14 @@ class Inside:
         return None if ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad | ir.Call)) else expr
 
 
-def _rank(value: Any, ranks: Mapping[str, ir.Var]) -> ir.Var | None:
-    return ranks.get(Rank.of(value).level) if ir.op_name(value) == ops.RANK.name else None
-
-
-Units = Mapping[ir.Var, int]
-"""How many units there are, by the variable for the number of the one that executes both statements."""
-
-
-def may_meet(a: Access, inside_a: Inside, b: Access, inside_b: Inside, units: Units | None = None) -> bool:
+def may_meet(a: Access, inside_a: Inside, b: Access, inside_b: Inside) -> bool:
     """Whether two accesses may touch the same element of an instance; those of a peer may be of the unit itself."""
     if not a.root.same_as(b.root):
         return False
     if str(a.buffer.dtype) != str(b.buffer.dtype) or _text(a.buffer.shape) != _text(b.buffer.shape):
         return True  # the indices of one say nothing of those of the other
     pairs = zip(inside_a.bounds(a), inside_b.bounds(b), strict=True)
-    if any(first and second and _apart(first, second) for first, second in pairs):
-        return False
-    return not _apart_by_number(a, inside_a, b, inside_b, units or {})
-
-
-def _apart_by_number(a: Access, inside_a: Inside, b: Access, inside_b: Inside, units: Units) -> bool:
-    """Whether along one dimension no place of the one meets a place of the other, on any unit."""
-    if None in (a.begins, a.extents, b.begins, b.extents) or math.prod(units.values()) > _CASES:
-        return False
-    cases = [dict(zip(units, at, strict=True)) for at in itertools.product(*map(range, units.values()))]
-    for first, second in zip(_ranges(a), _ranges(b), strict=True):
-        for at in cases:
-            ours, theirs = inside_a.places(*first, at), inside_b.places(*second, at)
-            if ours is None or theirs is None or len(ours) * len(theirs) > _CASES:
-                break
-            if any(p[0] < q[1] and q[0] < p[1] for p in ours for q in theirs):
-                break
-        else:
-            return True
-    return False
-
-
-def _ranges(access: Access) -> list[tuple[Any, Any]]:
-    return list(zip(access.begins or (), access.extents or (), strict=True))
+    return not any(first and second and _apart(first, second) for first, second in pairs)
 
 
 def _apart(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
@@ -150,11 +86,11 @@ def _text(shape: Sequence[Any]) -> list[str]:
 
 
 def conflict(
-    a: Sequence[Access], inside_a: Inside, b: Sequence[Access], inside_b: Inside, units: Units | None = None
+    a: Sequence[Access], inside_a: Inside, b: Sequence[Access], inside_b: Inside
 ) -> tuple[Access, Access] | None:
     """Two accesses of which one writes what the other may touch; None if there are none. Atomic ones count too."""
     for first in a:
         for second in b:
-            if (first.writes or second.writes) and may_meet(first, inside_a, second, inside_b, units):
+            if (first.writes or second.writes) and may_meet(first, inside_a, second, inside_b):
                 return first, second
     return None

@@ -3,7 +3,6 @@
 
 program.py                   a program for a target: the same tree of parts, each lowered
 plan.py spread.py            device phases taken apart into operations of the host and grids
-early.py                     grids that begin while the one in front of them ends
 host_step.py messages.py     what the host starts; copies and signals between devices that share no memory
 reach.py between.py          which devices share memory; what carries tensors, and operations of programs, to others
 queued.py                    what a device's copy queue executes, and why not the rest

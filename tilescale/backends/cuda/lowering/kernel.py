@@ -55,7 +55,7 @@ def lower(phase: Phase) -> LoweredKernel:
     func = tir.function(
         f"{phase.program.name}_{phase.number}",
         [signature.parameters[i] for i in order],
-        _nest(phase, _ordered(_beside_others(phase))),
+        _nest(phase, _ordered(phase.stmt)),
         _attributes(phase.program, _rules_out_producers(phase, signature)),
     )
     arguments = tuple(signature.arguments[i] for i in order)
@@ -63,24 +63,12 @@ def lower(phase: Phase) -> LoweredKernel:
         func,
         arguments,
         signature.sites,
-        phase.notes + ((_EARLY,) if phase.begins_early else ()),
+        phase.notes,
         where=(phase.launch.where,) if phase.launch.where else (),
         reached=signature.reached | {a.position for a in arguments if isinstance(a, Peers)},
         libraries=signature.libraries,
         ahead=signature.ahead,
     )
-
-
-_EARLY = "a grid begins while the one in front of it ends, as neither depends on the other"
-
-
-def _beside_others(phase: Phase) -> ir.Stmt:
-    """What its programs execute, with what lets the next grid begin, and waits for the one in front."""
-    first, last = (
-        [tir.evaluate(tir.call(name, dtype="void"))] if wanted else []
-        for name, wanted in ((tl.PDL_TRIGGER, phase.opens), (tl.WAIT_FOR_KERNEL_BEFORE, phase.begins_early))
-    )
-    return tir.sequence([*first, phase.stmt, *last]) if first or last else phase.stmt
 
 
 def _rules_out_producers(phase: Phase, signature: Parameters) -> bool:

@@ -88,8 +88,6 @@ class Phase:
         stmt: what its programs execute.
         first_site: what its waits and signals are numbered from.
         around: variables of the host that it is passed: those of loops around it, and extents.
-        opens: whether the next grid may begin when all programs of this one have.
-        begins_early: whether it begins before the grid in front of it has ended.
         tiles: what is allocated on chip beyond the program's own tiles.
         arrivals: data variable of a barrier in shared memory -> the arrivals of each.
         added: threads beyond the launch's, which load ahead.
@@ -109,8 +107,6 @@ class Phase:
     stmt: ir.Stmt
     first_site: int = 0
     around: tuple[ir.Var, ...] = ()
-    opens: bool = False
-    begins_early: bool = False
     tiles: tuple[ir.Buffer, ...] = ()
     arrivals: Mapping[ir.Var, list[ir.PrimExpr]] = field(default_factory=dict)
     added: int = 0

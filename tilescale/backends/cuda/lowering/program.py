@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering import early, implemented, stages
+from tilescale.backends.cuda.lowering import implemented, stages
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase, Target
@@ -64,7 +64,7 @@ def lower(program: Program, target: Target) -> LoweredProgram:
     meets = needed(program, body, target)
     if (meets.entry or meets.exit) and fits_inside(body, target):
         meets = replace(meets, inside=True)
-    lowering = _Lowering(program, target, meets, early.find(program, body, target))
+    lowering = _Lowering(program, target, meets)
     lowered = lowering.part(body, None, ())
     # What a device phase becomes has been noted when it was planned.
     own = {id(launch.grid) for launch in program.launches}
@@ -78,7 +78,6 @@ class _Lowering:
     program: Program
     target: Target
     meets: Rendezvous
-    early: early.Early
     sites: list[Site] = field(default_factory=list)
     grids: int = 0
 
@@ -99,17 +98,7 @@ class _Lowering:
     def _grid(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid:
         inside = (*around, *inside_expressions(self.program))
         number, first = self.grids, len(self.sites)
-        made = Phase(
-            self.program,
-            launch,
-            self.target,
-            number,
-            phase.stmt,
-            first_site=first,
-            around=inside,
-            opens=id(phase) in self.early.opens,
-            begins_early=id(phase) in self.early.begins,
-        )
+        made = Phase(self.program, launch, self.target, number, phase.stmt, first_site=first, around=inside)
         kernel = stages.lower(made, self.meets)
         self.grids += 1
         self.sites += kernel.sites
