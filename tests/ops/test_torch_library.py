@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilescale import ops
+from tilescale.ops.operator import Operator
 from tilescale.settings import settings
 
 
@@ -80,3 +83,39 @@ def test_fake_implementations_of_float8():
         ("matmul_reduce_scatter_scaled", (x, w.t(), None, of_x, of_w[:16], "")),
     ):
         torch.library.opcheck(getattr(torch.ops.tilescale, name), given, test_utils="test_faketensor")
+
+
+def test_a_plain_call_is_one_of_the_function(monkeypatch: pytest.MonkeyPatch):
+    """PyTorch's dispatcher is for those who look at operators: autograd, modes, transformations, profilers, fakes."""
+    seen: list[torch.dtype] = []
+
+    def doubled(x: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
+        return x + x
+
+    made = Operator("doubled_in_a_test", doubled)
+    made.register_fake(lambda x, others: torch.empty_like(x))
+    made.register_autograd(lambda ctx, grad: (grad * 2, [None]))
+
+    class Looks(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, wanted = torch.ones(3), torch.full((3,), 2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "_dispatched", None)
+        assert torch.equal(made(x, [x]), wanted)
+        with torch.no_grad():
+            assert torch.equal(made(leaf(3).float() * 0 + 1, [x]), wanted)
+    given = torch.ones(3, requires_grad=True)
+    made(given, [x]).sum().backward()
+    assert torch.equal(given.grad, wanted)
+    assert made(x, [torch.ones(3, requires_grad=True)]).requires_grad
+    with Looks():
+        made(x, [x])
+    assert seen[0] is torch.ops.tilescale.doubled_in_a_test.default
+    with torch.profiler.profile() as profile:
+        made(x, [x])
+    assert "tilescale::doubled_in_a_test" in {event.name for event in profile.events()}
+    with FakeTensorMode() as fake:
+        assert made(fake.from_tensor(x), []).shape == (3,)

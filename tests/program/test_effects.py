@@ -30,6 +30,7 @@ def in_a_block() -> Program:
                 T.atomic_add(X, tile)  # <tile atomic>
                 for i, j in T.Parallel(64, 64):  # <loop>
                     X[i, j] = flat[i * 64 + j] + X[N[0], j]
+                T.assume(bx >= N[0])  # <assume>
                 T.call_extern("handle", "foo", T.address_of(tile[0, 0]), X.data)  # <extern>
                 with T.Scale("device") as (rank, _):
                     T.copy(tile, X, dst=1 - rank)  # <put>
@@ -67,6 +68,7 @@ ALL = "0+64, 0+64"
         ("atomic", ["rwa F[bx]"]),
         ("tile atomic", [f"r tile[{ALL}]", f"rwa X[{ALL}]"]),
         ("loop", ["w X[i, j]", "r tile[i * 64 + j]", "r X[N[0], j]", "r N[0]"]),
+        ("assume", ["r N[0]"]),
         ("put", [f"r tile[{ALL}]", f"w X@device[{ALL}]"]),
         ("put with signal", [f"r tile[{ALL}]", f"w X@device[{ALL}]", "rwa F@device[bx]"]),
         ("get", [f"r X@device[{ALL}]", f"w tile[{ALL}]"]),
