@@ -10,7 +10,7 @@ import torch
 from tilescale.backends.cuda.running import queue_watch, stream_memory, timeouts
 from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.queue_watch import Place, Watch
-from tilescale.backends.cuda.running.stream_memory import Condition, Word
+from tilescale.backends.cuda.running.stream_memory import Condition, Word, Write
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, WaitRecords, decode
 
 LIMIT_S = 4.0
@@ -57,7 +57,13 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             watch._now[0] = state.queue.pop(0)
 
     monkeypatch.setattr(stream_memory, "write", write)
-    monkeypatch.setattr(stream_memory, "wait", lambda stream, condition: state.queue.append(condition))
+
+    def add(stream: Any, begun: Write, condition: Condition, over: Write) -> None:
+        write(stream, begun.word, begun.value)
+        state.queue.append(condition)
+        write(stream, over.word, over.value)
+
+    monkeypatch.setattr(stream_memory, "add", add)
     return SimpleNamespace(watch=watch, records=records, state=state, go=go)
 
 

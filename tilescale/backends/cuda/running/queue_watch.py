@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.running import stream_memory
-from tilescale.backends.cuda.running.stream_memory import Condition, Word
+from tilescale.backends.cuda.running.stream_memory import Condition, Word, Write
 from tilescale.backends.cuda.running.timeouts import Kind
 
 if TYPE_CHECKING:
@@ -72,9 +72,8 @@ class Watch:
         """Add a wait to a stream."""
         # Outside of graphs no two waits are the same, however often a program is called.
         self._serial += 1
-        stream_memory.write(stream, self._word, self._serial << _NUMBER_BITS | self._number(place))
-        stream_memory.wait(stream, place.condition)
-        stream_memory.write(stream, self._word, 0)
+        begun = Write(self._word, self._serial << _NUMBER_BITS | self._number(place))
+        stream_memory.add(stream, begun, place.condition, Write(self._word, 0))
 
     @property
     def is_waiting(self) -> bool:

@@ -61,19 +61,44 @@ class Condition:
         return self.value + _CONDITIONS[self.compare][1]
 
 
-def wait(stream: torch.cuda.Stream, condition: Condition) -> None:
-    """What is added to a stream from now on starts when a condition holds. Raises DeviceError."""
-    _on_word("cuStreamWaitValue", stream, condition.word, condition.enough, _CONDITIONS[condition.compare][0])
+@dataclass(frozen=True)
+class Write:
+    """A number for a word: stored after all that a stream did before, which whoever sees the number sees."""
+
+    word: Word
+    value: int
 
 
 def write(stream: torch.cuda.Stream, word: Word, value: int) -> None:
-    """Store a number after all that a stream did before, which whoever sees the number sees. Raises DeviceError."""
-    _on_word("cuStreamWriteValue", stream, word, value, 0)
+    """Add a write to a stream. Raises DeviceError."""
+    add(stream, Write(word, value))
 
 
-def _on_word(name: str, stream: torch.cuda.Stream, word: Word, value: int, flags: int) -> None:
-    bits = 8 * word.nbytes
-    _driver(f"{name}{bits}", stream.cuda_stream, word.address, value % (1 << bits), flags)
+def add(stream: torch.cuda.Stream, *operations: Write | Condition) -> None:
+    """Add writes, and waits for conditions, to a stream: together they take it little longer than one does.
+
+    What is added after a wait starts when its condition holds.
+
+    Raises:
+        DeviceError: the driver refuses.
+    """
+    _driver("cuStreamBatchMemOp", stream.cuda_stream, len(operations), [_parameters(o) for o in operations], 0)
+
+
+def _parameters(operation: Write | Condition) -> Any:
+    """As the driver takes it, a union of records."""
+    from cuda.bindings import driver
+
+    made, bits = driver.CUstreamBatchMemOpParams(), 8 * operation.word.nbytes
+    if isinstance(operation, Condition):
+        name, record, number = "WAIT", made.waitValue, operation.enough
+        flags = _CONDITIONS[operation.compare][0]
+    else:
+        name, record, number, flags = "WRITE", made.writeValue, operation.value, 0
+    made.operation = getattr(driver.CUstreamBatchMemOpType, f"CU_STREAM_MEM_OP_{name}_VALUE_{bits}")
+    record.address, record.flags = operation.word.address, flags
+    setattr(record, "value64" if bits == 64 else "value", number % (1 << bits))
+    return made
 
 
 @dataclass(frozen=True)
