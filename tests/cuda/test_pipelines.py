@@ -114,7 +114,7 @@ def test_a_sum_that_is_only_stored_stays_in_halves(after: Any, exchanges: int):
     _, units = branches(first_kernel(split_product(after=after)))
     stores = [line for line in units.splitlines() if re.match(r" *\*\(float2\*\)\(\(\(float\*\)slots\)", line)]
     assert len(stores) == 2 * exchanges
-    assert len(re.findall(r"^ *\*\(float2\*\)\(C \+", units, re.MULTILINE)) == 3 - exchanges
+    assert len(re.findall(r"^ *tilescale::store_whole\(\(float2\*\)\(C \+", units, re.MULTILINE)) == 3 - exchanges
 
 
 @pytest.mark.parametrize(

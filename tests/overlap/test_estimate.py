@@ -68,8 +68,8 @@ def gather_then_multiply(devices: int, size: int) -> Any:
 
 
 def test_overlapped_layers_over_eight_devices_are_near_the_bound():
-    """What `python benchmarks/overlap.py` has simulated: the longer part, with a tenth, and one tile more."""
-    rows = json.loads((Path(__file__).parents[2] / "benchmarks/results/overlap.json").read_text())["rows"]
+    """What `python benchmarks/overlap_bound.py` has simulated: the longer part, with a tenth, and one tile more."""
+    rows = json.loads((Path(__file__).parents[2] / "benchmarks/results/overlap_bound.json").read_text())["rows"]
     assert {(r["work"].count("scatter"), r["shape"][0]) for r in rows} == {
         (scatter, m) for scatter in (0, 1) for m in (4096, 8192)
     }
