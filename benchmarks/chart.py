@@ -21,16 +21,18 @@ sys.path.insert(0, str(ROOT))
 from tilescale.tuning.chart import draw  # noqa: E402 - found through the path above
 
 
-def command(drawing: Callable[[Mapping[str, Any], Path], None], text: str) -> click.Command:
-    """The command line of what draws results; `text` says what it is."""
+def command(drawing: Callable[[Mapping[str, Any], Path], None], text: str, always: str = "") -> click.Command:
+    """The command line of what draws results; `text` says what it is, `always` is a work that others are shown by."""
 
     @click.command(help=text.replace("\n    ", "\n\n\b\n    ", 1))
     @click.argument("name")
     @click.option("--to", type=click.Path(path_type=Path), help="The picture.  [default: docs/diagrams/NAME.svg]")
     @click.option("--file", type=click.Path(path_type=Path), help="Results.  [default: benchmarks/results/NAME.json]")
-    def main(name: str, to: Path | None, file: Path | None) -> None:
+    @click.option("--mode", default="", help="Races of this mode alone: eager, graph or host.  [default: all]")
+    def main(name: str, to: Path | None, file: Path | None, mode: str) -> None:
         """Read and draw."""
         results = json.loads((file or RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        results["rows"] = [r for r in results["rows"] if mode in ("", r["mode"]) or r["work"] == always]
         drawing(results, to or ROOT / "docs" / "diagrams" / f"{name}.svg")
 
     return main

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""How near overlapped products come to their bound over 8 devices, in simulated time: `python benchmarks/overlap_bound.py`.
+"""How near overlapped products come to their bound over 8 devices, in simulated time.
 
 The bound is what the longer one of product and collective takes alone, and the time of one tile. Writes
-`benchmarks/results/overlap_bound.json` and the table of docs/overlap.md. Fails where a time is over 10 % above the bound.
+`benchmarks/results/overlap_bound.json` and the table of docs/overlap.md. Fails where a time is over 10 % above the
+bound.
 """
 
 from __future__ import annotations
