@@ -2,8 +2,8 @@
 """All-to-all: part j of every rank's tensor goes to rank j.
 
 Cut along one dimension and joined along another it changes what a tensor is split by: from tokens to heads and back, as
-Ulysses attention does (Jacobs et al., arXiv:2309.14509). Parts are sent as they lie in the tensor, and put where the
-result has them as they arrive: nothing is transposed before or after.
+Ulysses attention does (Jacobs et al., arXiv:2309.14509). Parts of large tensors are sent as they lie there, and put
+where the result has them as they arrive: nothing is transposed before or after. Small ones are, around one kernel.
 """
 
 import math
@@ -20,6 +20,9 @@ from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.workspace import workspace_of
+
+WHOLE_BYTES = 8 << 20
+"""What goes as a whole at most: a copy queue takes longer to start than the transpositions around one kernel do."""
 
 
 def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = None) -> torch.Tensor:
@@ -55,7 +58,8 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
         return result
     inner = [math.prod(part[dim:]) for dim in (cut, joined)]
     width = next((w for w in WIDTHS if not any(n % w for n in inner)), None)
-    if width is None or small.spans_nodes(team):  # no 16 bytes lie together: parts are padded, one after the other
+    # Where no 16 bytes lie together, and what goes as a whole: parts are padded, one after the other.
+    if width is None or small.is_whole(a.nbytes, team, WHOLE_BYTES):
         parts = parts_of(split(a, cut, team.size), team.size)
         return join(whole(_exchanged(parts, team), (team.size * part[0], *part[1:])), joined, team.size)
     (Q, Q2), rows = (n // width for n in inner), math.prod(part) // width
@@ -66,7 +70,7 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
 
 def _exchanged(parts: torch.Tensor, team: Team) -> torch.Tensor:
     """Of (parts, rows, width) those that are for this rank."""
-    if small.spans_nodes(team):
+    if small.is_whole(parts.nbytes, team, WHOLE_BYTES):
         return small.exchanged(parts.contiguous(), team)
     result = torch.empty_like(parts)
     _exchange(parts[None], result[None], team)

@@ -57,10 +57,11 @@ def scattered(a: torch.Tensor, team: Team) -> torch.Tensor:
 
 
 def exchanged(a: torch.Tensor, team: Team) -> torch.Tensor:
-    """Of contiguous tensors (ranks, ...) the parts that are for this rank."""
-    given, result = a.view(-1).view(torch.uint8), torch.empty_like(a)
+    """Of contiguous tensors (ranks, rows, ...) the parts that are for this rank."""
+    padded = _padded(a, room(a.shape[1]))
+    given, result = padded.view(-1).view(torch.uint8), torch.empty_like(padded)
     kernel(program, team, "all_to_all", given.numel() // team.size, "uint8")(given, result.view(-1).view(torch.uint8))
-    return result
+    return result[:, : a.shape[1]]
 
 
 def summed(a: torch.Tensor, team: Team) -> torch.Tensor:
