@@ -41,7 +41,7 @@ from tilescale.backends.cuda.lowering.phase import Target  # noqa: E402
 from tilescale.backends.cuda.lowering.program import lower  # noqa: E402
 from tilescale.comm.heap import default_heap  # noqa: E402
 
-LIMIT_S = 110.0
+LIMIT_S = 200.0
 LAUNCHES = 6
 PROGRAMS = {
     "ring": programs.ring(),
