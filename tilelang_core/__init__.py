@@ -21,7 +21,7 @@
     recent.py    a dictionary that forgets, for what is made again often
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
     falling.py   indices that fall, in a form that the stock compiler gets right
-    landing.py   loads in front of a loop without steps are waited for
+    empty_loops.py   loads and barriers of loops that have no step
 
 It is a leaf: it knows nothing of `tilescale`. An upstream rename is mended here.
 """

@@ -17,7 +17,7 @@ from tilelang.backend.target import determine_target
 from tilelang.jit import JITImpl, _CallFormCache
 from tvm import tirx
 
-from tilelang_core import landing, logs
+from tilelang_core import empty_loops, logs
 from tilelang_core.falling import with_rising_dividends
 from tilelang_core.recent import Recent
 
@@ -95,12 +95,12 @@ def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generate
         lowered = tilelang.lower(_mended(func), target=target)
     kernels = [kernel.attrs for kernel in lowered.device_mod.functions.values() if kernel.attrs]
     dynamic = [int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs]
-    return Generated(landing.with_waits_ahead(lowered.kernel_source), max(dynamic, default=0))
+    return Generated(empty_loops.mended(lowered.kernel_source), max(dynamic, default=0))
 
 
 def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function as TileLang does not get it wrong."""
-    return landing.marked(with_rising_dividends(func))
+    return empty_loops.marked(with_rising_dividends(func))
 
 
 def cuda_source(func: tirx.PrimFunc, target: Any, pass_configs: dict[str, Any] | None = None) -> str:
@@ -118,7 +118,7 @@ def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = N
     """`tilelang.compile`: a kernel for the GPU at hand. `rewrite` has the last word on its text."""
 
     def last(text: str) -> str:
-        text = landing.with_waits_ahead(text)
+        text = empty_loops.mended(text)
         return rewrite(text) if rewrite else text
 
     with logs.following(), _text_through(last):
