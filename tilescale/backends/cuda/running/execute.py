@@ -18,7 +18,7 @@ from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
 from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
-from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - messages registers steps  # noqa: F401 - they register steps
+from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.copy_queue import CopyQueue

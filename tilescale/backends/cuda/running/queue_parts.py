@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.host_step import HostStep
+from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.phases import Part
 from tilescale.backends.cuda.running.queue_watch import Place
@@ -62,6 +63,17 @@ def wait_before(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Cal
         return lambda: own.guard.watch.add(queue.stream, place)
 
     return wait
+
+
+def moved(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[Work]:
+    """A copy on a queue, of tensors of one shape."""
+    parts = stream_memory.rows(out, given)
+    return [partial(queue.add, partial(stream_memory.copy, queue.stream, part)) for part in parts]
+
+
+def told(queue: CopyQueue, word: Word, value: int) -> Work:
+    """A write of a flag on a queue."""
+    return partial(queue.add, partial(stream_memory.write, queue.stream, word, value))
 
 
 def exchange(queue: CopyQueue, by: Transport, sends: Sequence[Message], receives: Sequence[Message]) -> Work:

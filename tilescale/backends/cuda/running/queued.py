@@ -12,10 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.host_step import JOIN, QUEUE, HostStep
-from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.phases import Part, device_of, runs
-from tilescale.backends.cuda.running.queue_parts import at_home, shaped, to_itself, wait_before, word_of
+from tilescale.backends.cuda.running.queue_parts import at_home, moved, shaped, to_itself, told, wait_before, word_of
 from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.program import ops
 from tilescale.program.operations import Copy
@@ -47,13 +46,12 @@ def _copy(own: Owner, step: HostStep) -> Step:
         given = shaped(source.local(at), out)
         word = word_of(flag.tensor_on(device, at), flag.index(at), step)
         value = own.sums.after(at, word, at.evaluate(copy.value), op)
-        told = partial(stream_memory.write, queue.stream, word, value)
+        raised = told(queue, word, value)
         if device == own.team.rank:
             if after is not None:
                 raise to_itself(step)
-            return [*at_home(queue, out, given, step), queue.start, partial(queue.add, told)]
+            return [*at_home(queue, out, given, step), queue.start, raised]
         waits = [queue.hold, queue.start, partial(queue.add, after(at))] if after is not None else [queue.start]
-        moves = [partial(stream_memory.copy, queue.stream, rows) for rows in stream_memory.rows(out, given)]
-        return [*waits, *(partial(queue.add, launch) for launch in (*moves, told))]
+        return [*waits, *moved(queue, out, given), raised]
 
     return bind

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.host_step import QUEUE_BETWEEN
 from tilescale.backends.cuda.lowering.messages import MessageStep
-from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.messages import Messages, Transfer
 from tilescale.backends.cuda.running.phases import runs
-from tilescale.backends.cuda.running.queue_parts import at_home, shaped, to_itself, wait_before, word_of
+from tilescale.backends.cuda.running.queue_parts import at_home, moved, shaped, to_itself, told, wait_before, word_of
 from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.program import ops
 
@@ -69,9 +68,7 @@ class QueuedMessages(Messages):
         """A copy into the memory of a device."""
         assert self.source is not None and self.target is not None
         out = self.target.on(t.receiver, t.at)
-        rows = stream_memory.rows(out, shaped(self.source.local(t.at), out))
-        moves = [partial(stream_memory.copy, self._queue.stream, part) for part in rows]
-        return [partial(self._queue.add, move) for move in moves]
+        return moved(self._queue, out, shaped(self.source.local(t.at), out))
 
     def _carried(self, far: list[Transfer]) -> None:
         """Messages on the queue, which goes on when those for this device have come."""
@@ -85,7 +82,7 @@ class QueuedMessages(Messages):
         flags = self.flag.tensor_on(t.receiver, t.at)
         word = word_of(flags, self.flag.index(t.at), self.step)
         value = self.own.sums.after(call, word, t.at.evaluate(self.value), self.op)
-        return partial(self._queue.add, partial(stream_memory.write, self._queue.stream, word, value))
+        return told(self._queue, word, value)
 
 
 @runs(ops.COPY.name, QUEUE_BETWEEN)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.host_step import QUEUE, HostStep
 from tilescale.backends.cuda.lowering.reach import reached
-from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.phases import Part, device_of, runs
-from tilescale.backends.cuda.running.queue_parts import at_home, exchange, part_of, shaped, word_of
+from tilescale.backends.cuda.running.queue_parts import at_home, exchange, moved, part_of, shaped, told, word_of
 from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.backends.cuda.running.transports import Message
 from tilescale.errors import UnsupportedError
@@ -95,15 +94,13 @@ class Exchange:
     def _copied(self, on: int, sender: int, given: torch.Tensor, chunk: tuple[int, int, int], at: Call) -> list[Work]:
         """A chunk of a sender's part into the memory of a rank, and its flag there."""
         pair = self._rows(self._part(on, sender, at), chunk), self._rows(given, chunk)
-        moves = [partial(stream_memory.copy, self._queue.stream, rows) for rows in stream_memory.rows(*pair)]
-        return [*(partial(self._queue.add, move) for move in moves), self._told(on, sender, chunk[0], at)]
+        return [*moved(self._queue, *pair), self._told(on, sender, chunk[0], at)]
 
     def _told(self, on: int, sender: int, number: int, at: Call) -> Work:
         """The flag of a chunk on a rank."""
         flags = self._flags.tensor_on(device_of(self._own, self._made.level, on), at)
         word = word_of(flags, [sender, number], self._step)
-        value = self._own.sums.after(at, word, 1, "add")
-        return partial(self._queue.add, partial(stream_memory.write, self._queue.stream, word, value))
+        return told(self._queue, word, self._own.sums.after(at, word, 1, "add"))
 
     def _between_nodes(self, chunk: tuple[int, int, int], at: Call) -> list[Work]:
         """A chunk to other nodes and those of theirs; each is told, and of a gather passed on, when all have come."""
