@@ -65,34 +65,40 @@ class Probe:
 
 @dataclass(frozen=True)
 class Group:
-    """Probes that take turns. `kind`: the field of `Measured` that their points go to; `mode`: as in races."""
+    """Probes that take turns.
+
+    Attributes:
+        kind: the field of `Measured` that their points go to.
+        mode: as in races.
+        of: what several groups measure at one size each: who cannot make it once is not tried again.
+    """
 
     kind: str
     title: str
     mode: str
     calls: int
     probes: tuple[Probe, ...]
+    of: str = ""
 
 
 def groups(place: Place, quick: bool) -> Iterator[Group]:
-    """All that is measured at a place, what choices most depend on first; `quick` leaves out most of it."""
+    """All that is measured at a place, the many sizes of collectives last; `quick` leaves out most of it."""
     network = place.machine.network(place.machine.tensor_level.name)
     for mode in ("graph", "eager"):
         made = _probe("launch", place, programs.launch, (), partial(_timed, Launch, mode=mode))
         yield Group("launches", f"launches, {mode}", mode, 8, (made,))
-    linked = place.units > 1 and network is not None
-    if linked:
-        yield Group("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), _flag),))
-        for operation in OPERATIONS[:1] if quick else OPERATIONS:
-            for nbytes in WHOLE[:5:4] if quick else WHOLE:
-                calls = 8 if nbytes <= 4 * MIB else 2
-                probes = tuple(_collectives(place, operation, nbytes))
-                yield Group("collectives", f"{operation}, {nbytes >> 10} KiB", "graph", calls, probes)
     shapes = SHAPES[:2] if quick else SHAPES
     yield Group("products", "products", "eager", 4, tuple(_product(place, shape) for shape in shapes))
-    if linked and network is not None:
-        yield Group("wires", "wires", "graph", 3, tuple(_wires(place, network, quick)))
-        yield from () if quick else _contention(place, network)
+    if place.units == 1 or network is None:
+        return
+    yield Group("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), _flag),))
+    yield Group("wires", "wires", "graph", 3, tuple(_wires(place, network, quick)))
+    yield from () if quick else _contention(place, network)
+    for operation in OPERATIONS[:1] if quick else OPERATIONS:
+        for nbytes in WHOLE[:5:4] if quick else WHOLE:
+            calls = 8 if nbytes <= 4 * MIB else 2
+            probes = tuple(_collectives(place, operation, nbytes))
+            yield Group("collectives", f"{operation}, {nbytes >> 10} KiB", "graph", calls, probes, of=operation)
 
 
 def _probe(
