@@ -31,7 +31,7 @@ ALONE = 256
 """Tiles that one program moves by itself."""
 
 ROUNDS = 100
-"""Signals that follow one another."""
+"""How often a signal passes all units."""
 
 SHAPES = ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 4096), (8192, 3584, 8192), (1024, 8192, 8192))
 
@@ -91,7 +91,8 @@ def groups(place: Place, quick: bool) -> Iterator[Group]:
     yield Group("products", "products", "eager", 4, tuple(_product(place, shape) for shape in shapes))
     if place.units == 1 or network is None:
         return
-    yield Group("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), _flag),))
+    passed = partial(_flag, ROUNDS * place.units)
+    yield Group("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), passed),))
     yield Group("wires", "wires", "graph", 3, tuple(_wires(place, network, quick)))
     yield from () if quick else _contention(place, network)
     for operation in OPERATIONS[:1] if quick else OPERATIONS:
@@ -116,9 +117,9 @@ def _timed(kind: Callable[..., Any], us: float, spread: tuple[float, float], **f
     return kind(us=us, spread=spread, **fields)
 
 
-def _flag(us: float, spread: tuple[float, float]) -> Flag:
+def _flag(signals: int, us: float, spread: tuple[float, float]) -> Flag:
     low, high = spread
-    return Flag(nbytes=0, us=us / ROUNDS, spread=(low / ROUNDS, high / ROUNDS))
+    return Flag(nbytes=0, us=us / signals, spread=(low / signals, high / signals))
 
 
 # -- wires -------------------------------------------------------------------------------------------------------------
