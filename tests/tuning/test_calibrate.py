@@ -70,6 +70,12 @@ def test_everything_is_measured_in_groups_that_take_turns():
     assert {group.kind for group in groups(here(H200, 1), False)} == {"launches", "products"}
 
 
+def test_on_devices_those_are_measured_that_a_program_is_given():
+    place = replace(here(H200, 2), simulated=False)
+    sums = next(group for group in groups(place, True) if group.kind == "collectives")
+    assert [probe.name for probe in sums.probes] == ["one_shot", "two_shot", "nccl"]
+
+
 def test_after_the_limit_nothing_new_is_begun():
     found = calibrate(here(H200, 2), Steps(), quick=True, limit_s=-1.0)
     assert not any(getattr(found, kind) for kind in KINDS)

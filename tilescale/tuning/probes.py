@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tilelang_core import ir
+from tilescale.backends.base import Target, available
 from tilescale.collectives import TENSORS, names, records
 from tilescale.collectives.record import Algorithm
+from tilescale.collectives.request import wanted_of
 from tilescale.cost.measured import Collective, Flag, Launch, Product, Wire
 from tilescale.hda import Mechanism, Network
+from tilescale.passes.pipeline import analyse
+from tilescale.program.effects import statements
+from tilescale.program.operations import Collective as Moves
+from tilescale.program.operations import operation as operation_of
 from tilescale.tuning import programs
 from tilescale.tuning.inputs import Fill
 from tilescale.tuning.libraries import library_collective, library_product
@@ -176,9 +183,9 @@ def _product(place: Place, shape: tuple[int, int, int]) -> Probe:
 
 
 def _collectives(place: Place, operation: str, nbytes: int) -> Iterator[Probe]:
-    """By each algorithm of whole tensors that is taken without being asked for; who cannot is out when it is built."""
+    """By each algorithm of whole tensors that is taken without being asked for."""
     n, fill = nbytes // 2 // place.units * place.units, Fill(kept={})
-    for name in names(operation, TENSORS):
+    for name in names(operation, TENSORS) if place.simulated else _chosen_from(place, operation, n):
         record = records()[name]
         if record.on_request or record.against(place.units, TYPE) is not None:
             continue
@@ -186,6 +193,17 @@ def _collectives(place: Place, operation: str, nbytes: int) -> Iterator[Probe]:
             _timed, Collective, operation=operation, algorithm=name, units=place.units, nbytes=nbytes, dtype=TYPE
         )
         yield Probe(name, partial(_collective, place, operation, n, record, fill), point)
+
+
+def _chosen_from(place: Place, operation: str, n: int) -> list[str]:
+    """The algorithms that a program gets one of which asks for none."""
+    program = analyse(programs.collective(place.machine, place.units, operation, n, None), place.machine)
+    calls = (stmt.value for stmt, *_ in statements(program.body) if isinstance(stmt, ir.Evaluate))
+    made = next(found for call in calls if isinstance(found := operation_of(call), Moves))
+    extents = {place.machine.tensor_level.name: place.units}
+    target = Target(place.machine, tuple(extents.items()))
+    able = available(made, wanted_of(made, place.machine, extents, in_program=False), target)
+    return [name for name in able.names if name not in able.on_request]
 
 
 def _collective(place: Place, operation: str, n: int, record: Algorithm, fill: Fill) -> Runner:

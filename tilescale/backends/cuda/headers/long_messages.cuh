@@ -8,15 +8,13 @@
 namespace tilescale {
 
 enum { LAG = 1, LONG_SLOTS = 4, UNIT_BYTES = 16 };
-enum { STAGGERED = 1, EARLY = 1 };
 
 template <int RANKS, int SETS>
 struct BySlots {
   const Exchange& x;
   const Group<RANKS> group;
   const Share share;
-  const i64 room;     // units of a slot
-  const i64 shorter;  // units by which the first of several messages is shorter
+  const i64 room;  // units of a slot
   const unsigned before;
 
   __device__ __forceinline__ explicit BySlots(const Exchange& exchange)
@@ -24,17 +22,14 @@ struct BySlots {
         group{exchange},
         share((exchange.bytes + UNIT_BYTES - 1) / UNIT_BYTES),
         room(exchange.slot / UNIT_BYTES),
-        shorter(STAGGERED && share.end - share.begin > room ? room * blockIdx.x / gridDim.x / 8 * 8 : 0),
         before(*const_cast<const volatile unsigned*>(exchange.counts + blockIdx.x)) {}
 
-  __device__ __forceinline__ int messages() const { return static_cast<int>((share.end - share.begin + shorter + room - 1) / room); }
+  __device__ __forceinline__ int messages() const { return static_cast<int>((share.end - share.begin + room - 1) / room); }
   __device__ __forceinline__ unsigned number(int message) const { return before + 1u + message; }
-  __device__ __forceinline__ i64 begin(int message) const {
-    return share.begin + (message == 0 ? 0 : message * room - shorter);
-  }
+  __device__ __forceinline__ i64 begin(int message) const { return share.begin + message * room; }
   __device__ __forceinline__ int units(int message) const {
-    i64 end = begin(message + 1);
-    return static_cast<int>((end < share.end ? end : share.end) - begin(message));
+    i64 left = share.end - begin(message);
+    return static_cast<int>(left < room ? left : room);
   }
   __device__ __forceinline__ Pack<UNIT_BYTES>* slot(int sender, int receiver, int message, int set) const {
     return reinterpret_cast<Pack<UNIT_BYTES>*>(group.message(sender, receiver, number(message), LONG_SLOTS, set));
@@ -95,16 +90,6 @@ struct BySlots {
             if (unit + k * blockDim.x < units(message)) to[unit + k * blockDim.x] = packs[k];
         }
       }
-    }
-  }
-  // Copies a message's units within this rank.
-  template <int ELEMENT, bool ALIGNED>
-  __device__ __forceinline__ void keep(int message, const char* from, char* to) const {
-    const i64 first = begin(message) * UNIT_BYTES, left = x.bytes - first;
-    for (int unit = threadIdx.x; unit < units(message); unit += blockDim.x) {
-      i64 at = static_cast<i64>(unit) * UNIT_BYTES;
-      Pack<UNIT_BYTES> pack = read<UNIT_BYTES, ELEMENT, ALIGNED>(from + first + at, left - at);
-      write<UNIT_BYTES, ELEMENT, ALIGNED>(to + first + at, left - at, pack);
     }
   }
   // `take(unit of the part, packs)` for each unit of a message, with what every peer sent.
@@ -187,17 +172,15 @@ __device__ __forceinline__ void move_slots(const Exchange& x) {
   const int messages = by.messages();
   for (int turn = 0; turn < messages + LAG; ++turn) {
     if (turn < messages) by.template send_parts<ELEMENT, ALIGNED, SAME>(turn);
-    if (EARLY && turn < messages) by.template keep<ELEMENT, ALIGNED>(turn, own, there);
     if (turn >= LAG) {
       if (!by.told(turn - LAG, 0)) return;
       by.each_unit(turn - LAG, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
         i64 at = unit * UNIT_BYTES, left = x.bytes - at;
-        Pack<UNIT_BYTES> mine;
-        if (!EARLY) mine = read<UNIT_BYTES, ELEMENT, ALIGNED>(own + at, left);
+        Pack<UNIT_BYTES> mine = read<UNIT_BYTES, ELEMENT, ALIGNED>(own + at, left);
 #pragma unroll
         for (int r = 0; r < RANKS; ++r)
           if (r != x.rank) write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + r * x.target_step + at, left, packs[r]);
-        if (!EARLY) write<UNIT_BYTES, ELEMENT, ALIGNED>(there + at, left, mine);
+        write<UNIT_BYTES, ELEMENT, ALIGNED>(there + at, left, mine);
       });
     }
     if (turn < messages) by.tell(turn);
