@@ -32,7 +32,7 @@ from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import target_for
-from tilescale.backends.cuda.text import STRIDE, rewritten
+from tilescale.backends.cuda.text import REWRITES, STRIDE
 from tilescale.comm import Team, World, init
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
@@ -211,7 +211,7 @@ class DeviceProgram:
         def make() -> Any:
             if first and check is not None:
                 check()
-            return stock.compile_kernel(func, rewritten, **self.options)
+            return stock.compile_kernel(func, REWRITES, **self.options)
 
         return once_per_node(self._group, first, make)
 
