@@ -79,8 +79,8 @@ class DeviceProgram:
         self.target = Target(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
-        self._plans, self._turns = Plans(), turns(self.device)
         self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self._plans, self._turns = Plans(self._is_capturing), turns(self.device)
         self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
         self.exchanges = Workspaces()
