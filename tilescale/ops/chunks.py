@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tilescale.comm import Team, init
-from tilescale.cost.reach import message_bytes, linked
+from tilescale.cost.reach import linked, message_bytes
 from tilescale.hda.current import current_machine
 from tilescale.ops import small
 
