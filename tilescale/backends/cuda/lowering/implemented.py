@@ -89,7 +89,7 @@ COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32",
 
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NCCL = (Implementation(_has_nccl),)
-# Peers write into the target: of one outside of symmetric memory that takes two more copies, which no estimate knows of.
+# Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.
 _COPIES = (Implementation(_copied_by_host, on_request=_by_kernel),)
 _RAILS = (Implementation(_by_rail),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
