@@ -39,6 +39,7 @@ from tilescale.backends.cuda.running.collectives.kernels import Kernel, combinin
 from tilescale.backends.cuda.text import REWRITES  # noqa: E402
 from tilescale.comm.heap import default  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
+from tilescale.ops import chunks, small  # noqa: E402
 
 LIMIT_S = 110.0
 CHECK_S = 60.0
@@ -92,6 +93,7 @@ def operators() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor
         "all_to_all": lambda a, b: tilescale.ops.all_to_all(a, 0, 0),
         "all_gather_matmul": lambda a, b: tilescale.ops.all_gather_matmul(a, b),
         "matmul_reduce_scatter": lambda a, b: tilescale.ops.matmul_reduce_scatter(a, b),
+        "matmul_all_reduce": lambda a, b: tilescale.ops.matmul_all_reduce(a, b),
     }
 
 
@@ -105,6 +107,7 @@ def expected(name: str, rank: int, a: list[torch.Tensor], b: list[torch.Tensor])
         "all_to_all": lambda: torch.cat([x.chunk(ranks)[rank] for x in a]),
         "all_gather_matmul": lambda: torch.cat(a) @ b[rank],
         "matmul_reduce_scatter": lambda: sum(x @ y for x, y in zip(a, b, strict=True)).chunk(ranks)[rank],
+        "matmul_all_reduce": lambda: sum(x @ y for x, y in zip(a, b, strict=True)),
     }
     return wanted[name]()
 
@@ -209,6 +212,7 @@ def as_rank(part: str) -> None:
     """The checks of a part, on this rank."""
     default._spans = lambda device, nodes: False  # fabric handles of one host would join its two nodes
     hierarchical.chunk_bytes = lambda target: CHUNK
+    chunks.message_bytes, small.SMALL_BYTES = lambda path: CHUNK // 8, 0
     world = tilescale.init(timeout_s=60)
     torch.cuda.set_device(world.device)
     with bounded(f"{part} on rank {world.rank}", LIMIT_S):
