@@ -76,14 +76,25 @@ def test_rows_are_as_few_as_can_be():
 # -- what the queue does -----------------------------------------------------------------------------------------------
 
 
+class Unordered:
+    """A stream whose work is done when it is added."""
+
+    def wait_stream(self, other: Any) -> None:
+        """Nothing: it is done."""
+
+
 class Queue(CopyQueue):
     """A queue without a device."""
 
     def __init__(self, done: list[Any]):
-        self.stream, self._held, self._done = None, None, done
+        self.stream = self._waiting = self._writing = Unordered()
+        self._held, self._done = None, done
 
     def start(self) -> None:
-        self.add(lambda: self._done.append("start"))
+        self._add(lambda: self._done.append("start"))
+
+    def exchange(self, launch: Any) -> None:
+        self._add(launch)
 
     def join(self) -> None:
         self.flush()
@@ -102,7 +113,7 @@ class Device:
         self.tensors, self.done = memory, []
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
         self.near = SimpleNamespace(everywhere=self._peers, slot=lambda p: p)
-        self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.done.append(place)))
+        self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda place, stream: self.done.append(place)))
         self.queue: Any = Queue(self.done)
 
     def _peers(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -160,7 +171,7 @@ FLAG_SHAPES = {"F": (DEVICES, FLAGS), "flags": (DEVICES, FLAGS), "done": (2,)}
 
 def test_a_queue_starts_once_for_what_the_main_stream_did():
     queue = Queue([])
-    move, grid = partial(queue.add, print), partial(print, "grid")
+    move, grid = partial(queue.copy, print), partial(print, "grid")
     given = [queue.start, move, queue.hold, queue.start, move, queue.start, grid, queue.hold, queue.start, queue.join]
     kept = [queue.start, move, queue.hold, move, grid, queue.hold, queue.start, queue.join]
     assert queue.without_repeats(given) == kept

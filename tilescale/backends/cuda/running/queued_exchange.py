@@ -108,7 +108,7 @@ class Exchange:
         others = self._others()
         sends = [self._message(self._given(r, at), r, chunk) for r in others]
         receives = [self._message(self._part(self._rank, r, at), r, chunk) for r in others]
-        done: list[Work] = [partial(self._queue.add, exchange(self._queue, self._beside, sends, receives))]
+        done: list[Work] = [exchange(self._queue, self._beside, sends, receives)]
         for sender in others:
             done.append(self._told(self._rank, sender, chunk[0], at))
             if self._made.name == "all_gather":
