@@ -178,6 +178,40 @@ def test_a_queue_starts_once_for_what_the_main_stream_did():
     assert queue.without_repeats(apart := [grid, queue.start, queue.join, queue.start]) == apart
 
 
+class Ordered:
+    """A stream that notes what it is given, and what that comes after: all that is in the streams it waited for."""
+
+    def __init__(self, name: str):
+        self.name, self.before, self.done = name, set(), {}
+
+    def wait_stream(self, other: Any) -> None:
+        self.before |= other.before
+
+    def add(self, work: str) -> None:
+        self.done[work] = set(self.before)
+        self.before.add(work)
+
+
+def test_copies_and_flags_keep_their_order_while_flags_are_waited_for_ahead(monkeypatch):
+    """Each copy comes after its wait and the copy before it, each flag after its copy and the flag before it; but no
+    wait after a copy, and no copy after a flag."""
+    queue = CopyQueue.__new__(CopyQueue)
+    queue._held, queue._waiting, queue.stream, queue._writing = None, *map(Ordered, ("waits", "copies", "flags"))
+    monkeypatch.setattr(stream_memory, "copy", lambda stream, part: stream.add(part))
+    monkeypatch.setattr(stream_memory, "write", lambda stream, word, value: stream.add(word))
+    queue.hold()
+    for n in range(3):
+        queue.wait(lambda stream, n=n: stream.add(f"wait {n}"))
+        queue.copy(f"copy {n}")
+        queue.write(f"flag {n}", 1)
+    assert not queue.stream.done, "nothing is added while it is held"
+    queue.flush()
+    waits, copies, flags = ([f"{what} {n}" for n in range(3)] for what in ("wait", "copy", "flag"))
+    assert queue._waiting.done == {f"wait {n}": set(waits[:n]) for n in range(3)}
+    assert queue.stream.done == {f"copy {n}": {*waits[: n + 1], *copies[:n]} for n in range(3)}
+    assert queue._writing.done == {f"flag {n}": {*waits[: n + 1], *copies[: n + 1], *flags[:n]} for n in range(3)}
+
+
 def test_a_gather_sends_chunk_by_chunk_to_the_next_device_first(monkeypatch):
     there = memory()
     done = [Device(on_devices(gathered), rank, there).run(monkeypatch) for rank in range(DEVICES)][1]

@@ -8,7 +8,6 @@ it is the first one.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.host_step import JOIN, QUEUE, HostStep

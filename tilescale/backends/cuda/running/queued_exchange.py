@@ -8,7 +8,6 @@ who receives it copies it on to the others of the node. The parts of an all-to-a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.host_step import QUEUE, HostStep
