@@ -50,7 +50,7 @@ class Plan:
             can_repeat: whether a graph of them does the same in each call, and may be kept: NCCL's groups can end.
             at_once: whether the first call is to be a graph already, if it can.
         """
-        self._launches, self._can_repeat = launches, can_repeat
+        self._launches, self.can_repeat = launches, can_repeat
         self._kernels = [launch for launch in launches if isinstance(launch, KernelLaunch)]
         self._passed = tuple(passed)
         self._scalars = [values[i] for i in passed]
@@ -62,7 +62,7 @@ class Plan:
         """Put everything on the current stream, which may be `capturing` a graph of the caller's."""
         if self._passed:
             self._take(values)
-        if capturing or not self._can_repeat:
+        if capturing or not self.can_repeat:
             return run(self._launches)
         if self._is_stale:  # forgotten only here: a graph may not be destroyed while another one is captured
             self._graph, self._is_stale = None, False
@@ -72,6 +72,11 @@ class Plan:
             return self._graph.replay()
         self._calls += 1
         run(self._launches)
+
+    def of(self, values: Sequence[Any]) -> Plan:
+        """The plan of another call, which differs in arguments that kernels take and nothing else depends on."""
+        launches = [launch.of(values) if isinstance(launch, KernelLaunch) else launch for launch in self._launches]
+        return Plan(launches, values, self._passed, can_repeat=self.can_repeat)
 
     def _take(self, values: Sequence[Any]) -> None:
         scalars = [values[i] for i in self._passed]
@@ -87,12 +92,16 @@ class Plans:
 
     Attributes:
         passed: positions of scalars that only kernels depend on, by which calls are not told apart.
+        moving: positions of tensors whose places only kernels depend on: from the plan for some places, that for
+            others is soon made.
     """
 
     def __init__(self) -> None:
         import torch
 
         self.passed: frozenset[int] = frozenset()
+        self.moving: frozenset[int] = frozenset()
+        self._alike: dict[Key | None, Plan] = {}
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._plans: OrderedDict[Key | None, Plan] = OrderedDict()
         self._last: Plan | None = None  # that was used: the others have their order
@@ -106,30 +115,40 @@ class Plans:
             self._last = plan
         return plan
 
+    def alike(self, values: Sequence[Any]) -> Plan | None:
+        """A plan of a call that differs in the places of `moving` tensors alone; None if there is none."""
+        return self._alike.get(self.key(values, exact=False))
+
     def keep(self, values: Sequence[Any], plan: Plan) -> None:
         """From now on the plan of calls on such arguments."""
         key = self.key(values)
         if key is None:
             return
         self._plans[key] = self._last = plan
+        if plan.can_repeat:
+            if len(self._alike) == KEPT:
+                self._alike.clear()
+            self._alike[self.key(values, exact=False)] = plan
         if len(self._plans) > KEPT:
             self._plans.popitem(last=False)
 
     def clear(self) -> None:
         """Forget all of them: something that they are bound to has changed."""
         self._plans.clear()
+        self._alike.clear()
         self._last = None
 
-    def key(self, values: Sequence[Any]) -> Key | None:
+    def key(self, values: Sequence[Any], exact: bool = True) -> Key | None:
         """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars that matter.
 
-        None for a tensor of a class of its own, such as a DTensor, which has no place.
+        If not `exact`, without the places of `moving` tensors. None for a tensor of a class of its own, such as a DTensor, which has no place.
         """
         key: list[Any] = []
         for i, x in enumerate(values):
             kind = x.__class__
             if kind in self._plain:
-                key.append((x.data_ptr(), x.shape, x.stride(), x.dtype))
+                place = x.data_ptr() if exact or i not in self.moving else None
+                key.append((place, x.shape, x.stride(), x.dtype))
             elif isinstance(x, self._plain):
                 return None
             else:
