@@ -76,25 +76,14 @@ def test_rows_are_as_few_as_can_be():
 # -- what the queue does -----------------------------------------------------------------------------------------------
 
 
-class Unordered:
-    """A stream whose work is done when it is added."""
-
-    def wait_stream(self, other: Any) -> None:
-        """Nothing: it is done."""
-
-
 class Queue(CopyQueue):
     """A queue without a device."""
 
     def __init__(self, done: list[Any]):
-        self.stream = self._waiting = self._writing = Unordered()
-        self._held, self._done = None, done
+        self.stream, self._held, self._done = None, None, done
 
     def start(self) -> None:
-        self._add(lambda: self._done.append("start"))
-
-    def exchange(self, launch: Any) -> None:
-        self._add(launch)
+        self.add(lambda: self._done.append("start"))
 
     def join(self) -> None:
         self.flush()
@@ -114,7 +103,7 @@ class Device:
         self.tensors, self.done = memory, []
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
         self.near = SimpleNamespace(everywhere=self._peers, slot=lambda p: p)
-        self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda place, stream: self.done.append(place)))
+        self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.done.append(place)))
         self.queue: Any = Queue(self.done)
 
     def _peers(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -172,45 +161,11 @@ FLAG_SHAPES = {"F": (DEVICES, FLAGS), "flags": (DEVICES, FLAGS), "done": (2,)}
 
 def test_a_queue_starts_once_for_what_the_main_stream_did():
     queue = Queue([])
-    move, grid = partial(queue.copy, print), partial(print, "grid")
+    move, grid = partial(queue.add, print), partial(print, "grid")
     given = [queue.start, move, queue.hold, queue.start, move, queue.start, grid, queue.hold, queue.start, queue.join]
     kept = [queue.start, move, queue.hold, move, grid, queue.hold, queue.start, queue.join]
     assert queue.without_repeats(given) == kept
     assert queue.without_repeats(apart := [grid, queue.start, queue.join, queue.start]) == apart
-
-
-class Ordered:
-    """A stream that notes what it is given, and what that comes after: all that is in the streams it waited for."""
-
-    def __init__(self, name: str):
-        self.name, self.before, self.done = name, set(), {}
-
-    def wait_stream(self, other: Any) -> None:
-        self.before |= other.before
-
-    def add(self, work: str) -> None:
-        self.done[work] = set(self.before)
-        self.before.add(work)
-
-
-def test_copies_and_flags_keep_their_order_while_flags_are_waited_for_ahead(monkeypatch):
-    """Each copy comes after its wait and the copy before it, each flag after its copy and the flag before it; but no
-    wait after a copy, and no copy after a flag."""
-    queue = CopyQueue.__new__(CopyQueue)
-    queue._held, queue._waiting, queue.stream, queue._writing = None, *map(Ordered, ("waits", "copies", "flags"))
-    monkeypatch.setattr(stream_memory, "copy", lambda stream, part: stream.add(part))
-    monkeypatch.setattr(stream_memory, "write", lambda stream, word, value: stream.add(word))
-    queue.hold()
-    for n in range(3):
-        queue.wait(lambda stream, n=n: stream.add(f"wait {n}"))
-        queue.copy(f"copy {n}")
-        queue.write(f"flag {n}", 1)
-    assert not queue.stream.done, "nothing is added while it is held"
-    queue.flush()
-    waits, copies, flags = ([f"{what} {n}" for n in range(3)] for what in ("wait", "copy", "flag"))
-    assert queue._waiting.done == {f"wait {n}": set(waits[:n]) for n in range(3)}
-    assert queue.stream.done == {f"copy {n}": {*waits[: n + 1], *copies[:n]} for n in range(3)}
-    assert queue._writing.done == {f"flag {n}": {*waits[: n + 1], *copies[: n + 1], *flags[:n]} for n in range(3)}
 
 
 def test_a_gather_sends_chunk_by_chunk_to_the_next_device_first(monkeypatch):

@@ -97,7 +97,7 @@ class Far(Rank):
         self.named, self.beside, self.sums, self.sites, self.queue_waits = memory, post.of(rank), Sums(), [], False
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
         self.log: list[Any] = []
-        self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda place, stream: self.log.append(place)))
+        self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.log.append(place)))
 
     def _everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
         return next(m for m in self.named.values() if m[self.team.rank].data_ptr() == tensor.data_ptr())

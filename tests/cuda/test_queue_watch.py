@@ -76,7 +76,7 @@ def test_a_queue_that_waits_for_nothing_is_let_alone(scene):
 
 
 def test_a_wait_that_takes_too_long_is_reported_once_and_then_ended(scene):
-    scene.watch.add(place(), None)
+    scene.watch.add(None, place())
     for now in range(9):
         assert not scene.watch.look(now) and not scene.records.failed
     scene.watch.look(9)
@@ -88,14 +88,14 @@ def test_a_wait_that_takes_too_long_is_reported_once_and_then_ended(scene):
 
 def test_waits_of_calls_that_go_on_are_not_one_wait(scene):
     for now in range(50):
-        scene.watch.add(place(), None)
+        scene.watch.add(None, place())
         scene.watch.look(now)
         scene.go()
     assert not scene.records.failed
 
 
 def test_a_graph_that_is_replayed_comes_to_the_same_wait(scene):
-    scene.watch.add(place(), None)
+    scene.watch.add(None, place())
     for now in range(100):  # what the host sees stays the same, only the calls are others
         scene.state.call = now // 3
         scene.watch.look(now)
@@ -117,7 +117,7 @@ def test_a_guards_watch_sees_that_ranks_meet(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_stopped_program_waits_for_nothing_that_is_queued(scene):
     for value in (1, 2, 4):
-        scene.watch.add(place(value=value), None)
+        scene.watch.add(None, place(value=value))
     scene.records.stopped = True
     for _ in range(3):
         assert scene.watch.look(0.0)
@@ -129,14 +129,14 @@ def test_a_stopped_program_waits_for_nothing_that_is_queued(scene):
 
 @pytest.mark.parametrize(("compare", "enough"), [(">=", 2), (">", 3), ("==", 2)])
 def test_what_ends_a_wait_satisfies_it(scene, compare: str, enough: int):
-    scene.watch.add(place(compare=compare), None)
+    scene.watch.add(None, place(compare=compare))
     scene.records.stopped = True
     assert scene.watch.look(0.0) and scene.state.released == [(FLAG, enough)]
 
 
 def test_equal_values_are_places_of_their_own(scene):
     for value in (1, 2):
-        scene.watch.add(place(value=value, compare="=="), None)
+        scene.watch.add(None, place(value=value, compare="=="))
     scene.records.stopped = True
     for value in (1, 2):
         assert scene.watch.look(0.0) and scene.state.released.pop() == (FLAG, value)

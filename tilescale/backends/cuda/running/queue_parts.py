@@ -60,7 +60,7 @@ def wait_before(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Cal
         tensor, index = flag.tensor(at), flag.index(at)
         awaited = Condition(word_of(tensor, index, step), condition.compare, at.evaluate(condition.value))
         place = Place(site, _flat(index, tensor.shape), awaited)
-        return partial(queue.wait, partial(own.guard.watch.add, place))
+        return lambda: own.guard.watch.add(queue.stream, place)
 
     return wait
 
@@ -68,17 +68,23 @@ def wait_before(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Cal
 def moved(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[Work]:
     """A copy on a queue, of tensors of one shape."""
     parts = stream_memory.rows(out, given)
-    return [partial(queue.copy, part) for part in parts]
+    return [partial(queue.add, partial(stream_memory.copy, queue.stream, part)) for part in parts]
 
 
 def told(queue: CopyQueue, word: Word, value: int) -> Work:
     """A write of a flag on a queue."""
-    return partial(queue.write, word, value)
+    return partial(queue.add, partial(stream_memory.write, queue.stream, word, value))
 
 
 def exchange(queue: CopyQueue, by: Transport, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
     """Messages on a queue: what is added after them starts when they have come."""
-    return partial(queue.exchange, lambda: by.exchange(sends, receives)())
+    import torch
+
+    def run() -> None:
+        with torch.cuda.stream(queue.stream):
+            by.exchange(sends, receives)()
+
+    return run
 
 
 def part_of(whole: torch.Tensor, parts: Parts, rank: int, size: int) -> torch.Tensor:

@@ -68,12 +68,12 @@ class Watch:
         if start:
             _watch(self)
 
-    def add(self, place: Place, stream: torch.cuda.Stream) -> None:
-        """Add a wait to a stream, the same one each time."""
+    def add(self, stream: torch.cuda.Stream, place: Place) -> None:
+        """Add a wait to a stream."""
         # Outside of graphs no two waits are the same, however often a program is called.
         self._serial += 1
-        begun = Write(self._word, self._serial << _NUMBER_BITS | self._number(place), releases=False)
-        stream_memory.add(stream, begun, place.condition, Write(self._word, 0, releases=False))
+        begun = Write(self._word, self._serial << _NUMBER_BITS | self._number(place))
+        stream_memory.add(stream, begun, place.condition, Write(self._word, 0))
 
     @property
     def is_waiting(self) -> bool:

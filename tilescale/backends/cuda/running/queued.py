@@ -8,6 +8,7 @@ it is the first one.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.host_step import JOIN, QUEUE, HostStep
@@ -50,7 +51,7 @@ def _copy(own: Owner, step: HostStep) -> Step:
             if after is not None:
                 raise to_itself(step)
             return [*at_home(queue, out, given, step), queue.start, raised]
-        waits = [queue.hold, queue.start, after(at)] if after is not None else [queue.start]
+        waits = [queue.hold, queue.start, partial(queue.add, after(at))] if after is not None else [queue.start]
         return [*waits, *moved(queue, out, given), raised]
 
     return bind

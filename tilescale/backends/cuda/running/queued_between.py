@@ -48,11 +48,11 @@ class QueuedMessages(Messages):
             done.append(self._queue.hold)  # on receivers, too: it waits for the senders
         done.append(self._queue.start)
         if self._after is not None and sent:
-            done.append(self._after(sent[0].at))
+            done.append(partial(self._queue.add, self._after(sent[0].at)))
         far = [t for t in mine if not self._is_near(t)]
         done += [work for t in sent if self._is_near(t) and t.receiver != me for work in self._copied(t)]
         if far:
-            done.append(partial(self._queue.exchange, partial(self.exchange, far, self._beside)))
+            done.append(partial(self._queue.add, partial(self._carried, far)))
         raised = [t for t in mine if (t.sender if self._is_near(t) else t.receiver) == me]
         return [*done, *(self._told(t, call) for t in raised)]
 
@@ -69,6 +69,13 @@ class QueuedMessages(Messages):
         assert self.source is not None and self.target is not None
         out = self.target.on(t.receiver, t.at)
         return moved(self._queue, out, shaped(self.source.local(t.at), out))
+
+    def _carried(self, far: list[Transfer]) -> None:
+        """Messages on the queue, which goes on when those for this device have come."""
+        import torch
+
+        with torch.cuda.stream(self._queue.stream):
+            self.exchange(far, self._beside)
 
     def _told(self, t: Transfer, call: Call) -> Work:
         assert self.flag is not None and self.op is not None

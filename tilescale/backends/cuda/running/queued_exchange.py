@@ -8,6 +8,7 @@ who receives it copies it on to the others of the node. The parts of an all-to-a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.host_step import QUEUE, HostStep
@@ -107,7 +108,7 @@ class Exchange:
         others = self._others()
         sends = [self._message(self._given(r, at), r, chunk) for r in others]
         receives = [self._message(self._part(self._rank, r, at), r, chunk) for r in others]
-        done: list[Work] = [exchange(self._queue, self._beside, sends, receives)]
+        done: list[Work] = [partial(self._queue.add, exchange(self._queue, self._beside, sends, receives))]
         for sender in others:
             done.append(self._told(self._rank, sender, chunk[0], at))
             if self._made.name == "all_gather":

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 _AT_LEAST, _EQUAL = 0, 1
 """CU_STREAM_WAIT_VALUE_GEQ, which compares modulo 2^bits, and CU_STREAM_WAIT_VALUE_EQ."""
 
-_NO_BARRIER = 1
-"""CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER."""
-
 _CONDITIONS = {">=": (_AT_LEAST, 0), ">": (_AT_LEAST, 1), "==": (_EQUAL, 0)}
 
 
@@ -66,15 +63,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Write:
-    """A number for a word.
-
-    Attributes:
-        releases: whether who sees the number sees all that the stream did before. A fence takes the stream a while.
-    """
+    """A number for a word: stored after all that a stream did before, which whoever sees the number sees."""
 
     word: Word
     value: int
-    releases: bool = True
 
 
 def write(stream: torch.cuda.Stream, word: Word, value: int) -> None:
@@ -102,8 +94,7 @@ def _parameters(operation: Write | Condition) -> Any:
         name, record, number = "WAIT", made.waitValue, operation.enough
         flags = _CONDITIONS[operation.compare][0]
     else:
-        name, record, number = "WRITE", made.writeValue, operation.value
-        flags = 0 if operation.releases else _NO_BARRIER
+        name, record, number, flags = "WRITE", made.writeValue, operation.value, 0
     made.operation = getattr(driver.CUstreamBatchMemOpType, f"CU_STREAM_MEM_OP_{name}_VALUE_{bits}")
     record.address, record.flags = operation.word.address, flags
     setattr(record, "value64" if bits == 64 else "value", number % (1 << bits))
