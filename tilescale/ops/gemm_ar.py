@@ -2,7 +2,7 @@
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
 Large products are summed by the owners of rows as in gemm_rs.py, and the copy queue sends finished chunks on to
-everybody. Small ones are multiplied first: see small.py.
+everybody. Small ones are multiplied first: see small.py; between nodes chunk by chunk: see chunks.py.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import chunks, small
 from tilescale.ops.arguments import check_product, dense, operand, scales_of_both
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
@@ -101,14 +101,37 @@ def _summed(
     if not M:
         return a.new_empty(0, N, dtype=made)
     if team.size > 1 and small.is_whole(M * N * made.itemsize, team, WHOLE_BYTES):
-        part = a.new_empty(small.room(M), N, dtype=made)
-        # The bias is added once, before parts are rounded.
-        _multiplied(a, b, None if team.rank else bias, scales, part[:M])
-        return small.summed(part, team)[:M]
+        return _in_chunks(a, b, bias, scales, made, team)
     return _large(a, b, bias, scales, team)
 
 
-def _multiplied(
+def _in_chunks(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    dtype: torch.dtype,
+    team: Team,
+) -> torch.Tensor:
+    """The sum of the products, of a chunk of rows at a time."""
+    made: list[torch.Tensor] = []
+    added = None if team.rank else bias  # once, before parts are rounded
+
+    def multiplied(part: slice) -> torch.Tensor:
+        rows = a[part]
+        product = a.new_empty(small.room(len(rows)), b.shape[1], dtype=dtype)
+        of_rows = None if scales is None else (scales[0][part], scales[1])
+        _multiply(rows, b, added, of_rows, product[: len(rows)])
+        return product
+
+    def summed(product: torch.Tensor, part: slice) -> None:
+        made.append(small.summed(product, team)[: part.stop - part.start])
+
+    chunks.sent_after(chunks.chunks(a.shape[0], b.shape[1] * dtype.itemsize, team), multiplied, summed)
+    return made[0] if len(made) == 1 else torch.cat(made)
+
+
+def _multiply(
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,

@@ -13,7 +13,7 @@ wait for what the host would do next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -96,11 +96,14 @@ class Plans:
             others is soon made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_capturing: Callable[[], bool]) -> None:
+        """`is_capturing` says whether a graph of the caller's is being captured now."""
         import torch
 
         self.passed: frozenset[int] = frozenset()
         self.moving: frozenset[int] = frozenset()
+        self._is_capturing = is_capturing
+        self._forgotten: list[Plan] = []  # until no graph is captured: meanwhile theirs may not be destroyed
         self._alike: dict[Key | None, Plan] = {}
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._plans: OrderedDict[Key | None, Plan] = OrderedDict()
@@ -125,23 +128,31 @@ class Plans:
         if key is None:
             return
         self._plans[key] = self._last = plan
-        if plan.can_repeat:
-            if len(self._alike) == KEPT:
-                self._alike.clear()
-            self._alike[self.key(values, exact=False)] = plan
         if len(self._plans) > KEPT:
-            self._plans.popitem(last=False)
+            self._forget([self._plans.popitem(last=False)[1]])
+        if plan.can_repeat:
+            self._alike.setdefault(self.key(values, exact=False), plan)
+        if len(self._alike) > KEPT:
+            self._forget(self._alike.values())
+            self._alike.clear()
 
     def clear(self) -> None:
         """Forget all of them: something that they are bound to has changed."""
+        self._forget([*self._plans.values(), *self._alike.values()])
         self._plans.clear()
         self._alike.clear()
         self._last = None
 
+    def _forget(self, plans: Iterable[Plan]) -> None:
+        self._forgotten += plans
+        if not self._is_capturing():
+            self._forgotten.clear()
+
     def key(self, values: Sequence[Any], exact: bool = True) -> Key | None:
         """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars that matter.
 
-        If not `exact`, without the places of `moving` tensors. None for a tensor of a class of its own, such as a DTensor, which has no place.
+        None for a tensor of a class of its own, such as a DTensor, which has no place. If not `exact`, places of
+        `moving` tensors are left out.
         """
         key: list[Any] = []
         for i, x in enumerate(values):
