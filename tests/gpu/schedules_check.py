@@ -43,12 +43,8 @@ def agree(title: str, program: Any, shapes: list[tuple[int, ...]], dtype: torch.
     changed, schedule = overlapped(program)
     if not all(move.overlapped for move in schedule.moves):
         raise ValueError(f"{title}: {schedule}")
-    race(
-        title,
-        [tilescale.compile(func, machine=H200, schedule="sequential") for func in (program, changed)],
-        shapes,
-        dtype,
-    )
+    both = [tilescale.compile(func, machine=H200, schedule="sequential") for func in (program, changed)]
+    race(title, both, shapes, dtype)
 
 
 def race(title: str, both: list[Any], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:

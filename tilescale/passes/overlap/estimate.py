@@ -133,10 +133,11 @@ def reduced(travel: Travel, chunk: int, work: Work, *, everywhere: bool) -> floa
 
 
 def _gone(travel: Travel, chunk: int, made: np.ndarray) -> list[float]:
-    """When each chunk has arrived, of those that leave one after the other once they are made."""
-    now, found = travel.queue.startup, []
+    """When each chunk has arrived, of those that leave one after the other once they are made. A queue that waits for a
+    flag begins only then, so that the start-up of each counts."""
+    now, found = 0.0, []
     for ready in made.tolist():
-        now = max(now, ready) + travel.sending(chunk)
+        now = max(now, ready) + travel.queue.startup + travel.sending(chunk)
         found.append(now)
     return found
 
