@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How programs are called: plans, graphs, what is copied in and out, where devices meet. The device takes notes."""
+"""How programs are called: plans, graphs, what is copied in and out, where devices wait. The device takes notes."""
 
 import gc
 import warnings
@@ -16,7 +16,7 @@ from tests.cuda.fakes import Device
 from tests.cuda.support import lowered
 from tilescale import backends
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous
-from tilescale.backends.cuda.running.plans import KEPT, LAUNCHED_BEFORE, Plans
+from tilescale.backends.cuda.running.plans import KEPT, LAUNCHED_BEFORE
 from tilescale.errors import UnsupportedError, WaitTimeoutError
 
 NEVER, BEGIN = Rendezvous(False, False), Rendezvous(True, False)
@@ -174,20 +174,6 @@ def test_what_looks_at_the_device_is_never_a_graph(device: Device, monkeypatch: 
         own([x])
 
 
-def test_plans_are_told_apart_by_all_that_kernels_see():
-    x = torch.zeros(8, 8)
-    others = [x[1:], x.T, x.view(torch.int32), torch.zeros(8, 8), x[:, :4]]
-    key_of = Plans().key
-    keys = [key_of([t]) for t in (x, *others)]
-    assert len(set(keys)) == len(keys)
-    assert key_of([x.view(8, 8), 1]) == key_of([x, 1]) != key_of([x, 1.0])
-
-    class Own(torch.Tensor):
-        pass
-
-    assert key_of([x.as_subclass(Own)]) is None
-
-
 def test_plans_keep_no_tensor_alive_and_are_right_for_the_next_one_there(device: Device):
     own = device.program(scaled())
     memory = torch.zeros(64 * 64)
@@ -270,7 +256,7 @@ def test_programs_take_turns_on_streams(device: Device):
     assert len(device.events) == 4, "what is captured has the order of its graph"
 
 
-# -- where devices meet ------------------------------------------------------------------------------------------------
+# -- where devices synchronize -----------------------------------------------------------------------------------------
 
 
 def on_tensors(statements: Any) -> Any:
@@ -306,7 +292,7 @@ def copied(X, Y, flags, rank, size):
 
 
 @T.macro
-def copied_and_met(X, Y, flags, rank, size):
+def copied_then_barrier(X, Y, flags, rank, size):
     T.copy(X, Y, dst=(rank + 1) % size, impl="copy_engine")
     T.barrier()
 
@@ -318,7 +304,7 @@ def met_and_copied(X, Y, flags, rank, size):
 
 
 @T.macro
-def copied_and_perhaps_met(X, Y, flags, rank, size):
+def copied_then_perhaps_barrier(X, Y, flags, rank, size):
     T.copy(X, Y, dst=(rank + 1) % size, impl="copy_engine")
     for _ in T.serial(flags[0]):
         T.barrier()
@@ -342,13 +328,13 @@ def waits_alone(X, Y, flags, rank, size):
         (on_tensors(reduced), NEVER),
         (on_tensors(reduced_by_nccl), BEGIN),
         (on_tensors(copied), BOTH),
-        (on_tensors(copied_and_met), BEGIN),
+        (on_tensors(copied_then_barrier), BEGIN),
         (on_tensors(met_and_copied), BOTH),
-        (on_tensors(copied_and_perhaps_met), BOTH),
+        (on_tensors(copied_then_perhaps_barrier), BOTH),
         (on_tensors(told), BOTH),
         (on_tensors(waits_alone), Rendezvous(True, False, inside=True, patience=3)),
         (programs.sum_of_tiles(), NEVER),
-        (programs.meeting(), NEVER),
+        (programs.barrier(), NEVER),
         (programs.put_with_signal(), INSIDE),
         (put(), INSIDE),
         (put(ends_with_barrier=True), Rendezvous(True, False, inside=True)),
@@ -357,8 +343,8 @@ def waits_alone(X, Y, flags, rank, size):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_which_meetings_a_program_needs(func: Any, wanted: Rendezvous):
-    assert lowered(func).lowered.meets == wanted
+def test_which_rendezvous_a_program_needs(func: Any, wanted: Rendezvous):
+    assert lowered(func).lowered.rendezvous == wanted
 
 
 def test_a_pipelined_grid_keeps_its_producer():
@@ -371,10 +357,10 @@ def test_a_pipelined_grid_keeps_its_producer():
                     T.copy(A[bx * 16, k * 64], tile)
                     T.copy(tile, Y[bx * 16, k * 64], dst=(rank + 1) % size)
 
-    assert lowered(product).lowered.meets == BOTH
+    assert lowered(product).lowered.rendezvous == BOTH
 
 
-def test_one_device_meets_nobody():
+def test_one_device_synchronizes_with_nobody():
     @T.prim_func
     def alone(F: T.Tensor((1,), "int32")):
         with T.Kernel(block=2, threads=64):
@@ -382,10 +368,10 @@ def test_one_device_meets_nobody():
                 T.signal(F[0])
                 T.wait(F[0], ">=", 1)
 
-    assert lowered(alone).lowered.meets == NEVER
+    assert lowered(alone).lowered.rendezvous == NEVER
 
 
-def test_meetings_stand_around_a_call(device: Device):
+def test_barriers_stand_around_a_call(device: Device):
     own = device.program(put(rows=16 * 256, blocks=256))
     given = [[device.heap.zeros((16 * 256, 64), torch.float32) for _ in range(2)] for _ in range(2)]
     own(given[0])
@@ -397,7 +383,7 @@ def test_meetings_stand_around_a_call(device: Device):
     assert device.log[0][2] != digest, "other tensors"
 
 
-def test_a_sum_of_a_tensor_meets_nobody(device: Device):
+def test_a_sum_of_a_tensor_needs_no_rendezvous(device: Device):
     own = device.program(on_tensors(reduced))
     given = [torch.zeros(64, 64), torch.zeros(64, 64), torch.zeros(8, dtype=torch.int32)]
     for _ in range(LAUNCHED_BEFORE + 1):
@@ -419,7 +405,7 @@ def test_a_kernel_is_lowered_once_for_its_own_machine(monkeypatch: pytest.Monkey
     counted = backends.Backend("cuda", available=lambda: True, lower=lower, priority=10, generates=True)
     monkeypatch.setattr(backends.base, "_BACKENDS", [counted])
     kernel = tilescale.compile(put(), machine="h100-sxm-8")
-    assert "put_0_kernel" in kernel.source and "meets" not in kernel.schedule
+    assert "put_0_kernel" in kernel.source and "barrier" not in kernel.schedule
     assert backends.choose(kernel.program, kernel._lowered).kernels
     assert [(t.machine.name, t.sizes) for t in made] == [("h100-sxm-8", (("device", 2),))]
 

@@ -2,10 +2,11 @@
 """Two nodes on the GPUs of one host, ONE PROCESS that starts their ranks: `python tests/gpu/nodes_check.py [parts]`.
 
 NCCL takes each node for a host of its own and goes by sockets; no memory is shared between them. On two GPUs these are
-two nodes of a rank each, then two of two, whose ranks of one number share a GPU. Each call has fresh inputs, poisoned
+two nodes of a rank each, and two of two, whose ranks of one number share a GPU. Each call has fresh inputs, poisoned
 outputs and ranks that come at different times, and is compared with sums in float64; then a CUDA graph is replayed.
-First all kernels are compiled, side by side; then each part is a job of its own, which ends within `LIMIT_S`.
-Prints PASS or FAIL for each check and rank, and ends with exit code 1 if one fails.
+First all kernels are compiled, side by side; then each part is a job of its own, which ends within `LIMIT_S`, and some
+of them run at a time: most of what they take is the host's. Prints PASS or FAIL for each check and rank, and ends with
+exit code 1 if one fails.
 """
 
 import os
@@ -14,10 +15,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,25 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from limits import bounded  # noqa: E402
 from nodes_programs import Case, cases, queued_gather  # noqa: E402
 
 import tilescale  # noqa: E402
 from tilelang_core import compile as stock  # noqa: E402
 from tilescale.backends.base import Target  # noqa: E402
 from tilescale.backends.cuda import support  # noqa: E402
-from tilescale.backends.cuda.lowering.groups.registers import one_array_each  # noqa: E402
 from tilescale.backends.cuda.running.collectives import hierarchical  # noqa: E402
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving  # noqa: E402
+from tilescale.backends.cuda.text import REWRITES  # noqa: E402
 from tilescale.comm.heap import default  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
+from tilescale.ops import chunks, small  # noqa: E402
 
 LIMIT_S = 110.0
+CHECK_S = 60.0
+"""Seconds that a part, and each of its checks, may take."""
+AT_A_TIME = 3
+"""Parts that run at a time."""
 CALLS, REPLAYS = 3, 2
 NODES = 2
 CHUNK = 1 << 20
@@ -86,6 +93,7 @@ def operators() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor
         "all_to_all": lambda a, b: tilescale.ops.all_to_all(a, 0, 0),
         "all_gather_matmul": lambda a, b: tilescale.ops.all_gather_matmul(a, b),
         "matmul_reduce_scatter": lambda a, b: tilescale.ops.matmul_reduce_scatter(a, b),
+        "matmul_all_reduce": lambda a, b: tilescale.ops.matmul_all_reduce(a, b),
     }
 
 
@@ -99,6 +107,7 @@ def expected(name: str, rank: int, a: list[torch.Tensor], b: list[torch.Tensor])
         "all_to_all": lambda: torch.cat([x.chunk(ranks)[rank] for x in a]),
         "all_gather_matmul": lambda: torch.cat(a) @ b[rank],
         "matmul_reduce_scatter": lambda: sum(x @ y for x, y in zip(a, b, strict=True)).chunk(ranks)[rank],
+        "matmul_all_reduce": lambda: sum(x @ y for x, y in zip(a, b, strict=True)),
     }
     return wanted[name]()
 
@@ -203,27 +212,29 @@ def as_rank(part: str) -> None:
     """The checks of a part, on this rank."""
     default._spans = lambda device, nodes: False  # fabric handles of one host would join its two nodes
     hierarchical.chunk_bytes = lambda target: CHUNK
+    chunks.message_bytes, small.SMALL_BYTES = lambda path: CHUNK // 8, 0
     world = tilescale.init(timeout_s=60)
     torch.cuda.set_device(world.device)
-    threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
-    if part == "death":
-        os._exit(check_death(world))
-    failed = 0
+    with bounded(f"{part} on rank {world.rank}", LIMIT_S):
+        os._exit(check_death(world) if part == "death" else run_checks(part, world))
+
+
+def run_checks(part: str, world: tilescale.World) -> int:
+    """The checks of a part, until one fails; 0 if none does."""
     for name, run in checks(world.local_size):
         if not name.startswith(PARTS[part][1]):
             continue
-        begin = time.perf_counter()
-        try:
-            run()
-            verdict = "PASS"
-        except Exception:  # noqa: BLE001 - reported, and the next check runs
-            verdict = f"FAIL {traceback.format_exc(limit=-4)}"
-        where = f"rank {world.rank} of {NODES} x {world.local_size}"
-        print(f"{where}, {name}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
-        if any(world.all_gather(verdict != "PASS")):
-            failed = 1
-            break  # what a rank has left behind in NCCL would fail the others
-    os._exit(failed)
+        begin, where = time.perf_counter(), f"rank {world.rank} of {NODES} x {world.local_size}, {name}"
+        with bounded(where, CHECK_S):
+            try:
+                run()
+                verdict = "PASS"
+            except Exception:  # noqa: BLE001 - reported, and the next check runs
+                verdict = f"FAIL {traceback.format_exc(limit=-4)}"
+            print(f"{where}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
+            if any(world.all_gather(verdict != "PASS")):
+                return 1  # what a rank has left behind in NCCL would fail the others
+    return 0
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -245,7 +256,7 @@ def compile_share(number: int, count: int, folder: Path) -> None:
             kernel = tilescale.compile(make()[0])
         target = Target.of(kernel.program, kernel.machine, None)
         for grid in support.lower(kernel.program, target).kernels:
-            stock.compile_kernel(grid.func, one_array_each)
+            stock.compile_kernel(grid.func, REWRITES)
 
     for local in (1, 2):
         described = machine(local, folder)
@@ -275,7 +286,7 @@ def compile_all(folder: Path) -> None:
 
 def job(part: str, folder: Path) -> int:
     """A part: two nodes of so many ranks; the first exit code that is not 0."""
-    local = PARTS[part][0]
+    local, begin = PARTS[part][0], time.perf_counter()
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -292,24 +303,23 @@ def job(part: str, folder: Path) -> int:
         environment = {**os.environ, **ENVIRONMENT, **{key: str(value) for key, value in own.items()}}
         ranks.append(subprocess.Popen([sys.executable, __file__, part], env=environment, cwd=ROOT))
     codes = [process.wait() for process in ranks]
-    return next((code for code in codes if code), 0)
+    failed = next((code for code in codes if code), 0)
+    print(f"INFO part {part!r}: {time.perf_counter() - begin:.0f} s, exit code {failed}", flush=True)
+    return failed
 
 
 def main() -> int:
-    """The parts that are named, or all, one after the other; as a rank of one of them, its checks."""
+    """The parts that are named, or all, `AT_A_TIME`; as a rank of one of them, its checks."""
     if sys.argv[1:2] == ["--compile"]:
         count, folder, number = sys.argv[2:]
         compile_share(int(number), int(count), Path(folder))
         return 0
     if "RANK" in os.environ:
         as_rank(sys.argv[1])
-    codes: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    parts = sys.argv[1:] or [*PARTS]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_A_TIME) as pool:
         compile_all(Path(folder))
-        for part in sys.argv[1:] or PARTS:
-            begin = time.perf_counter()
-            codes[part] = job(part, Path(folder))
-            print(f"INFO part {part!r}: {time.perf_counter() - begin:.0f} s, exit code {codes[part]}", flush=True)
+        codes = dict(zip(parts, pool.map(lambda part: job(part, Path(folder)), parts), strict=True))
     print("PASS ALL" if not any(codes.values()) else f"FAIL: exit codes {codes}", flush=True)
     return int(any(codes.values()))
 

@@ -93,7 +93,7 @@ def test_mistakes_are_told_of_what_was_written():
         assert line(test_mistakes_are_told_of_what_was_written, "# a device") in [w.line for w in caught.value.where]
 
 
-def test_warpgroups_of_a_block_may_meet_in_the_grid():
+def test_warpgroups_of_a_block_may_synchronize_in_the_grid():
     """As in the tensor-parallel product of the white paper: that orders no blocks."""
     program = load(NUMBERED[8]).tp_gemm(2, 256, 256, 64)
     changed, schedule = overlapped(program)

@@ -5,9 +5,16 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from tilescale.errors import NoPathError, PeerOutOfRangeError
 from tilescale.hda import Machine
+
+if TYPE_CHECKING:
+    from tilescale.hda.route import Path
+
+SHARE = 0.1
+"""What the start of a message and its way may take of its time: chunks are so large that they take no more."""
 
 
 @lru_cache(maxsize=256)
@@ -27,3 +34,10 @@ def linked(machine: Machine, sizes: tuple[tuple[str, int], ...]) -> int:
         if not {*networks} <= {*own}:
             return peer
     return units
+
+
+def message_bytes(path: Path) -> int:
+    """Bytes of a message of several that follow one another: whole MiB, of which latency is a small share."""
+    startup = max((mechanism.startup for mechanism in path.mechanisms), default=0.0)
+    wanted = path.bandwidth * (path.latency + startup) / SHARE
+    return max(1, math.ceil(wanted / 2**20)) << 20

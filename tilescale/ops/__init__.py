@@ -11,7 +11,7 @@
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
     operator.py                         what an operator of torch.library is, at the cost of its function
     products.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share
-    small.py                            what is too small to overlap
+    small.py chunks.py                  what is too small to overlap, and what goes between nodes
 """
 
 from tilescale.ops.ag_gemm import all_gather_matmul

@@ -3,7 +3,7 @@
 
 The copy queue sends the own rows to everybody, chunk by chunk, while the grid multiplies them where they lie; rows of
 others come into a workspace and are multiplied as they arrive. Nobody copies own rows, and no processor moves data.
-Few rows are gathered first: see small.py.
+Few rows are gathered first: see small.py; between nodes chunk by chunk: see chunks.py.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import chunks, small
 from tilescale.ops.arguments import NARROW, check_like, check_product, dense, operands, scale_of_each
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
@@ -138,9 +138,7 @@ def _operator(
     """The products, and behind them the gathered rows if asked to keep them; one bias for all columns."""
     team = team_of(group)
     if team.size > 1 and a.nbytes and small.is_whole(a.nbytes, team):
-        whole = small.gathered(dense(a), team)
-        results = _after(whole, weights, bias, activation, gated)
-        return [*results, whole] if keeps else results
+        return _in_chunks(dense(a), weights, bias, keeps, team, activation, gated)
     results, gathered = _overlapped(a, weights, bias, None, team, activation, gated)
     if keeps:
         gathered[team.rank].copy_(a)
@@ -161,6 +159,32 @@ def _scaled(
 ) -> list[torch.Tensor]:
     """The products of float8 matrices; a scale for each row of a, and for each column of all weights."""
     return _overlapped(a, weights, bias, (of_a, of_b), team_of(group), activation, gated)[0]
+
+
+def _in_chunks(
+    a: torch.Tensor,
+    weights: list[torch.Tensor],
+    bias: torch.Tensor | None,
+    keeps: bool,
+    team: Team,
+    activation: str,
+    gated: bool,
+) -> list[torch.Tensor]:
+    """The results, and behind them the gathered rows if asked to keep them; the gather of a chunk at a time."""
+    parts = chunks.chunks(a.shape[0], a.shape[1] * a.itemsize, team)
+    made: list[list[torch.Tensor]] = []
+
+    def multiplied(gathered: torch.Tensor, part: slice) -> None:
+        results = _after(gathered, weights, bias, activation, gated)
+        made.append([*results, gathered] if keeps else results)
+
+    chunks.received_first(parts, lambda part: small.gathered(a[part], team), multiplied)
+    return made[0] if len(made) == 1 else [_joined_rows(each, team.size) for each in zip(*made, strict=True)]
+
+
+def _joined_rows(parts: Sequence[torch.Tensor], size: int) -> torch.Tensor:
+    """The rows of all ranks, rank by rank, of chunks that have some of each."""
+    return torch.cat([part.view(size, -1, part.shape[1]) for part in parts], 1).flatten(0, 1)
 
 
 def _after(

@@ -2,7 +2,7 @@
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
 Large products are summed by the owners of rows as in gemm_rs.py, and the copy queue sends finished chunks on to
-everybody. Small ones are multiplied first: see small.py.
+everybody. Small ones are multiplied first: see small.py; between nodes chunk by chunk: see chunks.py.
 """
 
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 import tilescale.language as T
+from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import chunks, small
 from tilescale.ops.arguments import check_product, dense, operand
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -70,16 +71,31 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     if not M:
         return a.new_empty(0, N)
     if team.size > 1 and small.is_whole(M * N * a.itemsize, team, WHOLE_BYTES):
-        part = a.new_empty(small.room(M), N)
-        # The bias is added once, before parts are rounded.
-        if bias is None or team.rank:
-            torch.mm(a, b, out=part[:M])
-        else:
-            torch.addmm(bias, a, b, out=part[:M])
-        return small.summed(part, team)[:M]
+        return _in_chunks(a, b, bias, team)
     right, transposed = operand(b)
     added = right.view(-1)[:1] if bias is None else dense(bias)
     return _large(dense(a), right, transposed, added, bias is not None, N, group)
+
+
+def _in_chunks(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, team: Team) -> torch.Tensor:
+    """The sum of the products, of a chunk of rows at a time."""
+    made: list[torch.Tensor] = []
+
+    def multiplied(part: slice) -> torch.Tensor:
+        rows = a[part]
+        product = a.new_empty(small.room(len(rows)), b.shape[1])
+        # The bias is added once, before parts are rounded.
+        if bias is None or team.rank:
+            torch.mm(rows, b, out=product[: len(rows)])
+        else:
+            torch.addmm(bias, rows, b, out=product[: len(rows)])
+        return product
+
+    def summed(product: torch.Tensor, part: slice) -> None:
+        made.append(small.summed(product, team)[: part.stop - part.start])
+
+    chunks.sent_after(chunks.chunks(a.shape[0], b.shape[1] * a.itemsize, team), multiplied, summed)
+    return made[0] if len(made) == 1 else torch.cat(made)
 
 
 def _large(

@@ -4,7 +4,8 @@
 Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
 chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
 added up in float32 and in one order, so results have the same bits each time. A program for a number of rows that it
-knows keeps its blocks, which is worth its compilation for whole chunks. Few rows are multiplied first: see small.py.
+knows keeps its blocks, which is worth its compilation for whole chunks. Few rows are multiplied first: see small.py;
+between nodes chunk by chunk: see chunks.py.
 """
 
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import chunks, small
 from tilescale.ops.arguments import check_divides, check_product, dense, operand, scale_of_each
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
@@ -85,9 +86,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     team = team_of(group)
     rows, N = a.shape[0] // team.size, b.shape[1]
     if team.size > 1 and rows * N and small.is_whole(rows * N * a.itemsize, team):
-        # The bias is added once, before parts are rounded.
-        part = a @ b if bias is None or team.rank else torch.addmm(bias, a, b)
-        return small.scattered(part, team)
+        return _in_chunks(a, b, bias, team)
     return _overlapped(a, b, bias, None, team)
 
 
@@ -97,6 +96,21 @@ def _scaled(
 ) -> torch.Tensor:
     """The sum of the products of float8 matrices, scattered; a scale for each row of a and each column of b."""
     return _overlapped(a, b, bias, (of_a, of_b), team_of(group))
+
+
+def _in_chunks(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, team: Team) -> torch.Tensor:
+    """The sum of the products, scattered, of a chunk of everybody's rows at a time."""
+    owners = a.unflatten(0, (team.size, -1))
+    made: list[torch.Tensor] = []
+
+    def multiplied(part: slice) -> torch.Tensor:
+        rows = owners[:, part].flatten(0, 1)
+        # The bias is added once, before parts are rounded.
+        return rows @ b if bias is None or team.rank else torch.addmm(bias, rows, b)
+
+    parts = chunks.chunks(owners.shape[1], b.shape[1] * a.itemsize, team)
+    chunks.sent_after(parts, multiplied, lambda product, part: made.append(small.scattered(product, team)))
+    return made[0] if len(made) == 1 else torch.cat(made)
 
 
 def _overlapped(

@@ -2,8 +2,9 @@
 """Collectives of tensors as a whole, whose algorithm the machine model chooses: of small ones, and between nodes.
 
 Where little is moved, the latency of a copy queue is more than what overlap can save: small products are PyTorch's,
-with such a collective before or after them. Between nodes no copy queue leads; there the collectives themselves work
-inside nodes and between them at once. A program is made for a number of elements, so numbers are rounded up.
+with such a collective before or after them. Between nodes large ones go in chunks, see chunks.py; the collectives
+themselves work inside nodes and between them at once. A program is made for a number of elements, so numbers are
+rounded up.
 """
 
 from typing import Any

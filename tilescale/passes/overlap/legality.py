@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What must hold before a collective may be taken apart: it then orders only what it moves.
 
-Done in order, a collective is a meeting: behind it each unit knows that all have come. Done beside the grid it tells
-only those who wait for its flags. That is enough where nothing else of the program relies on the meeting, where the
+Done in order, a collective is a barrier: behind it each unit knows that all have come. Done beside the grid it tells
+only those who wait for its flags. That is enough where nothing else of the program relies on the barrier, where the
 source stays as it is until it is sent, and where the result is used by statements that can wait.
 """
 
@@ -135,16 +135,16 @@ def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> N
         levels = [access.at.level for access in effects.accesses if access.at is not None]
         reached = any(is_around_programs(level, graph.machine) for level in levels) and not flags
         collective = operation(step.stmt.value) if isinstance(step.stmt, ir.Evaluate) else None
-        meets = programs_meet(effects, graph.machine)
-        if ordered or reached or meets and not isinstance(collective, Collective):
+        together = synchronizes_programs(effects, graph.machine)
+        if ordered or reached or together and not isinstance(collective, Collective):
             raise Declined("the program orders its units by itself", location(step.stmt))
-        if meets and isinstance(step.phase, GridPhase):
+        if together and isinstance(step.phase, GridPhase):
             raise Declined("programs of the grid synchronize", location(step.stmt))
 
 
-def programs_meet(effects: Effects, machine: Machine) -> bool:
-    """Whether programs, or units above them, wait for each other; what meets inside of a program orders none."""
-    return any(is_around_programs(meeting.level, machine) for meeting in effects.meets)
+def synchronizes_programs(effects: Effects, machine: Machine) -> bool:
+    """Whether programs, or units above them, wait for each other; those inside of a program order none."""
+    return any(is_around_programs(one.level, machine) for one in effects.synchronizes)
 
 
 def is_around_programs(level: str, machine: Machine) -> bool:

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tilescale.cost.reach import message_bytes
+
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.phase import Target
     from tilescale.hda.route import Path
@@ -20,9 +22,6 @@ STORES = "lsu"
 
 BY_MEMORY, BY_MESSAGES, BY_BOTH = "peer memory", "NCCL", "peer memory inside, NCCL between"
 """What carries whole tensors between devices, in words."""
-
-SHARE = 0.1
-"""What the start of a message and its way may take of its time: chunks are so large that they take no more."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,5 @@ def path_between(target: Target) -> Path:
 
 
 def chunk_bytes(target: Target) -> int:
-    """Bytes of a message between devices that do not share memory: whole MiB, of which latency is a small share."""
-    path = path_between(target)
-    startup = max((mechanism.startup for mechanism in path.mechanisms), default=0.0)
-    wanted = path.bandwidth * (path.latency + startup) / SHARE
-    return max(1, math.ceil(wanted / 2**20)) << 20
+    """Bytes of a message between devices that do not share memory."""
+    return message_bytes(path_between(target))

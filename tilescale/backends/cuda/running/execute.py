@@ -32,7 +32,7 @@ from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import target_for
-from tilescale.backends.cuda.text import STRIDE, rewritten
+from tilescale.backends.cuda.text import REWRITES, STRIDE
 from tilescale.comm import Team, World, init
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
@@ -79,8 +79,8 @@ class DeviceProgram:
         self.target = Target(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
-        self._plans, self._turns = Plans(), turns(self.device)
         self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self._plans, self._turns = Plans(self._is_capturing), turns(self.device)
         self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
         self.exchanges = Workspaces()
@@ -153,7 +153,7 @@ class DeviceProgram:
         self._steps = self._step(self._lowered.body)
         self._generation = generation
         self._waits: bool = bool(self.sites) or not self.is_alone
-        if not self._lowered.meets.inside:
+        if not self._lowered.rendezvous.inside:
             at = self.program.launches[0].where
             self._entry, self._exit = len(self.sites), len(self.sites) + 1
             self.sites += [Site(ENTRY, at), Site(EXIT, at)]
@@ -211,7 +211,7 @@ class DeviceProgram:
         def make() -> Any:
             if first and check is not None:
                 check()
-            return stock.compile_kernel(func, rewritten, **self.options)
+            return stock.compile_kernel(func, REWRITES, **self.options)
 
         return once_per_node(self._group, first, make)
 
@@ -231,13 +231,13 @@ class DeviceProgram:
         """Collective: run a check; what it raises on any rank is raised on all."""
         on_all(self._group, check)
 
-    def meeting(self, site: int) -> Work:
-        """What lets all devices meet, in the order of the current stream."""
-        return self._everybody(self.guard.meeting(site))
+    def barrier(self, site: int) -> Work:
+        """What lets all devices synchronize, in the order of the current stream."""
+        return self._everybody(self.guard.barrier(site))
 
-    def _everybody(self, meeting: Work) -> Work:
-        """A meeting of those that share memory, then of one of each group: who comes from it knows that all came."""
-        return meeting if self.near.is_everybody else transports.after(meeting, self.between.meet)
+    def _everybody(self, barrier: Work) -> Work:
+        """A barrier of those that share memory, then of one of each group: who comes from it knows that all came."""
+        return barrier if self.near.is_everybody else transports.after(barrier, self.between.barrier)
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
@@ -329,15 +329,16 @@ class DeviceProgram:
             self._plans.passed = passed
 
     def _around(self, call: Call) -> tuple[list[Work], list[Work]]:
-        """What a call begins with, and ends with: flags of zero, and all ranks meet. One kernel may do all of that."""
-        meets = self._lowered.meets
-        if meets.inside:
+        """What a call begins with, and ends with: flags of zero, and all ranks synchronize. One kernel may do all of
+        that."""
+        rendezvous = self._lowered.rendezvous
+        if rendezvous.inside:
             return [], []
         begin = self.memory.zeroed()
-        if meets.entry:
-            came = self.guard.meeting(self._entry, self.memory.digest(call), patience=meets.patience)
+        if rendezvous.entry:
+            came = self.guard.barrier(self._entry, self.memory.digest(call), patience=rendezvous.patience)
             begin.append(self._everybody(came))
-        return begin, [self.meeting(self._exit)] if meets.exit else []
+        return begin, [self.barrier(self._exit)] if rendezvous.exit else []
 
     def _variables_of(self, values: Sequence[Any]) -> dict[ir.Var, float]:
         """What the job and the arguments say of the program's variables: units, scalars, and open extents."""

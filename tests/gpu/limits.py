@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""A bound on the time that a check takes, so that one which hangs says where, and does not take the GPUs with it."""
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+CODE = 3
+"""With which a process ends that was not done in time."""
+
+
+@contextlib.contextmanager
+def bounded(what: str, seconds: float) -> Iterator[None]:
+    """Say what begins; after so many seconds of it say what each thread is at, and end the process."""
+    print(f"INFO begins: {what}", flush=True)
+
+    def end() -> None:
+        print(f"FAIL {what}: still running after {seconds:g} s", flush=True)
+        faulthandler.dump_traceback(sys.stdout, all_threads=True)
+        sys.stdout.flush()
+        os._exit(CODE)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
