@@ -26,8 +26,8 @@ import click
 import torch
 
 ROOT = Path(__file__).parent.parent
-LIMITS = {"device_phases": 250, "never_hang": 240, "cluster_check": 160, "lanes_check": 240, "overlap_check": 240,
-          "collectives_check": 200, "ops_check": 300, "nodes_check": 450, "nvshmem_check": 220,
+LIMITS = {"device_phases": 250, "never_hang": 240, "cluster_check": 160, "thread_groups_check": 240,
+          "overlap_check": 240, "collectives_check": 200, "ops_check": 300, "nodes_check": 450, "nvshmem_check": 220,
           "schedules_check": 240}  # fmt: skip
 """Seconds for scripts that need more than 120."""
 PARTS = Counter(ops_check=4)
@@ -42,10 +42,11 @@ UNSHARED = ("nodes_check", "never_hang", "nvshmem", "sanitizer", "one device")
 """Steps that mean nothing, or do not work, where ranks share GPUs: those that time, and those of NVSHMEM."""
 REPEATED = {
     "emulator's tests, one device": """emulator/test_accesses.py emulator/test_branches.py emulator/test_clusters.py
-        emulator/test_lane_exchanges.py emulator/test_lanes.py emulator/test_phases.py emulator/test_plain_kernels.py
+        emulator/test_thread_group_exchanges.py emulator/test_thread_groups.py emulator/test_phases.py
+        emulator/test_plain_kernels.py
         emulator/checks language/test_programs.py language/test_exchange.py language/test_scale.py""",
     "emulator's tests of copies and collectives": "emulator/test_remote_copy.py emulator/test_collectives.py",
-    "emulator's other tests": """emulator/test_phases.py emulator/test_lanes.py emulator/test_clusters.py
+    "emulator's other tests": """emulator/test_phases.py emulator/test_thread_groups.py emulator/test_clusters.py
         emulator/checks language/test_programs.py language/test_exchange.py language/test_scale.py""",
     "exercises": "test_learn.py::test_a_solution_is_right",
 }
@@ -108,15 +109,15 @@ def _checks(torchrun: list[str]) -> list[Step]:
                 name, words = f"{script.stem} {part}".strip(), [*command, *part.split()]
                 result.append(Step(name, words, LIMITS.get(script.stem, 120), script.stem in ALONE))
     for part in ("1/3", "2/3", "3/3"):  # most of its programs are for one device
-        lanes = [sys.executable, "tests/gpu/lanes_check.py", part]
-        result.append(Step(f"lanes_check, one device, {part}", lanes, 240))
+        groups = [sys.executable, "tests/gpu/thread_groups_check.py", part]
+        result.append(Step(f"thread_groups_check, one device, {part}", groups, 240))
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if Path(sanitizer).exists():
         # Errors of the driver's interface are none of the kernels': bindings ask for functions that it lacks.
         options = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9"]
         small = [sanitizer, *options, sys.executable]
         result.append(Step("sanitizer, a cluster", [*small, "tests/gpu/cluster_check.py", "one stage"], 200))
-        result.append(Step("sanitizer, warpgroups", [*small, "tests/gpu/lanes_check.py", "couriers"], 200))
+        result.append(Step("sanitizer, warpgroups", [*small, "tests/gpu/thread_groups_check.py", "couriers"], 200))
         job = [sanitizer, *options, "--target-processes", "all", *torchrun]
         result.append(Step("sanitizer, devices", [*job, "tests/gpu/device_phases.py", "mixed", "tiles dst"], 200))
     return result

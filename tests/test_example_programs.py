@@ -113,9 +113,9 @@ def test_one_credit_for_both_places_of_a_ring_is_a_race(tmp_path: Path):
 
 @pytest.fixture
 def launched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every program is launched twice in a row on the same workspaces, and nobody meets in between.
+    """Every program is launched twice in a row on the same workspaces, and no barrier stands in between.
 
-    But for those with flags of the call: they are zero when a call begins, which is a meeting.
+    But for those with flags of the call: they are zero when a call begins, which is a barrier.
     """
     emulate = importlib.import_module("tilescale.backends.emulator.emulate")
     taken_apart = emulate.analyse

@@ -75,7 +75,7 @@ class Script:
     def __init__(self, times: dict[str, list[float]]):
         self.times, self.log = {name: iter(values) for name, values in times.items()}, []
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         pass
 
     def prepare(self, call: Callable[[], str]) -> Callable[[int], float]:

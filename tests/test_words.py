@@ -76,6 +76,20 @@ def test_what_is_read_of_a_module():
     assert [text for text in printed(source) if FOUND.search(text)] == ["... tells the time"]
 
 
+def test_code_says_barrier_and_thread_group():
+    """Comments, docstrings and names: where units wait for each other, and what groups of threads are called."""
+    sources = (
+        p
+        for package in ("tilescale", "tilelang_core")
+        for p in (ROOT / package).rglob("*.*")
+        if "__pycache__" not in p.parts
+    )
+    code = (p for p in sources if p.suffix in {".py", ".cuh", ".yaml"})
+    made_up = re.compile(r"\b_*[Mm]eetings?|\bmeets?\(|_meets?\b|kind: lanes|\"lanes\"|_lanes_|\bLANES\b")
+    found = {p.name: made_up.findall(p.read_text(encoding="utf-8")) for p in code}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
 @pytest.mark.parametrize("words", ["Nobody knows", "no room for a tensor", "all ranks meet", "nothing orders the two"])
 def test_retired_words_are_found(words: str):
     assert FOUND.search(words)

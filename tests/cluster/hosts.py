@@ -41,7 +41,7 @@ def test_torchrun(hosts: Hosts) -> None:
     assert_right(hosts.run(start, NNODES="2", MASTER_ADDR=hosts.addresses[0]), 2, 2)
 
 
-def test_torchrun_meets_and_starts_again(hosts: Hosts, tmp_path: Path) -> None:
+def test_torchrun_joins_and_starts_again(hosts: Hosts, tmp_path: Path) -> None:
     """The nodes number themselves; rank 1 fails once, and all go on from the step that they have saved."""
     words = [str(ROOT / "launch/torchrun.sh"), "1", JOB, "2", "--resume", str(tmp_path)]
     start = {n: ["env", f"LOCAL_ADDR={hosts.addresses[n]}", *words] for n in range(2)}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import tilescale.language as T
-from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES
+from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES
 
 UNITS, ROWS, COLUMNS = 4, 8, 16
 """Units of each collective, and the tensor of each."""
@@ -35,7 +35,9 @@ def collective(operation: str, impl: str | None, source: Any, target: Any):
 
 def program(operation: str, form: str, impl: str | None = None, dtype: str = "float32") -> Any:
     """A program of one collective of a kind, from X to Y; within a device a unit's tensors are its rows of X and Y."""
-    return {TENSORS: _tensors, TILES: _tiles, PROGRAMS: _programs, LANES: _lanes}[form](operation, impl, dtype)
+    return {TENSORS: _tensors, TILES: _tiles, PROGRAMS: _programs, THREAD_GROUPS: _thread_groups}[form](
+        operation, impl, dtype
+    )
 
 
 def _tensors(operation: str, impl: str | None, dtype: str) -> Any:
@@ -81,11 +83,11 @@ def _programs(operation: str, impl: str | None, dtype: str) -> Any:
     return programs
 
 
-def _lanes(operation: str, impl: str | None, dtype: str) -> Any:
+def _thread_groups(operation: str, impl: str | None, dtype: str) -> Any:
     source, target = SHAPES[operation]
 
     @T.prim_func
-    def lanes(X: T.Tensor((UNITS, *source), dtype), Y: T.Tensor((UNITS, *target), dtype)):
+    def thread_groups(X: T.Tensor((UNITS, *source), dtype), Y: T.Tensor((UNITS, *target), dtype)):
         with T.Kernel(1, threads=128 * UNITS):
             with T.Scale("warpgroup") as (rank, _):
                 x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
@@ -93,7 +95,7 @@ def _lanes(operation: str, impl: str | None, dtype: str) -> Any:
                 collective(operation, impl, x, y)
                 T.copy(y, Y[rank, 0, 0])
 
-    return lanes
+    return thread_groups
 
 
 def arguments(form: str, operation: str, sources: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -42,7 +42,7 @@ STEPS = {
     ("broadcast", "tree"): (0, 3, 3),
     ("broadcast", "nccl"): (0, 7, 1),
 }
-"""(operation, algorithm) -> for 8 units: meetings and steps that follow one another, and how many times the whole
+"""(operation, algorithm) -> for 8 units: barriers and steps that follow one another, and how many times the whole
 tensor the busiest unit sends, all pipelines cut finely (Thakur, Rabenseifner and Gropp, 2005)."""
 
 
@@ -51,8 +51,8 @@ tensor the busiest unit sends, all pipelines cut finely (Thakur, Rabenseifner an
 @pytest.mark.parametrize("nbytes", [0, 8 * MIB, 8 << 30])
 def test_on_a_switch_rounds_take_what_the_literature_says(operation, impl, startup, nbytes):
     machine = switch(startup)
-    network, (meetings, steps, share) = machine.networks[0], STEPS[operation, impl]
-    latencies = (meetings + steps) * network.latency + steps * startup
+    network, (barriers, steps, share) = machine.networks[0], STEPS[operation, impl]
+    latencies = (barriers + steps) * network.latency + steps * startup
     expected = network.setup(impl) + latencies + share * nbytes / network.bandwidth
     found = estimate(machine, "device", operation, impl, nbytes)
     assert found.algorithm == impl

@@ -51,7 +51,7 @@ def test_routes_are_those_of_the_machine(case: str):
         assert routes.carriers[bundle.carrier[i]].mechanisms == path.mechanisms
 
 
-def test_lanes_of_a_program_share_its_memory():
+def test_thread_groups_of_a_program_share_its_memory():
     machine = Machine.load("h200-sxm-8")
     routes = Routes(machine, "warpgroup", range(2), {"warpgroup": 2})
     bundle = routes.bundle(np.array([0, 1]), np.array([1, 0]))

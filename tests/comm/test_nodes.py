@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Launchers of several nodes: they meet, give out ranks, hear of the first failure. All in this process, by threads."""
+"""Launchers of several nodes: they join, give out ranks, hear of the first failure. All in this process, by threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tilescale.comm.local_job import LocalJob
-from tilescale.comm.nodes import PORT, Ended, Failure, Others, Rendezvous, meet, rendezvous_of
+from tilescale.comm.nodes import PORT, Ended, Failure, Others, Rendezvous, join, rendezvous_of
 from tilescale.comm.nodes.line import Line
 from tilescale.comm.rank_process import Place
 from tilescale.comm.trust.key import KEY, NO_KEY, JobKey
@@ -49,7 +49,7 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 def met(*ranks: int, where: Rendezvous | None = None) -> list[Others]:
     where = where or rendezvous(len(ranks))
     nodes = [replace(where, node=node) for node in range(len(ranks))]
-    return at_once(*(lambda node=node, n=n: meet(node, n, GUARD_S) for node, n in zip(nodes, ranks, strict=True)))
+    return at_once(*(lambda node=node, n=n: join(node, n, GUARD_S) for node, n in zip(nodes, ranks, strict=True)))
 
 
 def test_ranks_are_given_out_in_the_order_of_nodes() -> None:
@@ -90,9 +90,9 @@ def test_the_same_place_serves_again() -> None:
         nodes[1].failed(Failure(1, "fails"))
         assert nodes[0].news.get(timeout=GUARD_S).code == 1
         nodes[1].close()
-        after = waiting(lambda: meet(replace(where, node=1), 1, GUARD_S))  # before node 0 has left
+        after = waiting(lambda: join(replace(where, node=1), 1, GUARD_S))  # before node 0 has left
         nodes[0].close()
-        found = at_once(lambda: meet(where, 1, GUARD_S), after)
+        found = at_once(lambda: join(where, 1, GUARD_S), after)
         assert [node.size for node in found] == [2, 2]
         for node in found:
             node.close()
@@ -119,19 +119,19 @@ def waiting(call: Callable[[], Any]) -> Callable[[], Any]:
 
 def test_another_key_is_refused_by_both_sides() -> None:
     where = rendezvous()
-    hub = waiting(lambda: meet(where, 1, GUARD_S))
+    hub = waiting(lambda: join(where, 1, GUARD_S))
     with pytest.raises(LaunchError, match="does not know the key"):
-        meet(replace(where, node=1, key=JobKey.from_text("cd" * 32)), 1, GUARD_S)
-    meet(replace(where, node=1), 1, GUARD_S)
+        join(replace(where, node=1, key=JobKey.from_text("cd" * 32)), 1, GUARD_S)
+    join(replace(where, node=1), 1, GUARD_S)
     assert hub().size == 2
 
 
 def test_a_number_of_a_node_is_given_once() -> None:
     where = rendezvous(3)
     again = replace(where, node=1)
-    hub = waiting(lambda: meet(where, 1, GUARD_S))
-    first, second = (waiting(lambda: meet(again, 1, GUARD_S)) for _ in range(2))
-    meet(replace(where, node=2), 1, GUARD_S)
+    hub = waiting(lambda: join(where, 1, GUARD_S))
+    first, second = (waiting(lambda: join(again, 1, GUARD_S)) for _ in range(2))
+    join(replace(where, node=2), 1, GUARD_S)
     refused, joined = sorted((first(), second()), key=lambda found: not isinstance(found, LaunchError))
     assert "node 1 of this job has joined before" in str(refused)
     assert (hub().size, joined.first) == (3, 1)
@@ -139,12 +139,12 @@ def test_a_number_of_a_node_is_given_once() -> None:
 
 def test_nodes_that_do_not_come_are_named() -> None:
     with pytest.raises(LaunchError, match=r"nodes \[1, 2\] have not come"):
-        meet(rendezvous(3), 1, 0.01)
+        join(rendezvous(3), 1, 0.01)
 
 
 def test_strangers_at_the_door_do_not_hinder() -> None:
     where = rendezvous()
-    hub = waiting(lambda: meet(where, 1, GUARD_S))
+    hub = waiting(lambda: join(where, 1, GUARD_S))
     strangers: list[socket.socket] = []
     for words in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 4096):
         while True:  # until node 0 listens
@@ -154,7 +154,7 @@ def test_strangers_at_the_door_do_not_hinder() -> None:
             except ConnectionRefusedError:
                 continue
         strangers[-1].sendall(words)
-    spoke = meet(replace(where, node=1), 1, GUARD_S)
+    spoke = join(replace(where, node=1), 1, GUARD_S)
     assert (hub().size, spoke.size) == (2, 2)
     for stranger in strangers:
         stranger.close()
@@ -182,9 +182,9 @@ def test_messages_are_signed_numbered_and_short() -> None:
 
 def test_nobody_is_at_the_address() -> None:
     with pytest.raises(LaunchError, match="node 1 finds no launcher at 127.0.0.1"):
-        meet(replace(rendezvous(), node=1), 1, 0.0)
+        join(replace(rendezvous(), node=1), 1, 0.0)
     with pytest.raises(LaunchError, match="node 0 cannot listen at 192.0.2.1"):
-        meet(replace(rendezvous(), host="192.0.2.1"), 1, 1.0)
+        join(replace(rendezvous(), host="192.0.2.1"), 1, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Fences and barriers that are missing, or that meet or order too few."""
+"""Fences and barriers that are missing, or that synchronize or order too few."""
 
 import tilescale.language as T
 from tests.corpus.record import FAIAL, HIRACE, INDIGO, RMARACEBENCH, SCORD, SIMULEE, TOO_EARLY, Kind, alone, each
@@ -16,7 +16,7 @@ label = Kind("missing fence or barrier")
     wrong={"nothing": RaceError, "of blocks": RaceError, "before": RaceError},
     right=["barrier", "all-reduce", "all-gather"],
 )
-def put_and_a_meeting(order):
+def put_and_a_barrier(order):
     """What brings everybody's data to everybody orders as a barrier does; a barrier of one's own blocks does not."""
 
     @T.prim_func
@@ -61,7 +61,7 @@ def barrier_of_some_devices():
 
 @label("device", RMARACEBENCH("sync: barrier without completion"), wrong={"barrier": RaceError}, right=["wait"])
 def barrier_after_a_started_copy(order):
-    """Devices meet, but what they have started may still be on its way."""
+    """Devices synchronize, but what they have started may still be on its way."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
@@ -177,7 +177,7 @@ def reads_of_a_neighbour(barrier):
 
 @label("cta_cluster", SCORD("scope too narrow"), wrong={"block": RaceError}, right=["cluster"])
 def barrier_of_too_few(scope):
-    """The threads of each block meet, but not those of the cluster."""
+    """The threads of each block synchronize, but not those of the cluster."""
 
     @T.prim_func
     def program(Y: T.Tensor((2, 8), "float32")):
@@ -365,7 +365,7 @@ def fragment_that_is_handed_over(order):
 
 @label("warpgroup", FAIAL("barriers of some threads"), wrong={"128": RaceError}, right=["256"])
 def named_barrier_of_too_few(count):
-    """Both halves call a named barrier: for all 256 threads, or for 128, so that each half meets itself."""
+    """Both halves call a named barrier: for all 256 threads, or for 128, so that each half synchronize by itself."""
     threads = int(count)
 
     @T.prim_func

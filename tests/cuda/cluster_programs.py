@@ -48,11 +48,12 @@ def allreduce(size: int, dtype: str, op: str, layer: str = "l1", clusters: int =
 
 
 def skewed(size: int, clusters: int = 4, rounds: int = 3) -> Any:
-    """Programs that take different times meet, and read what the others wrote to device memory and shared memory."""
+    """Programs that take different times synchronize, and read what the others wrote to device memory and shared
+    memory."""
     blocks = size * clusters
 
     @T.prim_func
-    def meetings(
+    def barriers(
         Delays: T.Tensor((rounds, blocks), "int32"),
         X: T.Tensor((rounds, blocks), "int32"),
         V: T.Tensor((rounds, blocks), "int32"),
@@ -75,7 +76,7 @@ def skewed(size: int, clusters: int = 4, rounds: int = 3) -> Any:
                     Y[turn, b, 1] = theirs[0]
                     T.barrier()
 
-    return meetings
+    return barriers
 
 
 def collectives(size: int = 4, clusters: int = 2, n: int = 16, root: int = 1) -> Any:

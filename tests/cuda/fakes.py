@@ -46,13 +46,13 @@ class Heap:
 
 
 class Guard:
-    """Meetings go to the log; `error` is what a call finds."""
+    """Barriers go to the log; `error` is what a call finds."""
 
     def __init__(self, log: list[Any]):
         self.log, self.limit_ns, self.error = log, 10**9, None
         self.stopped = False
         self.records = SimpleNamespace(device=torch.zeros(8, dtype=torch.int64), stop=self._stop)
-        self.meetings = SimpleNamespace(everywhere=torch.zeros(2, 2), counts=torch.zeros(2))
+        self.ranks = SimpleNamespace(everywhere=torch.zeros(2, 2), counts=torch.zeros(2))
 
     def _stop(self) -> None:
         self.stopped = True
@@ -61,15 +61,15 @@ class Guard:
         if self.error is not None:
             raise self.error
 
-    def meeting(self, site: int, call: int = 0, patience: int = 3) -> Any:
-        return lambda: self.log.append(("meets", site, call))
+    def barrier(self, site: int, call: int = 0, patience: int = 3) -> Any:
+        return lambda: self.log.append(("barrier", site, call))
 
 
 class Device:
     """What a program does on rank 0 of two.
 
     Attributes:
-        log: kernels with their arguments, and meetings, in order.
+        log: kernels with their arguments, and barriers, in order.
         graphs: what was captured.
         events: of the turns on the device's streams.
         on_launch: called for each kernel, with its name and arguments.
@@ -139,7 +139,7 @@ class Device:
         return execute.DeviceProgram(lowered(func, devices=2).lowered, {})
 
     def names(self) -> list[Any]:
-        """What was launched since the last look: kernels by name, meetings by what they are for."""
+        """What was launched since the last look: kernels by name, barriers by what they are for."""
         names = [entry if isinstance(entry, str) else entry[0] for entry in self.log]
         self.log.clear()
         return names

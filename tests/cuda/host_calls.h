@@ -14,7 +14,7 @@ static V* at(char* memory, int rank, Place place) {
 }
 
 // What lowering/rendezvous.py makes of a program in which each block sends the number of the call to its counterparts.
-// It waits for all of them, or for one, and meets them as it leaves. Returns how much it found wrong.
+// It waits for all of them, or for one, and synchronizes with them as it leaves. Returns how much it found wrong.
 static long block_of_call(char* memory, int rank, int ranks, int call, bool waits_for_all, i64 limit) {
   int block = blockIdx.x, blocks = gridDim.x;
   i64 *words = at<i64>(memory, 0, WORDS), *report = at<i64>(memory, rank, REPORT);

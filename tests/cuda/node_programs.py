@@ -44,11 +44,11 @@ def ring(level: str, sizes: dict[str, int], flag: str = "int32", op: str = "add"
     return ring_of_tiles
 
 
-def meeting(level: str, sizes: dict[str, int]) -> Any:
-    """Blocks write where they are, meet, and read from another unit; three times, each time another one."""
+def barrier(level: str, sizes: dict[str, int]) -> Any:
+    """Blocks write where they are, synchronize, and read from another unit; three times, each time another one."""
 
     @T.prim_func
-    def meeting_of_blocks(X: T.Tensor((BLOCKS, 64), "float32"), Y: T.Tensor((3, BLOCKS, 64), "float32")):
+    def barrier_of_blocks(X: T.Tensor((BLOCKS, 64), "float32"), Y: T.Tensor((3, BLOCKS, 64), "float32")):
         with T.Kernel(**sizes, block=BLOCKS, threads=64) as bx:
             held = T.alloc((BLOCKS, 64), "float32", level="l2")
             tile = T.alloc((1, 64), "float32", level="l1")
@@ -62,7 +62,7 @@ def meeting(level: str, sizes: dict[str, int]) -> Any:
                         Y[turn, bx, i] = tile[0, i]
                     T.barrier()
 
-    return meeting_of_blocks
+    return barrier_of_blocks
 
 
 def collectives(level: str, sizes: dict[str, int], units: int) -> Any:
@@ -125,7 +125,7 @@ def cases(level: str, nodes: int, devices: int) -> dict[str, Cases]:
     return {
         "ring": (ring(level, sizes), [tile, tile, tile, ((2, BLOCKS), "int32")], shifted),
         "ring, 64 bits, set": (ring(level, sizes, "int64", "set"), [tile, tile, tile, ((2, BLOCKS), "int64")], shifted),
-        "meeting": (meeting(level, sizes), [((BLOCKS, 64), "float32"), ((3, BLOCKS, 64), "float32")], read),
+        "barrier": (barrier(level, sizes), [((BLOCKS, 64), "float32"), ((3, BLOCKS, 64), "float32")], read),
         "collectives": (collectives(level, sizes, units), [(whole, "float32"), ((5, *whole), "float32")], combined),
     }
 

@@ -40,17 +40,17 @@ def put_with_own_flags(waits: bool = True, blocks: int = 4) -> Any:
     return put_own
 
 
-def meeting() -> Any:
+def barrier() -> Any:
     """A barrier of the blocks of the same number."""
 
     @T.prim_func
-    def meet(X: T.Tensor((4,), "int32")):
+    def barrier_of_devices(X: T.Tensor((4,), "int32")):
         with T.Kernel(device=4, block=4, threads=64) as bx:
             with T.Scale("block"), T.Scale("device") as (rank, size):
                 T.barrier()
                 X[bx] = rank
 
-    return meet
+    return barrier_of_devices
 
 
 def sum_of_tiles() -> Any:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What ranks compare when they meet: a number for the tensors that peers reach, another one for other tensors."""
+"""What ranks compare when they synchronize: a number for the tensors that peers reach, another one for other
+tensors."""
 
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from tilescale.backends.cuda.lowering.implemented import ON_TILES, Implementatio
 from tilescale.backends.cuda.running.barrier_kernel import purpose, site_of
 from tilescale.backends.cuda.running.memory import Memory
 from tilescale.backends.cuda.running.steps import Call
-from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES, Wanted
+from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES, Wanted
 
 
 class Heap:
@@ -53,7 +54,7 @@ def test_a_purpose_is_an_int32_that_names_its_place(site: int, call: int):
     assert word != purpose(site, call + 1) and word != purpose((site + 1) % 1024, call)
 
 
-@pytest.mark.parametrize("form", [TILES, PROGRAMS, LANES])
+@pytest.mark.parametrize("form", [TILES, PROGRAMS, THREAD_GROUPS])
 @pytest.mark.parametrize("operation", ["allreduce", "all_gather"])
 def test_collectives_on_tiles_are_made_as_the_table_of_their_kind_says(form: str, operation: str):
     wanted = Wanted(operation, form, "device", (0, 1))
@@ -61,8 +62,8 @@ def test_collectives_on_tiles_are_made_as_the_table_of_their_kind_says(form: str
 
 
 def test_kinds_of_collectives_on_tiles_are_made_differently():
-    made = {form: ON_TILES[form]["allreduce"] for form in (TILES, PROGRAMS, LANES)}
-    assert made == {TILES: "one_shot", PROGRAMS: "two_shot", LANES: "one_shot"}
+    made = {form: ON_TILES[form]["allreduce"] for form in (TILES, PROGRAMS, THREAD_GROUPS)}
+    assert made == {TILES: "one_shot", PROGRAMS: "two_shot", THREAD_GROUPS: "one_shot"}
 
 
 def test_algorithms_on_tensors_are_those_that_are_able_in_the_order_of_the_table(monkeypatch: pytest.MonkeyPatch):

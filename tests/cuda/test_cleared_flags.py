@@ -144,9 +144,9 @@ def _flags_seen(device: Device, own: Any, rows: int) -> list[int]:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_small_kernel_that_meets_clears_its_flags(device: Device, waits: bool):
+def test_a_small_kernel_with_a_rendezvous_clears_its_flags(device: Device, waits: bool):
     own = device.program(programs.put_with_own_flags(waits))
-    assert own._lowered.meets == Rendezvous(True, not waits, inside=True, patience=3 if waits else 1)
+    assert own._lowered.rendezvous == Rendezvous(True, not waits, inside=True, patience=3 if waits else 1)
     assert _flags_seen(device, own, rows=64) == [0, 5, 5], "nothing but the kernel touches them"
     (text,) = (grid.kernel.func.script() for grid in own._lowered.grids)
     last = text[text.rindex("tilescale::") :]
@@ -154,7 +154,7 @@ def test_a_small_kernel_that_meets_clears_its_flags(device: Device, waits: bool)
     assert "arrived" in last and "T.int64(8)" in last, "all of them"
 
 
-def test_flags_of_a_larger_program_are_zeroed_before_devices_meet(device: Device):
+def test_flags_of_a_larger_program_are_zeroed_before_devices_synchronize(device: Device):
     own = device.program(programs.put_with_own_flags(blocks=256))
     assert _flags_seen(device, own, rows=16 * 256) == [0, 0, 0]
-    assert not own._lowered.meets.inside
+    assert not own._lowered.rendezvous.inside

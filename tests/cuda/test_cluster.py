@@ -44,12 +44,12 @@ def test_a_cluster_begins_and_ends_together(name):
     """A cluster may be started early; nobody touches memory of a program that has not begun, or has ended."""
     text = bodies(source(EVERY[name]))
     body = text[text.index("{") :]
-    begin, meeting = body.index("cudaGridDependencySynchronize();"), body.index("tilescale::cluster_meet();")
+    begin, barrier = body.index("cudaGridDependencySynchronize();"), body.index("tilescale::cluster_barrier();")
     together = body.find("tl::cluster_sync();")  # where there are barriers that peers arrive at
     uses = [m.start() for m in re.finditer(r"cluster_(put|get|load|store|allreduce)\b|tma_load|\b[A-Z]\[", body)]
-    assert begin < min(uses) and (0 < together < min(uses) or begin < meeting < min(uses))
-    assert body.rindex("tilescale::cluster_meet();") > max(uses)
-    assert body[body.rindex("tilescale::cluster_meet();") :].strip(" ;}\n").count(";") == 0
+    assert begin < min(uses) and (0 < together < min(uses) or begin < barrier < min(uses))
+    assert body.rindex("tilescale::cluster_barrier();") > max(uses)
+    assert body[body.rindex("tilescale::cluster_barrier();") :].strip(" ;}\n").count(";") == 0
 
 
 def test_tiles_that_peers_touch_share_no_memory_with_others():
@@ -142,21 +142,21 @@ def roles(text: str) -> tuple[str, str]:
 def test_warps_of_their_own_load_ahead():
     text = bodies(source(programs.product()))
     assert "__launch_bounds__(384, 1)" in text
-    # All have begun when all barriers are there: nobody meets again before the loads.
-    assert text.index("tl::cluster_sync();") < text.index("tma_load") < text.index("cluster_meet();")
+    # All have begun when all barriers are there: nobody synchronizes again before the loads.
+    assert text.index("tl::cluster_sync();") < text.index("tma_load") < text.index("cluster_barrier();")
     loading, using = roles(text)
     assert text.count("tma_load") == loading.count("tma_load") > 0
     assert "warpgroup_reg_dealloc<24>" in loading and "warpgroup_reg_alloc<240>" in using
     # No barrier of the program in either loop: they wait for stages only.
     steps = [re.search(r"\n( *)for \(int step.*?\n\1\}", role, re.DOTALL)[0] for role in (loading, using)]
-    assert not any(re.search("__sync(threads|_thread_partial)|cluster_meet", loop) for loop in steps)
+    assert not any(re.search("__sync(threads|_thread_partial)|cluster_barrier", loop) for loop in steps)
     assert "empty0[(step % 3)].wait((1 - " in steps[0] and "full0[(step_1 % 3)].wait((" in steps[1]
     assert "empty0[(step_1 % 3)].arrive((((int)threadIdx.x) & 31));" in steps[1]
 
 
-def test_loading_warps_meet_wherever_the_others_do():
+def test_loading_warps_synchronize_wherever_the_others_do():
     loading, using = roles(bodies(source(programs.persistent())))
-    assert loading.count("cluster_meet();") == using.count("cluster_meet();") == 5
+    assert loading.count("cluster_barrier();") == using.count("cluster_barrier();") == 5
 
 
 def test_a_way_that_depends_on_memory_has_no_loading_warps():

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 PROGRAMS = {
     "tma": lambda: [programs.put_with_signal(impl="tma")],
     "lsu": lambda: [programs.put_with_signal(impl="lsu")],
-    "barrier": lambda: [programs.meeting()],
+    "barrier": lambda: [programs.barrier()],
     "allreduce_tile": lambda: [programs.sum_of_tiles()],
     "allreduce_fn": lambda: [programs.merged_tensors()],
     "gathered": lambda: [programs.merged_tensors("nccl")],

@@ -77,7 +77,7 @@ def test_a_put_with_signal_is_a_copy_and_a_program_that_tells():
     assert steps(programs.whole_copy(rows=256)) == ["grid 4 x 256", "grid 1 x 1"]
 
 
-def test_a_combination_of_the_users_meets_tile_by_tile_or_gathers_first():
+def test_a_combination_of_the_users_goes_tile_by_tile_or_gathers_first():
     assert steps(programs.merged_tensors("one_shot", rows=256)) == ["grid 4 x 256"]
     assert steps(programs.merged_tensors("nccl", rows=256)) == [
         "all_gather nccl",

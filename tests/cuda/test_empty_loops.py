@@ -102,7 +102,7 @@ def reversed_rows(rows: Any) -> Any:
 BEHIND = r"\n  \}\n  if \(n <= 0\) \{\n    __syncthreads\(\);\n  \}\n  Y\["
 
 
-def test_threads_meet_behind_a_loop_without_a_step():
+def test_threads_synchronize_behind_a_loop_without_a_step():
     assert re.search(BEHIND, generate(reversed_rows(None), TARGET).text)
     assert generate(reversed_rows(7), TARGET).text == of_stock(reversed_rows(7))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How programs are called: plans, graphs, what is copied in and out, where devices meet. The device takes notes."""
+"""How programs are called: plans, graphs, what is copied in and out, where devices wait. The device takes notes."""
 
 import gc
 import warnings
@@ -270,7 +270,7 @@ def test_programs_take_turns_on_streams(device: Device):
     assert len(device.events) == 4, "what is captured has the order of its graph"
 
 
-# -- where devices meet ------------------------------------------------------------------------------------------------
+# -- where devices synchronize -----------------------------------------------------------------------------------------
 
 
 def on_tensors(statements: Any) -> Any:
@@ -306,7 +306,7 @@ def copied(X, Y, flags, rank, size):
 
 
 @T.macro
-def copied_and_met(X, Y, flags, rank, size):
+def copied_then_barrier(X, Y, flags, rank, size):
     T.copy(X, Y, dst=(rank + 1) % size, impl="copy_engine")
     T.barrier()
 
@@ -318,7 +318,7 @@ def met_and_copied(X, Y, flags, rank, size):
 
 
 @T.macro
-def copied_and_perhaps_met(X, Y, flags, rank, size):
+def copied_then_perhaps_barrier(X, Y, flags, rank, size):
     T.copy(X, Y, dst=(rank + 1) % size, impl="copy_engine")
     for _ in T.serial(flags[0]):
         T.barrier()
@@ -342,13 +342,13 @@ def waits_alone(X, Y, flags, rank, size):
         (on_tensors(reduced), NEVER),
         (on_tensors(reduced_by_nccl), BEGIN),
         (on_tensors(copied), BOTH),
-        (on_tensors(copied_and_met), BEGIN),
+        (on_tensors(copied_then_barrier), BEGIN),
         (on_tensors(met_and_copied), BOTH),
-        (on_tensors(copied_and_perhaps_met), BOTH),
+        (on_tensors(copied_then_perhaps_barrier), BOTH),
         (on_tensors(told), BOTH),
         (on_tensors(waits_alone), Rendezvous(True, False, inside=True, patience=3)),
         (programs.sum_of_tiles(), NEVER),
-        (programs.meeting(), NEVER),
+        (programs.barrier(), NEVER),
         (programs.put_with_signal(), INSIDE),
         (put(), INSIDE),
         (put(ends_with_barrier=True), Rendezvous(True, False, inside=True)),
@@ -357,8 +357,8 @@ def waits_alone(X, Y, flags, rank, size):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_which_meetings_a_program_needs(func: Any, wanted: Rendezvous):
-    assert lowered(func).lowered.meets == wanted
+def test_which_rendezvous_a_program_needs(func: Any, wanted: Rendezvous):
+    assert lowered(func).lowered.rendezvous == wanted
 
 
 def test_a_pipelined_grid_keeps_its_producer():
@@ -371,10 +371,10 @@ def test_a_pipelined_grid_keeps_its_producer():
                     T.copy(A[bx * 16, k * 64], tile)
                     T.copy(tile, Y[bx * 16, k * 64], dst=(rank + 1) % size)
 
-    assert lowered(product).lowered.meets == BOTH
+    assert lowered(product).lowered.rendezvous == BOTH
 
 
-def test_one_device_meets_nobody():
+def test_one_device_synchronizes_with_nobody():
     @T.prim_func
     def alone(F: T.Tensor((1,), "int32")):
         with T.Kernel(block=2, threads=64):
@@ -382,10 +382,10 @@ def test_one_device_meets_nobody():
                 T.signal(F[0])
                 T.wait(F[0], ">=", 1)
 
-    assert lowered(alone).lowered.meets == NEVER
+    assert lowered(alone).lowered.rendezvous == NEVER
 
 
-def test_meetings_stand_around_a_call(device: Device):
+def test_barriers_stand_around_a_call(device: Device):
     own = device.program(put(rows=16 * 256, blocks=256))
     given = [[device.heap.zeros((16 * 256, 64), torch.float32) for _ in range(2)] for _ in range(2)]
     own(given[0])
@@ -397,7 +397,7 @@ def test_meetings_stand_around_a_call(device: Device):
     assert device.log[0][2] != digest, "other tensors"
 
 
-def test_a_sum_of_a_tensor_meets_nobody(device: Device):
+def test_a_sum_of_a_tensor_needs_no_rendezvous(device: Device):
     own = device.program(on_tensors(reduced))
     given = [torch.zeros(64, 64), torch.zeros(64, 64), torch.zeros(8, dtype=torch.int32)]
     for _ in range(LAUNCHED_BEFORE + 1):
@@ -419,7 +419,7 @@ def test_a_kernel_is_lowered_once_for_its_own_machine(monkeypatch: pytest.Monkey
     counted = backends.Backend("cuda", available=lambda: True, lower=lower, priority=10, generates=True)
     monkeypatch.setattr(backends.base, "_BACKENDS", [counted])
     kernel = tilescale.compile(put(), machine="h100-sxm-8")
-    assert "put_0_kernel" in kernel.source and "meets" not in kernel.schedule
+    assert "put_0_kernel" in kernel.source and "barrier" not in kernel.schedule
     assert backends.choose(kernel.program, kernel._lowered).kernels
     assert [(t.machine.name, t.sizes) for t in made] == [("h100-sxm-8", (("device", 2),))]
 

@@ -167,7 +167,7 @@ def test_waits_stopped_by_the_host_are_no_mystery():
 # -- agreement ---------------------------------------------------------------------------------------------------------
 
 
-class Meeting:
+class Barrier:
     """Ranks that are threads: an all_gather of each call's values."""
 
     def __init__(self, size: int):
@@ -175,14 +175,14 @@ class Meeting:
         self.values: list[Any] = [None] * size
 
     def rank(self, number: int) -> Any:
-        meeting = self
+        barrier = self
 
         class Group:
             def all_gather(self, call: Any, value: Any) -> list[Any]:
-                meeting.values[number] = value
-                meeting.barrier.wait()
-                result = list(meeting.values)
-                meeting.barrier.wait()
+                barrier.values[number] = value
+                barrier.barrier.wait()
+                result = list(barrier.values)
+                barrier.barrier.wait()
                 return result
 
         return Group()
@@ -190,11 +190,11 @@ class Meeting:
 
 def on_ranks(size: int, run: Any) -> list[Any]:
     """What `run(group, rank)` returns or raises on each rank."""
-    meeting, results = Meeting(size), [None] * size
+    barrier, results = Barrier(size), [None] * size
 
     def one(rank: int) -> None:
         try:
-            results[rank] = run(meeting.rank(rank), rank)
+            results[rank] = run(barrier.rank(rank), rank)
         except Exception as error:  # noqa: BLE001 - it is the result
             results[rank] = error
 

@@ -282,8 +282,8 @@ def test_a_copy_to_the_device_itself_does_not_overtake_one_that_waits(monkeypatc
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_flags_are_zero_before_devices_meet_and_the_queue_is_joined_before_they_part(parts: int, monkeypatch):
-    """They only meet before they part if a device does not wait for all parts that the others send."""
+def test_flags_are_zero_before_devices_synchronize_and_the_queue_is_joined_before_they_part(parts: int, monkeypatch):
+    """They only synchronize before they part if a device does not wait for all parts that the others send."""
 
     @T.prim_func
     def program(G: T.Tensor((2, 4, 8), "float32"), Y: T.Tensor((2, 4), "float32")):
@@ -306,11 +306,11 @@ def test_flags_are_zero_before_devices_meet_and_the_queue_is_joined_before_they_
     given_ = device.heap.zeros((2, 4, 8), torch.float32), torch.zeros(2, 4)
     own(list(given_))
     # A barrier says nothing of what other devices have started.
-    called = ["meets", "start", "write", "copy", "write", "meets", "program_0", "join"]
-    assert device.names() == (called if parts == 2 else [*called, "meets"])
+    called = ["barrier", "start", "write", "copy", "write", "barrier", "program_0", "join"]
+    assert device.names() == (called if parts == 2 else [*called, "barrier"])
     flags = next(tensor for name, tensor in own.memory._workspaces.items() if name == "flags")
     flags.fill_(9)
     own._plans.clear()
-    device.guard.meeting = lambda *_, **__: lambda: device.log.append(flags.tolist())
+    device.guard.barrier = lambda *_, **__: lambda: device.log.append(flags.tolist())
     own(list(given_))
     assert device.log[0] == [[0], [0]]

@@ -64,7 +64,7 @@ def test_the_right_text_passes():
         "\n".join([HEAD.replace("__launch_bounds__(128, 1) ", ""), WAIT, ACQUIRED, LOAD, DRAIN, SIGNAL, "}"]),
     ],
     ids=[
-        *("barrier", "signal then wait", "signals in a loop", "stores after a signal", "barrier after a meeting"),
+        *("barrier", "signal then wait", "signals in a loop", "stores after a signal", "barrier after a barrier"),
         *("partial barrier", "blocks of a condition", "one thread"),
     ],
 )

@@ -16,7 +16,7 @@ PROGRAMS = {
     "put_with_signal_tma": lambda: programs.put_with_signal(impl="tma"),
     "put_with_signal_lsu": lambda: programs.put_with_signal(impl="lsu"),
     "put_with_own_flags": programs.put_with_own_flags,
-    "barrier": programs.meeting,
+    "barrier": programs.barrier,
     "allreduce_tile": programs.sum_of_tiles,
     "allreduce_fn": programs.merged_tensors,
     "warpgroup_gemm": lambda: reference.tensor_parallel_gemm(4, 128, 128, 512),

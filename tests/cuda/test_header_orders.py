@@ -19,7 +19,7 @@ FUNCTION = re.compile(
 )
 PARTS = re.compile(
     r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
-    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_meet|order_stores|store_words|load_words"
+    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_barrier|order_stores|store_words|load_words"
     r"|clear|__syncthreads|__syncthreads_and)\("
 )
 """An instruction of PTX, or a call of what orders."""
@@ -56,7 +56,7 @@ ORDERS = {
     "cluster.cuh": {
         "at_peer": ["mapa.u64 %0"],
         # Bulk copies are complete before the arrival, which releases; what follows the wait comes after its acquire.
-        "cluster_meet": [
+        "cluster_barrier": [
             "cp.async.bulk.wait_group 0",
             "fence.proxy.async",
             "__syncwarp",

@@ -54,7 +54,7 @@ def test_they_compute_what_they_say(level: str, machine: str):
                 assert found.equal(expected.double()), f"{name}, rank {rank}, argument {position}"
 
 
-@pytest.mark.parametrize(("make", "level"), [(programs.ring, "node"), (programs.meeting, "device")])
+@pytest.mark.parametrize(("make", "level"), [(programs.ring, "node"), (programs.barrier, "device")])
 def test_text_of_programs(make: Any, level: str, machine: str, golden: Any):
     func = make(level, SIZES[level])
     golden(f"nodes/{make.__name__}", bodies(lowered(func, machine).source({"target": TARGET})))
@@ -71,7 +71,7 @@ def test_the_schedule_says_what_carries_them(machine: str):
         "T.signal of flags between nodes: nvshmem",
     ]
     assert "T.barrier of level 'device': by peer memory inside, by nvshmem between" in notes(
-        programs.meeting("device", SIZES["device"]), machine
+        programs.barrier("device", SIZES["device"]), machine
     )
     found = notes(programs.collectives("node", SIZES["node"], NODES), machine)
     assert "T.allreduce of level 'node': one_shot through nvshmem, as nodes do not all share memory" in found
@@ -93,13 +93,13 @@ def test_what_shares_memory_needs_no_library(machine: str):
     text = made.source({"target": TARGET})
     assert "nvshmem" not in text and "nvshmem" not in "".join(made.notes)
     assert "siblings(device_rank, 2, (node_rank * 2), 1, slot_shift, 2)" in bodies(text)
-    assert not made.lowered.meets.inside, "devices of several nodes meet in two steps"
+    assert not made.lowered.rendezvous.inside, "devices of several nodes synchronize in two steps"
 
 
 def test_a_wire_without_it_is_refused(machine: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(between, "path_between", lambda target: SimpleNamespace(mechanisms=()))
     with pytest.raises(UnsupportedError, match="of programs between devices(.|\n)*has no mechanism 'nvshmem'"):
-        notes(programs.meeting("device", SIZES["device"]), machine)
+        notes(programs.barrier("device", SIZES["device"]), machine)
 
 
 # -- the barrier, on threads -------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ extern "C" int run(int by_node, int missing) {
 
 @pytest.fixture(scope="module")
 def barrier(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Six ranks on three nodes that meet forty times, each rank a thread."""
+    """Six ranks on three nodes that synchronize forty times, each rank a thread."""
     compiler = shutil.which("g++") or pytest.skip("there is no g++")
     folder = tmp_path_factory.mktemp("barrier")
     nvshmem = headers.header("nvshmem.cuh")

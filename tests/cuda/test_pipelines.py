@@ -9,7 +9,7 @@ import torch
 
 import tilescale.language as T
 from tests.cuda.support import bodies, notes, source
-from tests.cuda.test_lanes import interpret, kernel
+from tests.cuda.test_thread_groups import interpret, kernel
 from tests.ladder import NUMBERED, load
 
 M, N, K = 128, 128, 256
@@ -148,8 +148,8 @@ def iteration(text: str) -> str:
     return units[units.index("for (int k_1") : units.index("} else {", units.index("for (int k_1"))]
 
 
-def test_attention_meets_twice_less_than_it_exchanges():
-    """Tiles that nobody writes in the loop need no meeting, and the loader's are handed over by its barriers."""
+def test_attention_synchronizes_twice_less_than_it_exchanges():
+    """Tiles that nobody writes in the loop need no barrier, and the loader's are handed over by its barriers."""
     text = first_kernel(attention(tile_n=64))
     assert branches(text)[0].count("tl::tma_load(") == 2
     assert iteration(text).count("__sync_thread_partial(15, 256)") == 4

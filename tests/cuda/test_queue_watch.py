@@ -105,13 +105,13 @@ def test_a_graph_that_is_replayed_comes_to_the_same_wait(scene):
     assert len(scene.records.failed) == 1
 
 
-def test_a_guards_watch_sees_that_ranks_meet(monkeypatch: pytest.MonkeyPatch):
+def test_a_guards_watch_sees_that_ranks_synchronize(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: None)
     monkeypatch.setattr(queue_watch, "_watch", lambda watch: None)
     guard = Guard.__new__(Guard)
     guard._limit_ns, guard._device = 1, torch.device("cpu")
     guard.records = SimpleNamespace(beside=lambda tensor: tensor.tolist())
-    guard.meetings = SimpleNamespace(words=torch.tensor([3, 4]))
+    guard.ranks = SimpleNamespace(words=torch.tensor([3, 4]))
     assert guard.watch._progress() == [3, 4]
 
 

@@ -8,7 +8,7 @@ import pytest
 import tvm_ffi
 
 import tilescale.language as T
-from tests.cuda import lane_programs
+from tests.cuda import thread_group_programs
 from tests.cuda.support import bodies, source
 from tests.language import programs as reference
 from tilelang_core import compile as stock
@@ -109,7 +109,7 @@ def test_what_was_registered_for_texts_before_is_asked_first_and_stays():
 
     tvm_ffi.register_global_func(hook, f=note)
     try:
-        text = source(lane_programs.roles())
+        text = source(thread_group_programs.roles())
         assert text.startswith("// noted") and "// one array: " in seen[0] and "// one array: " not in text
         tvm_ffi.get_global_func(hook)("still there", None)
         assert seen[-1] == "still there"

@@ -104,7 +104,9 @@ def test_stages_leave_their_input_as_it_is(name: str):
         phase = once
 
 
-@pytest.mark.parametrize(("kind", "form"), [("unit", "tiles"), ("program", "programs"), ("lanes", "lanes")])
+@pytest.mark.parametrize(
+    ("kind", "form"), [("unit", "tiles"), ("program", "programs"), ("thread_group", "thread groups")]
+)
 @pytest.mark.parametrize("name", implemented.ON_TILES["tiles"])
 def test_collectives_on_tiles_are_lowered_as_they_are_chosen(name: str, kind: str, form: str):
     # One rule makes both all-reduces of a cluster, in two shots and, with a user's function, in one.
@@ -113,7 +115,7 @@ def test_collectives_on_tiles_are_lowered_as_they_are_chosen(name: str, kind: st
 
 
 def test_each_mechanism_of_copies_has_one_rule():
-    found = {kind: implementations(ops.COPY.name, kind) for kind in ("unit", "program", "lanes")}
-    assert found == {"unit": {"tma", "lsu", "nvshmem"}, "program": {"dsmem"}, "lanes": {None}}
+    found = {kind: implementations(ops.COPY.name, kind) for kind in ("unit", "program", "thread_group")}
+    assert found == {"unit": {"tma", "lsu", "nvshmem"}, "program": {"dsmem"}, "thread_group": {None}}
     with pytest.raises(AssertionError, match="two rules"):
         lowers(ops.COPY.name, "unit", "tma")(print)

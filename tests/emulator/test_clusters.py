@@ -115,7 +115,7 @@ def test_programs_keep_their_own_variables_through_a_region_of_the_cluster():
     assert args[1].tolist() == [[own[b], own[mirror[b]], b // 4, b + 100] for b in range(8)]
 
 
-def test_clusters_of_all_devices_meet_their_namesakes():
+def test_clusters_of_all_devices_exchange_with_their_namesakes():
     @T.prim_func
     def program(X: T.Tensor((6, 4), "float32"), Y: T.Tensor((6, 4), "float32")):
         with T.Kernel(device=3, cta_cluster=2, block=6, threads=32) as b:

@@ -266,7 +266,7 @@ def test_one_program_alone_does_not_fill_a_link():
 LINE = """
 title: four cores in a line
 levels:
-  lane: {kind: lanes, threads: 1}
+  lane: {kind: thread_group, threads: 1}
   core: {kind: program, count: 4, virtual: false, clock: 1 GHz, compute: {vector: {rates: {float32: 2 op/clock}}}}
   chip: {kind: unit, count: 1}
 memory:

@@ -43,7 +43,7 @@ def test_roles_side_by_side_take_the_maximum():
 
 
 def waiting_product(stages: int, waits: bool, halves: bool):
-    """A pipelined product that looks at a flag in every step, and one that its warpgroups share and meet in.
+    """A pipelined product that looks at a flag in every step, and one that its warpgroups share and synchronize in.
 
     On two of the device's blocks: each has the rate of its own, whatever the others do.
     """

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import tilescale  # noqa: E402
 from tests.collectives.programs import SHAPES, UNITS, arguments, program  # noqa: E402
 from tilescale.backends.cuda.lowering.implemented import IMPLEMENTED  # noqa: E402
-from tilescale.collectives import LANES, PROGRAMS, records  # noqa: E402
+from tilescale.collectives import PROGRAMS, THREAD_GROUPS, records  # noqa: E402
 
 LIMIT_S, CALLS = 70.0, 3
 
@@ -32,7 +32,7 @@ def check(operation: str, form: str, name: str, dtype: str) -> None:
     world = tilescale.init()
     func = program(operation, form, name, dtype)
     kernel = tilescale.compile(func)
-    number = 0 if form in (PROGRAMS, LANES) else world.rank
+    number = 0 if form in (PROGRAMS, THREAD_GROUPS) else world.rank
     kept = None
     for seed in range(CALLS):
         generator = torch.Generator().manual_seed(seed)
@@ -61,7 +61,7 @@ def main() -> int:
     for operation, form, name in sorted(IMPLEMENTED):
         if operation not in ("allreduce", "reduce_scatter") or records()[name].library:
             continue
-        if form not in (PROGRAMS, LANES) and world.size != UNITS:
+        if form not in (PROGRAMS, THREAD_GROUPS) and world.size != UNITS:
             print(f"rank {world.rank} {operation} of {form} by {name}: skipped, it takes {UNITS} ranks", flush=True)
             continue
         for dtype in ("bfloat16", "float32"):

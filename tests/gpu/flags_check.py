@@ -113,7 +113,7 @@ class Check:
 
 
 PROGRAMS = {"one_block": (1, 0), "blocks": (7, 0), "unawaited": (5, 3)}
-"""Name -> blocks, and signals that nobody waits for: then all meet as they leave."""
+"""Name -> blocks, and signals that nobody waits for: then all synchronize as they leave."""
 
 
 def main() -> None:

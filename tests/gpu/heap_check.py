@@ -29,7 +29,7 @@ LIMIT_S = 100.0
 MIB = 1 << 20
 
 
-def meet(heap: SymmetricHeap) -> None:
+def barrier(heap: SymmetricHeap) -> None:
     """All work of all ranks is done."""
     torch.cuda.synchronize(heap.device)
     heap.team.barrier()
@@ -73,16 +73,16 @@ def check_read_and_write(heap: SymmetricHeap) -> None:
     everywhere, inboxes = heap.peers(x), heap.peers(inbox)
     for round_ in range(4):
         x.copy_(data(heap, team.rank, round_, (257, 130)))
-        meet(heap)
+        barrier(heap)
         for peer in range(team.size):
             expected = data(heap, peer, round_, (257, 130))
             assert torch.equal(everywhere[view.slot(peer)], expected), f"reading rank {peer}"
             assert torch.equal(heap.peers(x[3:9, 1::2])[view.slot(peer)], expected[3:9, 1::2])
             inboxes[view.slot(peer), team.rank].copy_(data(heap, team.rank, 50 + round_, (100,)) + peer)
-        meet(heap)
+        barrier(heap)
         for peer in range(team.size):
             assert torch.equal(inbox[peer], data(heap, peer, 50 + round_, (100,)) + team.rank), f"from rank {peer}"
-        meet(heap)
+        barrier(heap)
 
 
 def check_growth(heap: SymmetricHeap) -> None:
@@ -94,13 +94,13 @@ def check_growth(heap: SymmetricHeap) -> None:
     assert heap.usage().mapped > before
     for number, x in enumerate(large):
         x.fill_(10 * number + team.rank)
-    meet(heap)
+    barrier(heap)
     for peer in range(team.size):
         for number, x in enumerate(large):
             there = heap.peers(x)[view.slot(peer)]
             assert (there.view(torch.int64) == int(f"{10 * number + peer:02x}" * 8, 16)).all(), f"tensor {number}"
         assert torch.equal(heap.peers(first)[view.slot(peer)], data(heap, peer, 7, (1000,)))
-    meet(heap)
+    barrier(heap)
 
 
 def check_release_in_any_order(heap: SymmetricHeap) -> None:
@@ -119,7 +119,7 @@ def check_release_in_any_order(heap: SymmetricHeap) -> None:
     live.clear()
     gc.collect()
     used = heap.usage().used
-    meet(heap)
+    barrier(heap)
     heap.zeros(1)
     assert heap.usage().used < used
 
@@ -151,7 +151,7 @@ def check_fills(heap: SymmetricHeap) -> None:
         for peer in range(view.ranks):
             assert heap.peers(marked)[view.slot(peer)].float().eq(1).all() and marked.shape == (5, 7)
             assert heap.peers(zero)[view.slot(peer)].float().eq(0).all()
-        meet(heap)
+        barrier(heap)
 
 
 def check_errors(heap: SymmetricHeap) -> None:
@@ -184,9 +184,9 @@ def check_flags(heap: SymmetricHeap) -> None:
     everywhere = heap.peers(flags)
     for epoch in range(1, 6):
         everywhere[:, team.rank] += 1
-        meet(heap)
+        barrier(heap)
         assert (flags == epoch).all() and (everywhere[view.slot((team.rank + 1) % team.size)] == epoch).all()
-        meet(heap)
+        barrier(heap)
 
 
 CHECKS = [
@@ -238,7 +238,7 @@ def main(provider: str) -> None:
         start, name = time.monotonic(), f"{provider} {check.__name__.removeprefix('check_')}"
         try:
             check(heap)
-            meet(heap)
+            barrier(heap)
         except BaseException:
             print(f"FAIL {name} on rank {world.rank}\n{traceback.format_exc()}", flush=True)
             raise SystemExit(1) from None

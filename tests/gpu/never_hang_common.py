@@ -39,7 +39,7 @@ def ring_program(blocks: int = BLOCKS, name: str = "ring"):
 
 
 def shift_program(name: str):
-    """Every block puts a tile to the next rank; all meet; then it doubles what it got."""
+    """Every block puts a tile to the next rank; all synchronize; then it doubles what it got."""
 
     @T.prim_func
     def shift(

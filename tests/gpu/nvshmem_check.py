@@ -258,7 +258,7 @@ def check_bandwidth(job: Job) -> None:
     end.record()
     torch.cuda.synchronize()
     rate = 10 * x.numel() * x.element_size() / begin.elapsed_time(end) / 1e6
-    print(f"INFO rank {job.rank}: put of 64 MiB at {rate:.0f} GB/s, with its two meetings", flush=True)
+    print(f"INFO rank {job.rank}: put of 64 MiB at {rate:.0f} GB/s, with its two barriers", flush=True)
 
 
 def checks(job: Job) -> Iterator[tuple[str, Callable[[], None]]]:

@@ -45,7 +45,7 @@ def symmetric(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return tilescale.zeros(shape, dtype=dtype)
 
 
-def meet() -> None:
+def barrier() -> None:
     torch.cuda.synchronize()
     dist.barrier()
     torch.cuda.synchronize()
@@ -63,7 +63,7 @@ def race(title: str, contenders: dict[str, Callable[[], Any]], base: str, moved:
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
         for name, call in contenders.items():
-            meet()
+            barrier()
             call()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -120,7 +120,7 @@ def late(kernel: Any, full: Any, b: Any, gathered: Any, c: Any, arrived: Any) ->
     for tensor in (gathered, c):
         tensor.fill_(float("nan"))
     arrived.zero_()
-    meet()
+    barrier()
     side = torch.cuda.Stream()
     kernel(gathered, b, c, arrived)
     time.sleep(0.02)
@@ -132,7 +132,7 @@ def late(kernel: Any, full: Any, b: Any, gathered: Any, c: Any, arrived: Any) ->
                 part = slice(i * chunk, (i + 1) * chunk)
                 gathered[shard, part].copy_(rows[shard, part], non_blocking=True)
                 arrived[shard, i : i + 1].copy_(one, non_blocking=True)
-    meet()
+    barrier()
 
 
 def senders(shape: tuple[int, int, int], **options: Any) -> None:
@@ -150,9 +150,9 @@ def senders(shape: tuple[int, int, int], **options: Any) -> None:
     for turn in range(3):
         gathered.fill_(float("nan"))
         gathered[WORLD.rank].copy_(mine)
-        meet()
+        barrier()
         call()
-        meet()
+        barrier()
         check(f"AG+GEMM {options}, {turn}", c.view(m, n), want)
     race(f"AG+GEMM {options}", {"torch.mm": lambda: torch.mm(full, b.t()), "ours": call}, "torch.mm")
 
@@ -168,9 +168,9 @@ def loads(shape: tuple[int, int, int]) -> None:
     for options in ({}, {"waits": True}, {"waits": True, "blocks": 16, "stages": 3}, {"impl": "lsu"}):
         kernel = tilescale.compile(programs.ag_gemm_by_loads(WORLD.size, shape, **options))
         c = torch.full((WORLD.size, m // WORLD.size, n), float("nan"), device=DEVICE, dtype=torch.bfloat16)
-        meet()
+        barrier()
         kernel(a, b, c, ready)
-        meet()
+        barrier()
         check(f"AG+GEMM by loads {options}", c.view(m, n), want)
         calls[str(options)] = partial(kernel, a, b, c, ready)
     race("AG+GEMM by loads", calls, "torch.mm")
@@ -210,9 +210,9 @@ def rs(title: str, shape: tuple[int, int, int], **options: Any) -> None:
         c.fill_(float("nan"))
         parts.fill_(float("nan"))
         done.zero_()
-        meet()
+        barrier()
         call()
-        meet()
+        barrier()
         check(f"{title}, {turn}", c, want)
         if not direct:
             for owner in (o for o in range(size) if o != rank):
@@ -238,9 +238,9 @@ def puts() -> None:
         kernel = tilescale.compile(programs.put(WORLD.size, rows, columns, blocks, impl, wide))
         name = f"{impl} {blocks or 'all'} blocks 128x{wide}"
         y.fill_(float("nan"))
-        meet()
+        barrier()
         kernel(x, y)
-        meet()
+        barrier()
         check(f"put {name}", y, everybody[WORLD.rank - 1])
         calls[name] = lambda kernel=kernel: kernel(x, y)
     race("put 128 MiB", calls, "local copy", moved=x.numel() * 2)
@@ -274,7 +274,7 @@ def main() -> int:
         except Exception:
             failed += 1
             print(f"FAIL {name} rank {WORLD.rank}\n{traceback.format_exc()}", flush=True)
-        meet()
+        barrier()
     return int(failed > 0)
 
 

@@ -10,7 +10,7 @@ SMALL = """\
 title: a small machine
 levels:
   lane:
-    kind: lanes
+    kind: thread_group
     threads: 1
   core:
     kind: program

@@ -159,7 +159,7 @@ def test_clusters_of_two_devices():
         machine.path("cta_cluster", 0, 7, sizes={"cta_cluster": 4, "block": 32})
 
 
-def test_lanes_of_a_program_need_no_network():
+def test_thread_groups_of_a_program_need_no_network():
     machine = Machine.load("h200-sxm-8")
     path = machine.path("warpgroup", 0, 1)
     assert path.hops == () and path.reaches == "l1" and path.bandwidth == machine.layer("l1").bandwidth

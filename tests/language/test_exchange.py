@@ -22,7 +22,7 @@ def ints(*shape: int, fill: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize(("level", "threads"), [("warp", 128), ("warpgroup", 384)])
 @pytest.mark.parametrize("direction", ["put", "get"])
-def test_ring_of_lanes(level: str, threads: int, direction: str):
+def test_ring_of_thread_groups(level: str, threads: int, direction: str):
     put = direction == "put"
 
     @T.prim_func

@@ -240,7 +240,7 @@ def gather_and(
     reads: bool = True,
     impl: str | None = None,
     dim: int = 0,
-    meets: bool = False,
+    barrier: bool = False,
     known: bool = True,
     whole: bool = False,
 ) -> Any:
@@ -270,7 +270,7 @@ def gather_and(
                         T.copy(gathered[row, 0], x)
                 else:
                     T.clear(x)
-                if meets:
+                if barrier:
                     with T.Scale("device"):
                         T.allreduce(x)
                 T.copy(x, Y[b * 4, 0])
@@ -285,7 +285,7 @@ REASONS = {
     "writes": "its result is written again while it may be on its way",
     "on_device": "its result is used outside of a grid",
     "again": "its result is written again while it may be on its way",
-    "meets": "programs of the grid synchronize",
+    "barrier": "programs of the grid synchronize",
 }
 
 

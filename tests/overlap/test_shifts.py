@@ -29,7 +29,7 @@ def around(
     back: bool = False,
     guarded: bool = False,
     shift_first: bool = False,
-    meet: bool = False,
+    barrier: bool = False,
     grids: int = 1,
 ) -> Any:
     """Shares go round the devices, and each device stores all of them in the order in which they come.
@@ -40,14 +40,14 @@ def around(
         back: whether a share arrives in a place of its own, from where it is copied, instead of in every second slot.
         guarded: whether nobody sends in the last turn.
         shift_first: whether a turn begins with the shift, and the own share is stored last.
-        meet: whether there is a barrier before the copies, too.
+        barrier: whether there is a barrier before the copies, too.
         grids: how many grids of a turn do that.
     """
 
     @T.macro
     def shift(one, two, here, there):
-        """Send on what is here, and meet when it has arrived."""
-        if meet:
+        """Send on what is here, and synchronize when it has arrived."""
+        if barrier:
             T.barrier()
         T.copy(one[here, 0:rows, 0:WIDE], one[there, 0:rows, 0:WIDE], dst=(T.rank("device") + by) % devices)
         if both:
@@ -131,7 +131,7 @@ def test_a_loop_that_begins_with_the_shift_is_turned():
     back=st.booleans(),
     guarded=st.booleans(),
     shift_first=st.booleans(),
-    meet=st.booleans(),
+    barrier=st.booleans(),
     grids=st.integers(1, 2),
 )
 def test_results_are_the_same(devices: int, rows: int, tile: int, grids: int, **shape: Any):

@@ -102,13 +102,13 @@ def test_signals_and_waits_say_of_which_flag_and_whose(block: Program):
     assert (awaited.compare, str(awaited.value)) == (">=", "N[3]") and awaited.flag.at is None
 
 
-def test_who_meets(block: Program):
-    def meetings(mark: str) -> list:
-        return [(m.level, m.everybody) for m in effects_at(block, mark).meets]
+def test_who_synchronizes(block: Program):
+    def barriers(mark: str) -> list:
+        return [(m.level, m.everybody) for m in effects_at(block, mark).synchronizes]
 
-    assert meetings("barrier") == meetings("allreduce") == [("device", True)]
-    assert meetings("broadcast") == [("device", False)]
-    assert meetings("put with signal") == []
+    assert barriers("barrier") == barriers("allreduce") == [("device", True)]
+    assert barriers("broadcast") == [("device", False)]
+    assert barriers("put with signal") == []
 
 
 def test_when_statements_of_a_block_are_complete(block: Program):

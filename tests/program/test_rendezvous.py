@@ -250,7 +250,7 @@ def test_a_loop_that_is_left_early_may_pass_its_barrier_by():
 
 
 @pytest.mark.parametrize("blocks", ["one", "as many as there are rows"])
-def test_a_grid_that_may_have_no_block_meets_nobody(blocks: str):
+def test_a_grid_that_may_have_no_block_is_no_barrier(blocks: str):
     @T.prim_func
     def f(X: T.Tensor((64,), "float32"), n: T.int32):
         with T.Kernel(device=2, block=1 if blocks == "one" else n, threads=64):

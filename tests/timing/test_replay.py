@@ -183,14 +183,16 @@ def test_waiting_for_what_never_comes_is_an_error():
 
 
 def test_a_rendezvous_begins_with_the_last_and_ends_for_all():
-    def meet(rank: int, row: int) -> Rendezvous:
+    def rendezvous(rank: int, row: int) -> Rendezvous:
         def made(rows):
             assert rows == (0, 1)
             return Work([Part("allreduce", "collective", None, {WIRE: 2.0}, nbytes=64)], floor_s=1.0)
 
         return Rendezvous("rendezvous", 2, rank, "wait for allreduce", None, made)
 
-    tasks = [Task(f"device {row}", row, [work(1.0 + row, Owned(row, "memory")), meet(row, row)]) for row in (1, 0)]
+    tasks = [
+        Task(f"device {row}", row, [work(1.0 + row, Owned(row, "memory")), rendezvous(row, row)]) for row in (1, 0)
+    ]
     found = simulate(*tasks)
     assert found.end_s == 4.0
     collectives = [(s.row, s.begin_s, s.end_s) for s in found.spans if s.kind == "collective"]
@@ -222,8 +224,8 @@ def test_uses_bound_and_utilization():
 def test_the_critical_path_goes_without_gaps_to_the_end():
     """What a put needs to become visible is on it: before a rendezvous, before a launch, and at the end."""
     put = work(1.0, WIRE, "transfer", tail_s=0.5)
-    meet = Rendezvous("rendezvous", 1, 0, "wait for barrier", None, lambda _: work(0.25, Owned(0, "links")))
-    for steps in [put, meet], [put, grid([work(1.0)])], [grid([put])], [grid([put]), grid([put], seconds=0.5)]:
+    rendezvous = Rendezvous("rendezvous", 1, 0, "wait for barrier", None, lambda _: work(0.25, Owned(0, "links")))
+    for steps in [put, rendezvous], [put, grid([work(1.0)])], [grid([put])], [grid([put]), grid([put], seconds=0.5)]:
         found = simulate(device(*steps))
         path = found.critical_path
         assert "writes land" in [span.name for span in path]

@@ -145,7 +145,7 @@ def test_what_changes_its_arguments_is_compared_by_them():
 class Clock:
     """A timer of calls on this computer."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         pass
 
     def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:

@@ -37,7 +37,7 @@ class Script:
 
     log: list[int] = field(default_factory=list)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         pass
 
     def prepare(self, call: Callable[[], int]) -> Callable[[int], float]:

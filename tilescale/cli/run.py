@@ -14,7 +14,7 @@ import click
 
 from tilescale.cli.names import MachineName
 from tilescale.comm.local_job import LocalJob
-from tilescale.comm.nodes import PORT, Rendezvous, meet, rendezvous_of
+from tilescale.comm.nodes import PORT, Rendezvous, join, rendezvous_of
 from tilescale.comm.rank_process import Place
 from tilescale.comm.trust.key import KEY, new_key
 from tilescale.errors import TileScaleError
@@ -90,7 +90,7 @@ def _run(command: list[str], ranks: int, env: dict[str, str], rendezvous: Rendez
     if rendezvous is None:
         place, others, env = Place.on_one_node(ranks), None, env | {KEY: new_key()}
     else:
-        others = meet(rendezvous, ranks, Settings.from_env(env).timeout_s)
+        others = join(rendezvous, ranks, Settings.from_env(env).timeout_s)
         place = Place(
             ranks, others.first, others.size, rendezvous.node, rendezvous.host, others.port, others.store
         )  # fmt: skip

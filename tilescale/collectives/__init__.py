@@ -18,14 +18,14 @@ estimate(machine, "device", "allreduce", "ring", 1 << 30).seconds
 """
 
 from tilescale.collectives.estimate import Estimate, estimate
-from tilescale.collectives.record import FORMS, LANES, PROGRAMS, TENSORS, TILES, Algorithm, form_of
+from tilescale.collectives.record import FORMS, PROGRAMS, TENSORS, THREAD_GROUPS, TILES, Algorithm, form_of
 from tilescale.collectives.schedule import Round, Schedule
 from tilescale.collectives.select import Available, Wanted, select
 from tilescale.collectives.table import algorithm, names, records, schedule
 
 __all__ = [
     "FORMS",
-    "LANES",
+    "THREAD_GROUPS",
     "PROGRAMS",
     "TENSORS",
     "TILES",

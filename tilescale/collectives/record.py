@@ -16,13 +16,13 @@ from tilescale.hda import Level, Machine
 
 Shape = tuple[int, ...]
 
-TENSORS, TILES, PROGRAMS, LANES = "tensors", "tiles", "programs", "lanes"
+TENSORS, TILES, PROGRAMS, THREAD_GROUPS = "tensors", "tiles", "programs", "thread groups"
 
 FORMS = {
     TENSORS: "whole tensors",
     TILES: "tiles of programs",
     PROGRAMS: "programs of one grid",
-    LANES: "thread groups of one program",
+    THREAD_GROUPS: "thread groups of one program",
 }
 """Kinds of collective, in words: between units that own tensors, of these, in a phase of theirs; between the same
 units, of tiles that their programs bring; between programs of a cluster or grid; between thread groups of a program."""
@@ -30,8 +30,8 @@ units, of tiles that their programs bring; between programs of a cluster or grid
 
 def form_of(machine: Machine, level: Level, in_program: bool) -> str:
     """The kind of a collective between units of a level, executed by programs or in a phase of tensor-owning units."""
-    if level.kind == "lanes":
-        return LANES
+    if level.kind == "thread_group":
+        return THREAD_GROUPS
     if machine.index(level.name) < machine.index(machine.tensor_level.name):
         return PROGRAMS
     return TILES if in_program else TENSORS

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilescale.collectives.record import LANES, PROGRAMS, form_of
+from tilescale.collectives.record import PROGRAMS, THREAD_GROUPS, form_of
 from tilescale.collectives.select import Wanted, members, numbering
 from tilescale.cost.operations import region_bytes
 from tilescale.hda import Machine
@@ -23,7 +23,7 @@ def wanted_of(
         grid: as for `numbering`.
     """
     form = form_of(machine, machine.level(made.level), in_program)
-    inside = form in (PROGRAMS, LANES)
+    inside = form in (PROGRAMS, THREAD_GROUPS)
     return Wanted(
         made.name,
         form,

@@ -145,7 +145,7 @@ class Routes:
         return self._pairs[a, b]
 
     def _shared_memory(self, path: Path, place: Place) -> Hop:
-        """What lanes of one program exchange through, all of them together."""
+        """What thread groups of one program exchange through, all of them together."""
         program = self.machine.program_level.name
         end = Endpoint(program, place[program])
         return Hop(path.reaches, end, end, path.bandwidth, path.latency)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
 
-MEETING = 0
+BARRIER = 0
 """Pieces of a message that only says "I am here"."""
 
 

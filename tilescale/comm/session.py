@@ -60,7 +60,7 @@ class Session:
         self._caller: list[int] = []
         self._claiming = threading.Lock()
 
-    def meet(self, ranks: tuple[int, ...], call: Call) -> str:
+    def rendezvous(self, ranks: tuple[int, ...], call: Call) -> str:
         """Wait until all `ranks` have made their next call, and check that it is the same; returns a key for its data.
 
         Raises RankMismatchError if they call different collectives, RankFailedError if one does not come, UsageError

@@ -45,12 +45,12 @@ class Team:
 
     def barrier(self) -> None:
         """Wait until every rank of the team is here."""
-        self._meet(Call.here("barrier"))
+        self._rendezvous(Call.here("barrier"))
 
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
         """At `root` the objects of all ranks in team order; None elsewhere."""
         call = self._call("gather", root)
-        return self._gather(call, self._meet(call), self._outgoing(obj, root), obj)
+        return self._gather(call, self._rendezvous(call), self._outgoing(obj, root), obj)
 
     def scatter(self, objects: Sequence[Any] | None, root: int = 0) -> Any:
         """The object that `root` lists for this rank; other ranks give None. UsageError if the length is wrong."""
@@ -59,7 +59,7 @@ class Team:
             found = "None" if objects is None else f"{len(objects)} objects"
             raise UsageError(f"scatter from {found} to {self.size} ranks", hint="give one object per rank")
         parts = self._encode_for_others(objects) if self.rank == root and objects is not None else []
-        return self._scatter(call, self._meet(call), parts, objects)
+        return self._scatter(call, self._rendezvous(call), parts, objects)
 
     def broadcast(self, obj: Any = None, root: int = 0) -> Any:
         """The object of `root`, on every rank."""
@@ -67,7 +67,7 @@ class Team:
         if self.size == 1:
             return obj
         parts = encode(obj) if self.rank == root else []
-        key = self._meet(call)
+        key = self._rendezvous(call)
         if self.rank == root:
             self._open.transport.put(key + "/data", parts)
             return obj
@@ -89,7 +89,7 @@ class Team:
         """
         call = self._call("run_at_root", root)
         parts = self._outgoing(payload, root)
-        key = self._meet(call)
+        key = self._rendezvous(call)
         payloads = self._gather(call, key, parts, payload)
         if payloads is None:
             failed, value = self._scatter(call, key, [], None)
@@ -136,7 +136,7 @@ class Team:
         if self.size == 1:
             return [obj]
         parts = encode(obj)
-        key = self._meet(call)
+        key = self._rendezvous(call)
         self._open.transport.put(f"{key}/{self.rank}", parts)
         return [
             obj if rank == self.rank else self._open.receive(f"{key}/{rank}", world_rank, call, self.size - 1)
@@ -160,8 +160,8 @@ class Team:
         if self._session is not None:
             self._session.check_thread()
 
-    def _meet(self, call: Call) -> str:
-        return "" if self.size == 1 else self._open.meet(self.ranks, call)
+    def _rendezvous(self, call: Call) -> str:
+        return "" if self.size == 1 else self._open.rendezvous(self.ranks, call)
 
     @property
     def _open(self) -> Session:

@@ -30,7 +30,7 @@ __all__ = [
     "Network",
 ]
 
-KINDS = ("lanes", "program", "cluster", "unit")
+KINDS = ("thread_group", "program", "cluster", "unit")
 SCOPES = ("fragment", "shared", "global", "host")
 OPERATIONS = ("put", "get", "reduce")
 STARTERS = ("program", "host")
@@ -57,7 +57,7 @@ class ComputeUnit:
 class Level:
     """A level of the machine. What may be said of it depends on `kind`:
 
-    - "lanes": a subdivision of a running tile program in hardware threads.
+    - "thread_group": a subdivision of a running tile program in hardware threads.
     - "program": the level whose units run tile programs; a machine has exactly one.
     - "cluster": programs that are launched together, resident at once and linked.
     - "unit": physical groups above the programs.
@@ -66,7 +66,7 @@ class Level:
     name: str
     kind: str = spec("choice", "what the level is", among=KINDS)
     title: str = spec("text", "what a person calls one unit", default="")
-    threads: int | None = spec("integer", "lanes: hardware threads in one unit", default=None)
+    threads: int | None = spec("integer", "thread_group: hardware threads in one unit", default=None)
     count: int | None = spec("integer", "program, unit: how many one unit of the next unit level has", default=None)
     virtual: bool = spec("boolean", "program: more programs than units are run in turn", default=True)
     max_programs: int = spec("integer", "program: programs resident on one unit at once", default=1)
@@ -102,7 +102,9 @@ class MemoryLayer:
     reserved_per_program: int = spec("size", "taken from each resident program on top of what it asks", default=0)
     granularity: int = spec("size", "allocations are rounded up to this", default=1)
     granularity_per: str | None = spec(
-        "level", "the level of kind lanes whose every unit's part is rounded up; else a program's whole", default=None
+        "level",
+        "the level of kind thread_group whose every unit's part is rounded up; else a program's whole",
+        default=None,
     )
     cache_capacity: int = spec("size", "cache in front of one instance", default=0)
     cache_bandwidth: float | None = spec("bandwidth", "of that cache", default=None)

@@ -67,9 +67,9 @@ def locate(machine: Description, level: str, number: int, sizes: Sizes) -> Place
     for name in sizes:
         machine.index(name)
     here = machine.level(level)
-    if here.kind == "lanes":
-        lanes = _extent(here, sizes) or query.count(machine, level, machine.program_level.name)
-        return _inside(locate(machine, machine.program_level.name, number // lanes, sizes), level, number)
+    if here.kind == "thread_group":
+        groups = _extent(here, sizes) or query.count(machine, level, machine.program_level.name)
+        return _inside(locate(machine, machine.program_level.name, number // groups, sizes), level, number)
     clusters = {at.name: _cluster_size(at, sizes) for at in machine.levels if at.kind == "cluster"}
     if here.kind == "cluster":
         program = machine.program_level

@@ -30,7 +30,7 @@ def count(machine: Description, level: str, within: str | None) -> int:
 def _per_parent(machine: Description, fine: int, coarse: int) -> int:
     child = machine.levels[fine]
     parent = machine.levels[coarse] if coarse < len(machine.levels) else None
-    if child.kind == "lanes":
+    if child.kind == "thread_group":
         assert parent is not None and child.threads is not None
         return (parent.threads or _threads(machine, parent)) // child.threads
     if parent is not None and parent.kind == "cluster":
@@ -48,8 +48,8 @@ def advice_at_the_end(machine: Description, level: str) -> str:
 
 
 def _threads(machine: Description, program: Level) -> int:
-    lanes = [level.threads or 1 for level in machine.levels if level.kind == "lanes"]
-    return program.max_threads_per_program or lanes[-1]
+    groups = [level.threads or 1 for level in machine.levels if level.kind == "thread_group"]
+    return program.max_threads_per_program or groups[-1]
 
 
 def capacity(layer: MemoryLayer, threads: int | None) -> int:
@@ -74,7 +74,7 @@ def residency(machine: Description, threads: int, shared_bytes: int, registers: 
         asked[layer.name] = asked.get(layer.name, 0) + size
     limits = [program.max_programs]
     if program.max_threads is not None:
-        step = _lanes_step(machine, fragment)
+        step = _group_step(machine, fragment)
         limits.append(program.max_threads // (math.ceil(threads / step) * step))
     for name, size in asked.items():
         layer = machine.layer(name)
@@ -86,13 +86,13 @@ def residency(machine: Description, threads: int, shared_bytes: int, registers: 
     return min(limits)
 
 
-def _lanes_step(machine: Description, layer: MemoryLayer) -> int:
+def _group_step(machine: Description, layer: MemoryLayer) -> int:
     return machine.level(layer.granularity_per).threads or 1 if layer.granularity_per else 1
 
 
 def _allocated(machine: Description, layer: MemoryLayer, size: int, threads: int) -> int:
     """What a program that asks for `size` really takes of one instance."""
-    parts = math.ceil(threads / _lanes_step(machine, layer)) if layer.granularity_per else 1
+    parts = math.ceil(threads / _group_step(machine, layer)) if layer.granularity_per else 1
     each = math.ceil(size / parts / layer.granularity) * layer.granularity
     return parts * each + layer.reserved_per_program
 
@@ -126,7 +126,7 @@ def rates(machine: Description, level: str) -> dict[str, dict[str, float]]:
 def _compute(machine: Description, level: str) -> tuple[tuple[ComputeUnit, ...], float]:
     """The arithmetic of the nearest level that describes one, and how many of its units one unit of `level` is."""
     here = machine.level(level)
-    if here.kind == "lanes":
+    if here.kind == "thread_group":
         program = machine.program_level.name
         raise UsageError(
             f"a {level} has no rate of its own: the threads of a program share its {program}'s arithmetic",

@@ -57,7 +57,7 @@ class Path:
     """A route from unit `a` to unit `b` of a level.
 
     Attributes:
-        hops: the links in order; none between a unit and itself, or between lanes of one program.
+        hops: the links in order; none between a unit and itself, or between thread groups of one program.
         bandwidth: of the slowest hop, bytes/s.
         latency: of all hops, s.
         mechanisms: those that every hop offers, best first, with what they reach on this path.
@@ -106,8 +106,8 @@ def path(machine: Description, level: str, a: int, b: int, sizes: Mapping[str, i
     at_a, at_b = locate(machine, level, a, sizes), locate(machine, level, b, sizes)
     if a == b:
         return Path(level, a, b, (), float("inf"), 0.0, (), "")
-    if machine.level(level).kind == "lanes":
-        return _between_lanes(machine, level, a, b, at_a, at_b)
+    if machine.level(level).kind == "thread_group":
+        return _between_thread_groups(machine, level, a, b, at_a, at_b)
     found = [_through(machine, level, net, at_a, at_b) for net in machine.networks]
     routes = [hops for hops in found if hops] or [_search(machine, level, at_a, at_b)]
     hops = min(routes, key=_typical_time)
@@ -157,7 +157,7 @@ def _typical_time(hops: tuple[Hop, ...]) -> float:
     return sum(hop.latency for hop in hops) + TYPICAL_BYTES / min(hop.bandwidth for hop in hops)
 
 
-def _between_lanes(machine: Description, level: str, a: int, b: int, at_a: Place, at_b: Place) -> Path:
+def _between_thread_groups(machine: Description, level: str, a: int, b: int, at_a: Place, at_b: Place) -> Path:
     program = machine.program_level.name
     if at_a[program] != at_b[program]:
         raise NoPathError(

@@ -15,7 +15,7 @@ from tilescale.hda.model import KINDS, OPERATIONS, Level, MemoryLayer, Network
 __all__ = ["check"]
 
 _ONLY = {
-    "threads": ("lanes",),
+    "threads": ("thread_group",),
     "count": ("program", "unit"),
     "max_size": ("cluster",),
     "virtual": ("program",),
@@ -27,7 +27,7 @@ _ONLY = {
     "clock": ("program",),
     "compute": ("program", "unit"),
 }
-_NEEDED = {"lanes": "threads", "program": "count", "cluster": "max_size", "unit": "count"}
+_NEEDED = {"thread_group": "threads", "program": "count", "cluster": "max_size", "unit": "count"}
 
 
 def check(machine: Description, document: Entry) -> Iterator[MachineFileError]:
@@ -52,7 +52,7 @@ def _levels(machine: Description, document: Entry) -> Iterator[MachineFileError]
         if _NEEDED[level.kind] not in entry.value:
             yield entry.problem(f"a level of kind {level.kind} needs the field {_NEEDED[level.kind]!r}")
     yield from _level_order(machine, document.find("levels"))
-    yield from _lane_sizes(machine, document.find("levels"))
+    yield from _group_sizes(machine, document.find("levels"))
 
 
 def _level_order(machine: Description, levels: Entry) -> Iterator[MachineFileError]:
@@ -68,9 +68,9 @@ def _level_order(machine: Description, levels: Entry) -> Iterator[MachineFileErr
             )
 
 
-def _lane_sizes(machine: Description, levels: Entry) -> Iterator[MachineFileError]:
-    lanes = [level for level in machine.levels if level.kind == "lanes" and level.threads]
-    for fine, coarse in zip(lanes, lanes[1:], strict=False):
+def _group_sizes(machine: Description, levels: Entry) -> Iterator[MachineFileError]:
+    groups = [level for level in machine.levels if level.kind == "thread_group" and level.threads]
+    for fine, coarse in zip(groups, groups[1:], strict=False):
         if not _multiple(coarse.threads, fine.threads):
             yield levels.find(f"{coarse.name}.threads").problem(
                 f"expected a multiple of the {fine.threads} threads of a {fine.name}, found {coarse.threads}"
@@ -89,9 +89,9 @@ def _named(level: str | None, levels: Sequence[Level], entry: Entry, what: str) 
 
 def _layer(machine: Description, layer: MemoryLayer, entry: Entry) -> Iterator[MachineFileError]:
     owners = [level for level in machine.levels if level.kind in ("program", "unit")]
-    lanes = [level for level in machine.levels if level.kind == "lanes"]
+    groups = [level for level in machine.levels if level.kind == "thread_group"]
     yield from _named(layer.level, owners, entry.find("level"), "a program or unit level of this machine")
-    yield from _named(layer.granularity_per, lanes, entry.find("granularity_per"), "a level of kind lanes here")
+    yield from _named(layer.granularity_per, groups, entry.find("granularity_per"), "a level of kind thread_group here")
     for field in ("per_program_max", "per_thread_max", "reserved_per_program"):
         size: int | None = getattr(layer, field)
         if size is not None and size > layer.capacity:
@@ -111,8 +111,10 @@ def _layers(machine: Description, document: Entry) -> Iterator[MachineFileError]
 
 
 def _network(machine: Description, net: Network, entry: Entry) -> Iterator[MachineFileError]:
-    linked = [level for level in machine.levels if level.kind != "lanes"]
-    yield from _named(net.level, linked, entry.find("level"), "a level of this machine that is not of kind lanes")
+    linked = [level for level in machine.levels if level.kind != "thread_group"]
+    yield from _named(
+        net.level, linked, entry.find("level"), "a level of this machine that is not of kind thread_group"
+    )
     if net.level not in machine.level_names:
         return
     at = machine.index(net.level)

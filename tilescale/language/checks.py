@@ -47,7 +47,7 @@ def check_connected(context: Context, level: Level) -> Network | None:
         NoPathError: nothing connects them.
     """
     extent = context.extent(level)
-    if level.kind == "lanes" or isinstance(extent, int) and extent == 1:
+    if level.kind == "thread_group" or isinstance(extent, int) and extent == 1:
         return None
     machine, parent = context.machine, context.parent(level)
     network = machine.network(level.name, parent.name if parent else None)
@@ -139,7 +139,7 @@ def check_whole_warps(context: Context) -> None:
     Threads of a program signal and wait together: one of them polls, and all see what it acquired. A condition that
     depends on more than the thread's own index is looked at where it is known.
     """
-    warp = min((x.threads for x in context.machine.levels if x.kind == "lanes" and x.threads > 1), default=1)
+    warp = min((x.threads for x in context.machine.levels if x.kind == "thread_group" and x.threads > 1), default=1)
     number = np.arange(context.threads)
     extents, indices = context.thread_extents, context.frame.get_thread_bindings()
     steps = [math.prod(extents[:axis]) for axis in range(len(indices))]
@@ -182,7 +182,7 @@ def _blame(context: Context, level: Level, condition: Any) -> str | None:
     expr = expanded(condition)
     if ir.contains(expr, lambda node: ir.op_name(node) == RANK.name and Rank.of(node).level == level.name):
         return f"the rank of level {level.name!r}"
-    if level.kind == "lanes":
+    if level.kind == "thread_group":
         used = ir.variables(expr) & set(context.frame.get_thread_bindings())
         return f"the thread index {next(iter(used))}" if used else None
     if level.kind in ("program", "cluster"):

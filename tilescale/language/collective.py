@@ -146,7 +146,7 @@ def all_gather(
     if dst is None:
         regions = [_region(context, src, "rw")]
         level = _enter(context, impl)
-        if level.kind != "lanes":
+        if level.kind != "thread_group":
             raise UsageError(
                 f"T.all_gather at level {level.name!r} needs a dst: its units share no memory",
                 hint="T.all_gather(part, whole)",

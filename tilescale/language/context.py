@@ -180,21 +180,21 @@ class Context:
         """How many units of a launched level each unit of the next launched one has: an int or an expression.
 
         Raises:
-            ShapeError: the threads of a program do not divide among units of a lanes level.
+            ShapeError: the threads of a program do not divide among units of a level of thread groups.
         """
         if level.kind == "unit":
             return plain(self.frame.get_launch_annotation(EXTENT + level.name))
-        if level.kind == "lanes":
-            return self._lanes(level)
+        if level.kind == "thread_group":
+            return self._thread_groups(level)
         programs = plain(math.prod(self.grid))
         if level.kind == "cluster":
             return plain(programs // self.cluster)
         return self.cluster if self.cluster > 1 else programs
 
-    def _lanes(self, level: Level) -> int:
+    def _thread_groups(self, level: Level) -> int:
         inside = self.threads
         for scale in self.scales:
-            if scale.executing.kind == "lanes" and self.finer(level, scale.executing):
+            if scale.executing.kind == "thread_group" and self.finer(level, scale.executing):
                 inside = scale.executing.threads
         if inside % level.threads:
             raise ShapeError(

@@ -38,7 +38,7 @@ def Scale(level: str) -> Iterator[tuple[Any, Any]]:  # noqa: N802 - a name of th
     """
     context = Context("T.Scale")
     found = context.level(level)
-    if found.kind == "lanes" and context.executing.kind == "cluster":
+    if found.kind == "thread_group" and context.executing.kind == "cluster":
         raise _many_programs(context, f"T.Scale({level!r})")
     before, executing = context.executing, context.enters(found)
     # What a unit of a finer level computed is no value of the unit around it; a device outlives its phases.

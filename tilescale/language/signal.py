@@ -24,7 +24,7 @@ _SIGNAL_OPS = ("add", "set")
 def alloc_flags(shape: Any, dtype: Any = "int32") -> ir.Buffer:
     """Flags in device memory, on every unit that owns tensors, which are zero when a call of the program begins.
 
-    Nobody clears them and nobody has to meet for that: a unit may signal a peer's before the peer has begun.
+    Nobody clears them and no barrier is needed for that: a unit may signal a peer's before the peer has begun.
 
     Args:
         shape: an int or a sequence of extents.

@@ -53,7 +53,7 @@ def _sizes(launch: Launch, machine: Machine) -> dict[ir.Var, int]:
         owner = machine.level(owners.get(buffer.data, machine.program_level.name))
         if buffer.scope() not in ir.SHARED or size is None or owner.kind == "unit":
             continue
-        instances = launch.thread_count // owner.threads if owner.kind == "lanes" and owner.threads else 1
+        instances = launch.thread_count // owner.threads if owner.kind == "thread_group" and owner.threads else 1
         parts = launch.cluster_size if owner.kind == "cluster" else 1
         found[buffer.data] = size * instances // parts
     return found

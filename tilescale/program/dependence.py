@@ -177,7 +177,7 @@ class Dependence:
     def _forks(self) -> bool:
         """Whether units inside a program execute statements of their own: they share its tiles."""
         scales = [s.stmt for s in self.steps if isinstance(s.stmt, ir.AttrStmt) and str(s.stmt.attr_key) == SCALE]
-        return any(self.machine.level(str(scale.value.value)).kind == "lanes" for scale in scales)
+        return any(self.machine.level(str(scale.value.value)).kind == "thread_group" for scale in scales)
 
     def _reaches_others(self, access: Access) -> bool:
         """Whether an access is to memory of which other units see anything."""
@@ -226,8 +226,8 @@ class Dependence:
             later = [s for s in self.steps if any(self.precedes(w, s) for w in waits)]
             found |= {step.number: step for step in later}
             todo += [told.flag.root for step in later for told in step.effects.tells]
-        # Who meets them later learns of it too, and may be anywhere.
-        return self.steps if any(step.effects.meets for step in found.values()) else list(found.values())
+        # Who synchronizes with them later learns of it too, and may be anywhere.
+        return self.steps if any(step.effects.synchronizes for step in found.values()) else list(found.values())
 
     # -- what may change places --------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Dependence:
 
     def _ordered(self, sync: Effects, other: Effects) -> bool:
         """Whether what orders units orders the other statement too."""
-        if sync.meets and any(not self._private(a) for a in other.accesses):
+        if sync.synchronizes and any(not self._private(a) for a in other.accesses):
             return True
         for awaited in sync.awaits:
             ordered = self._released(awaited.flag.root)

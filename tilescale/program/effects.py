@@ -79,7 +79,7 @@ class Awaited:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Synchronization:
     """A barrier or collective of a level: all its units come to it.
 
     Attributes:
@@ -103,7 +103,7 @@ class Effects:
     accesses: tuple[Access, ...] = ()
     tells: tuple[Told, ...] = ()
     awaits: tuple[Awaited, ...] = ()
-    meets: tuple[Meeting, ...] = ()
+    synchronizes: tuple[Synchronization, ...] = ()
     completes: Completion = Completion.AT_ONCE
     fixed: bool = False
     opaque: bool = False
@@ -111,7 +111,7 @@ class Effects:
     @property
     def orders(self) -> bool:
         """Whether it orders units or threads, or may."""
-        return bool(self.tells or self.awaits or self.meets or self.fixed or self.opaque)
+        return bool(self.tells or self.awaits or self.synchronizes or self.fixed or self.opaque)
 
     @property
     def reads(self) -> tuple[Access, ...]:
@@ -132,7 +132,7 @@ def union(effects: Iterable[Effects]) -> Effects:
         tuple(a for part in parts for a in part.accesses),
         tuple(t for part in parts for t in part.tells),
         tuple(w for part in parts for w in part.awaits),
-        tuple(m for part in parts for m in part.meets),
+        tuple(m for part in parts for m in part.synchronizes),
         max((part.completes for part in parts), key=order.index, default=Completion.AT_ONCE),
         any(part.fixed for part in parts),
         any(part.opaque for part in parts),
@@ -229,7 +229,7 @@ class Surroundings:
         if isinstance(made, Wait):
             return self._wait(made)
         if isinstance(made, Barrier):
-            return Effects(meets=(Meeting(made.level, True),))
+            return Effects(synchronizes=(Synchronization(made.level, True),))
         if isinstance(made, Collective):
             return self._collective(made)
         return Effects()
@@ -274,7 +274,8 @@ class Surroundings:
             else [self.region(made.source, "r"), self.region(made.target, "w")]
         )
         read = self._values(made.tiles, made.root)
-        return union([read, Effects(tuple(tiles), meets=(Meeting(made.level, made.name != "broadcast"),))])
+        together = Synchronization(made.level, made.name != "broadcast")
+        return union([read, Effects(tuple(tiles), synchronizes=(together,))])
 
 
 # -- walks over the phases of a program --------------------------------------------------------------------------------

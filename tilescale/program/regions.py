@@ -67,7 +67,7 @@ class Inside:
         return None if ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad | ir.Call)) else expr
 
 
-def may_meet(a: Access, inside_a: Inside, b: Access, inside_b: Inside) -> bool:
+def may_overlap(a: Access, inside_a: Inside, b: Access, inside_b: Inside) -> bool:
     """Whether two accesses may touch the same element of an instance; those of a peer may be of the unit itself."""
     if not a.root.same_as(b.root):
         return False
@@ -91,6 +91,6 @@ def conflict(
     """Two accesses of which one writes what the other may touch; None if there are none. Atomic ones count too."""
     for first in a:
         for second in b:
-            if (first.writes or second.writes) and may_meet(first, inside_a, second, inside_b):
+            if (first.writes or second.writes) and may_overlap(first, inside_a, second, inside_b):
                 return first, second
     return None

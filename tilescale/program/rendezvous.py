@@ -12,9 +12,10 @@ and its copy queue is empty. Then
 - what others wrote into its memory in call n is there: each such write is followed by a signal, and as many signals as
   all devices send to a flag have been waited for, from zero on. None is still under way, neither data nor signal;
 - what it sent itself has been read from its memory: its kernels and its queue are done;
-- nobody touches its memory before it has come to call n + 1, or to another program: whoever does has met it there, at
-  the entry or in a barrier (`needs_rendezvous_at_entry`), and its stream comes there after call n, and after it has
-  zeroed its flags. So signals of call n + 1 are not lost by that, and no inbox is overwritten that call n still reads.
+- nobody touches its memory before it has come to call n + 1, or to another program: whoever does has synchronized with
+  it there, at the entry or in a barrier (`needs_rendezvous_at_entry`), and its stream comes there after call n, and
+  after it has zeroed its flags. So signals of call n + 1 are not lost by that, and no inbox is overwritten that call n
+  still reads.
 
 When flags are zeroed. Either before a device comes to call n + 1, by launches of their own, or at the end of call n, by
 the last of its blocks, if one kernel is the whole call. The second is early enough, as nobody signals in between. It is
@@ -53,12 +54,12 @@ class Need:
 
     Attributes:
         why: or why not, in words for a person.
-        met: devices meet behind everything anyway: none of them is done while another one still waits.
+        synchronized: devices synchronize behind everything anyway: none of them is done while another one still waits.
     """
 
     needed: bool
     why: str
-    met: bool = False
+    synchronized: bool = False
 
     def __bool__(self) -> bool:
         return self.needed
@@ -93,7 +94,7 @@ def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[
     found = search.last()
     if not isinstance(found, ir.Stmt):
         why = "devices synchronize after all accesses to each other's memory" if search.seen else _ALONE
-        return Need(False, why, met=found == _MET)
+        return Need(False, why, synchronized=found == _BARRIER)
     known = {name: ir.constant(extent) or (sizes or {}).get(name) for name, extent in program.extents}
     awaited = frozenset[ir.Var]()
     if len(known) == 1 and None not in known.values():
@@ -117,7 +118,7 @@ def involves_others(program: Program, machine: Machine) -> bool:
 
 
 _ALONE = "no device accesses another one's memory"
-_MET = "met"
+_BARRIER = "barrier"
 
 
 def _line(stmt: ir.Stmt) -> str:
@@ -126,7 +127,7 @@ def _line(stmt: ir.Stmt) -> str:
 
 
 class _Search:
-    """What comes first (from the end: last) on any way through a program: a meeting of all devices, an access to a
+    """What comes first (from the end: last) on any way through a program: a barrier of all devices, an access to a
     peer's memory (the statement), or neither (None)."""
 
     def __init__(self, graph: Dependence, *, reverse: bool, arrives: Callable[[Effects], bool] = lambda effects: False):
@@ -140,7 +141,7 @@ class _Search:
         return self.part(self.graph.program.body) if found is None else found
 
     def _queued(self) -> ir.Stmt | None:
-        """An access of a copy queue that nobody is known to wait for: it goes on behind any meeting."""
+        """An access of a copy queue that nobody is known to wait for: it goes on behind any barrier."""
         asynchronous = [s for s in self.graph.steps if s.effects.completes is Completion.QUEUED]
         return next((s.stmt for s in asynchronous if not self.arrives(s.effects)), None)
 
@@ -150,8 +151,8 @@ class _Search:
             return self.part(part.body)
         if isinstance(part, DevicePhase | GridPhase):
             found = self.statement(part.stmt)
-            # A grid that may have no program meets nobody.
-            return None if found == _MET and isinstance(part, GridPhase) and not self._has_programs(part) else found
+            # A grid that may have no program synchronizes with nobody.
+            return None if found == _BARRIER and isinstance(part, GridPhase) and not self._has_programs(part) else found
         if isinstance(part, Control):
             return self._control(part.stmt, [self.part(inner) for inner in part.parts])
         return self._first(self.part, part.parts)
@@ -165,7 +166,7 @@ class _Search:
             return self._control(stmt, [self.statement(s) for s in inner])
         if _is_scale(stmt) and not _by_whole_programs(stmt, self.graph.machine):
             found = self._first(self.statement, inner)
-            return None if found == _MET else found  # some part of a program has met, or of a cluster
+            return None if found == _BARRIER else found  # some part of a program has synchronized, or of a cluster
         if inner:
             return self._first(self.statement, inner)
         return self._leaf(stmt)
@@ -185,14 +186,14 @@ class _Search:
             runs = (ir.constant(stmt.extent) or 0) > 0
         else:
             runs = isinstance(stmt, ir.IfThenElse) and len(found) == 2
-        return _MET if runs and all(result == _MET for result in found) else None
+        return _BARRIER if runs and all(result == _BARRIER for result in found) else None
 
     def _leaf(self, stmt: ir.Stmt) -> Any:
         effects = self.graph.names.effects(stmt)
         if effects.opaque and self.levels:
             return stmt
-        if [m.level for m in effects.meets if m.everybody] == self.levels and not _is_empty(effects):
-            return _MET
+        if [m.level for m in effects.synchronizes if m.everybody] == self.levels and not _is_empty(effects):
+            return _BARRIER
         return stmt if _reaches_out(effects, self.levels) and not self.arrives(effects) else None
 
     def _has_programs(self, phase: GridPhase) -> bool:

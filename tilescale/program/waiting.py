@@ -51,7 +51,7 @@ def waits_across(
     for stmt, guards in _guarded(phase.stmt):
         effects = names.effects(stmt)
         # Programs of a cluster start together.
-        if launch.cluster_size == 1 and any(machine.level(m.level).kind == "program" for m in effects.meets):
+        if launch.cluster_size == 1 and any(machine.level(m.level).kind == "program" for m in effects.synchronizes):
             return location(stmt, "waits here")
         uses += [_Use(stmt, guards, told.flag, waits=False) for told in effects.tells]
         uses += [_Use(stmt, guards, awaited.flag, waits=True) for awaited in effects.awaits]

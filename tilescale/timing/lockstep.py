@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Units that do the same at the same time: one of them is simulated for all.
 
-Tensor-owning units that take the same steps, meet all together, and demand nothing of each other or of a link that one
-of them could have before another, are in the same state at all times.
+Tensor-owning units that take the same steps, synchronize all together, and demand nothing of each other or of a link
+that one of them could have before another, are in the same state at all times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Publish, Rendez
 
 def in_lockstep(tasks: Sequence[Task]) -> dict[int, tuple[int, ...]] | None:
     """Whether all tasks take the same steps: None if not, else for each rendezvous of all of them, by the identity of
-    the first one's step, the rows that meet in the order of ranks."""
+    the first one's step, the rows that synchronize in the order of ranks."""
     if len(tasks) < 2:
         return None
     found = _Same(tasks)

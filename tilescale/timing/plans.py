@@ -63,7 +63,8 @@ class Plans:
         return network.latency + nbytes / max(rates) if network and rates else 0.0
 
     def _inside(self, name: str, level: str, count: int, nbytes: int, algorithm: str) -> CollectivePlan:
-        """Between parts of one tensor-owning unit: lanes of a program, programs of a cluster, programs of a grid."""
+        """Between parts of one tensor-owning unit: thread groups of a program, programs of a cluster, programs of a
+        grid."""
         machine = self._machine
         try:
             found = estimate(machine, level, name, algorithm, nbytes, units=range(count))

@@ -194,15 +194,15 @@ class Replay:
             live.visible_s = max(live.visible_s, self.events.now + step.tail_s)
             done(self._performed(live, step, begin, ends, cause, suffix))
 
-        self._meet_demands(live, step, over)
+        self._serve_demands(live, step, over)
 
-    def _meet_demands(self, live: Live, step: Work, over: Callable[[list[float]], None]) -> None:
-        """Meet all demands side by side; `over` gets when those of each part were met."""
+    def _serve_demands(self, live: Live, step: Work, over: Callable[[list[float]], None]) -> None:
+        """Serve all demands side by side; `over` gets when those of each part were served."""
         left = [len(part.demands) for part in step.parts]
         ends = [self.events.now] * len(left)
         open_ = sum(left) + 1
 
-        def met(index: int | None) -> None:
+        def served(index: int | None) -> None:
             nonlocal open_
             if index is not None:
                 ends[index] = self.events.now
@@ -212,10 +212,10 @@ class Replay:
 
         # A unit that owns tensors, or an engine of its own, keeps as much in flight as all its programs together.
         weight = self.places if live.place is None else 1
-        self.events.at(self.events.now + step.floor_s, lambda: met(None))
+        self.events.at(self.events.now + step.floor_s, lambda: served(None))
         for index, part in enumerate(step.parts):
             for resource, seconds in part.demands.items():
-                self._server(live, resource).serve(seconds, lambda i=index: met(i), weight)
+                self._server(live, resource).serve(seconds, lambda i=index: served(i), weight)
 
     def _performed(
         self, live: Live, step: Work, begin: float, ends: list[float], cause: int | None, suffix: str
@@ -372,7 +372,7 @@ class Replay:
             for _, member in members:
                 self.go_on(member)
 
-        self._meet_demands(live, work, over)
+        self._serve_demands(live, work, over)
 
     # -- tasks that start tasks ----------------------------------------------------------------------------------------
 

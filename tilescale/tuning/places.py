@@ -30,7 +30,7 @@ WAIT_S = 3.0
 class Nobody:
     """The timer of simulated calls: a call returns its own time."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Nothing is under way."""
 
     def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:

@@ -46,7 +46,7 @@ class Timer(Protocol):
     def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
         """What makes a number of calls, after one that does not count, and returns microseconds a call on this rank."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until the devices of all ranks are idle."""
 
 
@@ -138,7 +138,7 @@ def race(
         out: contenders that are known to fail, and how: they are not tried.
     """
     entered = Field(failed=dict(out or {}))
-    timer.meet()
+    timer.barrier()
     for contender in heat.contenders:
         if contender.name not in entered.failed:
             _admit(contender, entered, timer, team, list(seeds), step)
@@ -161,7 +161,7 @@ def _admit(contender: Contender, entered: Field, timer: Timer, team: Team, seeds
     except Out as out:
         entered.failed[contender.name] = str(out)
         step(contender.name, f"is out: {out}")
-    timer.meet()  # what it has left on the devices is its own affair
+    timer.barrier()  # what it has left on the devices is its own affair
 
 
 class Out(Exception):
@@ -197,7 +197,7 @@ def _round(entered: Field, number: int, timer: Timer, team: Team, calls: int, st
     mine = {}
     for name in rotated(list(entered.groups), number):
         step(name, "race")
-        timer.meet()
+        timer.barrier()
         mine[name] = _attempt(lambda name=name: entered.groups[name](calls))
     everywhere = team.all_gather(mine)
     for name in mine:

@@ -17,7 +17,7 @@ GRAPH_CALLS = 10
 class Eager:
     """Device time of calls that follow one another on the current stream."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """All ranks' devices are idle, and the ranks start together."""
         torch.cuda.synchronize()
         if dist.is_initialized():
@@ -39,12 +39,12 @@ class Graph(Eager):
         with torch.cuda.stream(side):
             call()
         torch.cuda.current_stream().wait_stream(side)
-        self.meet()
+        self.barrier()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for _ in range(GRAPH_CALLS):
                 call()
-        self.meet()
+        self.barrier()
 
         def group(calls: int, works_on: object = call) -> float:  # the graph holds addresses: their tensors must live
             return _between_events(graph.replay, calls) / GRAPH_CALLS

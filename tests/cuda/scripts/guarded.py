@@ -100,7 +100,7 @@ def barrier_kernel(slot, rank, purpose, limit_ns, site, words, epochs, head) -> 
 
 
 class Program:
-    """A program of one wait, between its meetings."""
+    """A program of one wait, between its barriers."""
 
     def __init__(self, name: str, limit_s: float = LIMIT_S):
         place = Location(__file__, 1)
@@ -119,7 +119,7 @@ class Program:
         """A call; `arrives`: whether the flag does that this rank waits for."""
         self.guard.check()
         head = self.guard.records.device
-        self.guard.meeting(ENTRY, tensors, patience=1)()
+        self.guard.barrier(ENTRY, tensors, patience=1)()
 
         def wait() -> None:
             if await_(lambda: arrives, self.guard.limit_ns, head) == "late":
@@ -127,7 +127,7 @@ class Program:
             tell_host(head)
 
         stream.put(wait)
-        self.guard.meeting(EXIT)()
+        self.guard.barrier(EXIT)()
 
     def fails(self, kind: type[Exception], *texts: str, within: float = 5 * LIMIT_S) -> None:
         """The error that waiting for the device must raise, and the next call too."""

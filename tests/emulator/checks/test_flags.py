@@ -30,7 +30,7 @@ class Signals:
         self.flag.add(update)
         return self
 
-    def meet(self, number):
+    def learn(self, number):
         """The waiting task learns of an update elsewhere."""
         self._tell(self.waiter, self.updates[number])
         return self
@@ -53,7 +53,7 @@ def test_updates_before_a_plain_write_do_not_count():
 
 def test_a_value_that_comes_back_is_that_of_the_last_update():
     """A task that knows of the first update cannot have seen the value before it."""
-    signals = Signals().add(1).add(-1).meet(0)
+    signals = Signals().add(1).add(-1).learn(0)
     assert signals.seen_for(lambda value: value == 0) == {0, 1}
     assert Signals().add(1).add(-1).seen_for(lambda value: value == 0) == set(), "it may have been there at once"
 

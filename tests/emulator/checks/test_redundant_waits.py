@@ -143,8 +143,8 @@ class Waits(RedundantWaits):
     def access(self, task, home=None):
         return Access(self.clocks[task], self.clocks[task].time, WRITE, self.homes.get(home), None)
 
-    def meet(self, first, second):
-        self.meets(State(write=first), second)
+    def ordered_after(self, first, second):
+        self.ordered(State(write=first), second)
 
     @property
     def names(self):
@@ -162,11 +162,11 @@ def test_a_wait_tells_of_all_rounds_and_all_tasks_that_waited():
                 waits.waits("a", "f", count)
                 waits.waits("b", "f", count)
             late = waits.access("writer")
-            waits.meet(late, waits.access(reader))
+            waits.ordered_after(late, waits.access(reader))
             assert waits.names == ["f"], "nobody was told of that"
-            waits.meet(accesses[written], waits.access("writer"))
+            waits.ordered_after(accesses[written], waits.access("writer"))
             assert waits.names == ["f"], "a task needs nobody to know what it did"
-            waits.meet(accesses[written], waits.access(reader))
+            waits.ordered_after(accesses[written], waits.access(reader))
             assert not waits.names
 
 
@@ -181,12 +181,12 @@ def test_what_a_needed_wait_rests_on_is_needed():
         waits.waits("task", "g", name="second")
         waits.waits("task", "f", name="first")
         if needed_before:
-            waits.meet(put, waits.access("task"))
+            waits.ordered_after(put, waits.access("task"))
             assert waits.names == ["first"]
-        waits.meet(signal, waits.access("task", home="second"))
+        waits.ordered_after(signal, waits.access("task", home="second"))
         if not needed_before:
             assert sorted(waits.names) == ["first", "second"]
-            waits.meet(put, waits.access("task"))
+            waits.ordered_after(put, waits.access("task"))
         assert not waits.names
 
 
@@ -199,7 +199,7 @@ def test_what_any_of_several_relays_tells():
         waits.signals(relay, "g")
     waits.waits("end", "g", name="end")
     assert sorted(waits.names) == ["end", "one", "two"]
-    waits.meet(put, waits.access("end"))
+    waits.ordered_after(put, waits.access("end"))
     assert not waits.names
 
 

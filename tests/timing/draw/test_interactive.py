@@ -48,9 +48,9 @@ def test_a_step_is_told_with_its_line_and_what_it_waited_for():
 def test_lanes_of_a_unit_do_not_overlap():
     found = Columns(grid(3, 12))
     data = found.sources(False)["spans"]
-    assert found.lane_counts == [12 + 2 * 12 + 1] * 3
-    for unit, lane in {(int(u), int(n)) for u, n in zip(data["unit"], data["lane"], strict=True)}:
-        mine = (data["unit"] == unit) & (data["lane"] == lane)
+    assert found.track_counts == [12 + 2 * 12 + 1] * 3
+    for unit, track in {(int(u), int(n)) for u, n in zip(data["unit"], data["track"], strict=True)}:
+        mine = (data["unit"] == unit) & (data["track"] == track)
         order = np.argsort(data["left"][mine])
         assert (data["right"][mine][order][:-1] <= data["left"][mine][order][1:] + 1e-3).all()
 
@@ -73,7 +73,7 @@ def test_the_critical_path_goes_from_unit_to_unit():
 
 def test_names_stand_at_the_first_lane_of_an_engine():
     data = Columns(grid(1, 2)).sources(True)["labels"]
-    assert list(zip(data["lane"], data["name"], strict=True)) == [
+    assert list(zip(data["track"], data["name"], strict=True)) == [
         (-1, "device 0"), (6, "device"), (1, "block 0 ahead"), (0, "block 0"), (4, "block 1 ahead"), (3, "block 1")
     ]  # fmt: skip
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Everybody to everybody at once: the fewest latencies there can be, where units reach each other directly.
 
-Each begins with a meeting, after which everybody's memory may be written. Chan, Heimlich, Purkayastha and van de Geijn,
+Each begins with a barrier, after which everybody's memory may be written. Chan, Heimlich, Purkayastha and van de Geijn,
 "Collective communication: theory, practice, and experience", 2007, have these as the building blocks of short-vector
 and long-vector algorithms.
 """
@@ -11,18 +11,18 @@ from __future__ import annotations
 import numpy as np
 
 from tilescale.collectives.record import FORMS, PROGRAMS, TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import MEETING, Round, Schedule, everyone
+from tilescale.collectives.schedule import BARRIER, Round, Schedule, everyone
 
 
-def meeting(units: int) -> Round:
+def barrier_round(units: int) -> Round:
     """Every unit tells every other one that it is here."""
-    return Round.of(*everyone(units), count=MEETING)
+    return Round.of(*everyone(units), count=BARRIER)
 
 
 def barrier(shape: tuple[int, ...]) -> Schedule:
-    """One meeting."""
+    """One barrier."""
     units = int(np.prod(shape))
-    return Schedule("barrier", units, 1, (meeting(units),))
+    return Schedule("barrier", units, 1, (barrier_round(units),))
 
 
 def scatter(units: int) -> Round:
@@ -40,33 +40,34 @@ def gather(units: int) -> Round:
 def one_shot(shape: tuple[int, ...]) -> Schedule:
     """An all-reduce in which everybody gets everybody's whole tensor."""
     units = int(np.prod(shape))
-    return Schedule("allreduce", units, 1, (meeting(units), Round.of(*everyone(units), combine=True)))
+    return Schedule("allreduce", units, 1, (barrier_round(units), Round.of(*everyone(units), combine=True)))
 
 
 def two_shot(shape: tuple[int, ...]) -> Schedule:
     """An all-reduce as a reduce-scatter and an all-gather."""
     units = int(np.prod(shape))
-    meet = meeting(units)
-    return Schedule("allreduce", units, units, (meet, scatter(units), meet, gather(units)))
+    return Schedule(
+        "allreduce", units, units, (barrier_round(units), scatter(units), barrier_round(units), gather(units))
+    )
 
 
 def reduce_scatter(shape: tuple[int, ...]) -> Schedule:
     """Parts go straight to their owners."""
     units = int(np.prod(shape))
-    return Schedule("reduce_scatter", units, units, (meeting(units), scatter(units)), np.arange(units))
+    return Schedule("reduce_scatter", units, units, (barrier_round(units), scatter(units)), np.arange(units))
 
 
 def all_gather(shape: tuple[int, ...]) -> Schedule:
     """Parts go straight to all."""
     units = int(np.prod(shape))
-    return Schedule("all_gather", units, units, (meeting(units), gather(units)), np.arange(units))
+    return Schedule("all_gather", units, units, (barrier_round(units), gather(units)), np.arange(units))
 
 
 def all_to_all(shape: tuple[int, ...]) -> Schedule:
     """All parts at once."""
     units = int(np.prod(shape))
     source, target = everyone(units)
-    rounds = (meeting(units), Round.of(source, target, source * units + target))
+    rounds = (barrier_round(units), Round.of(source, target, source * units + target))
     return Schedule("all_to_all", units, units, rounds)
 
 
@@ -74,7 +75,7 @@ def broadcast(shape: tuple[int, ...]) -> Schedule:
     """The root sends to all."""
     units = int(np.prod(shape))
     targets = np.arange(1, units)
-    return Schedule("broadcast", units, 1, (meeting(units), Round.of(np.zeros_like(targets), targets)))
+    return Schedule("broadcast", units, 1, (barrier_round(units), Round.of(np.zeros_like(targets), targets)))
 
 
 MOST = 256

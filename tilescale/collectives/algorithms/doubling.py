@@ -2,7 +2,7 @@
 """Recursive halving and doubling: partners at distances 1, 2, 4, ..., so log2(n) steps.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005; the all-reduce by
-halving and doubling is Rabenseifner's. The meeting in log2(n) steps is the dissemination barrier (Hensgen, Finkel and
+halving and doubling is Rabenseifner's. The barrier in log2(n) steps is the dissemination barrier (Hensgen, Finkel and
 Manber, 1988).
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tilescale.collectives.record import FORMS, TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import MEETING, Round, Schedule
+from tilescale.collectives.schedule import BARRIER, Round, Schedule
 
 
 def halving(units: int) -> Iterator[Round]:
@@ -72,7 +72,7 @@ def dissemination(shape: tuple[int, ...]) -> Schedule:
     units, distance, rounds = int(np.prod(shape)), 1, []
     me = np.arange(units)
     while distance < units:
-        rounds.append(Round.of(me, (me + distance) % units, count=MEETING))
+        rounds.append(Round.of(me, (me + distance) % units, count=BARRIER))
         distance *= 2
     return Schedule("barrier", units, 1, tuple(rounds))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilescale.collectives.algorithms import doubling, rings, trees
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import MEETING, Numbers, Round, Schedule, lift
+from tilescale.collectives.schedule import BARRIER, Numbers, Round, Schedule, lift
 
 Steps = Callable[[int], Iterator[Round]]
 
@@ -79,15 +79,15 @@ def all_to_all(shape: tuple[int, ...]) -> Schedule:
     group, place, other = (axis.ravel() for axis in np.meshgrid(*map(np.arange, (outer, inner, outer)), indexing="ij"))
     target = other * inner + place
     across = Round.of(group * inner + place, target, group * inner * units + target, inner, stride=units)
-    rounds = tuple(r for step in (inside, across) for r in _after_meeting(step))
+    rounds = tuple(r for step in (inside, across) for r in _after_barrier(step))
     return Schedule("all_to_all", units, units, rounds)
 
 
-def _after_meeting(r: Round) -> Iterator[Round]:
-    """Those who will send to each other meet first, as in `direct.py`; nobody sends to itself."""
+def _after_barrier(r: Round) -> Iterator[Round]:
+    """Those who will send to each other synchronize first, as in `direct.py`; nobody sends to itself."""
     away = r.source != r.target
     source, target = r.source[away], r.target[away]
-    yield Round.of(target, source, count=MEETING)
+    yield Round.of(target, source, count=BARRIER)
     yield Round.of(source, target, r.first[away], r.count[away], r.combine[away], r.stride)
 
 

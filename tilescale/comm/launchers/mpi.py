@@ -57,12 +57,12 @@ class Mpi:
         from torch.distributed import PrefixStore
 
         node = MPI.Get_processor_name()
-        host, store, key = _meet(comm, node, timeout_s)
+        host, store, key = _rendezvous(comm, node, timeout_s)
         shared = PrefixStore("tilescale", store)
         return Joined("MPI", comm.rank, comm.size, node, host, store=shared, key=key, abort=comm.Abort)
 
 
-def _meet(comm: Comm, node: str, timeout_s: float) -> tuple[str, TCPStore, JobKey]:
+def _rendezvous(comm: Comm, node: str, timeout_s: float) -> tuple[str, TCPStore, JobKey]:
     """The host of rank 0, the store that it serves there, and the key that it has made."""
     nodes = comm.allgather(node)
     host = "127.0.0.1" if len(set(nodes)) == 1 else nodes[0]

@@ -7,10 +7,10 @@ from tilescale.comm.nodes.hub import Hub
 from tilescale.comm.nodes.rendezvous import PORT, Ended, Failure, News, Others, Rendezvous, rendezvous_of
 from tilescale.comm.nodes.spoke import Spoke
 
-__all__ = ["PORT", "Ended", "Failure", "News", "Others", "Rendezvous", "meet", "rendezvous_of"]
+__all__ = ["PORT", "Ended", "Failure", "News", "Others", "Rendezvous", "join", "rendezvous_of"]
 
 
-def meet(rendezvous: Rendezvous, ranks: int, timeout_s: float) -> Others:
+def join(rendezvous: Rendezvous, ranks: int, timeout_s: float) -> Others:
     """Come together with the launchers of all other nodes.
 
     Args:

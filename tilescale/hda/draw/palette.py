@@ -12,7 +12,7 @@ COLOURS = {
     "edge": ("#7f95ad", "#5d6f84"),
     "wire": ("#8e44ad", "#c792e0"),
     "network": ("#f8f1fc", "#261a2e"),
-    "lanes": ("#fdfdfd", "#20242a"),
+    "thread_group": ("#fdfdfd", "#20242a"),
     "bar": ("#ffffff", "#1b1e23"),
     "level0": ("#f5f8fc", "#191d23"),
     "level1": ("#eaf1f9", "#1f262e"),

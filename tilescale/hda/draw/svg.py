@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A machine as an SVG drawing: nested boxes from the whole to its lanes, memory as bars, networks below what they link;
-units on a mesh as they lie on it. Light or dark as the reader's system is.
+"""A machine as an SVG drawing: nested boxes from the whole to its thread groups, memory as bars, networks below what
+they link; units on a mesh as they lie on it. Light or dark as the reader's system is.
 
 Of each level one unit is drawn in full and a few as strips beside it; a badge says how many there really are.
 """
@@ -22,7 +22,7 @@ from tilescale.hda.units import format_bytes
 
 __all__ = ["picture"]
 
-PAD, GAP, TITLE, BAR, LANE = 16, 10, 26, 26, 22
+PAD, GAP, TITLE, BAR, GROUP = 16, 10, 26, 26, 22
 SIBLING, SIBLINGS = 46, 3
 BAR_WIDTH, CHARACTER, SHIFT = 260, 6.7, 14
 DEEPEST = 3
@@ -78,13 +78,13 @@ def _arithmetic(machine: Description) -> list[tuple[str, str]]:
 def _level(machine: Description, index: int, depth: int) -> _Block:
     """One unit of a level: its memory, the finer level inside, and the networks that link the units inside."""
     level = machine.levels[index]
-    if level.kind == "lanes":
-        return _lanes(machine, index)
+    if level.kind == "thread_group":
+        return _thread_groups(machine, index)
     inside: list[_Block] = [_bar(layer) for layer in reversed(machine.memory) if layer.level == level.name]
     if index:
         finer = machine.levels[index - 1]
         inner = _level(machine, index - 1, depth + 1)
-        row = inner if finer.kind == "lanes" else _units(machine, finer, inner, within=level.name)
+        row = inner if finer.kind == "thread_group" else _units(machine, finer, inner, within=level.name)
         inside.append(row)
         inside += _networks([net for net in machine.networks if net.within == level.name], row)
     return _box(level, words.level_facts(machine, level), _stack(inside, GAP), depth)
@@ -160,20 +160,20 @@ def _plane(level: Level, first: _Block, net: Network) -> _Block:
     return _Block(x + field.width, max(first.height, field.height), parts, (first.width / 2, x + width / 2))
 
 
-def _lanes(machine: Description, index: int) -> _Block:
-    """All lanes levels as nested pills, coarsest outside."""
-    lanes = machine.levels[: index + 1]
+def _thread_groups(machine: Description, index: int) -> _Block:
+    """All levels of thread groups as nested pills, coarsest outside."""
+    groups = machine.levels[: index + 1]
     pills = _Block(0, 0, "")
-    for position, level in enumerate(lanes):
+    for position, level in enumerate(groups):
         coarser = machine.levels[position + 1]
         number = query.count(machine, level.name, coarser.name)
         facts = words.level_facts(machine, level)
         most = "up to " if coarser.kind == "program" and number > 1 else ""
         text = _text(f"{most}{number} \u00d7 {level.name}" + (f", {facts}" if facts else ""), 12, "ink")
         width = max(text.width, pills.width) + 2 * GAP
-        height = LANE + (pills.height + GAP if pills.height else 0)
-        frame = f'<rect width="{width:g}" height="{height:g}" rx="6" {paint("lanes", "edge")}/>'
-        pills = _Block(width, height, frame + text.at(GAP, 4) + pills.at(GAP, LANE))
+        height = GROUP + (pills.height + GAP if pills.height else 0)
+        frame = f'<rect width="{width:g}" height="{height:g}" rx="6" {paint("thread_group", "edge")}/>'
+        pills = _Block(width, height, frame + text.at(GAP, 4) + pills.at(GAP, GROUP))
     return pills
 
 

@@ -83,7 +83,7 @@ def _times(machine: Machine, level: Level) -> str:
         return ""
     coarser = [at for at in machine.levels[machine.index(level.name) + 1 :] if at.kind != "cluster"]
     number = machine.count(level.name, coarser[0].name if coarser else None)
-    most = "up to " if level.kind == "lanes" and coarser[0].kind == "program" and number > 1 else ""
+    most = "up to " if level.kind == "thread_group" and coarser[0].kind == "program" and number > 1 else ""
     return f"{most}{number} × "
 
 

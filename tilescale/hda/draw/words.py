@@ -14,7 +14,7 @@ __all__ = ["arithmetic", "layer_facts", "level_facts", "mechanism_facts", "netwo
 def level_facts(machine: Description, level: Level) -> str:
     """What distinguishes a level, after its name: "up to 32 programs, 2048 threads at once"."""
     facts = []
-    if level.kind == "lanes" and level.threads != 1:
+    if level.kind == "thread_group" and level.threads != 1:
         facts.append(f"{level.threads} threads")
     if level.kind == "cluster":
         facts.append(f"made at launch, up to {level.max_size} {machine.program_level.name}s each")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What must hold before a collective may be taken apart: it then orders only what it moves.
 
-Done in order, a collective is a meeting: behind it each unit knows that all have come. Done beside the grid it tells
-only those who wait for its flags. That is enough where nothing else of the program relies on the meeting, where the
+Done in order, a collective is a barrier: behind it each unit knows that all have come. Done beside the grid it tells
+only those who wait for its flags. That is enough where nothing else of the program relies on the barrier, where the
 source stays as it is until it is sent, and where the result is used by statements that can wait.
 """
 
@@ -119,9 +119,9 @@ def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> N
         ordered = any(flag not in brought for flag in flags)
         reached = any(a.at is not None for a in effects.accesses) and not flags
         collective = operation(step.stmt.value) if isinstance(step.stmt, ir.Evaluate) else None
-        if ordered or reached or effects.meets and not isinstance(collective, Collective):
+        if ordered or reached or effects.synchronizes and not isinstance(collective, Collective):
             raise Declined("the program orders its units by itself", location(step.stmt))
-        if effects.meets and isinstance(step.phase, GridPhase):
+        if effects.synchronizes and isinstance(step.phase, GridPhase):
             raise Declined("programs of the grid synchronize", location(step.stmt))
 
 

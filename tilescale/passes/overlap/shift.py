@@ -119,7 +119,7 @@ def _check_apart(shift: _Shift, graph: Dependence, own: set[ir.Var]) -> None:
             if effects.opaque:
                 raise Declined("a function from elsewhere may touch what it moves", location(stmt))
             flags = [*(told.flag.root for told in effects.tells), *(awaited.flag.root for awaited in effects.awaits)]
-            if effects.meets or any(f not in own for f in flags):
+            if effects.synchronizes or any(f not in own for f in flags):
                 raise Declined("programs of the grid order units", location(stmt))
     for at in shift.turns.values():
         known = shift.turns.known(at)

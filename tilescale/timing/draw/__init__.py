@@ -3,7 +3,7 @@
 
     text.py         duration, bound, utilisation, critical path and waits in words
     trace.py        the trace event format that Perfetto and Chrome open
-    lanes.py        rows for what an engine does at a time
+    tracks.py        rows for what an engine does at a time
     shares.py       what many engines do at a time, as shares
     picture.py      rows of units over time, by matplotlib
     interactive.py  a page to look into, by Bokeh

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.timing.draw.lanes import lanes
 from tilescale.timing.draw.picture import MOST_UNITS, ORDER, STYLE
 from tilescale.timing.draw.shares import peaks, shares, together
+from tilescale.timing.draw.tracks import tracks
 from tilescale.timing.timeline import KINDS, Span, Timeline
 
 MOST_SPANS = 40_000
@@ -52,22 +52,22 @@ class Columns:
         self.tips: list[str] = []
 
     @cached_property
-    def _lanes(self) -> list[int]:
-        return lanes(self.spans)
+    def _tracks(self) -> list[int]:
+        return tracks(self.spans)
 
     @cached_property
-    def lane_counts(self) -> list[int]:
-        """How many lanes each unit has."""
+    def track_counts(self) -> list[int]:
+        """How many tracks each unit has."""
         found = dict.fromkeys(self.units, 0)
-        for span, lane in zip(self.spans, self._lanes, strict=True):
-            found[span.row] = max(found[span.row], lane + 1)
+        for span, track in zip(self.spans, self._tracks, strict=True):
+            found[span.row] = max(found[span.row], track + 1)
         return list(found.values())
 
     def sources(self, unfolded: bool) -> dict[str, Data]:
         """Columns by what they are of: units, spans, shares of folded units, the critical path, names of rows."""
         count = len(self.units)
         return {
-            "units": {"lanes": self.lane_counts, "open": [int(unfolded)] * count, "first": [0] * count},
+            "units": {"tracks": self.track_counts, "open": [int(unfolded)] * count, "first": [0] * count},
             "spans": self._spans(),
             "shares": self._shares(),
             "path": self._path(),
@@ -85,7 +85,7 @@ class Columns:
             "left": _us(span.begin_s for span in self.spans),
             "right": _us(span.end_s for span in self.spans),
             "unit": _whole(map(self._place, self.spans)),
-            "lane": _whole(self._lanes),
+            "track": _whole(self._tracks),
             "tip": _whole(tips),
             "nbytes": np.array([span.nbytes for span in self.spans], np.float32),
             "flops": np.array([span.flops for span in self.spans], np.float32),
@@ -127,23 +127,23 @@ class Columns:
         points: list[tuple[float, int, int]] = []
         for number in self.timeline.critical_numbers:
             if number in at:
-                span, lane, before = self.spans[at[number]], self._lanes[at[number]], points[-1][0] if points else 0.0
+                span, track, before = self.spans[at[number]], self._tracks[at[number]], points[-1][0] if points else 0.0
                 begin = max(span.begin_s, before)
-                points += [(time, self._place(span), lane) for time in (begin, max(span.end_s, begin))]
-        time, unit, lane = np.array(points).reshape(-1, 3).T
-        return {"x": _us(time), "unit": _whole(unit), "lane": _whole(lane), "y": np.zeros(len(points), np.float32)}
+                points += [(time, self._place(span), track) for time in (begin, max(span.end_s, begin))]
+        time, unit, track = np.array(points).reshape(-1, 3).T
+        return {"x": _us(time), "unit": _whole(unit), "track": _whole(track), "y": np.zeros(len(points), np.float32)}
 
     def _labels(self) -> Data:
-        """The name of each unit, lane -1, and of each engine, at the first of its lanes."""
+        """The name of each unit, track -1, and of each engine, at the first of its tracks."""
         engines: dict[tuple[int, str], int] = {}
-        for span, lane in zip(self.spans, self._lanes, strict=True):
+        for span, track in zip(self.spans, self._tracks, strict=True):
             key = self._place(span), span.engine
-            engines[key] = min(lane, engines.get(key, lane))
+            engines[key] = min(track, engines.get(key, track))
         names = [(place, -1, f"{self.timeline.level} {unit}") for place, unit in enumerate(self.units)]
-        names += [(place, lane, engine) for (place, engine), lane in engines.items()]
-        unit, lane, text = zip(*names, strict=True) if names else ((), (), ())
+        names += [(place, track, engine) for (place, engine), track in engines.items()]
+        unit, track, text = zip(*names, strict=True) if names else ((), (), ())
         return {
-            "unit": _whole(unit), "lane": _whole(lane), "name": list(text), "text": list(text),
+            "unit": _whole(unit), "track": _whole(track), "name": list(text), "text": list(text),
             "y": np.zeros(len(names), np.float32),
         }  # fmt: skip
 

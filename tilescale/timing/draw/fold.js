@@ -1,6 +1,6 @@
 // Arranges the rows of an interactive timeline and takes its reader's colours: when the page is there, and when a unit
 // is tapped, which unfolds it or folds it again.
-const { first, open, lanes } = units.data
+const { first, open, tracks } = units.data
 const hidden = NaN
 const UNIT = 2 // rows that a unit's shares take
 
@@ -26,7 +26,7 @@ if (cb_obj.event_name === "tap") {
 let rows = 0
 for (let unit = 0; unit < first.length; unit++) {
   first[unit] = rows
-  rows += UNIT + (open[unit] ? lanes[unit] : 0)
+  rows += UNIT + (open[unit] ? tracks[unit] : 0)
 }
 
 const place = (source, y) => {
@@ -37,22 +37,22 @@ const place = (source, y) => {
   }
   source.data = columns
 }
-const row = (unit, lane) => first[unit] + UNIT + lane
+const row = (unit, track) => first[unit] + UNIT + track
 
 place(spans, {
-  top: (unit, i, data) => (open[unit] ? row(unit, data.lane[i]) + 0.1 : hidden),
-  bottom: (unit, i, data) => (open[unit] ? row(unit, data.lane[i]) + 0.86 : hidden),
+  top: (unit, i, data) => (open[unit] ? row(unit, data.track[i]) + 0.1 : hidden),
+  bottom: (unit, i, data) => (open[unit] ? row(unit, data.track[i]) + 0.86 : hidden),
 })
 place(shares, {
   bottom: (unit, i, data) => first[unit] + UNIT * (0.9 - 0.8 * data.low[i]),
   top: (unit, i, data) => first[unit] + UNIT * (0.9 - 0.8 * data.high[i]),
 })
-place(path, { y: (unit, i, data) => (open[unit] ? row(unit, data.lane[i]) + 0.93 : first[unit] + UNIT * 0.94) })
+place(path, { y: (unit, i, data) => (open[unit] ? row(unit, data.track[i]) + 0.93 : first[unit] + UNIT * 0.94) })
 place(labels, {
-  y: (unit, i, data) => (data.lane[i] < 0 ? first[unit] + UNIT / 2 : open[unit] ? row(unit, data.lane[i]) + 0.5 : hidden),
+  y: (unit, i, data) => (data.track[i] < 0 ? first[unit] + UNIT / 2 : open[unit] ? row(unit, data.track[i]) + 0.5 : hidden),
 })
 labels.data.text = labels.data.name.map((name, i) =>
-  labels.data.lane[i] < 0 ? `${open[labels.data.unit[i]] ? "\u25be" : "\u25b8"} ${name}` : `    ${name}`)
+  labels.data.track[i] < 0 ? `${open[labels.data.unit[i]] ? "\u25be" : "\u25b8"} ${name}` : `    ${name}`)
 labels.change.emit()
 
 const room = Math.max(8, Math.floor((window.innerHeight - 190) / row_height))

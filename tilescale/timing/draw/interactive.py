@@ -84,7 +84,7 @@ def page(timeline: Timeline, *, unfolded: bool = False) -> Page:
         subject.js_on_event("tap", arrange)
     document.js_on_event("document_ready", arrange)
     html = file_html(document, INLINE, template=_text("page.html"), template_variables=_words(timeline, columns))
-    return Page(timeline.title, html, sum(2 + unfolded * count for count in columns.lane_counts))
+    return Page(timeline.title, html, sum(2 + unfolded * count for count in columns.track_counts))
 
 
 def _text(name: str) -> str:

@@ -18,9 +18,9 @@ import numpy as np
 
 from tilescale.errors import DependencyError
 from tilescale.timing.draw.files import writing
-from tilescale.timing.draw.lanes import natural
 from tilescale.timing.draw.shares import family, peaks, shares, together
 from tilescale.timing.draw.text import heading
+from tilescale.timing.draw.tracks import natural
 from tilescale.timing.timeline import KINDS, Span, Timeline
 
 STYLE = {

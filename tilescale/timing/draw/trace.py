@@ -16,7 +16,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from tilescale.timing.draw.files import writing
-from tilescale.timing.draw.lanes import lanes
+from tilescale.timing.draw.tracks import tracks
 from tilescale.timing.timeline import Span, Timeline
 
 Event = dict[str, Any]
@@ -37,7 +37,7 @@ def trace(timeline: Timeline, path: str | PathLike[str]) -> None:
 
 def events(timeline: Timeline) -> Iterator[Event]:
     """The events of a timeline, names of units and engines first."""
-    threads = lanes(timeline.spans)
+    threads = tracks(timeline.spans)
     names: dict[tuple[int, int], str] = {}
     for span, tid in zip(timeline.spans, threads, strict=True):
         names.setdefault((span.row, tid), span.engine)

@@ -3,7 +3,7 @@
 //
 // All blocks of a cluster run the same program, so a tile lies at the same offset, in the same layout, in each of them:
 // the address of an element here, mapped to a peer, is the address of the same element there. Accesses are ordinary
-// loads and stores on generic addresses; meetings of the cluster order them (PTX: barrier.cluster, acquire and release).
+// loads and stores on generic addresses; barriers of the cluster order them (PTX: barrier.cluster, acquire, release).
 #ifndef TILESCALE_CLUSTER_CUH
 #define TILESCALE_CLUSTER_CUH
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ T* at_peer(const T* p, int rank) {
 
 // All threads of all blocks of the cluster arrive. What each wrote before, bulk copies that it issued included, is
 // visible to all of them afterwards, to bulk copies and matrix instructions too.
-__device__ __forceinline__ void cluster_meet() {
+__device__ __forceinline__ void cluster_barrier() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   asm volatile("fence.proxy.async;" ::: "memory");
   __syncwarp();

@@ -157,8 +157,9 @@ static __device__ __noinline__ void put_signal(Place from, Place to, i64 rows, i
 }
 
 #ifdef TILESCALE_SIBLINGS_CUH
-// As barrier_of_siblings(), of siblings of whom `inside` of consecutive numbers share memory: these meet, then those of
-// one place in each such group, whom NVSHMEM tells. Who hears from them knows of all: each has met its own group before.
+// As barrier_of_siblings(), of siblings of whom `inside` of consecutive numbers share memory: these synchronize, then
+// those of one place in each such group, whom NVSHMEM tells. Who hears from them knows of all: each has been through
+// the barrier of its own group before.
 __device__ inline void barrier_of_groups(int* counters, i64 stride, Siblings s, int inside, i64 index, int* epochs,
                                          i64 limit, i64* report, int site) {
   i64 stop = stopped(report);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// All ranks meet, when a call begins and when it ends. Stands after sync.cuh.
+// All ranks synchronize, when a call begins and when it ends. Stands after sync.cuh.
 //
-// An instance of the words has two for each rank. The first: how often it has met in the upper half, and below what it
+// An instance of the words has two for each rank. The first: how often it has come in the upper half, and below what it
 // came for, which must be the same on all ranks (barrier_kernel.py says what). The second: how many blocks of its grids
-// have left. The counts are of this device alone: how often it has met, how many blocks of each rank had left before,
+// have left. The counts are of this device alone: how often it has come, how many blocks of each rank had left before,
 // and how many blocks of the running grid have ended. They are on the device so that a captured launch can be replayed.
 #ifndef TILESCALE_RENDEZVOUS_CUH
 #define TILESCALE_RENDEZVOUS_CUH
@@ -46,8 +46,8 @@ __device__ inline void barrier_of_ranks(i64* words, i64 stride, int slot, int ra
   await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
 }
 
-// How often this device has met when its kernel begins. It stays so until the last block leaves: all of them know it.
-__device__ __forceinline__ unsigned met_before(const int* counts) {
+// How often this device has come when its kernel begins. It stays so until the last block leaves: all of them know it.
+__device__ __forceinline__ unsigned came_before(const int* counts) {
   return static_cast<unsigned>(*const_cast<const volatile int*>(counts));
 }
 
@@ -66,7 +66,7 @@ __device__ inline void come(i64* words, i64 stride, int rank, int ranks, const i
                             const i64* report) {
   if (blockIdx.x != 0 || blockIdx.y != 0 || blockIdx.z != 0) return;
   i64 stop = stopped(report);
-  unsigned epoch = met_before(counts) + 1u;
+  unsigned epoch = came_before(counts) + 1u;
   asm volatile("fence.acq_rel.sys;" ::: "memory");
   if (!stop) tell_ranks(words, stride, rank, ranks, standing(epoch, purpose));
 }
@@ -75,7 +75,7 @@ __device__ inline void come(i64* words, i64 stride, int rank, int ranks, const i
 __device__ inline void enter(const i64* words, i64 stride, int slot, int rank, int ranks, const int* counts,
                              int purpose, i64 limit, i64* report, int site) {
   i64 stop = stopped(report);
-  unsigned epoch = met_before(counts) + 1u;
+  unsigned epoch = came_before(counts) + 1u;
   if (stop) return tell_host(report);
   await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
 }
@@ -88,7 +88,7 @@ __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ran
                              i64* report, int site, Flags... flags) {
   // They are read while stores drain.
   i64 stop = stopped(report);
-  unsigned epoch = met_before(counts) + 2u, done = met_before(counts + 1) + gridDim.x * gridDim.y * gridDim.z;
+  unsigned epoch = came_before(counts) + 2u, done = came_before(counts + 1) + gridDim.x * gridDim.y * gridDim.z;
   drain();
   if (stop) return tell_host(report);
   for (int s = 0; s < ranks; ++s) add_relaxed(words + s * stride + ranks + rank, 1);
@@ -118,7 +118,7 @@ __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ran
 template <typename... Flags>
 __device__ inline void count(int* counts, const i64* report, Flags... flags) {
   i64 stop = stopped(report);
-  unsigned epoch = met_before(counts) + 1u, blocks = gridDim.x * gridDim.y * gridDim.z, before;
+  unsigned epoch = came_before(counts) + 1u, blocks = gridDim.x * gridDim.y * gridDim.z, before;
   if (blocks > 1) {
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counts + 2) : "memory");
     if (before + 1 != blocks) return;

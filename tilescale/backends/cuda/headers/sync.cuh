@@ -64,7 +64,8 @@ __device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 exp
 // -- ordering ----------------------------------------------------------------------------------------------------------
 
 // All bulk copies that this thread issued, but the last LEFT groups, are complete, and its release, or that of a thread
-// that it meets before, covers them: releases are cumulative (PTX ISA, memory consistency model, causality order).
+// that it synchronizes with before, covers them: releases are cumulative (PTX ISA, memory consistency model, causality
+// order).
 template <int LEFT = 0>
 __device__ __forceinline__ void complete_stores() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -162,8 +163,8 @@ __device__ __forceinline__ void store_whole(V* p, V v) {
 
 enum Outcome { READY, LATE, STOPPED };
 
-// Until `ready()`, the time is up, or a wait has failed somewhere. Devices in step meet within microseconds: that long
-// nothing but what is waited for is looked at, as each look at the clock or the report delays the next one.
+// Until `ready()`, the time is up, or a wait has failed somewhere. Devices in step arrive within microseconds: that
+// long nothing but what is waited for is looked at, as each look at the clock or the report delays the next one.
 template <typename Ready>
 __device__ inline Outcome await(Ready ready, i64 limit, const i64* report) {
 #pragma unroll 1

@@ -20,7 +20,7 @@ implemented.py               which algorithms there are for which collective
 tile.py combine.py           a tile as a unit holds it, and how elements of several units combine
 split.py kernel.py           the last stages: threads that load ahead, and the function with all its parameters
 arguments.py                 what a generated kernel takes
-rendezvous.py                where all devices meet when a call begins and ends, and when its kernel does it
+rendezvous.py                where all devices synchronize when a call begins and ends, and when its kernel does it
 check.py vectors.py          the generated text before it is compiled: what must not run, stores that stay whole
 
 Folders: `clusters` (programs of a cluster) and `groups` (units inside a program), a stage each; `copies` (a mechanism

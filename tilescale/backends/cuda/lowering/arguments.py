@@ -71,18 +71,20 @@ class WaitRecord:
 
 
 @dataclass(frozen=True)
-class MeetingWords:
-    """The words by which all ranks meet, on all devices: where each stands, then how many of its blocks have left."""
+class RendezvousWords:
+    """The words by which all ranks synchronize, on all devices: where each stands, then how many of its blocks have
+    left."""
 
 
 @dataclass(frozen=True)
-class MeetingCounts:
-    """How often this device has met, how many blocks had left before, and how many of the running kernel have ended."""
+class RendezvousCounts:
+    """How often this device has synchronized, how many blocks had left before, and how many of the running kernel have
+    ended."""
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a rank comes to the meeting at a place for; `checked`: with what must be the same on all ranks."""
+    """What a rank comes to the barrier at a place for; `checked`: with what must be the same on all ranks."""
 
     site: int
     checked: bool = False
@@ -104,8 +106,8 @@ Argument = (
     | SlotShift
     | Limit
     | WaitRecord
-    | MeetingWords
-    | MeetingCounts
+    | RendezvousWords
+    | RendezvousCounts
     | Purpose
 )
 

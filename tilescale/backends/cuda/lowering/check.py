@@ -180,7 +180,7 @@ def _role(node: Node) -> tuple[int, ...]:
 
 
 def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
-    """After a wait all threads of its branch meet and order their bulk copies, and nobody else loads in bulk."""
+    """After a wait all threads of its branch synchronize and order their bulk copies, and nobody else loads in bulk."""
     at = node if kernel.threads == 1 else _guard(node)
     assert at is not None, "_check_guard comes first"
     following = [n for n in at.after if n.is_block or not n.text.startswith("#pragma")]
@@ -213,18 +213,18 @@ def _check_gate(kernel: KernelText, node: Node) -> None:
 
 
 def _check_signal(kernel: KernelText, node: Node) -> None:
-    """Backwards from a signal: the threads meet, and before that each has completed its stores."""
+    """Backwards from a signal: the threads synchronize, and before that each has completed its stores."""
     guard = _guard(node)
     if guard is not None and any(_completes(inner) for inner in guard.children):
         return _check_issuer(kernel, node, guard)
-    met, at = kernel.threads == 1, node
+    synchronized, at = kernel.threads == 1, node
     while at.parent is not None:
         for previous in at.before:
             if previous.text == BY_ALL:
-                if not met:
+                if not synchronized:
                     raise kernel.fail("threads do not synchronize between their stores and a signal", node)
                 return
-            met = met or bool(SYNC.match(previous.text))
+            synchronized = synchronized or bool(SYNC.match(previous.text))
             _check_harmless(kernel, previous, node)
         at = at.parent
         if at.text.startswith(("for", "while", "do")):
@@ -234,7 +234,7 @@ def _check_signal(kernel: KernelText, node: Node) -> None:
 
 
 def _completes(node: Node) -> bool:
-    """Whether a thread completes its stores here, unless all threads have done so before they met."""
+    """Whether a thread completes its stores here, unless all threads have done so before they synchronized."""
     if DRAINING.match(node.text):
         guard = _guard(node)
         assert guard is not None, "one thread completes them"
@@ -243,7 +243,7 @@ def _completes(node: Node) -> bool:
 
 
 def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
-    """A signal by the thread that issued all bulk stores: it completes them, after all threads have met."""
+    """A signal by the thread that issued all bulk stores: it completes them, after all threads have synchronized."""
     completed = next(inner for inner in guard.children if _completes(inner))
     if completed.line > node.line:
         raise kernel.fail("a signal before the stores that it publishes are complete", node)

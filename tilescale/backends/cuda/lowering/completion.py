@@ -2,8 +2,8 @@
 """Where what a program wrote is complete, and who tells others.
 
 Bulk stores are completed by the thread that issued them. Where that is always the same one, it alone waits, and
-publishes what the other threads wrote too, as they have met before (causality order is transitive: PTX ISA, memory
-consistency model). Elsewhere every thread completes its own.
+publishes what the other threads wrote too, as they have synchronized before (causality order is transitive: PTX ISA,
+memory consistency model). Elsewhere every thread completes its own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives that programs make on tiles: every device sends its part to each peer, all meet, each combines.
+"""Collectives that programs make on tiles: every device sends its part to each peer, all synchronize, each combines.
 
 A workspace on every device has a slot for each sender, doubled: programs that are one collective ahead write the other
 half, and nobody can be two ahead, because each collective is a barrier. Partial sums travel in the tile's type and are

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.reach import STORES, share_memory, split
-from tilescale.collectives import LANES, PROGRAMS, TENSORS, TILES, Available, Wanted, records, select
+from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES, Available, Wanted, records, select
 from tilescale.collectives.request import wanted_of
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import network_of
@@ -47,7 +47,7 @@ def _is_constant(made: Collective, target: Target) -> bool:
 
 
 def _by_tiles(made: Collective, target: Target) -> bool:
-    """Programs meet their counterparts on all devices, so there is one level of them, within reach."""
+    """Programs synchronize their counterparts on all devices, so there is one level of them, within reach."""
     return _is_constant(made, target) and len(target.sizes) == 1 and target.near == target.devices
 
 
@@ -123,7 +123,7 @@ _PARTS_OF_TILES = dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "
 ON_TILES = {
     TILES: {"allreduce": "one_shot", **_PARTS_OF_TILES},
     PROGRAMS: {"allreduce": "two_shot", **_PARTS_OF_TILES},
-    LANES: {"allreduce": "one_shot", **_PARTS_OF_TILES},
+    THREAD_GROUPS: {"allreduce": "one_shot", **_PARTS_OF_TILES},
 }
 """Kind of collective -> operation -> how it is made of tiles."""
 

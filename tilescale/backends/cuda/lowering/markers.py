@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What stages write into the statements of a phase for later ones: who executes a part, and where threads meet."""
+"""What stages write into the statements of a phase for later ones: who executes a part, and where threads
+synchronize."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from tilescale.program import ops
 from tilescale.program.model import Launch
 
 SYNC = trace.register_op("tilescale.sync")
-"""sync([begin, threads]): so many threads meet, those who execute it if none are named; what each wrote in shared
-memory before is then visible to the others. Hardware barriers are given out when all are known (barriers.py)."""
+"""sync([begin, threads]): so many threads synchronize, those who execute it if none are named; what each wrote in
+shared memory before is then visible to the others. Hardware barriers are given out when all are known (barriers.py)."""
 
 UNIT = "tilescale.unit"
 """AttrStmt key: the statements inside are executed by a unit inside the program (`Executing`)."""
@@ -74,7 +75,7 @@ def is_loading(stmt: Any) -> bool:
 
 
 def sync(by: Executing | None = None) -> ir.Stmt:
-    """Threads meet: all who execute this, or those named."""
+    """Threads synchronize: all who execute this, or those named."""
     return tir.evaluate(tir.call(SYNC.name, *((by.begin, by.threads) if by is not None else ())))
 
 

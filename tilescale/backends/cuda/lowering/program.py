@@ -35,7 +35,7 @@ class LoweredProgram:
 
     Attributes:
         body: its tree of parts, launches with their bodies.
-        meets: where all devices meet when it is called.
+        rendezvous: where all devices synchronize when it is called.
         sites: the places in grids that wait or signal, by number.
         notes: which implementation was chosen for each operation between units, and why, in words.
     """
@@ -43,7 +43,7 @@ class LoweredProgram:
     program: Program
     target: Target
     body: Part
-    meets: Rendezvous
+    rendezvous: Rendezvous
     sites: tuple[Site, ...]
     notes: tuple[str, ...]
 
@@ -61,23 +61,23 @@ def lower(program: Program, target: Target) -> LoweredProgram:
     """
     implemented.check(program, target)
     body, planned = plan(program, target)
-    meets = needed(program, body, target)
-    if (meets.entry or meets.exit) and fits_inside(body, target):
-        meets = replace(meets, inside=True)
-    lowering = _Lowering(program, target, meets)
+    rendezvous = needed(program, body, target)
+    if (rendezvous.entry or rendezvous.exit) and fits_inside(body, target):
+        rendezvous = replace(rendezvous, inside=True)
+    lowering = _Lowering(program, target, rendezvous)
     lowered = lowering.part(body, None, ())
     # What a device phase becomes has been noted when it was planned.
     own = {id(launch.grid) for launch in program.launches}
     noted = [n for grid in _grids(lowered) if id(grid.launch.grid) in own for n in grid.kernel.notes]
     notes = tuple(dict.fromkeys([*planned, *noted]))
-    return LoweredProgram(program, target, lowered, meets, tuple(lowering.sites), notes)
+    return LoweredProgram(program, target, lowered, rendezvous, tuple(lowering.sites), notes)
 
 
 @dataclass
 class _Lowering:
     program: Program
     target: Target
-    meets: Rendezvous
+    rendezvous: Rendezvous
     sites: list[Site] = field(default_factory=list)
     grids: int = 0
 
@@ -99,7 +99,7 @@ class _Lowering:
         inside = (*around, *inside_expressions(self.program))
         number, first = self.grids, len(self.sites)
         made = Phase(self.program, launch, self.target, number, phase.stmt, first_site=first, around=inside)
-        kernel = stages.lower(made, self.meets)
+        kernel = stages.lower(made, self.rendezvous)
         self.grids += 1
         self.sites += kernel.sites
         return LoweredGrid(phase.stmt, launch, kernel)

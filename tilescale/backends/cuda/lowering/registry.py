@@ -7,7 +7,7 @@ A rule takes the stage that lowers at this kind of level, or the part of it that
     "unit"          devices.py                  peers.py, exchange.py, copies/
     "program"       clusters/stage.py           clusters/collectives.py
     "cluster"       clusters/stage.py           clusters/unit.py: tile operations that a cluster executes as one
-    "lanes"         groups/clones.py            groups/collectives.py, and groups/shares.py for tile operations
+    "thread_group"         groups/clones.py            groups/collectives.py, and groups/shares.py for tile operations
 """
 
 from __future__ import annotations

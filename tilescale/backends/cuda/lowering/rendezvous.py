@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Where all devices must meet when a call begins and ends, and the two meetings as part of a program's one kernel.
+"""Where all devices must synchronize when a call begins and ends, and the two barriers as part of a program's one
+kernel.
 
 A rendezvous is a kernel of its own unless the program is one small grid: then `enter` and `leave` of
 headers/rendezvous.cuh stand at the beginning and the end of its blocks.
@@ -28,7 +29,7 @@ from tilescale.program.rendezvous import involves_others, needs_rendezvous_at_en
 ENTRY, EXIT = "the barrier at its entry", "the barrier at its exit"
 
 PATIENCE = 3
-"""How many times as long as a wait a meeting behind it takes at most: a rank that hangs in a wait is to fail first and
+"""How many times as long as a wait a barrier behind it takes at most: a rank that hangs in a wait is to fail first and
 to say why."""
 
 
@@ -40,7 +41,7 @@ class Rendezvous:
         entry: all devices have come to the call before any of them touches another one's memory.
         exit: all devices are done with each other's memory before any of them ends the call.
         inside: the program's kernel does it.
-        patience: how many times as long as a wait the entry takes at most. It is the next meeting behind the waits of a
+        patience: how many times as long as a wait the entry takes at most. It is the next barrier behind the waits of a
             call without an exit, unless the program ends with one of its own.
     """
 
@@ -51,7 +52,7 @@ class Rendezvous:
 
 
 def needed(program: Program, body: Part, target: Target) -> Rendezvous:
-    """Which meetings a program needs, of which `body` says how its device phases are executed.
+    """Which barriers a program needs, of which `body` says how its device phases are executed.
 
     What the order of accesses needs, `tilescale/program/rendezvous.py` says. Collectives bring their own order, however
     they are made: those of tiles write to workspaces of their own whose halves alternate, the others end when
@@ -74,7 +75,9 @@ def needed(program: Program, body: Part, target: Target) -> Rendezvous:
     entry = needs_rendezvous_at_entry(program, machine).needed
     entry = entry or involves_others(program, machine) or _has_collective_of_host(body)
     leaving = needs_rendezvous_at_exit(program, machine, dict(target.sizes))
-    return Rendezvous(entry, leaving.needed, patience=1 if leaving.needed or leaving.met or not entry else PATIENCE)
+    return Rendezvous(
+        entry, leaving.needed, patience=1 if leaving.needed or leaving.synchronized or not entry else PATIENCE
+    )
 
 
 def _has_collective_of_host(part: Part) -> bool:
@@ -94,11 +97,11 @@ def _has_collective_of_host(part: Part) -> bool:
 
 
 def fits_inside(body: Part, target: Target) -> bool:
-    """Whether a planned program is one grid that is small enough to meet itself.
+    """Whether a planned program is one grid that is small enough to synchronize by itself.
 
     All of its blocks wait at their begin, so a grid that fills the device keeps its processors from others' work; and
     what waits at the begin of a block is no producer's work, so loops that TileLang would give to one stay as they are.
-    Devices that do not all share memory meet in two steps, which the host starts.
+    Devices that do not all share memory synchronize in two steps, which the host starts.
     """
     if target.near != target.devices:
         return False
@@ -132,8 +135,8 @@ def _is_pipelined(node: Any) -> bool:
     return isinstance(node, ir.For) and "num_stages" in node.annotations
 
 
-def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
-    """The body of a grid that meets: blocks come first of all, enter before they reach other devices, and leave.
+def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: Rendezvous) -> ir.Stmt:
+    """The body of a grid with its own barriers: blocks come first, enter before they reach other devices, and leave.
 
     Flags are zero when it ends, as the next call finds them: a launch of their own takes a quarter of a small call.
     """
@@ -141,8 +144,8 @@ def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
     devices, rank = stage.target.devices, ir.IntImm("int32", 0)
     for name, size in stage.target.sizes:
         rank = rank * size + stage.rank(name)
-    words = tir.address_of(stage.everywhere(arg.MeetingWords(), "meeting_words", (2 * devices,), "int64"))
-    counts = tir.address_of(stage.tensor(arg.MeetingCounts(), "meeting_counts", [3], "int32"))
+    words = tir.address_of(stage.everywhere(arg.RendezvousWords(), "rendezvous_words", (2 * devices,), "int64"))
+    counts = tir.address_of(stage.tensor(arg.RendezvousCounts(), "rendezvous_counts", [3], "int32"))
     stride, slot = ir.IntImm("int64", stage.target.stride // 8), stage.slot(rank)
     limit, record = stage.limit(), stage.record()
     begin, end = stage.site(ENTRY), stage.site(EXIT)
@@ -150,18 +153,18 @@ def enclosed(stage: DeviceStage, body: ir.Stmt, meets: Rendezvous) -> ir.Stmt:
     goes = stage.scalar(arg.Purpose(end), "at_exit", "int32")
 
     flags = _flags(stage)
-    patience = limit * meets.patience
+    patience = limit * rendezvous.patience
     come = tir.extern("tilescale::come", words, stride, rank, devices, counts, came, record)
     enter = tir.extern("tilescale::enter", words, stride, slot, rank, devices, counts, came, patience, record, begin)
-    if meets.exit:
+    if rendezvous.exit:
         longest = limit * PATIENCE
         ours = words, stride, slot, rank, devices, counts
         leave = tir.extern("tilescale::leave", *ours, goes, longest, record, end, *flags)
         last = published(stage, tir.evaluate(leave), drains=True)
     else:
         count = tir.extern("tilescale::count", counts, record, *flags)
-        met = [sync()] if flags else []  # no thread of the block looks at them any more
-        last = tir.sequence([*met, stage.one_thread(tir.evaluate(count))])
+        together = [sync()] if flags else []  # no thread of the block looks at them any more
+        last = tir.sequence([*together, stage.one_thread(tir.evaluate(count))])
     before, after = _until_remote(stage, body)
     return tir.sequence(
         [

@@ -198,7 +198,7 @@ class _Phase:
         """Whether a node is a region of units inside the program."""
         if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != ops.SCALE:
             return False
-        return self.machine.level(str(node.value.value)).kind == "lanes"
+        return self.machine.level(str(node.value.value)).kind == "thread_group"
 
     @cached_property
     def order(self) -> Dependence:

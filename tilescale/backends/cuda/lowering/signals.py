@@ -150,7 +150,7 @@ def _barrier(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 
 
 def epochs(stage: DeviceStage, level: str) -> ir.Buffer:
-    """How often each program of this device has met its counterparts on the siblings of a level."""
+    """How often each program of this device has synchronized with its counterparts on the siblings of a level."""
     return stage.workspace(f"barrier_epochs{_suffix(stage, level)}", (stage.programs(),), "int32", symmetric=False)
 
 
@@ -159,9 +159,9 @@ def _suffix(stage: DeviceStage, level: str) -> str:
 
 
 def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
-    """The programs with this index on all siblings of a level meet; each then sees what the others wrote before.
+    """The programs with this index on all siblings of a level synchronize; each then sees what the others wrote before.
 
-    Where they do not all share memory, those that do meet first, then those of one place in each such group.
+    Where they do not all share memory, those that do synchronize first, then those of one place in each such group.
 
     Raises:
         UnsupportedError: groups of different sizes.

@@ -23,14 +23,14 @@ from tilescale.backends.cuda.lowering.roles import without_single_turns
 from tilescale.backends.cuda.lowering.specialisation import lower as in_roles
 
 
-def lower(phase: Phase, meets: Rendezvous) -> LoweredKernel:
-    """A phase as a kernel; `meets` says where devices meet in it.
+def lower(phase: Phase, rendezvous: Rendezvous) -> LoweredKernel:
+    """A phase as a kernel; `rendezvous` says where devices synchronize in it.
 
     Raises:
         UnsupportedError: something that has no lowering, with its line.
     """
     phase = groups.lower(clusters.lower(begun(phase)))
-    return in_roles(phase, lambda assigned: loaders.lower(barriers.lower(devices(assigned, meets))))
+    return in_roles(phase, lambda assigned: loaders.lower(barriers.lower(devices(assigned, rendezvous))))
 
 
 def begun(phase: Phase) -> Phase:
@@ -38,11 +38,11 @@ def begun(phase: Phase) -> Phase:
     return replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
 
 
-def devices(phase: Phase, meets: Rendezvous) -> Phase:
+def devices(phase: Phase, rendezvous: Rendezvous) -> Phase:
     """A phase in which no other device is named any more, but its memory."""
     stage = DeviceStage(phase)
     body = stage.stmt(phase.stmt)
-    if meets.inside:
+    if rendezvous.inside:
         stage.where = phase.launch.where
-        body = enclosed(stage, body, meets)
+        body = enclosed(stage, body, rendezvous)
     return stage.lowered(body)

@@ -13,7 +13,7 @@ stream_memory.py queue_watch.py   what streams do to memory without a processor;
 control.py                        loops and branches around phases
 guard.py                          what keeps a program from hanging, with:
 timeouts.py diagnosis.py          waits that failed, and what is said of them
-barrier_kernel.py streams.py      all ranks meet; order on streams, waiting for the device
+barrier_kernel.py streams.py      all ranks synchronize; order on streams, waiting for the device
 driver.py                         calls of the CUDA driver
 agreement.py occupancy.py         before a launch: all ranks launch the same, all programs that wait fit
 """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""All ranks meet: at a program's entry and exit, and between its phases.
+"""All ranks synchronize: at a program's entry and exit, and between its phases.
 
-A kernel of one thread tells each device how often its rank has met, and for what, and waits for the same from each. So
-every rank knows who is missing, and a rank with another program order or other arguments is noticed, not mixed up.
+A kernel of one thread tells each device how often its rank has synchronized, and for what, and waits for the same from
+each. So every rank knows who is missing, and a rank with another program order or other arguments is noticed, not mixed
+up.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ _SITE_BITS, _CALL_BITS = 10, 22
 
 
 def purpose(site: int, call: int) -> int:
-    """What a rank comes to a meeting for, in 32 bits: the place in the program and a digest of the call, as int32."""
+    """What a rank comes to a barrier for, in 32 bits: the place in the program and a digest of the call, as int32."""
     word = (site % (1 << _SITE_BITS)) << _CALL_BITS | call % (1 << _CALL_BITS)
     return word - (1 << 32) if word >> 31 else word
 
@@ -36,24 +37,24 @@ def site_of(word: int, sites: int) -> int | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """A rank's last meeting: how many it has been to, and for what it came."""
+    """A rank's last barrier: how many it has been to, and for what it came."""
 
     count: int
     purpose: int
 
     def behind(self, other: "Standing") -> int:
-        """How many meetings another rank has been to that this one has not. Counts wrap at 2^32."""
+        """How many barriers another rank has been to that this one has not. Counts wrap at 2^32."""
         return (other.count - self.count + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
-class Meetings:
-    """The meetings of all ranks that one program makes, in the order of its stream.
+class RankBarrier:
+    """The barriers of all ranks that one program makes, in the order of its stream.
 
     Attributes:
         words: on this device, where each rank stands.
         everywhere: those of all devices; in each instance, how many blocks of each rank have left come after them.
-        counts: how often this device has met; how many blocks had left before the kernel that runs; how many of it have
-            ended.
+        counts: how often this device has synchronized; how many blocks had left before the kernel that runs; how many
+            of it have ended.
     """
 
     def __init__(self, heap: SymmetricHeap | Reach, compile: Callable[[Any], Any]):
@@ -68,8 +69,8 @@ class Meetings:
         self.counts: torch.Tensor = torch.zeros(3, dtype=torch.int32, device=heap.device)
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
 
-    def meeting(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Work:
-        """What adds a meeting to the current stream. `call` is a digest of what must be the same on all ranks."""
+    def barrier(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Work:
+        """What adds a barrier to the current stream. `call` is a digest of what must be the same on all ranks."""
         word = purpose(site, call)
         tensors = self.everywhere, self.counts, records.device
         return partial(self._kernel, self._slot, self._rank, word, limit_ns, site, *tensors)

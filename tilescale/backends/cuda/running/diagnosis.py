@@ -24,7 +24,7 @@ class Scene:
         rank: this rank.
         sites: the places of the program that wait or signal.
         limit_s: how long a wait may take.
-        standings: each rank's last meeting in this program, as this rank's device knows it.
+        standings: each rank's last barrier in this program, as this rank's device knows it.
         elsewhere: (rank, program) of ranks that wait for this one in another program.
         first: what errors call rank 0. Ranks count those that share memory, errors all of the program.
     """
@@ -45,7 +45,7 @@ class Scene:
 def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
     """The error for a program whose waits have failed.
 
-    A meeting that a rank does not come to may follow from a wait that it hangs in; of others, this rank's own counts.
+    A barrier that a rank does not come to may follow from a wait that it hangs in; of others, this rank's own counts.
     """
     if not reports:
         return WaitTimeoutError(

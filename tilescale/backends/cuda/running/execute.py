@@ -153,7 +153,7 @@ class DeviceProgram:
         self._steps = self._step(self._lowered.body)
         self._generation = generation
         self._waits: bool = bool(self.sites) or not self.is_alone
-        if not self._lowered.meets.inside:
+        if not self._lowered.rendezvous.inside:
             at = self.program.launches[0].where
             self._entry, self._exit = len(self.sites), len(self.sites) + 1
             self.sites += [Site(ENTRY, at), Site(EXIT, at)]
@@ -231,13 +231,13 @@ class DeviceProgram:
         """Collective: run a check; what it raises on any rank is raised on all."""
         on_all(self._group, check)
 
-    def meeting(self, site: int) -> Work:
-        """What lets all devices meet, in the order of the current stream."""
-        return self._everybody(self.guard.meeting(site))
+    def barrier(self, site: int) -> Work:
+        """What lets all devices synchronize, in the order of the current stream."""
+        return self._everybody(self.guard.barrier(site))
 
-    def _everybody(self, meeting: Work) -> Work:
-        """A meeting of those that share memory, then of one of each group: who comes from it knows that all came."""
-        return meeting if self.near.is_everybody else transports.after(meeting, self.between.meet)
+    def _everybody(self, barrier: Work) -> Work:
+        """A barrier of those that share memory, then of one of each group: who comes from it knows that all came."""
+        return barrier if self.near.is_everybody else transports.after(barrier, self.between.barrier)
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
@@ -329,15 +329,16 @@ class DeviceProgram:
             self._plans.passed = passed
 
     def _around(self, call: Call) -> tuple[list[Work], list[Work]]:
-        """What a call begins with, and ends with: flags of zero, and all ranks meet. One kernel may do all of that."""
-        meets = self._lowered.meets
-        if meets.inside:
+        """What a call begins with, and ends with: flags of zero, and all ranks synchronize. One kernel may do all of
+        that."""
+        rendezvous = self._lowered.rendezvous
+        if rendezvous.inside:
             return [], []
         begin = self.memory.zeroed()
-        if meets.entry:
-            came = self.guard.meeting(self._entry, self.memory.digest(call), patience=meets.patience)
+        if rendezvous.entry:
+            came = self.guard.barrier(self._entry, self.memory.digest(call), patience=rendezvous.patience)
             begin.append(self._everybody(came))
-        return begin, [self.meeting(self._exit)] if meets.exit else []
+        return begin, [self.barrier(self._exit)] if rendezvous.exit else []
 
     def _variables_of(self, values: Sequence[Any]) -> dict[ir.Var, float]:
         """What the job and the arguments say of the program's variables: units, scalars, and open extents."""

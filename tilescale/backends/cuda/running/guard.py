@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What keeps a program from hanging its callers: meetings of all ranks, bounded waits, errors, and a fresh start."""
+"""What keeps a program from hanging its callers: barriers of all ranks, bounded waits, errors, and a fresh start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.running import nccl
-from tilescale.backends.cuda.running.barrier_kernel import Meetings, standings
+from tilescale.backends.cuda.running.barrier_kernel import RankBarrier, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
 from tilescale.backends.cuda.running.queue_watch import Watch
 from tilescale.backends.cuda.running.steps import Work
@@ -31,12 +31,12 @@ _GRACE_S = 5.0
 
 
 class Guard:
-    """The meetings and the failed waits of one program on one device.
+    """The barriers and the failed waits of one program on one device.
 
     Attributes:
         sites: the places of the program that wait or signal, by number.
         records: what the device leaves when a wait fails.
-        meetings: what ranks meet by.
+        barriers: what ranks synchronize by.
     """
 
     def __init__(
@@ -54,29 +54,29 @@ class Guard:
         self._group, self._near = Group(team), heap.team
         self.sites = sites
         self.records: WaitRecords = WaitRecords(heap)
-        self.meetings: Meetings = Meetings(heap, compile)
+        self.ranks: RankBarrier = RankBarrier(heap, compile)
         self._error: TileScaleError | None = None
         _watch(self)
 
     @cached_property
     def watch(self) -> Watch:
         """What bounds the waits of the copy queue."""
-        return Watch(self.records, self._limit_ns, self._device, lambda: self.records.beside(self.meetings.words))
+        return Watch(self.records, self._limit_ns, self._device, lambda: self.records.beside(self.ranks.words))
 
     @property
     def limit_ns(self) -> int:
         """How long a wait may take, in nanoseconds."""
         return self._limit_ns
 
-    def meeting(self, site: int, call: int = 0, patience: int = 3) -> Work:
-        """What lets all ranks meet, in the order of the current stream.
+    def barrier(self, site: int, call: int = 0, patience: int = 3) -> Work:
+        """What lets all ranks synchronize, in the order of the current stream.
 
         Args:
             call: a digest that must be the same on all ranks.
             patience: how many times as long as a wait it takes at most. A rank that comes late because it waits itself,
                 in a kernel or a barrier there, is to fail first, and says why.
         """
-        return self.meetings.meeting(site, call, patience * self._limit_ns, self.records)
+        return self.ranks.barrier(site, call, patience * self._limit_ns, self.records)
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
@@ -103,11 +103,11 @@ class Guard:
         return error
 
     def _scene(self) -> Scene:
-        own = standings(self.records.beside(self.meetings.words))
+        own = standings(self.records.beside(self.ranks.words))
         elsewhere = []
         for other in _guards:
             if other is not self:
-                known = standings(self.records.beside(other.meetings.words))
+                known = standings(self.records.beside(other.ranks.words))
                 mine = known[self._near.rank]
                 elsewhere += [(rank, other._program) for rank, at in enumerate(known) if mine.behind(at) > 0]
         limit_s = self._limit_ns / 1e9
@@ -153,7 +153,7 @@ class Guard:
         if any(aborted for _, aborted in programs):
             nccl.renew()
         clear()
-        self.meetings.clear()
+        self.ranks.clear()
         self.records.clear()
         self._error = None
         self._group.all_gather(call, None)

@@ -47,7 +47,7 @@ class Memory:
             tensor.zero_()
 
     def zeroed(self) -> list[Work]:
-        """What makes flags of `T.alloc_flags` zero, before the meeting at the entry: who comes from it may signal."""
+        """What makes flags of `T.alloc_flags` zero, before the barrier at the entry: who comes from it may signal."""
         return [tensor.zero_ for name, tensor in self._workspaces.items() if name in self._flags]
 
     def prepare(self, call: Call) -> None:
@@ -109,8 +109,8 @@ _VALUES: dict[type, Callable[[Memory, Owner, Any, Call], Any]] = {
     arg.SlotShift: lambda memory, own, a, call: own.near.shift,
     arg.Limit: lambda memory, own, a, call: own.guard.limit_ns,
     arg.WaitRecord: lambda memory, own, a, call: own.guard.records.device,
-    arg.MeetingWords: lambda memory, own, a, call: own.guard.meetings.everywhere,
-    arg.MeetingCounts: lambda memory, own, a, call: own.guard.meetings.counts,
+    arg.RendezvousWords: lambda memory, own, a, call: own.guard.ranks.everywhere,
+    arg.RendezvousCounts: lambda memory, own, a, call: own.guard.ranks.counts,
     arg.Purpose: lambda memory, own, a, call: purpose(a.site, memory.digest(call) if a.checked else 0),
     arg.HostVariable: lambda memory, own, a, call: call.variables[a.var],
 }

@@ -95,8 +95,8 @@ class Owner(Protocol):
     def on_all(self, check: Callable[[], Any]) -> None:
         """Run a check; what it raises on any rank is raised on all. Collective."""
 
-    def meeting(self, site: int) -> Work:
-        """What lets all devices meet, in the order of the current stream."""
+    def barrier(self, site: int) -> Work:
+        """What lets all devices synchronize, in the order of the current stream."""
 
     def synchronize(self) -> None:
         """Wait until the device has done everything."""

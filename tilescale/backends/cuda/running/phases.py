@@ -161,17 +161,13 @@ def _copy(own: Owner, step: HostStep) -> Step:
     return bind
 
 
-def _meeting(own: Owner, step: HostStep) -> Step:
-    """All ranks meet: those of other groups of the level, too, since all run the same program."""
+@runs(ops.BARRIER.name)
+def _barrier(own: Owner, step: HostStep) -> Step:
+    """All ranks synchronize: those of other groups of the level, too, since all run the same program."""
     what = f"T.{step.call.op.name.removeprefix('tilescale.')} of level {ir.attribute(step.call, 'level')!r}"
     own.sites.append(Site(what, step.where))
     site = len(own.sites) - 1
-    return lambda at: [own.meeting(site)]
-
-
-@runs(ops.BARRIER.name)
-def _barrier(own: Owner, step: HostStep) -> Step:
-    return _meeting(own, step)
+    return lambda at: [own.barrier(site)]
 
 
 # -- collectives -----------------------------------------------------------------------------------------------------

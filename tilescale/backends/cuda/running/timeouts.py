@@ -34,8 +34,8 @@ class Kind(IntEnum):
 
     TIMEOUT = 0  # a flag did not come to its value
     OUTSIDE = 1  # the flag's index lies outside of its tensor
-    ABSENT = 2  # a rank did not come to a meeting
-    DIFFERENT = 3  # a rank came to another meeting, or with other arguments
+    ABSENT = 2  # a rank did not come to a barrier
+    DIFFERENT = 3  # a rank came to another barrier, or with other arguments
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Report:
         site: number of the place in the program.
         block: coordinates of the tile program, x first.
         index: of the flag in its tensor, or the rank that did not come.
-        expected, seen: values of the flag (for OUTSIDE, `expected` is how many flags there are), or of the meeting.
+        expected, seen: values of the flag (for OUTSIDE, `expected` is how many flags there are), or of the barrier.
     """
 
     rank: int

@@ -42,7 +42,7 @@ class Transport(Protocol):
     def reduce(self, tensor: torch.Tensor, reduction: str) -> Wait:
         """Start to combine a tensor with those of all devices of the rail, in place."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Let the current stream wait until those of all devices of the rail have come here."""
 
 
@@ -90,8 +90,8 @@ class Nccl:
 
         return dist.all_reduce(tensor, nccl.reduce_op(reduction), group=self._rail, async_op=True).wait
 
-    def meet(self) -> None:
-        """See `Transport.meet`: by an all-reduce of one number."""
+    def barrier(self) -> None:
+        """See `Transport.barrier`: by an all-reduce of one number."""
         self.reduce(self._token, "max")()
 
 

@@ -119,7 +119,7 @@ def _includes(known: Known, own: Clock | None, until: float, other: Clock, time:
 
 @dataclass
 class Place:
-    """A barrier or a meeting: what all have published there, and who arrived when."""
+    """A barrier: what all have published there, and who arrived when."""
 
     known: Known = field(default_factory=dict)
     arrived: Known = field(default_factory=dict)

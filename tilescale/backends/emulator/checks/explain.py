@@ -179,7 +179,7 @@ def _credit(run: Run, read: Access, write: Access) -> str:
     level = _apart(read.unit, write.unit)
     kind = None if level is None else run.machine.level(level).kind
     early = f"{_line(write)} reuses the buffer before {_line(read)} has finished with it"
-    if kind in (None, "lanes"):
+    if kind in (None, "thread_group"):
         return f"{early}: {primitives(run, level)}; or use a buffer per iteration"
     answer = "T.signal(free[i], dst=peer)" if kind == "unit" else "T.signal(free[i])"
     return (
@@ -215,7 +215,7 @@ def primitives(run: Run, name: str | None) -> str:
         return f"T.sync_threads() that both reach, or {arrival}"
     barrier = f'T.barrier() in T.Scale("{name}")'
     kind = run.machine.level(name).kind
-    if kind == "lanes":
+    if kind == "thread_group":
         return f"{barrier}, or {arrival}"
     wait = "after the one and T.wait(flag[i], ...) before the other"
     if kind == "unit":

@@ -53,10 +53,10 @@ class Races(Observer):
         self._run = run
         self._memory: Memory[_Cells] = Memory(_Cells)
         self._waits = RedundantWaits()
-        self._table = Table(self._waits.meets)
+        self._table = Table(self._waits.ordered)
         self._phases = Phases(self._waits.rests)
         self._clocks: dict[Task, Clock] = {}
-        # Barrier or meeting -> which time it is that tasks meet there -> what they published.
+        # Barrier -> which time it is that tasks come to it -> what they published.
         self._places: weakref.WeakKeyDictionary[Any, dict[Any, Place]] = weakref.WeakKeyDictionary()
         self._in_clusters = any(launch.cluster_size > 1 for launch in run.program.launches)
 

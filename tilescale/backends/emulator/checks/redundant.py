@@ -47,7 +47,7 @@ class RedundantWaits:
             self._waits[home] = wait
             _extend(self._open.setdefault(wait, {}), past, clock)
 
-    def meets(self, state: State, access: Access) -> None:
+    def ordered(self, state: State, access: Access) -> None:
         """An access comes after others to an element."""
         if self._open:
             wait = self._waits.get(access.home)  # A wait's own look at its flag is worth what the wait is.

@@ -108,9 +108,9 @@ def _added(access: Access, chain: Chain) -> Chain:
 class Table:
     """Numbers for states, so that an array of numbers says the state of every element. 0 is untouched memory."""
 
-    def __init__(self, meets: Callable[[State, Access], None] = lambda state, access: None) -> None:
-        """`meets` is told of each state and an access that races with none of it."""
-        self._meets = meets
+    def __init__(self, ordered: Callable[[State, Access], None] = lambda state, access: None) -> None:
+        """`ordered` is told of each state and an access that races with none of it."""
+        self._ordered = ordered
         self._states: list[State | None] = [State()]
         self._free: list[int] = []
         self._next: dict[tuple[int, Access], int] = {}
@@ -137,7 +137,7 @@ class Table:
         other = state.conflict(access)
         if other is not None:
             raise Conflict(number, other)
-        self._meets(state, access)
+        self._ordered(state, access)
         following = state.after(access)
         if self._free:
             found = self._free.pop()

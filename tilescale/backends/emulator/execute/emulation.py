@@ -19,7 +19,7 @@ class Recorder(Protocol):
     def launches(self, count: int, resident: int, group: int, where: Location | None, same: bool) -> None:
         """The current task starts a grid of so many programs."""
 
-    def meets(self, frame: Actor, rendezvous: Any, rank: int, name: str, level: str, moves: Any) -> None:
+    def rendezvous(self, frame: Actor, rendezvous: Any, rank: int, name: str, level: str, moves: Any) -> None:
         """The current task takes part in a collective of a level."""
 
 

@@ -122,7 +122,7 @@ def _roles(frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False) 
     group = TaskGroup(run.scheduler, "its threads", where)
     barriers = [number for number, side in enumerate(sides) if side.barrier is not None]
 
-    def meet(number: int) -> None:
+    def reconverge(number: int) -> None:
         last = max((b for b in barriers if b <= number), default=0)
         if last:
             come = lambda: all(m.ended for m in members[:last])  # noqa: E731
@@ -140,7 +140,7 @@ def _roles(frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False) 
     def play(number: int, frame_of: Frame) -> None:
         side = sides[number]
         if in_turn:
-            meet(number)
+            reconverge(number)
             turn(number)
         frame_of.leave(side.run(frame_of), side.mask)
         frame.join(frame_of)
@@ -242,7 +242,8 @@ def _barrier(tile: str, earlier: ir.Stmt, later: ir.Stmt) -> Wait:
 def _groups(masks: list[np.ndarray]) -> Iterator[list[int]]:
     """Numbers of neighbouring branches that have no thread in common, group by group.
 
-    Between groups all threads meet: where a later branch reads what an earlier one wrote, TileLang synchronises them.
+    Between groups all threads synchronize: where a later branch reads what an earlier one wrote, TileLang synchronises
+    them.
     """
     group: list[int] = []
     for number, mask in enumerate(masks):

@@ -28,7 +28,7 @@ def compile_scale(compiler: Compiler, stmt: ir.AttrStmt) -> Closure:
     outer = compiler.executing
     executes = compiler.enters(level)
     compiler.scales.append(executes)
-    vector = executes.kind == "lanes" and executes.threads == 1 and not _works_on_tiles(stmt.body)
+    vector = executes.kind == "thread_group" and executes.threads == 1 and not _works_on_tiles(stmt.body)
     saved, compiler.vector_level = compiler.vector_level, level.name if vector else compiler.vector_level
     body = compiler.stmt(stmt.body)
     compiler.vector_level = saved

@@ -102,7 +102,7 @@ class Symbols:
 
         def lane(node: Any) -> bool:
             if ir.op_name(node) == RANK.name:
-                return self.machine.level(Rank.of(node).level).kind == "lanes"
+                return self.machine.level(Rank.of(node).level).kind == "thread_group"
             return isinstance(node, ir.Var) and node in self._thread_variables
 
         return ir.contains(expr, lane)
@@ -214,7 +214,7 @@ class Symbols:
             if view.layout.is_replica and self.root(slot) == root
         ]
         levels = [self.machine.level(name) for name in (self.owner_level(buffer), *replicas)]
-        return max(launch.thread_count // level.threads if level.kind == "lanes" else 1 for level in levels)
+        return max(launch.thread_count // level.threads if level.kind == "thread_group" else 1 for level in levels)
 
     def reducer_op(self, buffer: ir.Buffer) -> str:
         """The combining operation of a reducer."""

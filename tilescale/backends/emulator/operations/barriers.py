@@ -77,10 +77,11 @@ def _remote_arrive(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation(tl.STORAGE_SYNC)
 def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure | None:
-    """Threads of one coroutine run in step; a barrier that is named with a count meets other coroutines."""
+    """Threads of one coroutine run in step; a barrier that is named with a count synchronizes with other coroutines."""
     where = compiler.where
     if len(call.args) < 3:
-        # Under a condition that tells lanes apart TileLang synchronises only those that meet it: the executing unit's.
+        # Under a condition that tells threads apart TileLang synchronises only those that satisfy it: the executing
+        # unit's.
         return (lambda frame: None) if compiler.threads_apart else lambda frame: frame.participants.sync(frame, where)
     number, count = compiler.expr(call.args[1]), compiler.expr(call.args[2])
 

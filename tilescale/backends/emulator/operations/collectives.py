@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Collectives on tiles: all units meet, and the last to arrive runs the rounds of the chosen algorithm for all."""
+"""Collectives on tiles: all units synchronize, and the last to arrive runs the rounds of the chosen algorithm for
+all."""
 
 from __future__ import annotations
 

@@ -39,10 +39,10 @@ def linear_thread(frame: Frame) -> np.ndarray:
 def _warp_size(compiler: Compiler, call: ir.Call, position: int = 0) -> int:
     if len(call.args) > position:
         return ir.constant(call.args[position])
-    lanes = [level.threads for level in compiler.machine.levels if level.kind == "lanes" and level.threads > 1]
-    if not lanes:
+    groups = [level.threads for level in compiler.machine.levels if level.kind == "thread_group" and level.threads > 1]
+    if not groups:
         raise UnsupportedError(f"machine {compiler.machine.name!r} has no groups of threads that {call.op.name} needs")
-    return lanes[0]
+    return groups[0]
 
 
 @value_operation(tl.THREAD_INDEX)

@@ -81,7 +81,7 @@ def _reaches_out(compiler: Compiler, node: Any) -> bool:
         return compiler.machine.level(str(node.value.value)).kind == "cluster"
     name, ours = ir.op_name(node), operation(node)
     if isinstance(ours, Copy | Barrier | Collective):
-        return bool(signalled(ours)) or compiler.machine.level(ours.level).kind != "lanes"
+        return bool(signalled(ours)) or compiler.machine.level(ours.level).kind != "thread_group"
     return isinstance(ours, Signal) or (orders(name) and name not in OF_ONE_PROGRAM)
 
 

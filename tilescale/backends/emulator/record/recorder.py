@@ -218,7 +218,7 @@ class Recorder(Observer):
         """The current task waits until at most so many of its asynchronous copies are under way."""
         self.log.step(Settle(left))
 
-    def meets(
+    def rendezvous(
         self, frame: Frame, rendezvous: Rendezvous, rank: int, name: str, level: str, moves: Moves
     ) -> None:
         """The current task takes part in a collective of a level."""

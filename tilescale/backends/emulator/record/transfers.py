@@ -155,7 +155,7 @@ def _way(
 
 
 def _inside(recorder: Recorder, nbytes: int, level: str) -> Way:
-    """Between units that share a tensor-owning one: lanes of a program, programs of a cluster."""
+    """Between units that share a tensor-owning one: thread groups of a program, programs of a cluster."""
     network = recorder.machine.network(level)
     if network is None:
         layer = recorder.rates.layers["shared"]

@@ -19,7 +19,7 @@ from tilescale.backends.cuda.lowering.tile import Tile
 WORD = 16
 """Bytes of the widest access."""
 
-BARRIER = "tilescale::cluster_meet"
+BARRIER = "tilescale::cluster_barrier"
 
 COMBINE = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 _ACCUMULATORS = {"float64": "double", "int64": "long", "uint64": "unsigned long", "int32": "int", "uint32": "unsigned"}
@@ -31,7 +31,7 @@ class Cluster(Stage):
     Attributes:
         size: its programs.
         rank: the executing program's number in it, the first axis fastest.
-        has_barriers: whether the programs meet at all.
+        has_barriers: whether the programs synchronize at all.
         begun: whether all programs are known to have begun when one gets to the body.
         arrivals: data variable of a barrier in shared memory -> the arrivals of each.
     """

@@ -60,7 +60,9 @@ class Ring:
             arrivals = cluster.launch.thread_count // WARP if self.roles else 1
             programs = cluster.size if self.is_shared else 1
             self.empty = cluster.mbarrier(f"empty{number}", [arrivals * programs] * self.stages, remote=self.is_shared)
-        if self.roles and self.is_shared:  # TileLang lets all meet once these barriers are there, before the body.
+        if (
+            self.roles and self.is_shared
+        ):  # TileLang lets all synchronize once these barriers are there, before the body.
             cluster.begun = True
 
     def _ring(self, part: Shard) -> ir.Buffer:

@@ -4,7 +4,7 @@
 Before: a region of `T.Scale("cta_cluster")` with tiles of the cluster, tile operations on them, and regions of the
 program level that hold views of them. After: every program runs the region. A tile of the cluster is split over its
 programs, along the dimension of its views or as a product needs it, or lies whole in each of them, if all of a product
-needs it; programs then load or fetch each other's shares. Meetings of the cluster stand where one program may see what
+needs it; programs then load or fetch each other's shares. Barriers of the cluster stand where one program may see what
 another wrote. Declines what does not fall apart this way, with an error.
 """
 
@@ -63,7 +63,7 @@ class ClusterUnit(Cluster):
 
     @cached_property
     def loaders(self) -> int:
-        """How many threads could load ahead for this phase; pairs of blocks meet in ways of their own."""
+        """How many threads could load ahead for this phase; pairs of blocks synchronize in ways of their own."""
         if self.pair is not None or ir.contains(self.phase.stmt, self._is_groups):
             return 0
         return roles.loaders(self.launch, self.phase.stmt)
@@ -71,7 +71,7 @@ class ClusterUnit(Cluster):
     def _is_groups(self, node: Any) -> bool:
         """Whether a node is a region of units inside the program."""
         is_scale = isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE
-        return is_scale and self._kind(str(node.value.value)) == "lanes"
+        return is_scale and self._kind(str(node.value.value)) == "thread_group"
 
     @property
     def thread(self) -> ir.Var:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Give out the hardware barriers at which threads of a program meet, once all are known.
+"""Give out the hardware barriers at which threads of a program synchronize, once all are known.
 
-Before: a phase that says who executes what, and who meets where (markers.py). After: barriers of the program, of warps,
-or with numbers of ours: stock TileLang numbers those of the program and those that it adds itself in two passes, which
-know nothing of each other. Declines more barriers than there are, and fragments of several ranges of threads.
+Before: a phase that says who executes what, and who synchronizes where (markers.py). After: barriers of the program, of
+warps, or with numbers of ours: stock TileLang numbers those of the program and those that it adds itself in two passes,
+which know nothing of each other. Declines more barriers than there are, and fragments of several ranges of threads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Barriers:
     """The barriers of one phase.
 
     Attributes:
-        numbers: (first thread, threads) of those who meet -> the hardware barrier.
+        numbers: (first thread, threads) of those who synchronize -> the hardware barrier.
     """
 
     def __init__(self, whole: Executing, threads: int):

@@ -22,7 +22,7 @@ from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.operations import Rank, Signal, TileView
 
-KIND = "lanes"
+KIND = "thread_group"
 """The kind of level whose operations have rules for one unit's part."""
 
 _REDUCTIONS = (tl.REDUCE, *tl.FINALIZE_REDUCER)
@@ -99,7 +99,7 @@ class Clone:
         if name == ops.VIEW.name:
             self.views[stmt.var] = TileView.of(stmt.value)
             return tir.sequence([])
-        if name == ops.RANK.name and self._level(Rank.of(stmt.value).level).kind == "lanes":
+        if name == ops.RANK.name and self._level(Rank.of(stmt.value).level).kind == "thread_group":
             level = Rank.of(stmt.value).level
             self.values[stmt.var], self.ranks[stmt.var] = self._rank(level), level
             return tir.sequence([])
@@ -165,7 +165,7 @@ class Clone:
     def scale(self, stmt: ir.AttrStmt) -> ir.Stmt:
         """A scale inside this unit: a finer level forks, a coarser one only selects."""
         level = self._level(str(stmt.value.value))
-        if level.kind != "lanes" or level.threads >= self.unit.threads and self.unit.level:
+        if level.kind != "thread_group" or level.threads >= self.unit.threads and self.unit.level:
             return self.stmt(stmt.body)
         if level.threads == 1:
             return self._threads(stmt.body)
@@ -260,7 +260,7 @@ class Clone:
     def _evaluate(self, stmt: ir.Evaluate) -> ir.Stmt:
         name = ir.op_name(stmt.value)
         level = ir.attribute(stmt.value, "level") if name in ops.ALL_OPS else None
-        if level is not None and self._level(str(level)).kind == "lanes":
+        if level is not None and self._level(str(level)).kind == "thread_group":
             return self._between(stmt.value, str(level))
         if name in _REDUCTIONS:
             self.stage.reduces(self.unit)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """What the units of a program do together: copies to and from siblings, collectives, barriers, through shared memory.
 
-Each unit lays its part down in shared memory, all meet, each takes what it needs, all meet again so that the memory is
-free. Tiles that lie in shared memory already are reached where they are. Every unit has its own text of a barrier:
-these rules give the part of one. Elements combine in the order of ranks, so all units get the same bits.
+Each unit lays its part down in shared memory, all synchronize, each takes what it needs, all synchronize again so that
+the memory is free. Tiles that lie in shared memory already are reached where they are. Every unit has its own text of a
+barrier: these rules give the part of one. Elements combine in the order of ranks, so all units get the same bits.
 """
 
 from __future__ import annotations

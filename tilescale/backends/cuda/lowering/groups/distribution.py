@@ -147,7 +147,7 @@ class Distributions:
     def _walk(self, stmt: ir.Stmt, inside: Level | None) -> None:
         if isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == ops.SCALE:
             level = self.stage.target.machine.level(str(stmt.value.value))
-            is_finer = level.kind == "lanes" and (inside is None or threads_of(level) < threads_of(inside))
+            is_finer = level.kind == "thread_group" and (inside is None or threads_of(level) < threads_of(inside))
             self._walk(stmt.body, level if is_finer else inside)
         elif isinstance(stmt, ir.Bind) and ir.op_name(stmt.value) == ops.VIEW.name:
             if inside is not None:
@@ -180,7 +180,7 @@ class Distributions:
     def _seed(self, var: ir.Var, view: TileView) -> None:
         base, begins, extents = ir.region_parts(view.region)
         level, layout = self.stage.target.machine.level(view.level), view.layout
-        if level.kind != "lanes" or base.scope() == "global":
+        if level.kind != "thread_group" or base.scope() == "global":
             return
         own = base.data in self.views or base.data in self.owners
         if own and (layout.is_replica or not is_fragment(base)):

@@ -94,7 +94,7 @@ class _Search:
         if name not in ops.COLLECTIVES | {ops.WAIT.name}:
             return False
         level = ir.attribute(node, "level")
-        return level is None or self.stage.level(str(level)).kind != "lanes"
+        return level is None or self.stage.level(str(level)).kind != "thread_group"
 
     def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind]) -> None:
         """Loops that every thread reaches, once."""
@@ -104,7 +104,7 @@ class _Search:
             for inner in stmt.seq:
                 self._walk(inner, binds)
         elif isinstance(stmt, ir.AttrStmt):
-            if str(stmt.attr_key) != ops.SCALE or self.stage.level(str(stmt.value.value)).kind != "lanes":
+            if str(stmt.attr_key) != ops.SCALE or self.stage.level(str(stmt.value.value)).kind != "thread_group":
                 self._walk(stmt.body, binds)
         elif isinstance(stmt, ir.For) and "num_stages" in stmt.annotations:
             loop = self._taken_apart(stmt, binds)

@@ -7,7 +7,7 @@ threads, the loader, issue those copies in bulk into a ring of tiles; each unit 
 are handed over by barriers in shared memory: `full` counts their bytes, `empty` the threads that have used them.
 
 The target is roles by hand and not stock TileLang's `WSSchedule`: a pipeline there has one consumer role, while tiles
-here are read by several units, which also meet one another inside the loop.
+here are read by several units, which also synchronize with one another inside the loop.
 
 Leaves to the in-order lowering what loops.py declines.
 """

@@ -2,7 +2,7 @@
 """One array in registers for what sibling units hold of a tile.
 
 Why: a fragment belongs to one range of threads, so each unit's is a buffer of its own, and in the text an array that
-every thread has. A thread uses only its unit's, but where branches meet again the compiler keeps all of them alive:
+every thread has. A thread uses only its unit's, but where branches join again the compiler keeps all of them alive:
 accumulators of two warpgroups then spill, and their products run one after another. Before: text with a line that names
 such arrays. After: the first stands for all of them. Declines arrays of other types or extents than the first.
 """

@@ -94,7 +94,7 @@ class _ThreadGroups(GroupStage):
         return None
 
     def _condition(self, node: ir.IfThenElse) -> ir.Stmt:
-        """A branch on the thread index: the units in it do not meet the others."""
+        """A branch on the thread index: the units in it do not synchronize with the others."""
         self._conditions += 1
         arms = [self.stmt(arm) if arm is not None else None for arm in (node.then_case, node.else_case)]
         self._conditions -= 1
@@ -165,7 +165,8 @@ class _ThreadGroups(GroupStage):
 
 
 def _barriers_before(stmts: Sequence[ir.Stmt], repeated: bool, apart: Callable[[ir.Buffer], bool]) -> set[int]:
-    """Before which statements of a run all units meet: where one writes what was touched, or reads what was written.
+    """Before which statements of a run all units synchronize: where one writes what was touched, or reads what was
+    written.
 
     Args:
         repeated: the first statement follows the last one: the number after the last stands for the end.

@@ -28,7 +28,7 @@ class GroupStage(Stage):
         super().__init__(phase)
         self.whole = Unit("", 0, 0, self.launch.thread_count)
         levels = {data: self.target.machine.level(name) for data, name in self.launch.owners}
-        self._owners = {data: level for data, level in levels.items() if level.kind == "lanes"}
+        self._owners = {data: level for data, level in levels.items() if level.kind == "thread_group"}
         self._buffers = {buffer.data: buffer for buffer in self.launch.buffers}
         self._made: dict[tuple, ir.Buffer] = {}
         self.stored: set[ir.Var] = set()
@@ -52,7 +52,7 @@ class GroupStage(Stage):
         """The level whose units execute a statement of the program."""
         if isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == ops.SCALE:
             level = self.level(str(stmt.value.value))
-            return level if level.kind == "lanes" else None
+            return level if level.kind == "thread_group" else None
         if not (isinstance(stmt, ir.Evaluate | ir.BufferStore) or parallel_loops(stmt)):
             return None
         held = self.distributions.touched(stmt)

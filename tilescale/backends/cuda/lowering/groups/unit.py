@@ -14,7 +14,8 @@ from tilescale.hda import Level
 
 @dataclass(frozen=True)
 class Unit:
-    """The threads that execute a clone: one unit of a lanes level, or the whole program, which is around the others.
+    """The threads that execute a clone: one unit of a level of thread groups, or the whole program, which is around the
+    others.
 
     Attributes:
         number: its rank among `siblings` units.
@@ -66,7 +67,8 @@ class Unit:
         return [Unit(level.name, number, at, threads, count, self) for number, at in enumerate(begins)]
 
     def barrier(self) -> ir.Stmt:
-        """This unit and its siblings meet; what each wrote is then visible to the others, bulk copies included."""
+        """This unit and its siblings synchronize; what each wrote is then visible to the others, bulk copies
+        included."""
         return acquired(sync((self.around or self).executing))
 
 

@@ -31,26 +31,26 @@ def all_to_all(own: Owner, stand: Stand) -> Bound:
 
 def broadcast(own: Owner, stand: Stand) -> Bound:
     """`T.broadcast`. Collective."""
-    team, meet = Team.of(own, stand.made.level), _meeting(own, stand)
+    team, barrier = Team.of(own, stand.made.level), _barrier(own, stand)
     stand.written_by_peers()
 
     def bind(given: Operands) -> list[Work]:
         everywhere = own.near.everywhere(given.target)
         peers = [given.root + step for step in range(1, team.size)] if team.rank == given.root else []
         outs = [everywhere[own.near.slot(team.device(peer))] for peer in peers]
-        return [meet, *(partial(out.copy_, given.target) for out in outs), meet]
+        return [barrier, *(partial(out.copy_, given.target) for out in outs), barrier]
 
     return bind
 
 
-def _meeting(own: Owner, stand: Stand) -> Work:
+def _barrier(own: Owner, stand: Stand) -> Work:
     own.sites.append(Site(stand.what, stand.where))
-    return own.meeting(len(own.sites) - 1)
+    return own.barrier(len(own.sites) - 1)
 
 
 def _by_copies(own: Owner, stand: Stand, cut: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Bound:
     """Copies of `cut(source, size, rank)` to each rank."""
-    team, axis, meet = Team.of(own, stand.made.level), stand.made.axis, _meeting(own, stand)
+    team, axis, barrier = Team.of(own, stand.made.level), stand.made.axis, _barrier(own, stand)
     stand.written_by_peers()
 
     def bind(given: Operands) -> list[Work]:
@@ -62,7 +62,7 @@ def _by_copies(own: Owner, stand: Stand, cut: Callable[[torch.Tensor, int, int],
             return partial(out.copy_, cut(given.source, team.size, rank))
 
         others = [copy((team.rank + step) % team.size) for step in range(1, team.size)]
-        return [meet, partial(_beside, own.device, copy(team.rank), others), meet]
+        return [barrier, partial(_beside, own.device, copy(team.rank), others), barrier]
 
     return bind
 

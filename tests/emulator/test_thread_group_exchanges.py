@@ -70,7 +70,7 @@ def test_halves_are_exchanged_through_views_and_gathered():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("level", LEVELS)
-def test_allreduce_between_lanes_of_every_type(level, dtype):
+def test_allreduce_between_thread_groups_of_every_type(level, dtype):
     units, lanes = LEVELS[level]
 
     @T.prim_func
@@ -153,7 +153,7 @@ def test_split_k_product_over_warpgroups():
     torch.testing.assert_close(args[2].double(), a.double() @ b.double(), rtol=1e-4, atol=1e-4)
 
 
-def test_lanes_of_all_devices_meet_their_namesakes():
+def test_thread_groups_of_all_devices_exchange_with_their_namesakes():
     """A device-level collective inside a warpgroup: warpgroup w of every device, w by w."""
 
     @T.prim_func

@@ -2,7 +2,7 @@
 """Warpgroups and warps: lowered text means what the program means, keeps units apart, and compiles.
 
 Lowered text is plain TileLang, which the emulator interprets: that it gives the program's results shows that shares,
-copies, ranks and exchanges are right, though not that a GPU orders them so (tests/gpu/lanes_check.py does).
+copies, ranks and exchanges are right, though not that a GPU orders them so (tests/gpu/thread_groups_check.py does).
 """
 
 import re
@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 import tilescale
 import tilescale.language as T
-from tests.cuda import lane_programs
-from tests.cuda.lane_exchanges import large_sum
-from tests.cuda.lane_programs import CASES
+from tests.cuda import thread_group_programs
 from tests.cuda.support import bodies, lowered, program, source
 from tests.cuda.test_compiles import _apart as apart
 from tests.cuda.test_compiles import _compile as compile_text
+from tests.cuda.thread_group_exchanges import large_sum
+from tests.cuda.thread_group_programs import CASES
 from tests.ladder import NUMBERED, load
 from tests.language import programs as reference
 from tilelang_core import ir
@@ -119,7 +119,7 @@ def test_split_product_over_two_warpgroups():
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_roles_that_reach_other_devices(devices: int, monkeypatch: pytest.MonkeyPatch):
-    """No block waits for another device, but in meetings, which are left out here: one device runs after another."""
+    """No block waits for another device, but in barriers, which are left out here: one device runs after another."""
     monkeypatch.setattr("tilescale.backends.cuda.lowering.program.fits_inside", lambda *_: False)
     m, n, k = 96 * devices, 160, 128 * devices
     a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
@@ -139,7 +139,7 @@ def test_roles_that_reach_other_devices(devices: int, monkeypatch: pytest.Monkey
 
 
 def test_a_role_has_fragments_of_its_own_and_no_branch_on_the_rank():
-    found = text(lane_programs.roles())
+    found = text(thread_group_programs.roles())
     allocated = set(re.findall(r"(\w+) = T.sblock_alloc_buffer\(.*local.fragment", found))
     roles = {f"{tile}_warpgroup{n}" for tile in ("values", "sums", "total") for n in (1, 2)}
     assert allocated == roles
@@ -148,7 +148,7 @@ def test_a_role_has_fragments_of_its_own_and_no_branch_on_the_rank():
 
 
 def test_units_synchronise_their_own_threads_with_barriers_that_stock_does_not_use():
-    found = source(lane_programs.couriers(4))
+    found = source(thread_group_programs.couriers(4))
     numbers = {int(n): int(count) for n, count in re.findall(r"__sync_thread_partial\((\d+), (\d+)\)", found)}
     assert numbers == {15: 128, 14: 128, 3: 128}
     first, second = found.index("tilescale::signal<0"), found.index("tilescale::wait<tilescale::GE, int>((&")
@@ -156,29 +156,29 @@ def test_units_synchronise_their_own_threads_with_barriers_that_stock_does_not_u
     assert "threadIdx.x) == 128) {" in found[second - 120 : second]
 
 
-def test_units_of_all_devices_meet_apart_and_no_counter_is_restricted():
-    found = source(lane_programs.namesakes(4))
+def test_units_of_all_devices_synchronize_apart_and_no_counter_is_restricted():
+    found = source(thread_group_programs.namesakes(4))
     head = re.search(r"void __launch_bounds__.*", found)[0]
     assert "__restrict__" not in head
     assert len(re.findall(r"barrier_counters_peers_?\b", head)) == 2
 
 
 def test_concurrent_reductions_have_barriers_of_their_own():
-    found = source(lane_programs.reductions())
+    found = source(thread_group_programs.reductions())
     assert "#define TILESCALE_UNIT_BARRIER 15\n" in found and "NamedBarrier<128>" in found
-    assert "TILESCALE_UNIT_BARRIER" not in source(lane_programs.copies())
+    assert "TILESCALE_UNIT_BARRIER" not in source(thread_group_programs.copies())
 
 
 def test_what_a_role_stored_is_there_for_bulk_operations_of_another():
     """Products and bulk copies see stores of other threads after a fence between the two: here, before the arrival."""
-    lines = [line.strip() for line in bodies(source(lane_programs.roles())).splitlines()]
+    lines = [line.strip() for line in bodies(source(thread_group_programs.roles())).splitlines()]
     arrivals = [number for number, line in enumerate(lines) if line.endswith("[0].arrive();")]
     assert len(arrivals) == 3 and all(lines[number - 1] == "tilescale::acquired();" for number in arrivals)
 
 
 def test_room_for_all_tiles_side_by_side_is_not_asked_for():
     assert "slots = T.sblock_alloc_buffer((1, 128, 64)" in text(large_sum())
-    assert "slots = T.sblock_alloc_buffer((2, 32, 32)" in text(lane_programs.copies())
+    assert "slots = T.sblock_alloc_buffer((2, 32, 32)" in text(thread_group_programs.copies())
 
 
 def test_a_private_tile_of_a_thread_is_a_local_array():
@@ -198,7 +198,7 @@ def test_a_private_tile_of_a_thread_is_a_local_array():
 def test_text_compiles():
     machine = "h200-sxm-8"
     funcs = [CASES[name].make() for name in ("roles", "columns split", "nested")]
-    funcs += [lane_programs.couriers(4), lane_programs.namesakes(4)]
+    funcs += [thread_group_programs.couriers(4), thread_group_programs.namesakes(4)]
     funcs += [reference.context_parallel_mla(4, 1, 16, 256, 64, 32, 16, 64, reference.exchanged)]
     texts = [source(func, machine) for func in funcs]
     compile_text("\n".join(apart(t, number) for number, t in enumerate(texts)), target_for(Machine.load(machine)))
@@ -431,7 +431,7 @@ COMPARISONS = {
     st.lists(st.tuples(st.sampled_from(list(COMPARISONS)), st.integers(-8, 72), st.booleans()), min_size=1, max_size=3)
 )
 def test_an_interval_that_is_claimed_is_who_takes_the_branch(conditions: list[tuple[Any, int, bool]]):
-    func = program(lane_programs.single_threads())
+    func = program(thread_group_programs.single_threads())
     launch = func.launches[0]
     tx = launch.thread_vars[0][0]
     condition: Any = None

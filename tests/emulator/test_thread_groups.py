@@ -127,7 +127,7 @@ def test_barrier_among_warps_orders_their_writes():
 
 
 def test_barrier_of_nested_warps_is_that_of_their_warpgroup():
-    """Only warpgroup 1's warps meet; warpgroup 0's never do."""
+    """Only warpgroup 1's warps synchronize; warpgroup 0's never do."""
 
     @T.prim_func
     def program(Y: T.Tensor((2, 4), "int32")):

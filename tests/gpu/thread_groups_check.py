@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Warpgroups and warps on real GPUs: `torchrun --nproc-per-node N tests/gpu/lanes_check.py [names | PART/PARTS]`.
+"""Warpgroups and warps on real GPUs: `torchrun --nproc-per-node N tests/gpu/thread_groups_check.py [names |
+PART/PARTS]`.
 
 Runs the single-device programs (with one rank only), those of one warpgroup that talks to peers, and the two reference
 programs on all ranks, several launches each with fresh inputs and poisoned outputs, and compares with the emulator or
@@ -24,9 +25,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
-from tests.cuda import lane_programs  # noqa: E402
-from tests.cuda.lane_exchanges import LEVELS, Case  # noqa: E402
-from tests.cuda.lane_programs import CASES  # noqa: E402
+from tests.cuda import thread_group_programs  # noqa: E402
+from tests.cuda.thread_group_exchanges import LEVELS, Case  # noqa: E402
+from tests.cuda.thread_group_programs import CASES  # noqa: E402
 from tests.language import programs as reference  # noqa: E402
 
 LIMIT_S = 600.0
@@ -67,8 +68,8 @@ def randoms(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.floa
 def couriers(world: Any, level: str) -> None:
     """One unit sends, the other waits for what comes."""
     blocks = 8
-    shape = (blocks * lane_programs.ROWS, lane_programs.COLUMNS)
-    kernel = tilescale.compile(lane_programs.couriers(blocks=blocks, level=level))
+    shape = (blocks * thread_group_programs.ROWS, thread_group_programs.COLUMNS)
+    kernel = tilescale.compile(thread_group_programs.couriers(blocks=blocks, level=level))
     x, y, z = (tilescale.empty(shape, dtype=torch.float32) for _ in range(3))
     flags = tilescale.zeros((blocks,), dtype=torch.int32)
     for launch in range(20):
@@ -84,7 +85,7 @@ def couriers(world: Any, level: str) -> None:
 def namesakes(world: Any) -> None:
     """Warpgroups sum with their namesakes on all devices."""
     n = 64
-    kernel = tilescale.compile(lane_programs.namesakes(n=n))
+    kernel = tilescale.compile(thread_group_programs.namesakes(n=n))
     for launch in range(20):
         parts = [randoms(100 * launch + rank, (2, n))[0] for rank in range(world.size)]
         y = torch.full((2, n), float("nan"), device="cuda")

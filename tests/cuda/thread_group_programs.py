@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Single-device programs of warpgroups and warps: small, one thing each, with the shapes of their tensors.
 
-The tests interpret their lowered text and compile it; tests/gpu/lanes_check.py runs them on a GPU.
+The tests interpret their lowered text and compile it; tests/gpu/thread_groups_check.py runs them on a GPU.
 """
 
 from typing import Any
 
 import tilescale.language as T
-from tests.cuda.lane_exchanges import EXCHANGES, LEVELS, Case
+from tests.cuda.thread_group_exchanges import EXCHANGES, LEVELS, Case
 
 
 def softmax(layout: Any, rows: int = 64, columns: int = 64) -> Any:
@@ -143,7 +143,7 @@ def reductions(n: int = 64) -> Any:
 
 
 def nested(n: int = 32, warpgroups: int = 2) -> Any:
-    """Warps inside warpgroups: views of views, meetings of the warps of one warpgroup, ranks in expressions."""
+    """Warps inside warpgroups: views of views, barriers of the warps of one warpgroup, ranks in expressions."""
 
     rows = n // warpgroups
 

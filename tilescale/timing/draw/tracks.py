@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Lanes of a unit: its engines in natural order, as many lanes each as it does things at a time."""
+"""Tracks of a unit: its engines in natural order, as many tracks each as it does things at a time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from tilescale.timing.timeline import Span
 
 
-def lanes(spans: Sequence[Span]) -> list[int]:
-    """For each span its lane in its unit; spans of a lane do not overlap."""
+def tracks(spans: Sequence[Span]) -> list[int]:
+    """For each span its track in its unit; spans of a track do not overlap."""
     spans = list(spans)
     by_engine: dict[tuple[int, str], list[int]] = {}
     for i, span in enumerate(spans):
@@ -21,14 +21,14 @@ def lanes(spans: Sequence[Span]) -> list[int]:
     for row, engine in sorted(by_engine, key=lambda key: (key[0], natural(key[1]))):
         first = used.get(row, 0)
         own = _of_engine(spans, by_engine[row, engine])
-        for i, lane in own.items():
-            found[i] = first + lane
+        for i, track in own.items():
+            found[i] = first + track
         used[row] = first + 1 + max(own.values())
     return found
 
 
 def _of_engine(spans: Sequence[Span], members: list[int]) -> dict[int, int]:
-    """Spans of an engine -> lanes in which none overlap: the lowest one that is free when a span begins."""
+    """Spans of an engine -> tracks in which none overlap: the lowest one that is free when a span begins."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     found: dict[int, int] = {}
