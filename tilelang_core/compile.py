@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tvm import tirx
 from tilelang_core import empty_loops, logs
 from tilelang_core.falling import with_rising_dividends
 from tilelang_core.recent import Recent
+from tilelang_core.texts import Rewrite, keyed, through
 
 __all__ = [
     "JIT",
@@ -51,10 +52,10 @@ _TEXT_HOOK = "tilelang_callback_cuda_postproc"
 
 
 @contextlib.contextmanager
-def _text_through(rewrite: Callable[[str], str]) -> Iterator[None]:
-    """CUDA text that is generated meanwhile passes through `rewrite`, after what was registered before."""
+def _text_through(rewrites: Sequence[Rewrite]) -> Iterator[None]:
+    """CUDA text that is generated meanwhile passes through `rewrites`, after what was registered before."""
     before = tvm_ffi.get_global_func(_TEXT_HOOK, allow_missing=True)
-    own = lambda text, target: rewrite(str(before(text, target) if before else text))  # noqa: E731
+    own = lambda text, target: through(rewrites, str(before(text, target) if before else text))  # noqa: E731
     tvm_ffi.register_global_func(_TEXT_HOOK, f=own, override=True)
     try:
         yield
@@ -68,9 +69,9 @@ def generate(
     func: tirx.PrimFunc,
     target: Any,
     pass_configs: dict[str, Any] | None = None,
-    rewrite: Callable[[str], str] | None = None,
+    rewrites: Sequence[Rewrite] = (),
 ) -> Generated:
-    """Lower a function without compiling it; needs no GPU and no nvcc. `rewrite` has the last word on the text.
+    """Lower a function without compiling it; needs no GPU and no nvcc. `rewrites` have the last word on the text.
 
     The same function is lowered once: its text is checked, looked at for what a device holds of it, and shown.
     """
@@ -78,7 +79,7 @@ def generate(
     own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
     config = {**dict(own), **(pass_configs or {})}
     made = _kept((func.script(show_meta=True), str(target), repr(config)), lambda: _lower(func, target, config))
-    return replace(made, text=rewrite(made.text)) if rewrite else made
+    return replace(made, text=through(rewrites, made.text))
 
 
 def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
@@ -92,15 +93,10 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:
     with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target:
-        lowered = tilelang.lower(_mended(func), target=target)
+        lowered = tilelang.lower(with_rising_dividends(func), target=target)
     kernels = [kernel.attrs for kernel in lowered.device_mod.functions.values() if kernel.attrs]
     dynamic = [int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs]
     return Generated(empty_loops.mended(lowered.kernel_source), max(dynamic, default=0))
-
-
-def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function as TileLang does not get it wrong."""
-    return empty_loops.marked(with_rising_dividends(func))
 
 
 def cuda_source(func: tirx.PrimFunc, target: Any, pass_configs: dict[str, Any] | None = None) -> str:
@@ -114,15 +110,12 @@ def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = No
     return bytes(compile_text(text, determine_target(target, return_object=True), pass_configs or {}))
 
 
-def compile_kernel(func: tirx.PrimFunc, rewrite: Callable[[str], str] | None = None, **options: Any) -> Any:
-    """`tilelang.compile`: a kernel for the GPU at hand. `rewrite` has the last word on its text."""
-
-    def last(text: str) -> str:
-        text = empty_loops.mended(text)
-        return rewrite(text) if rewrite else text
-
-    with logs.following(), _text_through(last):
-        return tilelang.compile(_mended(func), **options)
+def compile_kernel(func: tirx.PrimFunc, rewrites: Sequence[Rewrite] = (), **options: Any) -> Any:
+    """`tilelang.compile`: a kernel for the GPU at hand. `rewrites` have the last word on its text."""
+    if empty_loops.may_have_no_step(func):
+        rewrites = empty_loops.mended, *rewrites
+    with logs.following(), _text_through(rewrites):
+        return tilelang.compile(keyed(with_rising_dividends(func), rewrites), **options)
 
 
 def cache_folder() -> Path:

@@ -24,10 +24,7 @@ from tvm import tirx
 
 from tilelang_core.ir import constant, contains
 
-__all__ = ["marked", "mended"]
-
-_MARK = "tilescale.empty_loops"
-"""An attribute: what TileLang has kept of a function, from when nobody changed its text, is not taken for this one."""
+__all__ = ["may_have_no_step", "mended"]
 
 _FIRST = re.compile(r"^ *if \((\w+) == 0\) \{\n *(mbarrier\[\d+\]\.wait\(0\);\n) *\}\n", re.MULTILINE)
 _KERNEL = re.compile(r'^extern "C" __global__ void [^;]*? \{\n.*?^\}$', re.MULTILINE | re.DOTALL)
@@ -35,9 +32,9 @@ _LOOP = re.compile(r"^( *)for \(int (\w+) = 0; \2 < (.+); \+\+\2\) \{$")
 _BARRIER = re.compile(r"^ *(__syncthreads\(\);|tl::__sync_thread_partial\([^;]*\);)$")
 
 
-def marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function, with an attribute if its text may be changed here."""
-    return func.with_attr(_MARK, 1) if contains(func.body, _may_have_no_step) else func
+def may_have_no_step(func: tirx.PrimFunc) -> bool:
+    """Whether some loop of a function may have no step: only such texts are changed here."""
+    return contains(func.body, _may_have_no_step)
 
 
 def _may_have_no_step(node: object) -> bool:

@@ -125,5 +125,5 @@ def test_texts_are_as_they_come_where_nobody_rewrites_them():
 
     target = target_for(Machine.load("h200-sxm-8"))
     as_it_is = stock.generate(plain, target).text
-    assert stock.generate(plain, target, rewrite=lambda text: text + "// end").text == as_it_is + "// end"
+    assert stock.generate(plain, target, rewrites=[lambda text: text + "// end"]).text == as_it_is + "// end"
     assert stock.generate(plain, target).text == as_it_is

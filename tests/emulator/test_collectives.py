@@ -193,6 +193,24 @@ def test_allreduce_of_two_tiles_keeps_the_index_of_the_maximum():
         assert_same(index, stack.argmax(0))
 
 
+def test_results_of_a_function_are_rounded_to_the_tiles_type():
+    """Each in turn: a float16 times a float32 is a float32."""
+
+    @T.prim_func
+    def program(X: T.Tensor((4,), "float16"), W: T.Tensor((4,), "float32")):
+        with T.Kernel(device=3):
+            with T.Scale("device"):
+                T.allreduce(X, W, fn=lambda a, b: (a[0] * a[1] + b[0], b[1]))
+
+    args = [[values(r, 4, dtype="float16"), values(r + 9, 4)] for r in range(3)]
+    first, second, third = ([x.clone() for x in pair] for pair in args)
+    tilescale.emulate(program, args)
+    before = (first[0] * first[1] + second[0]).half()
+    for found, weight in args:
+        assert_same(found, (before * second[1] + third[0]).half())
+        assert_same(weight, third[1])
+
+
 @pytest.mark.parametrize("world", [1, 3, 4])
 def test_allreduce_of_three_tiles_merges_attention(world):
     """Outputs, maxima and sums of parts of the keys become those of all keys."""

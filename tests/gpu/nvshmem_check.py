@@ -40,7 +40,7 @@ from tilescale import backends  # noqa: E402
 from tilescale.backends.cuda import nvshmem_link  # noqa: E402
 from tilescale.backends.cuda.lowering.phase import Target  # noqa: E402
 from tilescale.backends.cuda.lowering.program import lower  # noqa: E402
-from tilescale.backends.cuda.text import rewritten  # noqa: E402
+from tilescale.backends.cuda.text import REWRITES  # noqa: E402
 from tilescale.comm.heap import default_heap  # noqa: E402
 
 LIMITS_S = {"warm": 150.0}
@@ -94,7 +94,7 @@ class Job:
         nvshmem_link.prepare(heap, {}, None)
         if self.world.local_rank == 0:
             kernels = [grid.kernel for f in self.kernels.values() for grid in self._lowered(f).grids]
-            texts = [stock.generate(kernel.func, "auto", None, rewritten).text for kernel in kernels]
+            texts = [stock.generate(kernel.func, "auto", None, REWRITES).text for kernel in kernels]
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda text: stock.device_code(text, "auto"), texts))
         self.world.barrier()

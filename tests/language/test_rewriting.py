@@ -95,7 +95,7 @@ def test_a_function_is_lowered_once(monkeypatch: pytest.MonkeyPatch):
         return main
 
     text = stock.generate(program(1), TARGET).text
-    assert stock.generate(program(1), TARGET, rewrite=str.upper).text == text.upper()
+    assert stock.generate(program(1), TARGET, rewrites=[str.upper]).text == text.upper()
     assert stock.generate(program(1), TARGET).text == text and len(lowered) == 1
     assert stock.generate(program(2), TARGET).text != text
     stock.generate(program(1), {**TARGET, "arch": "sm_80"})

@@ -320,4 +320,4 @@ def _combine(fn: Callable, regions: list[ir.Call]) -> ir.Call:
             hint="return one value for each tile",
             where=here(),
         )
-    return trace.call(COMBINE, *left, *right, *results)
+    return trace.call(COMBINE, *left, *right, *map(stock.cast, results, types))

@@ -18,9 +18,8 @@ STRIDE = 1 << 36
 """Bytes between devices in the address range that a text is generated for where there is no heap."""
 
 
-def rewritten(text: str) -> str:
-    """The text of a kernel as nvcc gets it, from the one that stock TileLang generates."""
-    return whole_vectors(one_array_each(text))
+REWRITES = one_array_each, whole_vectors
+"""What the text that stock TileLang generates goes through before nvcc gets it."""
 
 
 def checked(
@@ -32,7 +31,7 @@ def checked(
         GeneratedTextError: a text that must not run.
         AllocationTooLargeError: more shared memory than the machine has.
     """
-    generated = stock.generate(kernel.func, target, pass_configs, rewritten)
+    generated = stock.generate(kernel.func, target, pass_configs, REWRITES)
     check_text(generated.text, written_by_peers(program), kernel.ahead)
     asked = generated.dynamic_shared + static_shared_bytes(generated.text)
     check_shared(program.name, asked, machine, kernel.where)

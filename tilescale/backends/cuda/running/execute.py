@@ -32,7 +32,7 @@ from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import target_for
-from tilescale.backends.cuda.text import STRIDE, rewritten
+from tilescale.backends.cuda.text import REWRITES, STRIDE
 from tilescale.comm import Team, World, init
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
@@ -79,8 +79,8 @@ class DeviceProgram:
         self.target = Target(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
-        self._plans, self._turns = Plans(), turns(self.device)
         self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self._plans, self._turns = Plans(self._is_capturing), turns(self.device)
         self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
         self.exchanges = Workspaces()
@@ -211,7 +211,7 @@ class DeviceProgram:
         def make() -> Any:
             if first and check is not None:
                 check()
-            return stock.compile_kernel(func, rewritten, **self.options)
+            return stock.compile_kernel(func, REWRITES, **self.options)
 
         return once_per_node(self._group, first, make)
 

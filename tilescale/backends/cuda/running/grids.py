@@ -13,7 +13,7 @@ from tilescale.backends.cuda.lowering.check import kernels
 from tilescale.backends.cuda.lowering.program import LoweredGrid
 from tilescale.backends.cuda.running import occupancy
 from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work
-from tilescale.backends.cuda.text import checked, rewritten
+from tilescale.backends.cuda.text import REWRITES, checked
 from tilescale.program.grids import programs
 from tilescale.program.waiting import first_wait, waits_across
 
@@ -72,7 +72,7 @@ def _check_residency(own: Owner, grid: LoweredGrid, kernel: Any) -> None:
     configs = own.options.get("pass_configs")
 
     def check() -> None:
-        made = stock.generate(grid.kernel.func, kernel.target, configs, rewritten)
+        made = stock.generate(grid.kernel.func, kernel.target, configs, REWRITES)
         text = next(kernels(made.text))
         code = stock.device_code(made.text, kernel.target, configs)
         image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster_size)

@@ -13,7 +13,7 @@ wait for what the host would do next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -89,10 +89,13 @@ class Plans:
         passed: positions of scalars that only kernels depend on, by which calls are not told apart.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_capturing: Callable[[], bool]) -> None:
+        """`is_capturing` says whether a graph of the caller's is being captured now."""
         import torch
 
         self.passed: frozenset[int] = frozenset()
+        self._is_capturing = is_capturing
+        self._forgotten: list[Plan] = []  # until no graph is captured: meanwhile theirs may not be destroyed
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._plans: OrderedDict[Key | None, Plan] = OrderedDict()
         self._last: Plan | None = None  # that was used: the others have their order
@@ -112,13 +115,19 @@ class Plans:
         if key is None:
             return
         self._plans[key] = self._last = plan
-        if len(self._plans) > KEPT:
-            self._plans.popitem(last=False)
+        self._forget([self._plans.popitem(last=False)[1]] if len(self._plans) > KEPT else [])
 
     def clear(self) -> None:
         """Forget all of them: something that they are bound to has changed."""
+        plans = list(self._plans.values())
         self._plans.clear()
         self._last = None
+        self._forget(plans)
+
+    def _forget(self, plans: list[Plan]) -> None:
+        self._forgotten += plans
+        if not self._is_capturing():
+            self._forgotten.clear()
 
     def key(self, values: Sequence[Any]) -> Key | None:
         """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars that matter.
