@@ -143,5 +143,6 @@ ALGORITHMS = (
             "broadcast": partial(broadcast, direct.broadcast),
         },
         forms=(TILES,),
+        most=direct.MOST,
     ),
 )
