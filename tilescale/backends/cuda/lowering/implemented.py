@@ -103,7 +103,8 @@ COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32",
 
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NCCL = (Implementation(_has_nccl),)
-_COPIES = (Implementation(_copied_by_host),)
+# Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.
+_COPIES = (Implementation(_copied_by_host, on_request=_by_kernel),)
 _RAILS = (Implementation(_by_rail),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
@@ -146,6 +147,27 @@ BETWEEN = "hierarchical_direct"
 
 WITH_FUNCTION = "one_shot"
 """How everybody combines tiles by a user's function."""
+
+def _played(name: str) -> tuple[Implementation, ...]:
+    """By a kernel that plays an algorithm's rounds, only where a program asks for it: estimates say less of it than of
+    kernels that were made for one algorithm."""
+
+    def able(made: Collective, target: Target) -> bool:
+        return _by_kernel(made, target) and records()[name].against(dict(target.sizes)[made.level]) is None
+
+    return (Implementation(able, by_kernel=True, on_request=lambda made, target: True),)
+
+
+BY_ROUNDS = {
+    "allreduce": ("halving_doubling", "recursive_doubling", "hierarchical_doubling", "ring", "rings", "tree"),
+    "reduce_scatter": ("halving", "hierarchical_doubling", "ring", "rings"),
+    "all_gather": ("doubling", "hierarchical_doubling", "ring", "rings"),
+    "all_to_all": ("pairwise",),
+    "broadcast": ("ring", "tree"),
+}
+"""Operation -> algorithms of which one kernel plays the rounds."""
+
+ON_TENSORS |= {(operation, name): _played(name) for operation, names in BY_ROUNDS.items() for name in names}
 
 IMPLEMENTED = frozenset(
     {(operation, TENSORS, name) for operation, name in ON_TENSORS}
