@@ -47,17 +47,15 @@ def _function(expr: ir.PrimExpr) -> _Function | None:
     if isinstance(expr, ir.Var):
         return lambda known: known[expr]
     if ir.op_name(expr) == tl.IF_THEN_ELSE:
-        parts = [_function(part) for part in expr.args]
-        return None if None in parts else _chosen(*parts)
+        condition, then, other = (_function(part) for part in expr.args)
+        if condition is None or then is None or other is None:
+            return None
+        return lambda known: then(known) if condition(known) else other(known)
     operation = _OPERATIONS.get(type(expr))
     if operation is None:
         return None
     left, right = _function(expr.a), _function(expr.b)
     return None if left is None or right is None else lambda known: operation(left(known), right(known))
-
-
-def _chosen(condition: _Function, then: _Function, other: _Function) -> _Function:
-    return lambda known: then(known) if condition(known) else other(known)
 
 
 @lru_cache(1 << 14)
