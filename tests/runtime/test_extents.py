@@ -45,20 +45,6 @@ def test_an_extent_as_a_number():
     assert evaluate(n * (x < 2), {n: 9, x: 1.5}) == 9
 
 
-@pytest.mark.parametrize("number", [-7, 0, 5])
-def test_what_is_evaluated_again_and_again_is_what_python_says(number):
-    n, m = T.dynamic("n"), T.dynamic("m")
-    for expr, want in (
-        (n // 3 + n % 3 * 4 - 2, number // 3 + number % 3 * 4 - 2),
-        (T.min(n, 2) * T.max(n, 1), min(number, 2) * max(number, 1)),
-        (T.if_then_else(n != 0, 10 // n, -1), 10 // number if number else -1),
-        (T.if_then_else(n < 2, m, 3), None if number < 2 else 3),
-        (T.cast(n, "int64") * 2, 2 * number),
-        (n + m, None),
-    ):
-        assert evaluate(expr, {n: number}) == evaluate(expr, {n: number}) == want
-
-
 def test_only_extents_inside_expressions_have_to_be_passed():
     assert {var.name for var in inside_expressions(traced(2))} == {"n"}
     assert not inside_expressions(traced(1))

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from tilescale.backends.cuda.running.steps import KernelLaunch, Work, run
 
@@ -104,7 +105,7 @@ class Plans:
         self.moving: frozenset[int] = frozenset()
         self._is_capturing = is_capturing
         self._forgotten: list[Plan] = []  # until no graph is captured: meanwhile theirs may not be destroyed
-        self._alike: dict[Key | None, Plan] = {}
+        self._alike: WeakValueDictionary[Key | None, Plan] = WeakValueDictionary()
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._plans: OrderedDict[Key | None, Plan] = OrderedDict()
         self._last: Plan | None = None  # that was used: the others have their order
@@ -128,17 +129,13 @@ class Plans:
         if key is None:
             return
         self._plans[key] = self._last = plan
-        if len(self._plans) > KEPT:
-            self._forget([self._plans.popitem(last=False)[1]])
+        self._forget([self._plans.popitem(last=False)[1]] if len(self._plans) > KEPT else [])
         if plan.can_repeat:
             self._alike.setdefault(self.key(values, exact=False), plan)
-        if len(self._alike) > KEPT:
-            self._forget(self._alike.values())
-            self._alike.clear()
 
     def clear(self) -> None:
         """Forget all of them: something that they are bound to has changed."""
-        self._forget([*self._plans.values(), *self._alike.values()])
+        self._forget(self._plans.values())
         self._plans.clear()
         self._alike.clear()
         self._last = None

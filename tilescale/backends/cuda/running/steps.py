@@ -14,6 +14,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.program import extents
+from tilescale.program.formulas import formula
 
 Work = Callable[[], Any]
 """Puts work on the current stream, and touches nothing else: a launch, a copy, a collective."""
@@ -34,8 +35,7 @@ class Call:
 
     def known(self, expr: Any) -> int | None:
         """An expression as a number, None if host-level variables do not decide it; remembers what was `asked` for."""
-        if not isinstance(expr, int | ir.IntImm):
-            self.asked |= extents.variables(expr)
+        self.asked |= formula(expr).variables
         return extents.evaluate(expr, self.variables)
 
     def evaluate(self, expr: Any) -> int:
