@@ -226,8 +226,8 @@ def test_the_choice_is_in_the_schedule():
 
 
 @T.macro
-def by_ring(X, Y, L, flags, rank, size):
-    T.allreduce(X, impl="ring")  # <-
+def by_engine(X, Y, L, flags, rank, size):
+    T.allreduce(X, impl="copy_engine")  # <-
 
 
 @T.macro
@@ -276,7 +276,7 @@ def kept_across(X, Y, L, flags, rank, size):
     [
         (read_before, "'first', read from memory before"),
         (kept_across, "'total', which lives across"),
-        (by_ring, "impl='ring' of T.allreduce: available here: one_shot, two_shot, nccl"),
+        (by_engine, "impl='copy_engine' of T.allreduce: available here: one_shot, two_shot, nccl, halving_doubling"),
         (by_bulk_copies, "impl='tma': moves shared memory, the tile lies in global memory"),
         (until_a_function, "'fabs' in what decides what to launch"),
         (until_a_value, "'first', read from memory before"),
