@@ -3,11 +3,12 @@
 
     torchrun --nproc-per-node 2 benchmarks/collectives.py                                   everything
     torchrun --nproc-per-node 2 benchmarks/collectives.py --only allreduce --largest 1048576  small all-reduces
-    torchrun --nproc-per-node 2 benchmarks/collectives.py --algorithms                      each algorithm of ours, too
+    torchrun --nproc-per-node 2 benchmarks/collectives.py --algorithms --modes graph        algorithms by themselves
 
 Works: allreduce, reduce_scatter, all_gather, all_to_all, broadcast, of bfloat16. A shape is that of the whole tensor:
 the result of an all-gather, what a rank begins with elsewhere. Rates count the bytes that a GPU has to send. `race.py`
-says how is measured, `curves.py` draws the results.
+says how is measured, `curves.py` draws the results. What is measured of algorithms by themselves is a file of its own,
+`algorithms.json`, which `choices.py` reads.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import tilescale  # noqa: E402
 @click.option("--contender", default="", help="The contenders whose name contains this, beside NCCL.")
 @click.option("--modes", default="graph,eager", show_default=True, help="How calls are made.")
 @click.option("--largest", default=256 * works.MIB, show_default=True, help="Bytes of a tensor at most.")
-@click.option("--algorithms", is_flag=True, help="Each of our algorithms by itself, beside the one that is chosen.")
+@click.option("--algorithms", is_flag=True, help="Each algorithm that one is chosen from, by itself.")
 @click.option("--rounds", default=10, show_default=True, help="Groups of calls of each contender.")
 @click.option("--out", type=click.Path(path_type=Path), default=SCRIPT.parent / "results", help="Folder of results.")
 @click.option("--limit", default=60.0, show_default=True, help="Seconds that a step may take before the run ends.")
@@ -51,7 +52,7 @@ def main(only: str, contender: str, modes: str, largest: int, algorithms: bool, 
             replace(heat, contenders=[c for c in heat.contenders if contender in c.name or c.name == heat.baseline])
             for heat in heats
         ]
-    run = Run("collectives", seeds=(0,), **given)
+    run = Run("algorithms" if algorithms else "collectives", seeds=(0,), **given)
     steps, heats = run.resumed(heats, resume)
     run.race_all(heats, steps)
 

@@ -65,6 +65,7 @@ def test_every_time_is_close_or_the_page_says_why_not(predictions: ModuleType):
     assert far == predictions.REASONS.keys(), "a reason for what is off, and none for what is not"
     every = [row for g in results()["groups"] for row in g["rows"]]
     assert sum(map(predictions.is_close, every)) > 0.75 * len(every)
+    assert predictions.mean_error(results()["groups"]) <= 0.15
 
 
 def test_the_page_has_the_tables(predictions: ModuleType):

@@ -100,10 +100,15 @@ def ag_gemm_phases(devices: int, M: int, N: int, K: int, t: Tiling):
     return ag_then_gemm
 
 
-def ag_gemm_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int):
-    """The device's copy queue gathers in place, in chunks of rows; each tile waits for the chunk that it reads."""
+def ag_gemm_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, blocks: int = 0):
+    """The device's copy queue gathers in place, in chunks of rows; each tile waits for the chunk that it reads.
+
+    `blocks`: so many that take tiles in turns, and store one beside the products of the next; 0 for one a tile.
+    """
     rows = M // devices
     tiles_m, tiles_n = rows // t.m, N // t.n
+    tiles = devices * tiles_m * tiles_n
+    blocks = blocks or tiles
 
     @T.prim_func
     def ag_gemm_overlapped(
@@ -111,7 +116,7 @@ def ag_gemm_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int):
         B: T.Tensor((N, K), "bfloat16"),
         C: T.Tensor((devices, rows, N), "bfloat16"),
     ):
-        with T.Kernel(device=devices, block=devices * tiles_m * tiles_n, threads=THREADS) as tile:
+        with T.Kernel(device=devices, block=blocks, threads=THREADS) as block:
             arrived = T.alloc_flags((devices, rows // chunk))
             with T.Scale("device") as (rank, size):
                 T.all_gather(A[rank, :, :], A, dim=0, signal=arrived, chunk=chunk)
@@ -121,13 +126,15 @@ def ag_gemm_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int):
                 c = T.alloc((t.m, t.n), "float32", level="l0")
                 out = T.alloc((t.m, t.n), "bfloat16", level="l1")
                 with T.Scale("device") as (rank, size):
-                    # The own shard first, then that of the device before, which sends here first, and so on.
-                    shard = (rank + size - tile // (tiles_m * tiles_n)) % size
-                    row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
-                    T.wait(arrived[shard, row * t.m // chunk], ">=", 1)
-                    multiply(A, shard, row * t.m, B, column * t.n, a, b, c, K // t.k, t.k, t.stages)
-                    T.copy(c, out)
-                    T.copy(out, C[shard, row * t.m, column * t.n])
+                    for turn in T.serial(T.ceildiv(tiles - block, blocks) if blocks < tiles else 1):
+                        tile = block + turn * blocks
+                        # The own shard first, then that of the device before, which sends here first, and so on.
+                        shard = (rank + size - tile // (tiles_m * tiles_n)) % size
+                        row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
+                        T.wait(arrived[shard, row * t.m // chunk], ">=", 1)
+                        multiply(A, shard, row * t.m, B, column * t.n, a, b, c, K // t.k, t.k, t.stages)
+                        T.copy(c, out)
+                        T.copy(out, C[shard, row * t.m, column * t.n])
 
     return ag_gemm_overlapped
 

@@ -30,7 +30,7 @@ OURS = {"allreduce": ("one_shot", "two_shot"), "all_gather": ("direct", "copy_en
 
 
 def heats(gpus: int, modes: tuple[str, ...], algorithms: bool, largest: int) -> Iterator[Heat]:
-    """All collectives at all sizes up to the largest; `algorithms`: each of ours by itself, beside the chosen one.
+    """All collectives at all sizes up to the largest; `algorithms`: each that is chosen from, by itself.
 
     Before them a put by copy engine, which says what the wire carries.
     """
@@ -56,10 +56,12 @@ class Work:
         return whole if self.name in ("allreduce", "broadcast") else -(-whole // size) * size
 
     def heat(self, gpus: int, mode: str, algorithms: bool) -> Heat:
-        """Everybody who makes it."""
-        entries = [Contender("nccl", self.nccl), *self.symmetric(), self.own(None)]
+        """Everybody who makes it, or the algorithms that one is chosen from."""
         if algorithms:
-            entries += [self.own(impl) for impl in OURS.get(self.name, ("direct",))]
+            others = [self.own(impl) for impl in OURS.get(self.name, ("direct",))]
+        else:
+            others = [*self.symmetric(), self.own(None)]
+        entries = [Contender("nccl", self.nccl), *others]
         share = {"allreduce": 2 * (gpus - 1) / gpus, "broadcast": 1.0}.get(self.name, (gpus - 1) / gpus)
         calls = 8 if self.nbytes <= 4 * MIB else 3
         moved = share * 2 * self.elements

@@ -32,7 +32,19 @@ def test_shipped_files_are_of_machines_and_say_where_their_points_come_from(path
     assert data.machine == path.stem and data.machine in Machine.names() and not data.simulated
     assert data.gpu and data.versions and data.date[:4].isdigit()
     points = (*data.wires, *data.flags, *data.launches, *data.products, *data.collectives, *data.contention)
-    assert points and all(point.source for point in points)
+    assert points and data.source and all(point.source or "calibrate" in data.source for point in points)
+    assert any(product in data.gpu for product in Machine.load(data.machine).identify.products)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_machine_takes_the_shipped_numbers_of_its_own_name(path: Path, environment, tmp_path: Path):
+    environment(TILESCALE_CACHE_DIR=str(tmp_path))
+    machine, data = Machine.load(path.stem), Measured.load(path)
+    assert measured(machine) == data and in_force(machine) == machine
+    network, mine = calibrated(machine).network("device"), machine.network("device")
+    assert network.latency == pytest.approx(mine.latency, rel=0.1)
+    for mechanism in {wire.mechanism for wire in data.wires}:
+        assert network.mechanism(mechanism).put == pytest.approx(mine.mechanism(mechanism).put, rel=0.1)
 
 
 def test_what_is_written_is_read(tmp_path: Path):

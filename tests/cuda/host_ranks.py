@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical, kernels
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical, kernels, rounds
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.steps import Work, run
@@ -180,12 +180,13 @@ class Ranks:
         memory = torch.zeros(self.size, STRIDE, dtype=torch.uint8)
         self.reports = torch.zeros(self.size, 8, dtype=torch.int64)
         self.limit_ns = LIMIT_NS
-        patch.setattr(exchanges, "THREADS", THREADS)
+        for module in (exchanges, rounds):
+            patch.setattr(module, "THREADS", THREADS)
+            patch.setattr(module, "launch", self._launch)
+            patch.setattr(module, "functions", lambda code, kernel, device: library.functions(kernel))
         patch.setattr(exchanges, "FEWEST_THREADS", 2)
         patch.setattr(exchanges, "SMALLEST_SLOT", 64)
         patch.setattr(exchanges, "LARGEST_SLOT", 256)
-        patch.setattr(exchanges, "launch", self._launch)
-        patch.setattr(exchanges, "functions", lambda code, kernel, device: library.functions(kernel))
         self.owners = [self._owner(rank, Heap(memory, rank, shift)) for rank in range(self.size)]
 
     def _owner(self, rank: int, heap: Heap) -> Any:

@@ -57,8 +57,9 @@ def test_a_purpose_is_an_int32_that_names_its_place(site: int, call: int):
 @pytest.mark.parametrize("form", [TILES, PROGRAMS, THREAD_GROUPS])
 @pytest.mark.parametrize("operation", ["allreduce", "all_gather"])
 def test_collectives_on_tiles_are_made_as_the_table_of_their_kind_says(form: str, operation: str):
-    wanted = Wanted(operation, form, "device", (0, 1))
-    assert available(SimpleNamespace(name=operation), wanted, None).names == (ON_TILES[form][operation],)
+    wanted, made = Wanted(operation, form, "device", (0, 1)), SimpleNamespace(name=operation, level="device")
+    target = SimpleNamespace(sizes=(("device", 2),), devices=2, near=2)
+    assert available(made, wanted, target).names == (ON_TILES[form][operation],)
 
 
 def test_kinds_of_collectives_on_tiles_are_made_differently():

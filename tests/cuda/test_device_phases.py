@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: MIT
 """Device phases taken apart: what the host does with whole tensors, what becomes a grid, what is declined."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import tilescale
 import tilescale.language as T
 from tests.cuda import programs
 from tests.cuda.support import notes, program, source
+from tests.cuda.test_thread_groups import interpret
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
@@ -164,6 +167,25 @@ def test_parallel_loops_of_any_extent_are_spread():
     source(scale)
 
 
+@pytest.mark.parametrize("shape", [(3, 100, 70), (5, 2, 4096), (2, 3, 5000)])
+def test_nests_of_parallel_loops_are_spread_over_all_programs(shape: tuple[int, int, int]):
+    """Run as the plain function that the kernel is: every element is reached once."""
+
+    @T.prim_func
+    def add(X: T.Tensor(shape, "int32")):
+        with T.Kernel(device=2):
+            with T.Scale("device"):
+                for i, j, k in T.Parallel(*shape):
+                    X[i, j, k] += (i * shape[1] + j) * shape[2] + k
+
+    (words,) = steps(add, {"device": 2})
+    assert -(-math.prod(shape) // 4096) <= int(words.split()[1]) <= 2 * math.prod(shape) // 4096
+    x = torch.arange(math.prod(shape), dtype=torch.int32).reshape(shape)
+    given = x.clone()
+    interpret(add, [given])
+    assert torch.equal(given, 2 * x)
+
+
 def test_ranks_that_share_gpus_do_without_nccl():
     @T.macro
     def statements(X, Y, L, flags, rank, size):
@@ -204,8 +226,8 @@ def test_the_choice_is_in_the_schedule():
 
 
 @T.macro
-def by_ring(X, Y, L, flags, rank, size):
-    T.allreduce(X, impl="ring")  # <-
+def by_engine(X, Y, L, flags, rank, size):
+    T.allreduce(X, impl="copy_engine")  # <-
 
 
 @T.macro
@@ -254,7 +276,7 @@ def kept_across(X, Y, L, flags, rank, size):
     [
         (read_before, "'first', read from memory before"),
         (kept_across, "'total', which lives across"),
-        (by_ring, "impl='ring' of T.allreduce: available here: one_shot, two_shot, nccl"),
+        (by_engine, "impl='copy_engine' of T.allreduce: available here: one_shot, two_shot, nccl, halving_doubling"),
         (by_bulk_copies, "impl='tma': moves shared memory, the tile lies in global memory"),
         (until_a_function, "'fabs' in what decides what to launch"),
         (until_a_value, "'first', read from memory before"),

@@ -87,6 +87,11 @@ ORDERS = {
         "told": ["load_acquire", "__syncthreads_and"],
         "end": ["__syncthreads"],
     },
+    "rounds.cuh": {
+        "tell": ["__syncthreads", "order_stores", "store_relaxed"],
+        "told": ["load_acquire", "__syncthreads_and"],
+        "end": ["__syncthreads"],
+    },
 }
 """File -> function -> what it says; overloads after one another. Others say nothing of the kind."""
 

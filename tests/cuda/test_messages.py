@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks
-from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical
-from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving
+from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS, ON_TENSORS
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical, rounds
+from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving, moving_units
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.timeouts import Kind
+from tilescale.collectives import records
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -51,6 +52,9 @@ def compiled() -> Iterator[Kernel]:
         yield Kernel("reduce_twice", form, sums, 2)
         for dtype, op in TYPES:
             yield Kernel("reduce", form, combining(dtype, op), 2, ("true",))
+    for ranks in (2, 3, 4):
+        yield Kernel("play", "rounds", sums, ranks)
+        yield Kernel("play", "rounds", moving_units("bfloat16"), ranks)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +142,19 @@ def test_calls_of_changing_sizes(name: str, algorithm: str, job: Callable[..., R
     for count in [*COUNTS, *chance.choices(COUNTS, k=6)]:
         check(call, name, count, 3, torch.bfloat16, shift=chance.choice([0, 0, 1]))
     assert not three.reports.any()
+
+
+@pytest.mark.parametrize("operation", BY_ROUNDS)
+def test_rounds_of_any_algorithm(operation: str, job: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch):
+    """Of each algorithm, by as many ranks as it takes, in one launch and in several."""
+    for name in BY_ROUNDS[operation]:
+        ranks = 4 if records()[name].power_of_two or name != "ring" else 3
+        several = job(device=ranks)
+        call = several.collective(stand(operation), name)
+        for count, room in ((1, 1 << 20), (7, 1 << 20), (160, 1 << 20), (700, 1000)):
+            monkeypatch.setattr(rounds, "INBOX_BYTES", room)
+            check(call, operation, count, ranks, torch.bfloat16, shift=count % 2, numbers=whole_numbers)
+        assert not several.reports.any()
 
 
 @pytest.mark.parametrize(("dtype", "op"), TYPES)

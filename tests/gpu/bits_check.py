@@ -61,6 +61,8 @@ def main() -> int:
     for operation, form, name in sorted(IMPLEMENTED):
         if operation not in ("allreduce", "reduce_scatter") or records()[name].library:
             continue
+        if name.startswith("hierarchical"):
+            continue  # between nodes alone
         if form not in (PROGRAMS, THREAD_GROUPS) and world.size != UNITS:
             print(f"rank {world.rank} {operation} of {form} by {name}: skipped, it takes {UNITS} ranks", flush=True)
             continue

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS  # noqa: E402
+from tilescale.collectives import records  # noqa: E402
 from tilescale.errors import WaitTimeoutError  # noqa: E402
 from tilescale.settings import settings  # noqa: E402
 
@@ -259,6 +261,11 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for name in ("reduce_scatter", "all_gather", "all_to_all", "broadcast"):
         yield f"{name} replays", lambda n=name: replays(Checked(n, "direct", "float32"))
         yield f"{name} in a row", lambda n=name: in_a_row(Checked(n, "direct", "bfloat16"))
+    for name, known in BY_ROUNDS.items():
+        for impl in known:
+            if records()[impl].against(SIZE) is None:
+                yield f"{name} by rounds, {impl}", lambda n=name, i=impl: sizes(Checked(n, i, "int32"))
+        yield f"{name} by rounds, replays", lambda n=name, i=known[-1]: replays(Checked(n, i, "int32"))
     yield "all_gather, places", lambda: gathered_in_place("direct")
     for name, impl in (("allreduce", "one_shot"), ("allreduce", "two_shot"), ("broadcast", "direct")):
         yield f"{name} {impl}, a rank is absent", lambda n=name, i=impl: absent(n, i)

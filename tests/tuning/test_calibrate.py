@@ -19,6 +19,7 @@ from tilescale.tuning.calibrate import calibrate, check, keep
 from tilescale.tuning.places import here
 from tilescale.tuning.probes import groups
 from tilescale.tuning.progress import Steps
+from tilescale.tuning.race import Runner
 
 H200 = Machine.load("h200-sxm-8")
 
@@ -69,9 +70,29 @@ def test_everything_is_measured_in_groups_that_take_turns():
     assert {group.kind for group in groups(here(H200, 1), False)} == {"launches", "products"}
 
 
+def test_on_devices_those_are_measured_that_a_program_is_given():
+    place = replace(here(H200, 2), simulated=False)
+    sums = next(group for group in groups(place, True) if group.kind == "collectives")
+    assert [probe.name for probe in sums.probes] == ["one_shot", "two_shot", "nccl"]
+
+
 def test_after_the_limit_nothing_new_is_begun():
     found = calibrate(here(H200, 2), Steps(), quick=True, limit_s=-1.0)
     assert not any(getattr(found, kind) for kind in KINDS)
+
+
+def test_who_cannot_make_an_operation_is_not_tried_at_its_other_sizes(monkeypatch: pytest.MonkeyPatch):
+    tried = []
+
+    def refuse() -> Runner:
+        tried.append("refused")
+        raise UsageError("there is no such algorithm")
+
+    able = probes.Probe("able", lambda: Runner(lambda: 3.0), lambda us, spread: us)
+    both = (able, probes.Probe("refused", refuse, lambda us, spread: us))
+    made = [probes.Group("launches", f"{n} bytes", "graph", 1, both, of=of) for n in (1, 2) for of in ("sum", "gather")]
+    monkeypatch.setattr("tilescale.tuning.calibrate.groups", lambda place, quick: iter(made))
+    assert calibrate(here(H200, 2), Steps()).launches == (3.0,) * 4 and len(tried) == 2
 
 
 def test_other_gpus_than_the_machines_are_an_error(monkeypatch: pytest.MonkeyPatch):

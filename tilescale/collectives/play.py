@@ -26,26 +26,29 @@ def play(plan: Schedule, held: Sequence[dict[int, Any]], combine: Combine) -> No
         _play(r, held, combine)
 
 
-def _play(r: Round, held: Sequence[dict[int, Any]], combine: Combine) -> None:
-    arrived: dict[tuple[int, int], list[tuple[int, Any]]] = {}
-    combined: set[tuple[int, int]] = set()
+def arrivals(r: Round) -> dict[tuple[int, int], tuple[list[int], bool]]:
+    """What arrives in a round: (target, piece) -> who sent it, and whether it is combined with what the target has."""
+    arrived: dict[tuple[int, int], tuple[list[int], bool]] = {}
     fields = (r.source, r.target, r.first, r.count, r.combine)
     for source, target, first, count, adds in zip(*(array.tolist() for array in fields), strict=True):
         for piece in range(first, first + r.stride * count, r.stride):
-            arrived.setdefault((target, piece), []).append((source, held[source][piece]))
-            if adds:
-                combined.add((target, piece))
+            senders, combined = arrived.get((target, piece), ([], False))
+            arrived[target, piece] = [*senders, source], combined or adds
+    return arrived
+
+
+def _play(r: Round, held: Sequence[dict[int, Any]], combine: Combine) -> None:
     known: dict[tuple[int, ...], Any] = {}
     results = []
-    for (target, piece), values in arrived.items():
-        if (target, piece) not in combined:
-            results.append((target, piece, values[-1][1]))
+    for (target, piece), (senders, combined) in arrivals(r).items():
+        if not combined:
+            results.append((target, piece, held[senders[-1]][piece]))
             continue
-        ranked = sorted([*values, (target, held[target][piece])], key=lambda pair: pair[0])
+        values = [held[unit][piece] for unit in sorted([*senders, target])]
         # Everybody who combines the same values does it once for all.
-        key = tuple(id(value) for _, value in ranked)
+        key = tuple(map(id, values))
         if key not in known:
-            known[key] = combine([value for _, value in ranked])
+            known[key] = combine(values)
         results.append((target, piece, known[key]))
     for target, piece, value in results:
         held[target][piece] = value

@@ -8,13 +8,15 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.errors import ArgumentError
+from tilescale.program.formulas import formula
 from tilescale.program.model import Parameter, Program
 
 
 def evaluate(expr: ir.PrimExpr | int, known: Mapping[ir.Var, float]) -> int | None:
     """An expression as a number; None if it depends on variables that are not known."""
-    if isinstance(expr, int | ir.IntImm):
-        return int(expr)
+    value = formula(expr).value(known)
+    if value is not None:
+        return value
     return ir.constant(ir.substitute(expr, {var: _immediate(str(var.dtype), n) for var, n in known.items()}))
 
 
@@ -43,7 +45,7 @@ def solve(
         for parameter, shape in zip(parameters, shapes, strict=True)
         for extent, size in zip(parameter.shape, shape or (), strict=False)
     ]
-    exact = [pair for pair in pairs if not ir.contains(pair[1], lambda node: isinstance(node, ir.FloorDiv))]
+    exact = [pair for pair in pairs if not formula(pair[1]).divides]
     for left in (exact, pairs):
         before = -1
         while before != len(left):  # what one extent says may be what another one needs
@@ -54,7 +56,7 @@ def solve(
 
 def _solved(parameter: Parameter, extent: Any, size: int, solved: dict[ir.Var, float]) -> bool:
     """Whether all variables of an extent are known, the one that is missing by what its size says."""
-    unknown = ir.variables(extent) - solved.keys()
+    unknown = formula(extent).variables - solved.keys()
     if len(unknown) == 1:
         (var,) = unknown
         try:
@@ -76,7 +78,7 @@ def _inverse(expr: ir.PrimExpr, var: ir.Var, value: int, known: Mapping[ir.Var, 
         rule = _INVERSES.get(type(expr))
         if rule is None:
             return None
-        is_left = var in ir.variables(expr.a)
+        is_left = var in formula(expr.a).variables
         other = evaluate(expr.b if is_left else expr.a, known)
         if other is None:
             return None

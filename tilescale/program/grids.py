@@ -12,24 +12,15 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.hda import Machine
+from tilescale.program import formulas
 from tilescale.program.extents import evaluate
 from tilescale.program.model import DevicePhase, GridPhase, Launch
 from tilescale.program.operations import Rank, operation
 
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
-    ir.Add: np.add,
-    ir.Sub: np.subtract,
-    ir.Mul: np.multiply,
-    ir.FloorDiv: np.floor_divide,
-    ir.FloorMod: np.mod,
+    **formulas.ARITHMETIC,
     ir.Min: np.minimum,
     ir.Max: np.maximum,
-    ir.EQ: np.equal,
-    ir.NE: np.not_equal,
-    ir.LT: np.less,
-    ir.LE: np.less_equal,
-    ir.GT: np.greater,
-    ir.GE: np.greater_equal,
     ir.And: np.logical_and,
     ir.Or: np.logical_or,
 }

@@ -38,13 +38,14 @@ def calibrate(place: Place, steps: Steps, *, quick: bool = False, limit_s: float
     check(place)
     begin = time.monotonic()
     points: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    out: dict[str, dict[str, str]] = {}
     steps.begin(sum(1 for _ in groups(place, quick)), "")
     with use_machine(place.machine):
         for group in groups(place, quick):  # anew, so that each one's tensors go with it
             if place.team.broadcast(time.monotonic() - begin > limit_s):
                 break
             steps.step(group.title)
-            points[group.kind] += _points(place, group)
+            points[group.kind] += _points(place, group, out.setdefault(group.of, {}) if group.of else {})
     made = {kind: tuple(found) for kind, found in points.items()}
     return Measured(
         machine=place.machine.name,
@@ -88,10 +89,12 @@ def _fitting(gpu: str) -> str:
     return next((m.name for m in known if any(p in gpu for p in m.identify.products)), "YOUR-DESCRIPTION.yaml")
 
 
-def _points(place: Place, group: Group) -> list[Any]:
+def _points(place: Place, group: Group, out: dict[str, str]) -> list[Any]:
+    """What is measured of a group; `out`: who is known to fail, and how, to which is added who fails now."""
     entries = [probe.contender for probe in group.probes]
     heat = Heat(group.title, (), probes.TYPE, place.units, group.mode, entries[0].name, entries, calls=group.calls)
-    rows = race(heat, place.timer(group.mode), place.team, 1 if place.simulated else ROUNDS, seeds=range(1))
+    rows = race(heat, place.timer(group.mode), place.team, 1 if place.simulated else ROUNDS, seeds=range(1), out=out)
+    out |= {row["contender"]: row["failed"] for row in rows if row["us"] is None}
     if group.kind == "contention":
         return [_contention(row) for row in rows[1:] if row["ratio"] is not None]
     timed = [(probe, row) for probe, row in zip(group.probes, rows, strict=True) if row["us"] is not None]

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tilelang_core import ir
+from tilescale.backends.base import Target, available
 from tilescale.collectives import TENSORS, names, records
 from tilescale.collectives.record import Algorithm
+from tilescale.collectives.request import wanted_of
 from tilescale.cost.measured import Collective, Flag, Launch, Product, Wire
 from tilescale.hda import Mechanism, Network
+from tilescale.passes.pipeline import analyse
+from tilescale.program.effects import statements
+from tilescale.program.operations import Collective as Moves
+from tilescale.program.operations import operation as operation_of
 from tilescale.tuning import programs
 from tilescale.tuning.inputs import Fill
 from tilescale.tuning.libraries import library_collective, library_product
@@ -31,7 +38,7 @@ ALONE = 256
 """Tiles that one program moves by itself."""
 
 ROUNDS = 100
-"""Signals that follow one another."""
+"""How often a signal passes all units."""
 
 SHAPES = ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 4096), (8192, 3584, 8192), (1024, 8192, 8192))
 
@@ -65,34 +72,41 @@ class Probe:
 
 @dataclass(frozen=True)
 class Group:
-    """Probes that take turns. `kind`: the field of `Measured` that their points go to; `mode`: as in races."""
+    """Probes that take turns.
+
+    Attributes:
+        kind: the field of `Measured` that their points go to.
+        mode: as in races.
+        of: what several groups measure at one size each: who cannot make it once is not tried again.
+    """
 
     kind: str
     title: str
     mode: str
     calls: int
     probes: tuple[Probe, ...]
+    of: str = ""
 
 
 def groups(place: Place, quick: bool) -> Iterator[Group]:
-    """All that is measured at a place, what choices most depend on first; `quick` leaves out most of it."""
+    """All that is measured at a place, the many sizes of collectives last; `quick` leaves out most of it."""
     network = place.machine.network(place.machine.tensor_level.name)
     for mode in ("graph", "eager"):
         made = _probe("launch", place, programs.launch, (), partial(_timed, Launch, mode=mode))
         yield Group("launches", f"launches, {mode}", mode, 8, (made,))
-    linked = place.units > 1 and network is not None
-    if linked:
-        yield Group("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), _flag),))
-        for operation in OPERATIONS[:1] if quick else OPERATIONS:
-            for nbytes in WHOLE[:5:4] if quick else WHOLE:
-                calls = 8 if nbytes <= 4 * MIB else 2
-                probes = tuple(_collectives(place, operation, nbytes))
-                yield Group("collectives", f"{operation}, {nbytes >> 10} KiB", "graph", calls, probes)
     shapes = SHAPES[:2] if quick else SHAPES
     yield Group("products", "products", "eager", 4, tuple(_product(place, shape) for shape in shapes))
-    if linked and network is not None:
-        yield Group("wires", "wires", "graph", 3, tuple(_wires(place, network, quick)))
-        yield from () if quick else _contention(place, network)
+    if place.units == 1 or network is None:
+        return
+    passed = partial(_flag, ROUNDS * place.units)
+    yield Group("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), passed),))
+    yield Group("wires", "wires", "graph", 3, tuple(_wires(place, network, quick)))
+    yield from () if quick else _contention(place, network)
+    for operation in OPERATIONS[:1] if quick else OPERATIONS:
+        for nbytes in WHOLE[:5:4] if quick else WHOLE:
+            calls = 8 if nbytes <= 4 * MIB else 2
+            probes = tuple(_collectives(place, operation, nbytes))
+            yield Group("collectives", f"{operation}, {nbytes >> 10} KiB", "graph", calls, probes, of=operation)
 
 
 def _probe(
@@ -110,9 +124,9 @@ def _timed(kind: Callable[..., Any], us: float, spread: tuple[float, float], **f
     return kind(us=us, spread=spread, **fields)
 
 
-def _flag(us: float, spread: tuple[float, float]) -> Flag:
+def _flag(signals: int, us: float, spread: tuple[float, float]) -> Flag:
     low, high = spread
-    return Flag(nbytes=0, us=us / ROUNDS, spread=(low / ROUNDS, high / ROUNDS))
+    return Flag(nbytes=0, us=us / signals, spread=(low / signals, high / signals))
 
 
 # -- wires -------------------------------------------------------------------------------------------------------------
@@ -169,9 +183,9 @@ def _product(place: Place, shape: tuple[int, int, int]) -> Probe:
 
 
 def _collectives(place: Place, operation: str, nbytes: int) -> Iterator[Probe]:
-    """By each algorithm of whole tensors that is taken without being asked for; who cannot is out when it is built."""
+    """By each algorithm of whole tensors that is taken without being asked for."""
     n, fill = nbytes // 2 // place.units * place.units, Fill(kept={})
-    for name in names(operation, TENSORS):
+    for name in names(operation, TENSORS) if place.simulated else _chosen_from(place, operation, n):
         record = records()[name]
         if record.on_request or record.against(place.units, TYPE) is not None:
             continue
@@ -179,6 +193,17 @@ def _collectives(place: Place, operation: str, nbytes: int) -> Iterator[Probe]:
             _timed, Collective, operation=operation, algorithm=name, units=place.units, nbytes=nbytes, dtype=TYPE
         )
         yield Probe(name, partial(_collective, place, operation, n, record, fill), point)
+
+
+def _chosen_from(place: Place, operation: str, n: int) -> list[str]:
+    """The algorithms that a program gets one of which asks for none."""
+    program = analyse(programs.collective(place.machine, place.units, operation, n, None), place.machine)
+    calls = (stmt.value for stmt, *_ in statements(program.body) if isinstance(stmt, ir.Evaluate))
+    made = next(found for call in calls if isinstance(found := operation_of(call), Moves))
+    extents = {place.machine.tensor_level.name: place.units}
+    target = Target(place.machine, tuple(extents.items()))
+    able = available(made, wanted_of(made, place.machine, extents, in_program=False), target)
+    return [name for name in able.names if name not in able.on_request]
 
 
 def _collective(place: Place, operation: str, n: int, record: Algorithm, fill: Fill) -> Runner:

@@ -84,7 +84,10 @@ TILE_COPIES = {"put": tile_put, "get": tile_get}
 
 
 def flags(machine: Machine, units: int, rounds: int) -> Any:
-    """One program of every unit signals the next unit's and waits for its own signal, round after round."""
+    """A signal passes one program of every unit, round after round; unit 0 begins.
+
+    Nobody signals before its last signal has arrived: a release waits for what was written before.
+    """
     level, program = machine.tensor_level.name, machine.program_level.name
 
     @T.prim_func
@@ -93,8 +96,9 @@ def flags(machine: Machine, units: int, rounds: int) -> Any:
             flag = T.alloc_flags((1,))
             with T.Scale(program), T.Scale(level) as (rank, size):
                 for i in T.serial(rounds):
+                    T.wait(flag[0], ">=", i + T.min(rank, 1))
                     T.signal(flag[0], dst=(rank + 1) % size)
-                    T.wait(flag[0], ">=", i + 1)
+                T.wait(flag[0], ">=", rounds)
 
     return signals
 

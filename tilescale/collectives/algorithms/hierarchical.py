@@ -2,8 +2,9 @@
 """Collectives of groups within groups: inside the innermost ones first, so that little crosses their borders.
 
 For nodes of devices, and for meshes one dimension after the other (the bucket algorithms of Chan et al., 2007). All
-groups of a dimension work at the same time, by rings or, in fewer steps, by recursive halving and doubling; an
-all-to-all goes along one dimension after the other with what is meant for all units behind it.
+groups of a dimension work at the same time, by rings, in fewer steps by recursive halving and doubling, or in one where
+everybody sends to everybody; an all-to-all goes along one dimension after the other with what is meant for all units
+behind it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from tilescale.collectives.algorithms import doubling, rings, trees
+from tilescale.collectives.algorithms import direct, doubling, rings, trees
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
 from tilescale.collectives.schedule import BARRIER, Numbers, Round, Schedule, lift
 
@@ -45,24 +46,30 @@ def _if_power_of_two(steps: Steps, otherwise: Steps) -> Steps:
     return lambda units: otherwise(units) if units & (units - 1) else steps(units)
 
 
+def _at_once(step: Callable[[int], Round]) -> Steps:
+    """Everybody to everybody, after a barrier."""
+    return lambda units: iter((direct.barrier_round(units), step(units)) if units > 1 else ())
+
+
 _STEPS: dict[str, tuple[Steps, Steps]] = {
     "hierarchical": (rings.reduce_scatter, rings.all_gather),
     "hierarchical_doubling": (
         _if_power_of_two(doubling.halving, rings.reduce_scatter),
         _if_power_of_two(doubling.doubling, rings.all_gather),
     ),
+    "hierarchical_direct": (_at_once(direct.scatter), _at_once(direct.gather)),
 }
 """Name -> the reduce-scatter and the all-gather along one dimension."""
 
 
-def broadcast(shape: tuple[int, ...]) -> Schedule:
-    """Along the outermost dimension first, by binomial trees."""
+def broadcast(steps: Callable[[tuple[int, ...]], Schedule], shape: tuple[int, ...]) -> Schedule:
+    """Along the outermost dimension first."""
     units, rounds = int(np.prod(shape)), list[Round]()
     lines = np.arange(units).reshape(shape)
     for axis, extent in enumerate(shape):
         # Of the dimensions behind, the first members alone have the tensor.
         front = lines.reshape(-1, extent, int(np.prod(shape[axis + 1 :])))[:, :, 0]
-        rounds += lift(trees.broadcast((extent,)).rounds, front)
+        rounds += lift(steps((extent,)).rounds, front)
     return Schedule("broadcast", units, 1, tuple(rounds))
 
 
@@ -117,7 +124,7 @@ ALGORITHMS = (
         schedules={
             **{operation: partial(make, "hierarchical") for operation, make in _ALONG.items()},
             "all_to_all": all_to_all,
-            "broadcast": broadcast,
+            "broadcast": partial(broadcast, trees.broadcast),
         },
         forms=(TENSORS, TILES),
     ),
@@ -126,5 +133,16 @@ ALGORITHMS = (
         title="The same by recursive halving and doubling, along dimensions of a power of two of units.",
         schedules={operation: partial(make, "hierarchical_doubling") for operation, make in _ALONG.items()},
         forms=(TENSORS, TILES),
+    ),
+    Algorithm(
+        name="hierarchical_direct",
+        title="The same in one step along each dimension, in which everybody sends to everybody.",
+        schedules={
+            **{operation: partial(make, "hierarchical_direct") for operation, make in _ALONG.items()},
+            "all_to_all": all_to_all,
+            "broadcast": partial(broadcast, direct.broadcast),
+        },
+        forms=(TILES,),
+        most=direct.MOST,
     ),
 )

@@ -32,6 +32,10 @@ struct Exchange {
   int first, step, shift, devices;  // rank r of the group is device first + r * step, in slot (device + shift) % devices
   int blocks;                       // for which the workspace has slots
   int site;
+  // Of algorithms by rounds (rounds.cuh), where `bytes` are those of a piece at most, and `total` the whole tensor's.
+  const int* table;
+  i64 offset;  // in each piece
+  int pieces;
 };
 
 // Bytes as they are loaded and stored.

@@ -16,6 +16,7 @@ devices.py signature.py      the stage of devices, and the parameters that it as
 operands.py                  peers, values and flag indices that are read from memory
 signals.py completion.py     rules: signals, waits and barriers, and where copies are complete
 exchange.py                  rules: collectives of devices on tiles
+rails.py                     the same between devices of which groups share memory
 implemented.py               which algorithms there are for which collective
 tile.py combine.py           a tile as a unit holds it, and how elements of several units combine
 split.py kernel.py           the last stages: threads that load ahead, and the function with all its parameters

@@ -3,7 +3,8 @@
 
 Why: loads and stores lead nowhere between nodes; NVSHMEM's functions do, started by a program. Before: copies, signals,
 barriers and collectives of programs. After: the same, those between devices that do not all share memory marked as
-NVSHMEM's, which stages and rules ask for. Declines, with what to do, what machine or job have no NVSHMEM for.
+NVSHMEM's, which stages and rules ask for, collectives with their algorithm. Declines, with what to do, what machine or
+job have no NVSHMEM for.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.implemented import choice
 from tilescale.backends.cuda.lowering.markers import CARRIED, CARRIER
 from tilescale.backends.cuda.lowering.reach import path_between, share_memory, split
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.errors import Location, UnsupportedError
 from tilescale.program import ops
 from tilescale.program.model import location
+from tilescale.program.operations import Collective, operation
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.phase import Target
+
 
 def carried(stmt: ir.Stmt, target: Target, where: Location | None) -> ir.Stmt:
     """Statements of programs with what NVSHMEM carries marked; `where` is the line around them.
@@ -44,7 +48,12 @@ def carried(stmt: ir.Stmt, target: Target, where: Location | None) -> ir.Stmt:
         if level not in dict(target.sizes) or share_memory(target, level):
             return None
         _check(node, level, target, at)
-        return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), CARRIER: ir.StringImm(IMPL)})
+        marks = {CARRIER: IMPL}
+        made = operation(node)
+        if isinstance(made, Collective) and (way := choice(made, target, in_program=True)) is not None:
+            marks["impl"] = way.name
+        said = {**dict(node.annotations), **{key: ir.StringImm(value) for key, value in marks.items()}}
+        return ir.Call(node.dtype, node.op, list(node.args), said)
 
     return tir.rewrite(stmt, enter=enter, leave=leave)
 

@@ -16,12 +16,14 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.arguments import Given, HostVariable, Parameters
+from tilescale.backends.cuda.lowering.implemented import ON_TILES
 from tilescale.backends.cuda.lowering.markers import Executing, acquired, by_nvshmem, executed, one_thread, sync
 from tilescale.backends.cuda.lowering.operands import READING, read_before
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.signature import Signature
 from tilescale.backends.cuda.nvshmem_link import IMPL, declarations
+from tilescale.collectives import TILES
 from tilescale.cost.choose import Choice
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level
@@ -137,6 +139,8 @@ class DeviceStage(Signature):
             impl = IMPL
         elif (name, kind) == (ops.COPY.name, UNIT):
             impl = self.choice(call).name
+        elif name in ops.COLLECTIVES and impl is None:
+            impl = ON_TILES[TILES].get(name.removeprefix("tilescale."))
         rule = rule_for(name, kind, impl) if kind == UNIT else None
         if rule is None:
             how = f" by {impl}" if name == ops.COPY.name and kind == UNIT else _speaking_of(level, kind)

@@ -44,13 +44,19 @@ def tile_of(stage: DeviceStage, region: ir.Call) -> Tile:
     return tile
 
 
-def _siblings(stage: DeviceStage, made: Collective) -> int:
+def siblings(stage: DeviceStage, made: Collective) -> int:
+    """How many take part."""
     return dict(stage.target.sizes)[made.level]
 
 
-def _stored(tile: ir.Call, space: ir.Buffer, begins: Sequence[Any], extents: Sequence[int]) -> ir.Stmt:
+def stored(tile: ir.Call, space: ir.Buffer, begins: Sequence[Any], extents: Sequence[int]) -> ir.Stmt:
     """A tile in a workspace. By plain stores: a bulk copy cannot take a part of a tile that is laid out as a whole."""
     return tir.tile_call("copy", tile, tir.region(space, begins, extents, "w"), disable_tma=True)
+
+
+def when(condition: Any, body: ir.Stmt) -> ir.Stmt:
+    """A statement that is executed if a comparison holds."""
+    return ir.IfThenElse(condition.asobject() if hasattr(condition, "asobject") else condition, body, None)
 
 
 class Exchange:
@@ -87,13 +93,13 @@ class Exchange:
     def send(self, tile: ir.Call) -> list[ir.Stmt]:
         """Copy a tile of the part's extents to every peer."""
         if self.far:
-            return [_stored(tile, *self._sent(1, 0)), *self._put(lambda peer: 0, 1)]
+            return [stored(tile, *self._sent(1, 0)), *self._put(lambda peer: 0, 1)]
         return [self._send(tile, peer) for peer in range(self.devices)]
 
     def _send(self, tile: ir.Call, peer: Any) -> ir.Stmt:
         target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
         begins = [self._slot(peer), self._place(self.rank), *[0] * len(self.part)]
-        return _stored(tile, target, begins, [1, 1, *self.part])
+        return stored(tile, target, begins, [1, 1, *self.part])
 
     def _sent(self, parts: int, number: Any) -> tuple[ir.Buffer, list[Any], list[int]]:
         """Where a part lies that goes to others, one of so many of a program: a workspace, its begins and extents."""
@@ -122,7 +128,7 @@ class Exchange:
         if not source.in_registers:
             each = [(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
             if self.far:
-                return [*(_stored(tile, *self._sent(self.devices, peer)) for tile, peer in each), *put]
+                return [*(stored(tile, *self._sent(self.devices, peer)) for tile, peer in each), *put]
             return [self._send(tile, peer) for tile, peer in each]
         loops, peer, index = whole_loops(source, axis, part)
         value = ir.BufferLoad(source.buffer, source.at(loops))
@@ -194,7 +200,7 @@ def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> 
 def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    part, _ = parts(source, axis, _siblings(stage, made))
+    part, _ = parts(source, axis, siblings(stage, made))
     exchange = Exchange(stage, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
     return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(target, made.reduction)])
@@ -206,7 +212,7 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     if made.is_in_place:
         raise stage.unsupported("T.all_gather of a view has no CUDA lowering")
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    part, _ = parts(target, axis, _siblings(stage, made))
+    part, _ = parts(target, axis, siblings(stage, made))
     exchange = Exchange(stage, call, part, source.dtype)
     sends = exchange.send(source.region("r"))
     return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
@@ -216,7 +222,7 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    part, _ = parts(source, axis, _siblings(stage, made))
+    part, _ = parts(source, axis, siblings(stage, made))
     exchange = Exchange(stage, call, part, source.dtype)
     sends = exchange.send_parts(source, axis)
     return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
@@ -228,7 +234,5 @@ def _broadcast(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     tile = tile_of(stage, made.target)
     exchange = Exchange(stage, call, tile.extents, tile.dtype)
     root = stage.expr(made.root)
-    sends = tir.sequence(exchange.send(tile.region("r")))
-    is_root = exchange.rank == root
-    mine = ir.IfThenElse(is_root.asobject() if hasattr(is_root, "asobject") else is_root, sends, None)
-    return tir.sequence([exchange.begin(), mine, exchange.barrier(), exchange.take(root, tile.region("w"))])
+    sends = when(exchange.rank == root, tir.sequence(exchange.send(tile.region("r"))))
+    return tir.sequence([exchange.begin(), sends, exchange.barrier(), exchange.take(root, tile.region("w"))])

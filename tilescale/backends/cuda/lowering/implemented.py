@@ -72,6 +72,20 @@ def _by_rail(made: Collective, target: Target) -> bool:
     return apart and _has_nccl(made, target) and _sends_inside(made, target)
 
 
+def _by_levels(made: Collective, target: Target) -> bool:
+    """The same of tiles of programs, which NVSHMEM carries between groups. Groups share out an all-reduce."""
+    groups = split(target, made.level)
+    if groups is None or groups.across == 1 or groups.inside == 1 or made.combine is not None:
+        return False
+    return made.name != "allreduce" or shared_axis(made, groups.inside) is not None
+
+
+def shared_axis(made: Collective, count: int) -> int | None:
+    """The first axis of an all-reduce's tile that so many share out evenly; None if there is none."""
+    extents = [ir.constant(n) for n in ir.region_parts(made.target)[2]]
+    return next((axis for axis, n in enumerate(extents) if n is not None and n % count == 0), None)
+
+
 def _has_nccl(made: Collective, target: Target) -> bool:
     types = {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
     return target.nccl and types <= {*records()["nccl"].dtypes}
@@ -89,7 +103,8 @@ COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32",
 
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NCCL = (Implementation(_has_nccl),)
-_COPIES = (Implementation(_copied_by_host),)
+# Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.
+_COPIES = (Implementation(_copied_by_host, on_request=_by_kernel),)
 _RAILS = (Implementation(_by_rail),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
@@ -125,14 +140,39 @@ ON_TILES = {
     PROGRAMS: {"allreduce": "two_shot", **_PARTS_OF_TILES},
     THREAD_GROUPS: {"allreduce": "one_shot", **_PARTS_OF_TILES},
 }
-"""Kind of collective -> operation -> how it is made of tiles."""
+"""Kind of collective -> operation -> how it is made of tiles, where all that take part share memory."""
+
+BETWEEN = "hierarchical_direct"
+"""How it is made of tiles of programs between groups that share memory: inside them, and along rails."""
 
 WITH_FUNCTION = "one_shot"
 """How everybody combines tiles by a user's function."""
 
+def _played(name: str) -> tuple[Implementation, ...]:
+    """By a kernel that plays an algorithm's rounds, only where a program asks for it: estimates say less of it than of
+    kernels that were made for one algorithm."""
+
+    def able(made: Collective, target: Target) -> bool:
+        return _by_kernel(made, target) and records()[name].against(dict(target.sizes)[made.level]) is None
+
+    return (Implementation(able, by_kernel=True, on_request=lambda made, target: True),)
+
+
+BY_ROUNDS = {
+    "allreduce": ("halving_doubling", "recursive_doubling", "hierarchical_doubling", "ring", "rings", "tree"),
+    "reduce_scatter": ("halving", "hierarchical_doubling", "ring", "rings"),
+    "all_gather": ("doubling", "hierarchical_doubling", "ring", "rings"),
+    "all_to_all": ("pairwise",),
+    "broadcast": ("ring", "tree"),
+}
+"""Operation -> algorithms of which one kernel plays the rounds."""
+
+ON_TENSORS |= {(operation, name): _played(name) for operation, names in BY_ROUNDS.items() for name in names}
+
 IMPLEMENTED = frozenset(
     {(operation, TENSORS, name) for operation, name in ON_TENSORS}
     | {(operation, form, name) for form, made in ON_TILES.items() for operation, name in made.items()}
+    | {(operation, TILES, BETWEEN) for operation in ON_TILES[TILES]}
 )
 """All that there is, but for users' functions on tiles: (operation, kind of collective, algorithm)."""
 
@@ -145,7 +185,8 @@ def implementation(made: Collective, target: Target, name: str) -> Implementatio
 def available(made: Collective, wanted: Wanted, target: Target) -> Available:
     """The algorithms for a collective."""
     if wanted.form != TENSORS:
-        return Available((WITH_FUNCTION if wanted.function else ON_TILES[wanted.form][made.name],))
+        flat = WITH_FUNCTION if wanted.function else ON_TILES[wanted.form][made.name]
+        return Available((BETWEEN, flat) if wanted.form == TILES and _by_levels(made, target) else (flat,))
     known = {n: implementation(made, target, n) for of, n in ON_TENSORS if of == made.name}
     found = {n: way for n, way in known.items() if way is not None}
     # Tiles need room twice for what everybody sends, a gather once: of equals it is preferred.

@@ -149,9 +149,10 @@ def _barrier(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     return barrier(stage, f"T.barrier of level {level!r}", level)
 
 
-def epochs(stage: DeviceStage, level: str) -> ir.Buffer:
-    """How often each program of this device has synchronized with its counterparts on the siblings of a level."""
-    return stage.workspace(f"barrier_epochs{_suffix(stage, level)}", (stage.programs(),), "int32", symmetric=False)
+def epochs(stage: DeviceStage, level: str, part: str = "") -> ir.Buffer:
+    """How often each program of this device has met its counterparts on the siblings of a level, or a part of them."""
+    name = f"barrier_epochs{_suffix(stage, level)}{part}"
+    return stage.workspace(name, (stage.programs(),), "int32", symmetric=False)
 
 
 def _suffix(stage: DeviceStage, level: str) -> str:
@@ -159,9 +160,9 @@ def _suffix(stage: DeviceStage, level: str) -> str:
 
 
 def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
-    """The programs with this index on all siblings of a level synchronize; each then sees what the others wrote before.
+    """The programs with this index on all siblings of a level meet; each then sees what the others wrote before.
 
-    Where they do not all share memory, those that do synchronize first, then those of one place in each such group.
+    Where they do not all share memory, those that do meet first, then those of one place in each such group.
 
     Raises:
         UnsupportedError: groups of different sizes.
@@ -169,29 +170,64 @@ def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
     groups, size = split(stage.target, level), dict(stage.target.sizes)[level]
     if groups is None:
         raise stage.unsupported(f"{what}, of which nodes have different numbers, has no CUDA lowering")
-    count = stage.programs()
-    counters = stage.workspace_peers(f"barrier_counters{_suffix(stage, level)}", (count * size,), "int32")
-    stride, rank = ir.IntImm("int64", stage.target.stride // 4), stage.rank(level)
-    behind = (ir.Cast("int64", stage.program_number()), tir.address_of(epochs(stage, level)), stage.limit())
-    report = (stage.record(), stage.site(what))
+    rank = stage.rank(level)
     if size == stage.target.devices == stage.target.near:
-        name, members = "tilescale::barrier", [stage.slot(rank), rank, size]
-    else:
-        if "siblings.cuh" not in stage.headers:
-            stage.headers.append("siblings.cuh")
-        name, members = "tilescale::barrier_of_siblings", [_siblings(stage, level)]
-    if groups.across > 1:
+        return _barrier_of(stage, what, level, "", size, "tilescale::barrier", [stage.slot(rank), rank, size])
+    everybody = _siblings(stage, level, rank, size, ir.IntImm("int32", 0))
+    if groups.across == 1:
+        return _barrier_of(stage, what, level, "", size, "tilescale::barrier_of_siblings", [everybody])
+    stage.notes.append(f"{what}: by peer memory inside, by {IMPL} between")
+    return _barrier_of(stage, what, level, "", size, GROUPS, [everybody, groups.inside])
+
+
+GROUPS = "tilescale::barrier_of_groups"
+"""The device function of a barrier that NVSHMEM is needed for."""
+
+INSIDE, RAIL = "_inside", "_rail"
+"""The siblings that share memory, and those of one place in each group of such."""
+
+
+def barrier_inside(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
+    """As `barrier`, of the siblings that share memory with this one."""
+    groups, rank = split(stage.target, level), stage.rank(level)
+    assert groups is not None, "who asks has split them"
+    place = rank % groups.inside
+    near = _siblings(stage, level, place, groups.inside, rank - place)
+    return _barrier_of(stage, what, level, INSIDE, groups.inside, "tilescale::barrier_of_siblings", [near])
+
+
+def barrier_of_rail(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
+    """As `barrier`, of this sibling's place in all groups that share memory."""
+    groups, rank = split(stage.target, level), stage.rank(level)
+    assert groups is not None, "who asks has split them"
+    rail = _siblings(stage, level, rank // groups.inside, groups.across, rank % groups.inside, groups.inside)
+    return _barrier_of(stage, what, level, RAIL, groups.across, GROUPS, [rail, 1])
+
+
+def _barrier_of(
+    stage: DeviceStage, what: str, level: str, part: str, size: int, function: str, members: list[Any]
+) -> ir.Stmt:
+    """A call of a device function for a barrier of so many, after which all threads see what the others wrote."""
+    if function == GROUPS:
         stage.call_nvshmem()
-        stage.notes.append(f"{what}: by peer memory inside, by {IMPL} between")
-        name, members = "tilescale::barrier_of_groups", [*members, groups.inside]
-    arrive = tir.extern(name, tir.address_of(counters), stride, *members, *behind, *report)
+    if function != "tilescale::barrier" and "siblings.cuh" not in stage.headers:
+        stage.headers.append("siblings.cuh")
+    name = f"barrier_counters{_suffix(stage, level)}{part}"
+    counters = stage.workspace_peers(name, (stage.programs() * size,), "int32")
+    stride = ir.IntImm("int64", stage.target.stride // 4)
+    behind = (
+        ir.Cast("int64", stage.program_number()), tir.address_of(epochs(stage, level, part)), stage.limit(),
+        stage.record(), stage.site(what),
+    )  # fmt: skip
+    arrive = tir.extern(function, tir.address_of(counters), stride, *members, *behind)
     return stage.after_wait(published(stage, tir.evaluate(arrive), drains=True))
 
 
-def _siblings(stage: DeviceStage, level: str) -> ir.PrimExpr:
-    """What the device functions take for the siblings of a level."""
+def _siblings(stage: DeviceStage, level: str, rank: Any, size: int, first: Any, apart: int = 1) -> ir.PrimExpr:
+    """What the device functions take for `size` siblings of a level, `apart` in their ranks from the first one on."""
     names = [name for name, _ in stage.target.sizes]
-    step = math.prod(n for _, n in stage.target.sizes[names.index(level) + 1 :])
-    first, shift = stage.device_number(level, ir.IntImm("int32", 0)), stage.scalar(SlotShift(), "slot_shift", "int32")
-    size = dict(stage.target.sizes)[level]
-    return tir.extern("tilescale::siblings", stage.rank(level), size, first, step, shift, stage.target.slots)
+    step = apart * math.prod(n for _, n in stage.target.sizes[names.index(level) + 1 :])
+    shift = stage.scalar(SlotShift(), "slot_shift", "int32")
+    return tir.extern(
+        "tilescale::siblings", rank, size, stage.device_number(level, first), step, shift, stage.target.slots
+    )

@@ -108,22 +108,28 @@ class Grids:
         return [self.grid(stmts, ir.Var("bx", "int32"), 1, 1)] if stmts else []
 
     def elementwise(self, loop: ir.For) -> Part:
-        """A nest of parallel loops: its outermost one spread over programs."""
+        """A nest of parallel loops: as many of the outer ones spread over programs as leave each a few elements."""
         loops = list(_nest(loop))
         extents = ir.constants(nest.extent for nest in loops)
         bx = ir.Var("bx", "int32")
         if extents is None:
             return self.grid([loop], bx, 1, THREADS)
-        chunk = min(extents[0], max(1, ELEMENTS // math.prod(extents[1:])))
-        inner = ir.Var(loop.loop_var.name, "int32")
-        index, body = bx * chunk + inner, loops[-1].body
-        if extents[0] % chunk:
-            body = ir.IfThenElse(ir.LT(index, ir.IntImm("int32", extents[0])), body, None)
-        for nest in reversed(loops[1:]):
+        last = next(n for n in range(len(loops)) if math.prod(extents[n + 1 :]) <= ELEMENTS)
+        cut, extent = loops[last], extents[last]
+        chunk = min(extent, max(1, ELEMENTS // math.prod(extents[last + 1 :])))
+        pieces = -(-extent // chunk)
+        inner = ir.Var(cut.loop_var.name, "int32")
+        index, body = (bx % pieces if last else bx) * chunk + inner, loops[-1].body
+        if extent % chunk:
+            body = ir.IfThenElse(ir.LT(index, ir.IntImm("int32", extent)), body, None)
+        for nest in reversed(loops[last + 1 :]):
             body = _loop(nest, nest.loop_var, nest.min, nest.extent, body)
-        body = ir.substitute(body, {loop.loop_var: index + loop.min})
-        spread = _loop(loop, inner, ir.IntImm("int32", 0), ir.IntImm("int32", chunk), body)
-        return self.grid([spread], bx, -(-extents[0] // chunk), THREADS)
+        places, rest = {cut.loop_var: index + cut.min}, bx // pieces
+        for number in reversed(range(last)):
+            own = rest % extents[number] if number else rest
+            places[loops[number].loop_var], rest = own + loops[number].min, rest // extents[number]
+        spread = _loop(cut, inner, ir.IntImm("int32", 0), ir.IntImm("int32", chunk), ir.substitute(body, places))
+        return self.grid([spread], bx, math.prod(extents[:last]) * pieces, THREADS)
 
     def tiles(self, call: ir.Call, axes: Sequence[tuple[int, ...]]) -> Part:
         """An operation on whole tensors as a grid of the same on tiles, cut along `axes` (one for each tensor)."""

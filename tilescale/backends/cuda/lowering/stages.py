@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilescale.backends.cuda.lowering import completion, exchange, signals  # noqa: F401 - they register their rules
+from tilescale.backends.cuda.lowering import completion, exchange, rails, signals  # noqa: F401 - they register their rules
 from tilescale.backends.cuda.lowering import split as loaders
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.copies import lsu, nvshmem, tma  # noqa: F401 - they register their rules

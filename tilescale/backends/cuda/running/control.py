@@ -14,6 +14,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.running.phases import Part
 from tilescale.backends.cuda.running.steps import Call, Step, Work, run
 from tilescale.errors import Location
+from tilescale.program.formulas import one
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.running.owner import Owner
@@ -59,12 +60,13 @@ class HostValue:
 def loop(own: Owner, stmt: ir.For, body: Step, where: Location | None) -> Step:
     """A counted loop."""
     begin, extent = HostValue(own, stmt.min, where), HostValue(own, stmt.extent, where)
+    var = one(stmt.loop_var)
 
     def rounds(call: Call) -> list[Work]:
         first = begin(call)
         launches: list[Work] = []
         for value in range(first, first + extent(call)):
-            call.variables[stmt.loop_var] = value
+            call.variables[var] = value
             launches += body(call)
         return launches
 

@@ -22,6 +22,7 @@ from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.cost.operations import region_bytes
 from tilescale.program import ops
+from tilescale.program.formulas import one
 from tilescale.program.operations import Collective, Copy, Rank
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ def host_step(own: Owner, step: HostStep) -> Step:
 def _bind(own: Owner, stmt: ir.Bind) -> Step:
     is_rank = ir.op_name(stmt.value) == ops.RANK.name
     rank = own.rank(Rank.of(stmt.value).level) if is_rank else None
+    var, value = one(stmt.var), stmt.value
 
     def bind(call: Call) -> list[Work]:
-        call.variables[stmt.var] = call.evaluate(stmt.value) if rank is None else rank
+        call.variables[var] = call.evaluate(value) if rank is None else rank
         return []
 
     return bind
@@ -73,6 +75,7 @@ class Part:
             datas = [parameter.buffer.data, *(v.data for v in parameter.views)] if parameter.buffer is not None else []
             if any(buffer.data.same_as(d) for d in datas):
                 self.position = position
+                own.named.add(position)
         if self.position is None:
             self.workspace = arg.Workspace.of(buffer)
             own.memory.declare(self.workspace)

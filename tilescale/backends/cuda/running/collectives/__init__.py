@@ -5,6 +5,7 @@ setting.py                       the program around a collective, the tensors of
 one_shot.py two_shot.py direct.py  by a kernel of our own, which exchanges messages with those of the peers, through:
 exchanges.py workspaces.py       grids, forms and memory of messages
 kernels.py                       their CUDA text, compilation and launch
+rounds.py                        by any algorithm, whose rounds one kernel plays
 copy_engine.py nccl.py           by the copy engine; by NCCL
 hierarchical.py                  over groups that share memory: kernels inside, messages between
 dense.py                         tensors with gaps, and cut along other dimensions than the first
@@ -12,7 +13,16 @@ dense.py                         tensors with gaps, and cut along other dimensio
 
 from __future__ import annotations
 
-from tilescale.backends.cuda.running.collectives import copy_engine, direct, hierarchical, nccl, one_shot, two_shot
+from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS
+from tilescale.backends.cuda.running.collectives import (
+    copy_engine,
+    direct,
+    hierarchical,
+    nccl,
+    one_shot,
+    rounds,
+    two_shot,
+)
 from tilescale.backends.cuda.running.collectives.setting import Launcher
 
 LAUNCHERS: dict[tuple[str, str], Launcher] = {
@@ -35,5 +45,6 @@ LAUNCHERS: dict[tuple[str, str], Launcher] = {
     ("broadcast", "copy_engine"): copy_engine.broadcast,
     ("broadcast", "hierarchical"): hierarchical.broadcast,
     ("broadcast", "nccl"): nccl.broadcast,
+    **{(operation, name): rounds.launcher(name) for operation, names in BY_ROUNDS.items() for name in names},
 }
 """(operation, algorithm) -> what makes it."""

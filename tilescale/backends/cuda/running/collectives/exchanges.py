@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.reach import STORES
 from tilescale.backends.cuda.running.collectives.kernels import THREADS, Element, Exchange, Kernel, functions, launch
-from tilescale.backends.cuda.running.collectives.setting import Stand
-from tilescale.backends.cuda.running.collectives.workspaces import Shape
+from tilescale.backends.cuda.running.collectives.setting import Stand, Team
+from tilescale.backends.cuda.running.collectives.workspaces import Inbox, Shape
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.cost.operations import network_of
@@ -70,19 +70,19 @@ def words_grid(nbytes: int, processors: int) -> Grid:
     while threads < THREADS and units > threads * processors:
         threads *= 2
     blocks = min(processors, -(-units // threads))
-    return Grid(blocks, threads, _power_of_two(-(-units // blocks) * WORDS_BYTES))
+    return Grid(blocks, threads, power_of_two(-(-units // blocks) * WORDS_BYTES))
 
 
 def slots_grid(nbytes: int, blocks: int, peers: int) -> Grid:
     """For long messages: so many `blocks` at most."""
     units = -(-nbytes // UNIT_BYTES)
     blocks = min(blocks, -(-units // THREADS))
-    most = max(SMALLEST_SLOT, _power_of_two(LARGEST_SLOT // peers // 2 + 1))
-    slot = _power_of_two(-(-units // blocks) * UNIT_BYTES)
+    most = max(SMALLEST_SLOT, power_of_two(LARGEST_SLOT // peers // 2 + 1))
+    slot = power_of_two(-(-units // blocks) * UNIT_BYTES)
     return Grid(blocks, THREADS, min(most, max(SMALLEST_SLOT, slot)))
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
     """The smallest power of two that is not smaller."""
     return 1 << (number - 1).bit_length()
 
@@ -147,25 +147,27 @@ class Messages:
         return [launch(self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device)]
 
     def _exchange(self, shape: Shape, parts: Parts, root: int) -> Exchange:
-        own, team = self._own, self.team
-        workspace = own.exchanges.get(shape, own.near)
-        return Exchange(
-            bytes=parts.nbytes,
-            total=parts.total,
-            source_step=parts.source_step,
-            target_step=parts.target_step,
-            workspace=workspace.first,
-            stride=own.near.stride,
-            slot=shape.slot,
-            counts=workspace.counts.data_ptr(),
-            report=own.guard.records.device.data_ptr(),
-            limit=own.guard.limit_ns,
-            rank=team.rank,
-            root=root,
-            first=team.first - own.near.first,
-            step=team.step,
-            shift=own.near.shift,
-            devices=own.near.size,
-            blocks=shape.blocks,
-            site=self._site,
-        )
+        exchange = exchange_of(self._own, self.team, shape, self._site)
+        exchange.bytes, exchange.total, exchange.root = parts.nbytes, parts.total, root
+        exchange.source_step, exchange.target_step = parts.source_step, parts.target_step
+        return exchange
+
+
+def exchange_of(own: Owner, team: Team, shape: Shape | Inbox, site: int) -> Exchange:
+    """What kernels take, without the tensors: a workspace, and who is where. Collective if the workspace is new."""
+    workspace = own.exchanges.get(shape, own.near)
+    return Exchange(
+        workspace=workspace.first,
+        stride=own.near.stride,
+        slot=shape.slot,
+        counts=workspace.counts.data_ptr(),
+        report=own.guard.records.device.data_ptr(),
+        limit=own.guard.limit_ns,
+        rank=team.rank,
+        first=team.first - own.near.first,
+        step=team.step,
+        shift=own.near.shift,
+        devices=own.near.size,
+        blocks=shape.blocks,
+        site=site,
+    )

@@ -21,7 +21,7 @@ from tilescale.backends.cuda.running import driver
 if TYPE_CHECKING:
     import torch
 
-HEADERS = ("sync.cuh", "words.cuh", "messages.cuh", "sums.cuh", "short_messages.cuh", "long_messages.cuh")
+HEADERS = ("sync.cuh", "words.cuh", "messages.cuh", "sums.cuh", "short_messages.cuh", "long_messages.cuh", "rounds.cuh")
 
 C_TYPES = {
     "int8": "signed char", "uint8": "unsigned char", "int32": "int", "int64": "long", "float16": "__half",
@@ -46,13 +46,20 @@ def moving(dtype: str) -> Element:
     return (str(min(8, ir.bits(dtype) // 8)),)
 
 
+def moving_units(dtype: str) -> Element:
+    """The same as a C type, with a reduction that nobody makes."""
+    (size,) = moving(dtype)
+    types = {"1": "unsigned char", "2": "unsigned short", "4": "unsigned", "8": "unsigned long"}
+    return types[size], "tilescale::SUM"
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One instance of a function of the headers.
 
     Attributes:
         function: its name there, without the form of its messages.
-        form: "words" or "slots".
+        form: of its messages, "words" or "slots", or "rounds".
         ranks: devices of the group.
         flags: the template's last arguments.
     """
@@ -70,7 +77,7 @@ class Kernel:
     @property
     def blocks_per_processor(self) -> int:
         """Blocks that are to be on a processor at once: two hide each other's fences, where registers allow it."""
-        return 2 if self.form == "slots" and self.ranks <= 4 else 1
+        return 2 if self.form == "rounds" or (self.form == "slots" and self.ranks <= 4) else 1
 
     @property
     def text(self) -> str:
@@ -99,6 +106,9 @@ class Exchange(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("counts", "report")),
         ("limit", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("rank", "root", "first", "step", "shift", "devices", "blocks", "site")),
+        ("table", ctypes.c_uint64),
+        ("offset", ctypes.c_int64),
+        ("pieces", ctypes.c_int32),
     ]
 
 

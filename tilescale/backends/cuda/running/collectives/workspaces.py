@@ -40,6 +40,30 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Inbox:
+    """Slots of one device for the pieces that it gets in one call by an algorithm of so many `rounds`.
+
+    Attributes:
+        level: whose units send each other pieces, and how many `ranks` there are.
+        slots: for each block one of each.
+        blocks: of a grid, at most.
+        slot: bytes.
+    """
+
+    level: str
+    ranks: int
+    slots: int
+    rounds: int
+    blocks: int
+    slot: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, with the flags of each round and sender, and of the beginning."""
+        return self.blocks * (self.slots * self.slot + 4 * self.ranks * (self.rounds + 1))
+
+
+@dataclass(frozen=True)
 class Workspace:
     """A workspace of this device and its counts.
 
@@ -58,9 +82,9 @@ class Workspaces:
     """The workspaces of one program, made when they are first needed."""
 
     def __init__(self) -> None:
-        self._made: dict[Shape, Workspace] = {}
+        self._made: dict[Shape | Inbox, Workspace] = {}
 
-    def get(self, shape: Shape, near: Near) -> Workspace:
+    def get(self, shape: Shape | Inbox, near: Near) -> Workspace:
         """The workspace of a shape, zero when it is made. Collective if it is new."""
         import torch
 

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT
+"""Choices of algorithms beside what was measured: `python benchmarks/choices.py`.
+
+Reads what `benchmarks/collectives.py --algorithms` has measured of each algorithm by itself, on GPUs of one machine.
+The sizes that a calibration measures too become points of what is shipped for that machine. At all other sizes `select`
+chooses: by these points, and by the description alone. The table of docs/predictions.md says how often what it chose
+is as fast as the fastest, and how much longer it takes at worst.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tilescale.backends.cuda.lowering.implemented import ON_TENSORS  # noqa: E402 - found through the path above
+from tilescale.collectives import TENSORS, Available, Wanted, select  # noqa: E402
+from tilescale.collectives.select import seconds  # noqa: E402
+from tilescale.cost.choose import first_of_the_fastest  # noqa: E402
+from tilescale.cost.measured import DATA, Collective, Measured  # noqa: E402
+from tilescale.hda import Machine  # noqa: E402
+from tilescale.tuning.probes import WHOLE  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "algorithms.json"
+PAGE = ROOT / "docs" / "predictions.md"
+SOURCE = "benchmarks/results/algorithms.json"
+
+REGRET = 0.03
+"""By how much more time a choice may take than the fastest algorithm, and still be as good."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A collective of so many units and bytes, and the microseconds of each algorithm, preferred ones first."""
+
+    operation: str
+    units: int
+    nbytes: int
+    us: dict[str, float]
+
+    @property
+    def wanted(self) -> Wanted:
+        """As a program of whole tensors asks for it."""
+        return Wanted(self.operation, TENSORS, "device", tuple(range(self.units)), (), self.nbytes, "bfloat16")
+
+    def regret(self, chosen: str) -> float:
+        """By how much longer the chosen algorithm takes than the fastest one, as a share of that one's time."""
+        return self.us[chosen] / min(self.us.values()) - 1
+
+
+def cases(rows: Iterable[dict[str, Any]]) -> list[Case]:
+    """What was measured in graphs, a case for each operation and size."""
+    found: dict[tuple[str, int, int], dict[str, float]] = {}
+    for row in rows:
+        if row["mode"] == "graph" and row["us"] is not None and row["work"] != "put":
+            name = row["contender"].removeprefix("tilescale ")
+            found.setdefault((row["work"], row["gpus"], 2 * row["shape"][0]), {})[name] = row["us"]
+    return [Case(*key, {name: us[name] for of, name in ON_TENSORS if of == key[0] and name in us})
+            for key, us in found.items()]  # fmt: skip
+
+
+def points(known: Sequence[Case], date: str) -> list[Collective]:
+    """Those of the sizes that a calibration measures, as shipped."""
+    source = f"{SOURCE}, {date[:10]}: median of ten rounds in turns"
+    return [
+        Collective(operation=case.operation, algorithm=name, units=case.units, nbytes=case.nbytes, us=us, source=source)
+        for case in known
+        if case.nbytes in WHOLE
+        for name, us in case.us.items()
+    ]
+
+
+def shipped(data: Measured, known: Sequence[Case], date: str) -> Measured:
+    """Shipped measurements with these points in the place of earlier ones of the same file."""
+    others = [point for point in data.collectives if not point.source.startswith(SOURCE)]
+    return replace(data, collectives=(*others, *points(known, date)))
+
+
+def by_points(machine: Machine, case: Case) -> str:
+    """What programs get: the choice of `select`, which knows what was measured."""
+    return select(machine, case.wanted, Available(tuple(case.us))).name
+
+
+def by_description(machine: Machine, case: Case) -> str:
+    """The choice where nothing was measured: the fastest by estimate."""
+    return first_of_the_fastest([(name, seconds(machine, case.wanted, name)) for name in case.us])
+
+
+def table(machine: Machine, unseen: Sequence[Case]) -> str:
+    """Markdown: for each operation, and for all, how good choices are."""
+    heads = ("", "sizes", "as good, by points", "worst", "as good, by the description", "worst")
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    for name in (*dict.fromkeys(case.operation for case in unseen), "all"):
+        own = [case for case in unseen if name in (case.operation, "all")]
+        cells = [name, str(len(own))]
+        for choose in (by_points, by_description):
+            regrets = regrets_of(machine, own, choose)
+            cells += [f"{sum(regret <= REGRET for regret in regrets)}", f"{max(regrets):.0%}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def regrets_of(machine: Machine, unseen: Sequence[Case], choose: Callable[[Machine, Case], str]) -> list[float]:
+    """Of each case, by a way to choose."""
+    return [case.regret(choose(machine, case)) for case in unseen]
+
+
+def with_table(page: str, text: str) -> str:
+    """The page with the table between its markers."""
+    begin, end = "<!-- measured: choices -->", "<!-- end -->"
+    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n\n{text}\n\n{end}", page, flags=re.DOTALL)
+
+
+def unseen(known: Sequence[Case]) -> list[Case]:
+    """Those that no point stands for."""
+    return [case for case in known if case.nbytes not in WHOLE and len(case.us) > 1]
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@click.option("--machine", default="h200-sxm-8", show_default=True, help="Where it was measured.")
+def main(machine: str) -> None:
+    """Write the shipped points and the page, and show the table."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    known, path = cases(results["rows"]), DATA / f"{machine}.json"
+    path.write_text(shipped(Measured.load(path), known, results["date"]).text, encoding="utf-8")
+    text = table(Machine.load(machine), unseen(known))
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
+    click.echo(text)
+
+
+if __name__ == "__main__":
+    main()

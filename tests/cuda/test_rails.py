@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""Collectives of tiles inside nodes and along rails: their lowered kernels, executed, have the emulator's bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.cuda.lowered_ranks import Job
+from tests.cuda.support import lowered
+from tilescale.backends.cuda.lowering.implemented import BETWEEN
+from tilescale.backends.cuda.nvshmem_link import IMPL
+from tilescale.settings import settings
+
+BLOCKS, COLUMNS, TURNS = 2, 2, 3
+OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+SMALL = 2
+"""Rows of a part."""
+
+
+@pytest.fixture
+def describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a description of so many nodes of so many devices, for a job with NVSHMEM's heap; its path."""
+    monkeypatch.setenv("TILESCALE_HEAP", IMPL)
+    settings.cache_clear()
+
+    def made(nodes: int, devices: int) -> str:
+        path = tmp_path / "nodes.yaml"
+        levels = f"levels:\n  node:\n    count: {nodes}\n  device:\n    count: {devices}\n"
+        path.write_text(f"extends: h200-sxm-8x4\n{levels}", encoding="utf-8")
+        return str(path)
+
+    yield made
+    settings.cache_clear()
+
+
+def in_turns(operation: str, ranks: int, level: str, rows: int = SMALL, impl: str | None = BETWEEN) -> Any:
+    """A collective of tiles several times: those that follow use the same halves of workspaces as those before."""
+    source = rows if operation == "all_gather" else rows * ranks
+    target = rows if operation == "reduce_scatter" else rows * ranks
+
+    @T.prim_func
+    def collective(
+        X: T.Tensor((TURNS, BLOCKS, source, COLUMNS), "bfloat16"),
+        Y: T.Tensor((TURNS, BLOCKS, target, COLUMNS), "bfloat16"),
+    ):
+        with T.Kernel(device=ranks, block=BLOCKS, threads=32) as bx:
+            given = T.alloc((source, COLUMNS), "bfloat16", level=level)
+            taken = T.alloc((target, COLUMNS), "bfloat16", level=level)
+            with T.Scale("block"), T.Scale("device") as (_, size):
+                for turn in T.serial(TURNS):
+                    T.copy(X[turn, bx, 0, 0], given)
+                    if operation == "allreduce":
+                        T.allreduce(given, impl=impl)
+                        T.copy(given, taken)
+                    elif operation == "broadcast":
+                        T.broadcast(given, root=(turn + 1) % size, impl=impl)
+                        T.copy(given, taken)
+                    elif operation == "reduce_scatter":
+                        T.reduce_scatter(given, taken, impl=impl)
+                    elif operation == "all_gather":
+                        T.all_gather(given, taken, impl=impl)
+                    else:
+                        T.all_to_all(given, taken, impl=impl)
+                    T.copy(taken, Y[turn, bx, 0, 0])
+
+    return collective
+
+
+@pytest.mark.parametrize(
+    ("operation", "nodes", "devices", "level"),
+    [*((name, 3, 2, "l1") for name in OPERATIONS), ("allreduce", 2, 3, "l0"), ("all_to_all", 2, 2, "l0")],
+)
+def test_they_have_the_emulators_bits(operation: str, nodes: int, devices: int, level: str, describe: Any):
+    ranks, machine = nodes * devices, describe(nodes, devices)
+    with tilescale.use_machine(machine):
+        func = in_turns(operation, ranks, level)
+        made = lowered(func, machine)
+        shapes = [[int(n) for n in p.shape] for p in made.lowered.program.parameters]
+        args = [[torch.randn(shape).bfloat16() for shape in shapes] for _ in range(ranks)]
+        arrays = [[x.float().numpy().astype(ml_dtypes.bfloat16) for x in mine] for mine in args]
+        report = tilescale.emulate(func, args)
+    assert {span.name for span in report.timeline.spans if span.kind == "collective"} == {f"{operation} ({BETWEEN})"}
+    Job(made.kernels[0], ranks, devices).run(arrays)
+    for rank in range(ranks):
+        assert torch.from_numpy(arrays[rank][1].astype("float32")).equal(args[rank][1].float()), f"rank {rank}"
+
+
+def noted(func: Any, machine: str) -> str:
+    """What the schedule says of a program's collective."""
+    return lowered(func, machine).notes[0]
+
+
+def test_the_machine_model_chooses(describe: Any):
+    machine = describe(4, 8)
+    with tilescale.use_machine(machine):
+        large, small = (in_turns("allreduce", 32, "l1", rows, None) for rows in (512, 1))
+        assert noted(large, machine) == (
+            f"T.allreduce of level 'device': {BETWEEN} through device memory inside, {IMPL} between"
+        )
+        assert "one_shot through nvshmem" in noted(small, machine), "one barrier in place of three"
+
+
+def test_what_cannot_be_shared_out_goes_straight(describe: Any):
+    machine = describe(2, 3)
+    with tilescale.use_machine(machine):
+
+        @T.prim_func
+        def odd(X: T.Tensor((8192, 1), "float32")):
+            with T.Kernel(device=6, block=1, threads=32):
+                tile = T.alloc((8192, 1), "float32", level="l1")
+                with T.Scale("block"), T.Scale("device"):
+                    T.copy(X, tile)
+                    T.allreduce(tile)
+                    T.copy(tile, X)
+
+        assert "one_shot through nvshmem" in noted(odd, machine)

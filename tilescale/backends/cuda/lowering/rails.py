@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: MIT
+"""Collectives that programs make on tiles, between groups of devices that share memory: inside them, and along rails.
+
+A device's *rail* is those of the same place in all groups. What groups need of each other they make inside first, by
+stores into workspaces of peers; NVSHMEM puts it along the rail of who has it, so each number travels once between two
+groups and all adapters work. Three workspaces: `near` has what the group sends here first, `rail` what comes along the
+rail, `spread` what the group passes on last. As in exchange.py they have two halves in turn. Partial sums travel in the
+tile's type and are added in the order of ranks, inside and then between groups, and rounded in each stage.
+
+Who writes into a half for the second time after it was read has been through two barriers of its kind, inside or along
+the rail, since; and whoever reads there was at the second one only when it was done with what it had read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.combine import reduced
+from tilescale.backends.cuda.lowering.copies import nvshmem
+from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.exchange import siblings, stored, tile_of, when
+from tilescale.backends.cuda.lowering.implemented import BETWEEN, shared_axis
+from tilescale.backends.cuda.lowering.reach import split
+from tilescale.backends.cuda.lowering.registry import lowers
+from tilescale.backends.cuda.lowering.signals import RAIL, barrier_inside, barrier_of_rail, epochs
+from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
+from tilescale.backends.cuda.nvshmem_link import IMPL
+from tilescale.program import ops
+from tilescale.program.operations import Collective
+
+Element = Callable[[list[Any]], Any]
+"""An element of a part by its indices there."""
+
+
+class Rails:
+    """One collective of programs with the same index on all siblings of a level.
+
+    Attributes:
+        inside: siblings of a group; `across` groups.
+        group, place: this device's group, and its place there.
+    """
+
+    def __init__(self, stage: DeviceStage, call: ir.Call, part: list[int], dtype: str):
+        level, groups = stage.level_of(call).name, split(stage.target, stage.level_of(call).name)
+        assert groups is not None, "the choice of the algorithm has asked for it"
+        self.stage, self.level, self.part, self.dtype = stage, level, part, dtype
+        self.inside, self.across = groups.inside, groups.across
+        self.rank = stage.rank(level)
+        self.group, self.place = self.rank // self.inside, self.rank % self.inside
+        self.what = f"T.{call.op.name.removeprefix('tilescale.')} of level {level!r}"
+        self.program, self.parity = stage.program_number(), ir.Var("parity", "int32")
+        self._name = f"exchange{stage.next_number()}"
+        stage.call_nvshmem()
+        stage.ordered = True  # all threads of a program come together for each call
+        stage.notes.append(f"{self.what}: {BETWEEN} through device memory inside, {IMPL} between")
+
+    # -- workspaces --------------------------------------------------------------------------------------------------
+
+    def _shape(self, count: int) -> tuple[int, ...]:
+        return (2 * self.stage.programs() * count, *self.part)
+
+    def at(self, count: int, number: Any) -> Any:
+        """Where part `number` lies, of so many that a workspace has for a program."""
+        return (self.parity * self.stage.programs() + self.program) * count + number
+
+    def here(self, name: str, count: int) -> ir.Buffer:
+        """This device's instance of a workspace that has so many parts for each program."""
+        return self.stage.workspace(f"{self._name}_{name}", self._shape(count), self.dtype)
+
+    def received(self, name: str, count: int, number: Any) -> Element:
+        """Part `number` of a workspace of this device."""
+        return lambda index: ir.BufferLoad(self.here(name, count), [self.at(count, number), *index])
+
+    def to_peer(self, name: str, count: int, number: Any, place: Any) -> tuple[ir.Buffer, list[Any]]:
+        """Where part `number` lies at the device of a place in this group: all instances, and its first indices."""
+        peers = self.stage.workspace_peers(f"{self._name}_{name}", self._shape(count), self.dtype)
+        device = self.stage.device_number(self.level, self.group * self.inside + place)
+        return peers, [self.stage.slot(device), self.at(count, number)]
+
+    def sent(self, count: int, number: Any) -> tuple[ir.Buffer, list[Any]]:
+        """Where a part lies that goes along the rail: the workspace, and its first index."""
+        shape = (self.stage.programs() * count, *self.part)
+        return self.stage.workspace(f"{self._name}_sent", shape, self.dtype), [self.program * count + number]
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> ir.Stmt:
+        """Which half of the workspaces this collective uses: all of a rail count the same barriers."""
+        return ir.Bind(self.parity, ir.BufferLoad(epochs(self.stage, self.level, RAIL), [self.program]) % 2)
+
+    def _each(self, value: Element, *places: tuple[ir.Buffer, list[Any]]) -> ir.Stmt:
+        """Store every element of a part to some places."""
+        loops, held = tir.loop_variables(self.part), ir.Var("held", self.dtype)
+        stores = [ir.BufferStore(buffer, held, [*first, *loops]) for buffer, first in places]
+        return tir.parallel(loops, self.part, tir.sequence([ir.Bind(held, value(loops)), *stores]))
+
+    def scatter(self, source: Tile, axis: int, groups: int) -> list[ir.Stmt]:
+        """Part (g, p) of a tile along an axis goes to the device of place p here, to part (g, own place) of `near`."""
+        count = groups * self.inside
+        part, begins = parts(source, axis, count)
+        if not source.in_registers:
+            moves = []
+            for number, begin in enumerate(begins):
+                group, place = divmod(number, self.inside)
+                peers, first = self.to_peer("near", count, group * self.inside + self.place, place)
+                space = [*first, *[0] * len(part)], [1, 1, *part]
+                moves.append(stored(source.region("r", begin, part), peers, *space))
+            return moves
+        loops, number, index = whole_loops(source, axis, part)
+        group, place = number // self.inside, number % self.inside
+        peers, first = self.to_peer("near", count, group * self.inside + self.place, place)
+        value = ir.BufferLoad(source.buffer, source.at(loops))
+        return [tir.parallel(loops, source.extents, ir.BufferStore(peers, value, [*first, *index]))]
+
+    def summed_inside(self, groups: int, op: str) -> list[ir.Stmt]:
+        """What has come into `near` for each group, added up, where it goes along the rail from."""
+        moves, count = [], groups * self.inside
+        for group in range(groups):
+            senders = [self.received("near", count, group * self.inside + place) for place in range(self.inside)]
+
+            def total(index: list[Any], senders: list[Element] = senders) -> Any:
+                return reduced([sender(index) for sender in senders], op, self.dtype, self.dtype)
+
+            moves.append(self._each(total, self.sent(groups, group)))
+        return moves
+
+    def along_rail(self, source: Callable[[int], tuple[ir.Buffer, list[Any]]], count: int = 1) -> list[ir.Stmt]:
+        """So many parts that follow each other go to each group's device of this place, into those of this group in
+        `rail`; they are there then."""
+        space, begin = self.here("rail", self.across * count), self.at(self.across * count, self.group * count)
+        extents, rest = [count, *self.part], [0] * len(self.part)
+        received = nvshmem.StridedTile.of(space, [begin, *rest], extents)
+        moves = []
+        for group in range(self.across):
+            buffer, first = source(group)
+            number = self.stage.device_number(self.level, group * self.inside + self.place)
+            sent = nvshmem.StridedTile.of(buffer, [*first, *rest], extents)
+            moves.append(nvshmem.put_part(sent, received, number % self.stage.target.devices))
+        return [*moves, nvshmem.complete()]
+
+    def total(self, op: str, result: str) -> Element:
+        """What has come along the rail, added up, as a value of a type."""
+        groups = [self.received("rail", self.across, group) for group in range(self.across)]
+        return lambda index: reduced([part(index) for part in groups], op, self.dtype, result)
+
+    def spread(self, value: Element, count: int, number: Any) -> ir.Stmt:
+        """A part goes to all of the group, into part `number` of `spread`."""
+        return self._each(value, *(self.to_peer("spread", count, number, place) for place in range(self.inside)))
+
+    def take(self, name: str, count: int, target: Tile, axis: int) -> list[ir.Stmt]:
+        """The parts of a workspace become those of a tile along an axis."""
+        part, begins = parts(target, axis, count)
+        if not target.in_registers:
+            space, rest = self.here(name, count), [0] * len(part)
+            return [
+                tir.tile_call(
+                    "copy",
+                    tir.region(space, [self.at(count, number), *rest], [1, *part], "r"),
+                    target.region("w", begin, part),
+                )
+                for number, begin in enumerate(begins)
+            ]
+        loops, number, index = whole_loops(target, axis, part)
+        value = self.received(name, count, number)(index)
+        value = ir.Cast(target.dtype, value) if target.dtype != self.dtype else value
+        return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
+
+    def barrier_inside(self) -> ir.Stmt:
+        """What the group has sent is here."""
+        return barrier_inside(self.stage, self.what, self.level)
+
+    def barrier_of_rail(self) -> ir.Stmt:
+        """What the rail has put is here."""
+        return barrier_of_rail(self.stage, self.what, self.level)
+
+
+@lowers(ops.ALLREDUCE.name, impl=BETWEEN)
+def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
+    made, groups = Collective.of(call), split(stage.target, Collective.of(call).level)
+    axis = None if groups is None else shared_axis(made, groups.inside)
+    assert groups is not None and axis is not None, "the choice of the algorithm has asked for it"
+    tile = tile_of(stage, made.target)
+    rails = Rails(stage, call, parts(tile, axis, groups.inside)[0], tile.dtype)
+    return tir.sequence(
+        [
+            rails.begin(),
+            *rails.scatter(tile, axis, 1),
+            rails.barrier_inside(),
+            *rails.summed_inside(1, made.reduction),
+            *rails.along_rail(lambda group: rails.sent(1, 0)),
+            rails.barrier_of_rail(),
+            rails.spread(rails.total(made.reduction, tile.dtype), rails.inside, rails.place),
+            rails.barrier_inside(),
+            *rails.take("spread", rails.inside, tile, axis),
+        ]
+    )
+
+
+@lowers(ops.REDUCE_SCATTER.name, impl=BETWEEN)
+def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
+    made = Collective.of(call)
+    source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
+    rails = Rails(stage, call, parts(source, axis, siblings(stage, made))[0], source.dtype)
+    return tir.sequence(
+        [
+            rails.begin(),
+            *rails.scatter(source, axis, rails.across),
+            rails.barrier_inside(),
+            *rails.summed_inside(rails.across, made.reduction),
+            *rails.along_rail(lambda group: rails.sent(rails.across, group)),
+            rails.barrier_of_rail(),
+            target.store(rails.total(made.reduction, target.dtype)),
+        ]
+    )
+
+
+@lowers(ops.ALL_GATHER.name, impl=BETWEEN)
+def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
+    made, count = Collective.of(call), siblings(stage, Collective.of(call))
+    if made.is_in_place:
+        raise stage.unsupported("T.all_gather of a view has no CUDA lowering")
+    source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
+    rails = Rails(stage, call, parts(target, axis, count)[0], source.dtype)
+    buffer, first = rails.sent(1, 0)
+    rest = [0] * len(rails.part)
+    return tir.sequence(
+        [
+            rails.begin(),
+            stored(source.region("r"), buffer, [*first, *rest], [1, *rails.part]),
+            *rails.along_rail(lambda group: (buffer, first)),
+            rails.barrier_of_rail(),
+            *(
+                rails.spread(rails.received("rail", rails.across, g), count, g * rails.inside + rails.place)
+                for g in range(rails.across)
+            ),
+            rails.barrier_inside(),
+            *rails.take("spread", count, target, axis),
+        ]
+    )
+
+
+@lowers(ops.ALL_TO_ALL.name, impl=BETWEEN)
+def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
+    made, count = Collective.of(call), siblings(stage, Collective.of(call))
+    source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
+    rails = Rails(stage, call, parts(source, axis, count)[0], source.dtype)
+    near = rails.here("near", count)
+    return tir.sequence(
+        [
+            rails.begin(),
+            *rails.scatter(source, axis, rails.across),
+            rails.barrier_inside(),
+            *rails.along_rail(lambda group: (near, [rails.at(count, group * rails.inside)]), rails.inside),
+            rails.barrier_of_rail(),
+            *rails.take("rail", count, target, axis),
+        ]
+    )
+
+
+@lowers(ops.BROADCAST.name, impl=BETWEEN)
+def _broadcast(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
+    made = Collective.of(call)
+    tile, root = tile_of(stage, made.target), stage.expr(made.root)
+    rails = Rails(stage, call, tile.extents, tile.dtype)
+    buffer, first = rails.sent(1, 0)
+    rest = [0] * len(rails.part)
+    put = [
+        stored(tile.region("r"), buffer, [*first, *rest], [1, *rails.part]),
+        *rails.along_rail(lambda group: (buffer, first)),
+    ]
+    home = rails.received("rail", rails.across, root // rails.inside)
+    on_rail = rails.place == root % rails.inside
+    return tir.sequence(
+        [
+            rails.begin(),
+            when(rails.rank == root, tir.sequence(put)),
+            rails.barrier_of_rail(),
+            when(on_rail, rails.spread(home, 1, 0)),
+            rails.barrier_inside(),
+            *rails.take("spread", 1, tile, 0),
+        ]
+    )

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""Any algorithm as its record says: one kernel plays the rounds, of which each rank has a table.
+
+What an algorithm of the others has in its text, such as whom to send to next, is data here: a rank's table says what it
+sends, hears and takes in each round (headers/rounds.cuh). Pieces are cut as the emulator cuts them, so sums have its
+bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, exchange_of, power_of_two
+from tilescale.backends.cuda.running.collectives.kernels import (
+    THREADS,
+    Kernel,
+    combining,
+    functions,
+    launch,
+    moving_units,
+)
+from tilescale.backends.cuda.running.collectives.setting import Bound, Launcher, Operands, Stand
+from tilescale.backends.cuda.running.collectives.workspaces import Inbox
+from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.steps import Work, run
+from tilescale.collectives import Schedule, schedule
+from tilescale.collectives.play import arrivals
+
+if TYPE_CHECKING:
+    import torch
+
+SEGMENTS = 4
+"""Into how many segments algorithms cut tensors that send one after the other."""
+
+INBOX_BYTES = 64 << 20
+"""What all pieces that a rank gets take at most: of larger tensors, parts of all pieces follow one another."""
+
+OWN = -1
+"""In the place of a slot: what the rank itself has."""
+
+
+def launcher(algorithm: str) -> Launcher:
+    """What binds an operation by the rounds of an algorithm. Collective."""
+    return lambda own, stand: _BOUND[stand.made.name](Played(own, stand, algorithm), stand)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Turn:
+    """What one rank does in a round: what it sends (receiver, piece, slot), and what it takes (piece, slots)."""
+
+    sends: list[tuple[int, int, int]] = field(default_factory=list)
+    hears: set[int] = field(default_factory=set)
+    takes: list[tuple[int, list[int]]] = field(default_factory=list)
+
+    def words(self) -> Iterator[int]:
+        """As a table has it."""
+        yield len(self.sends)
+        for send in self.sends:
+            yield from send
+        for ranks in ({receiver for receiver, *_ in self.sends}, self.hears):
+            yield len(ranks)
+            yield from sorted(ranks)
+        yield len(self.takes)
+        for piece, slots in self.takes:
+            yield piece
+            yield len(slots)
+            yield from slots
+
+
+def tables(plan: Schedule, root: int = 0) -> list[list[int]]:
+    """The table of each rank. Unit 0 of the schedule is the rank `root`, and the others follow it."""
+    units, slots = plan.units, [0] * plan.units
+    by_home = sorted(range(len(plan.home)), key=lambda piece: int(plan.home[piece]))
+    places = {piece: place for place, piece in enumerate(by_home)}
+    turns: list[list[Turn]] = []
+    for r in plan.rounds:
+        turns.append(now := [Turn() for _ in range(units)])
+        for (target, piece), (senders, combined) in arrivals(r).items():
+            sent = taken = places.get(piece, piece)
+            if plan.operation == "all_to_all":
+                taken, sent = divmod(piece, units)
+            values = sorted([*senders, target]) if combined else senders[-1:]
+            slot = {sender: slots[target] + i for i, sender in enumerate(senders)}
+            slots[target] += len(senders)
+            for sender in senders:
+                now[sender].sends.append(((target + root) % units, sent, slot[sender]))
+                now[target].hears.add((sender + root) % units)
+            takes = [slot.get(unit, OWN) for unit in values]
+            now[target].takes.append((taken, takes))
+    heads = [len(turns), max(slots)]
+    of_units = [[*heads, *(word for turn in turns for word in turn[unit].words())] for unit in range(units)]
+    return [of_units[(rank - root) % units] for rank in range(units)]
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+class Played:
+    """An algorithm's rounds as one collective of a program uses them."""
+
+    def __init__(self, own: Owner, stand: Stand, algorithm: str):
+        """Collective."""
+        import torch
+
+        made, machine = stand.made, own.target.machine
+        self._own, self._level, self.team = own, made.level, stand.team(own)
+        size = self.team.size
+        if size == 1:
+            return
+        plan = schedule(made.name, algorithm, size, SEGMENTS)
+        every = [tables(plan, root)[self.team.rank] for root in (range(size) if made.name == "broadcast" else (0,))]
+        self._tables = [torch.tensor(table, dtype=torch.int32, device=own.device) for table in every]
+        self._rounds, self._slots = every[0][:2]
+        self._pieces = size if made.name == "all_to_all" else plan.pieces
+        self._bytes = torch.empty(0, dtype=getattr(torch, stand.dtype)).element_size()
+        element = combining(stand.dtype, made.reduction) if made.reduction else moving_units(stand.dtype)
+        kernel = Kernel("play", "rounds", element, size)
+        self._functions: dict[bool, Any] = functions(own.device_code(kernel.text), kernel, own.device.index)
+        processors = machine.count(machine.program_level.name, machine.tensor_level.name)
+        self._blocks = processors * kernel.blocks_per_processor
+        own.sites.append(Site(stand.what, stand.where))
+        self._site = len(own.sites) - 1
+
+    def between(self, source: torch.Tensor, target: torch.Tensor, root: int = 0) -> list[Work]:
+        """What plays them on contiguous tensors, of as many bytes. Collective if it needs a new workspace."""
+        if self.team.size == 1 or not target.nbytes:
+            return []
+        elements, pieces = target.nbytes // self._bytes, self._pieces
+        piece = -(-elements // pieces) * self._bytes
+        most = max(INBOX_BYTES // self._slots // UNIT_BYTES, 1) * UNIT_BYTES
+        chunk = min(piece, most)
+        units = -(-chunk // UNIT_BYTES)
+        blocks = min(self._blocks, -(-units // THREADS))
+        slot = power_of_two(-(-units // blocks) * UNIT_BYTES)
+        inbox = Inbox(self._level, self.team.size, self._slots, self._rounds, self._blocks, slot)
+        even = elements % pieces == 0 and target.nbytes // pieces % UNIT_BYTES == 0
+        aligned = even and source.data_ptr() % UNIT_BYTES == 0 and target.data_ptr() % UNIT_BYTES == 0
+        works = []
+        for offset in range(0, piece, chunk):
+            exchange = exchange_of(self._own, self.team, inbox, self._site)
+            exchange.source, exchange.target = source.data_ptr(), target.data_ptr()
+            exchange.bytes, exchange.total, exchange.root = chunk, target.nbytes, root
+            exchange.table = self._tables[root % len(self._tables)].data_ptr()
+            exchange.offset, exchange.pieces = offset, pieces
+            works.append(launch(self._functions[aligned], blocks, THREADS, exchange, self._own.device))
+        return works
+
+
+def _in_place(played: Played, stand: Stand) -> Bound:
+    """An all-reduce, or a broadcast."""
+
+    def bind(given: Operands) -> list[Work]:
+        return dense.in_place(given.target, lambda x: played.between(x, x, given.root))
+
+    return bind
+
+
+def _all_gather(played: Played, stand: Stand) -> Bound:
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+        own = target.view(played.team.size, -1)[played.team.rank]
+        return [partial(own.copy_, source.view(-1)), *played.between(target, target)]
+
+    return lambda given: dense.along(stand.made.axis, given.source, given.target, exchange)
+
+
+def _all_to_all(played: Played, stand: Stand) -> Bound:
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+        size, rank = played.team.size, played.team.rank
+        keep = partial(target.view(size, -1)[rank].copy_, source.view(size, -1)[rank])
+        return [keep, *played.between(source, target)]
+
+    return lambda given: dense.along(stand.made.axis, given.source, given.target, exchange)
+
+
+def _reduce_scatter(played: Played, stand: Stand) -> Bound:
+    """Partial sums lie in a copy of the source, which PyTorch allocates from its pool, also in a CUDA graph."""
+
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+        def add_up() -> None:
+            sums = source.clone()
+            run(played.between(sums, sums))
+            target.view(-1).copy_(sums.view(played.team.size, -1)[played.team.rank])
+
+        return [add_up]
+
+    return lambda given: dense.along(stand.made.axis, given.source, given.target, exchange)
+
+
+_BOUND = {
+    "allreduce": _in_place,
+    "broadcast": _in_place,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "reduce_scatter": _reduce_scatter,
+}
+"""Operation -> how its tensors are played on."""
