@@ -3,7 +3,7 @@
 
     C = A B     A: rows over the devices     B, C: columns over the devices
 
-The program gathers A, then multiplies. `schedule="overlap"` makes another program of it: the copy queue sends A chunk
+The program gathers A, then multiplies. The compiler makes another program of it: the copy queue sends A chunk
 by chunk while the grid multiplies what has arrived. Both are emulated with data at a small size and compared with
 float64, then without data at the size of a real layer for their execution time.
 """
@@ -56,7 +56,7 @@ def gather_then_multiply(devices: int, size: int):
 def both(devices: int, size: int) -> dict[str, object]:
     """The program as it is written, and as the compiler overlaps it."""
     program = gather_then_multiply(devices, size)
-    return {"in order": program, "overlapped": tilescale.compile(program, schedule="overlap").ir}
+    return {"in order": program, "overlapped": tilescale.compile(program).ir}
 
 
 def check(devices: int, size: int) -> None:

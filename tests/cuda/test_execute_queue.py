@@ -97,6 +97,7 @@ class Device:
         self.program = program(func)
         self.team, self.device, self.sizes = SimpleNamespace(rank=rank), torch.device("cpu"), (("device", DEVICES),)
         self.reached: set[int] = set()
+        self.named: set[int] = set()
         self.sites: list[Any] = []
         self.sums = Sums()
         self.tensors, self.done = memory, []

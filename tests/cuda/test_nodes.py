@@ -62,7 +62,7 @@ class Rank:
         self.program, self.target, self.sizes = traced, target, target.sizes
         self.team, self.device, self.is_alone = SimpleNamespace(rank=rank), torch.device("cpu"), False
         self.near = SimpleNamespace(size=LOCAL, everywhere=self._everywhere, slot=self._slot)
-        self.between, self.reached, self._memory = post.of(rank), set(), memory
+        self.between, self.reached, self.named, self._memory = post.of(rank), set(), set(), memory
         self.values = [tensor[rank] for tensor in memory]
 
     def rank(self, level: str) -> int:

@@ -198,7 +198,7 @@ def refuses_capture() -> None:
     """What the host reads in the middle of a call a graph would not read again."""
     world = tilescale.init()
     func = until_small()
-    kernel = tilescale.compile(func)
+    kernel = tilescale.compile(func, schedule="sequential")
     mine = [x.cuda() for x in inputs(func, 0)[world.rank]]
     kernel(*mine)
     torch.cuda.synchronize()
@@ -243,7 +243,7 @@ def random_like(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gener
 
 def inputs(func: Any, seed: int) -> list[list[torch.Tensor]]:
     """Arguments of all ranks: random tensors, flags of zero."""
-    kernel = tilescale.compile(func)
+    kernel = tilescale.compile(func, schedule="sequential")
     ranks = []
     for rank in range(tilescale.init().size):
         generator = torch.Generator().manual_seed(1000 * seed + rank)
@@ -272,7 +272,7 @@ def check(
     """
     world = tilescale.init()
     with tilescale.use_machine(machine or tilescale.current_machine()):
-        kernel = tilescale.compile(func)
+        kernel = tilescale.compile(func, schedule="sequential")
         mine = [tilescale.from_tensor(x.to("cuda")) for x in inputs(func, 0)[world.rank]]
 
         def once(seed: int, run: Callable[[], Any]) -> None:

@@ -150,7 +150,7 @@ def check(case: Case) -> None:
     """Several calls with new inputs, then a graph of one call replayed with new inputs."""
     world = tilescale.init()
     func, _, name, wanted = case
-    kernel = tilescale.compile(func)
+    kernel = tilescale.compile(func, schedule="sequential")
     mine = [tilescale.from_tensor(x.to("cuda")) for x in inputs(case, 0, world.size)[world.rank]]
 
     def once(seed: int, run: Callable[[], Any]) -> None:
@@ -182,7 +182,7 @@ def check(case: Case) -> None:
 def check_death(world: tilescale.World) -> int:
     """The last rank dies while the others wait for its copies: they are told, in bounded time. 0 if so."""
     func, shapes, dtype, _ = queued_gather(NODES, world.local_size)
-    kernel = tilescale.compile(func)
+    kernel = tilescale.compile(func, schedule="sequential")
     mine = [tilescale.zeros(shape, getattr(torch, dtype)) for shape in shapes] + [tilescale.zeros(4, torch.int32)]
     kernel(*mine)
     kernel.synchronize()

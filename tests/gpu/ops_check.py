@@ -373,7 +373,7 @@ def check_gated(_: slice) -> None:
 
 def check_float8(_: slice) -> None:
     """Scales of rows and of columns; from few rows to many, whose ways differ."""
-    for rows, n, k in [(8, 256, 512), (300, 512, 1024), (1536, 3584, 1024)]:
+    for rows, n, k in [(8, 256, 512), (300, 512, 1024), (1536, 3584, 1024), (2047, 8192, 512)]:
         whole, weight = random(SIZE * rows, k).to(torch.float8_e4m3fn), random(n, k).to(torch.float8_e4m3fn)
         of_rows, of_columns = torch.rand(SIZE * rows, device=DEVICE) + 0.5, torch.rand(n, device=DEVICE) + 0.5
         dist.broadcast(of_columns, 0)
@@ -391,6 +391,12 @@ def check_float8(_: slice) -> None:
             f"matmul_reduce_scatter {SIZE * rows}x{n}x{k} of float8",
             lambda a=whole, w=weight, by=(of_rows, of_columns): ops.matmul_reduce_scatter(a, w.t(), scales=by),
             lambda c, want=part: compare("scatter of float8", c, want),
+        )
+        everything = total(mine)
+        runs(
+            f"matmul_all_reduce {SIZE * rows}x{n}x{k} of float8",
+            lambda a=whole, w=weight, by=(of_rows, of_columns): ops.matmul_all_reduce(a, w.t(), scales=by),
+            lambda c, want=everything: compare("sum of float8", c, want),
         )
 
 

@@ -2,7 +2,8 @@
 """Schedules of sequential programs on GPUs: `torchrun --nproc-per-node 2 tests/gpu/schedules_check.py [names]`.
 
 Rings and sums along columns leave the same bits overlapped and in order, call after call on fresh inputs; then both
-are timed. `measured` compiles a gather and a product with the fastest schedule, and says what was measured.
+are timed. `default` does so with products that are compiled without a schedule. `measured` compiles a gather and a
+product with the fastest schedule, and says what was measured.
 Prints a line for each check, and ends with exit code 1 if one fails.
 """
 
@@ -23,7 +24,7 @@ from tests.overlap.support import H200, overlapped  # noqa: E402
 from tests.overlap.test_reductions import scale_then_scatter_columns  # noqa: E402
 from tests.overlap.test_shifts import around, ring_product  # noqa: E402
 from tilescale.tuning.database import Database  # noqa: E402
-from tilescale.tuning.programs import gather_and_product  # noqa: E402
+from tilescale.tuning.programs import gather_and_product, product_and_scatter, product_and_sum  # noqa: E402
 
 ROUNDS, CALLS, CHECKED = 7, 6, 20
 
@@ -42,9 +43,14 @@ def agree(title: str, program: Any, shapes: list[tuple[int, ...]], dtype: torch.
     changed, schedule = overlapped(program)
     if not all(move.overlapped for move in schedule.moves):
         raise ValueError(f"{title}: {schedule}")
-    both = [tilescale.compile(func, machine=H200) for func in (program, changed)]
-    inputs = [torch.empty(shape, device=DEVICE, dtype=dtype) for shape in shapes[:-1]]
-    results = [torch.empty(shapes[-1], device=DEVICE, dtype=dtype) for _ in both]
+    both = [tilescale.compile(func, machine=H200, schedule="sequential") for func in (program, changed)]
+    race(title, both, shapes, dtype)
+
+
+def race(title: str, both: list[Any], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
+    """A kernel in order and an overlapped one, on the same inputs; then their times."""
+    inputs = [tilescale.empty(shape, dtype=dtype) for shape in shapes[:-1]]
+    results = [tilescale.empty(shapes[-1], dtype=dtype) for _ in both]
     for turn in range(CHECKED):
         for tensor in inputs:
             tensor.normal_()
@@ -96,6 +102,20 @@ def columns() -> None:
     agree("sums along columns", scale_then_scatter_columns(n, 96, 16, 64), [(64, 96 * n), (64, 96)], torch.float32)
 
 
+def default() -> None:
+    for make, (m, n, k) in (
+        (gather_and_product, (4096, 3584, 8192)),
+        (product_and_scatter, (4096, 8192, 3584)),
+        (product_and_scatter, (1024, 8192, 3584)),
+        (product_and_sum, (2048, 8192, 3584)),
+    ):
+        program = make(H200, WORLD.size, (m, n, k))
+        both = [tilescale.compile(program, schedule=schedule) for schedule in ("sequential", "overlap")]
+        say(both[1].moves)
+        shapes = [[int(extent) for extent in p.shape] for p in both[0].program.parameters]
+        race(f"{make.__name__} {m} x {n} x {k}", both, [tuple(shape) for shape in shapes], torch.bfloat16)
+
+
 def measured() -> None:
     n, (rows, cols, inner) = WORLD.size, (4096, 3584, 8192)
     kernel = tilescale.compile(gather_and_product(H200, n, (rows, cols, inner)), schedule=tilescale.measured)
@@ -119,7 +139,7 @@ def measured() -> None:
     say(f"PASS measured: relative error {error:.1e}")
 
 
-CHECKS = {check.__name__: check for check in (ring, product, columns, measured)}
+CHECKS = {check.__name__: check for check in (ring, product, columns, default, measured)}
 
 
 def main() -> None:

@@ -63,6 +63,10 @@ def routing() -> ops.Routing:
         (lambda: ops.matmul_reduce_scatter(half(4, 8), half(8, 8), bias=half(8, 1)), r"bias has shape \(8, 1\)"),
         (lambda: ops.matmul_all_reduce(half(4, 12), half(12, 8)), "b has 12 rows"),
         (lambda: ops.matmul_all_reduce(half(4, 8), None), "b is NoneType"),
+        (
+            lambda: ops.matmul_all_reduce(eighth(4, 16).requires_grad_(), eighth(16, 16).t(), scales=ONES),
+            "a is float8 and requires a gradient",
+        ),
         (lambda: ops.all_reduce(torch.ones(3, dtype=torch.int64)), "a is torch.int64"),
         (lambda: ops.all_gather(half(2), dim=1), "dim is 1, the tensor has 1 dimensions"),
         (lambda: ops.all_to_all(half(2, 2), cut=2), "cut is 2"),

@@ -121,16 +121,18 @@ def test_a_product_gates_another(
         close(c.view(-1, n), ending(gate) * up)
 
 
-@pytest.mark.parametrize("in_turns", [False, True])
-def test_sums_of_scaled_products(in_turns: bool):
+@pytest.mark.parametrize("form", ["program", "in_turns", "gemm_ar"])
+def test_sums_of_scaled_products(form: str):
     size, n, k, dtype = 2, 80, 48, torch.float8_e4m3fn
-    rows = CHUNK if in_turns else CHUNK + 70
+    rows = {"program": CHUNK + 70, "in_turns": CHUNK, "gemm_ar": 70}[form]
     a, (b, lying) = [random(size * rows, k, dtype=dtype) for _ in range(size)], operands(size, n, k, True, dtype)
     scales = [(torch.rand(size, rows), torch.rand(n)) for _ in range(size)]
     bias, of = random(n), Product(n, k, "float8_e4m3fn", Tiling(128, 128, 1.0, stages=3), True, True)
-    made = module("gemm_rs")
-    program = made.in_turns(size, rows, of, 5) if in_turns else made.program(size, of)
-    shapes = (size, rows, n), (size, rows, n), (rows, n)
+    made, everywhere = module("gemm_rs"), form == "gemm_ar"
+    program = made.in_turns(size, rows, of, 5) if form == "in_turns" else made.program(size, of)
+    program = module("gemm_ar").program(size, of) if everywhere else program
+    shape = size, rows, n
+    shapes = [shape] * 4 if everywhere else [shape, shape, (rows, n)]
     per_device = [
         [a[r].view(size, rows, k), lying[r], bias, *scales[r], *(unwritten(*s) for s in shapes)] for r in range(size)
     ]
@@ -139,7 +141,7 @@ def test_sums_of_scaled_products(in_turns: bool):
         (x.float() @ y.float()) * of_a.view(-1, 1) * of_b for x, y, (of_a, of_b) in zip(a, b, scales, strict=True)
     )
     for r, (*_, c) in enumerate(per_device):
-        close(c, (want + bias.float()).chunk(size)[r])
+        close(c, (want + bias.float()).view(shape)[slice(size) if everywhere else r])
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_sums_of_products(
     program = module(name).program(size, Product(n, k, dtype, tiles, transposed, biased))
     result = [shape] if name == "gemm_rs" else [shape, shape]  # what is gathered besides
     out = (rows, n) if name == "gemm_rs" else shape
-    scales = [bias[:1].view(1, 1), bias[:1]] if name == "gemm_rs" else []  # none
+    scales = [bias[:1].view(1, 1), bias[:1]]  # none
     per_device = [
         [a[r].view(size, rows, k), lying[r], bias if biased else bias[:1], *scales, unwritten(*shape, dtype=kind)]
         + [unwritten(*s, dtype=kind) for s in (*result, out)]

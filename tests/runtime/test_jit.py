@@ -98,7 +98,7 @@ def test_calls_repeat():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "magic"}, "there is sequential"),
+        ({"schedule": "magic"}, "there is overlap"),
         ({"out_idx": 2}, "has 2 parameters"),
         ({"out_idx": [0, -3]}, "has 2 parameters"),
     ],

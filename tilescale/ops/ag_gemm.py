@@ -117,7 +117,8 @@ def _each(scales: tuple[torch.Tensor, Any], a: torch.Tensor, widths: list[int]) 
     if len(given) != len(widths):
         raise ArgumentError(f"b is {len(widths)} matrices, scales[1] {len(given)}", hint="give scales of each")
     columns = [scale_of_each(f"scales[1][{i}]", x, n) for i, (x, n) in enumerate(zip(given, widths, strict=True))]
-    return scale_of_each("scales[0]", of_a, a.shape[0]), torch.cat(columns)
+    of_columns = columns[0] if len(columns) == 1 else torch.cat(columns)
+    return scale_of_each("scales[0]", of_a, a.shape[0]), of_columns
 
 
 def _made(a: torch.Tensor) -> torch.dtype:

@@ -75,6 +75,13 @@ def check_product(
         raise ArgumentError(
             f"{b_name} has strides {b.stride()}", hint="of float8, it is the transpose of a contiguous matrix"
         )
+    for name, x in (("a", a), (b_name, b)) if scaled and torch.is_grad_enabled() else ():
+        if x.requires_grad:
+            raise ArgumentError(
+                f"{name} is float8 and requires a gradient",
+                hint="products of float8 have none: round to float8 inside a torch.autograd.Function, whose backward "
+                "multiplies what was there before",
+            )
     if bias is not None:
         name = b_name.replace("b", "bias", 1)
         check_tensor(name, bias, 1, (torch.bfloat16,) if scaled else (a.dtype,))
@@ -90,6 +97,13 @@ def scale_of_each(name: str, scale: torch.Tensor, extent: int) -> torch.Tensor:
     if scale.numel() not in (1, extent):
         raise ArgumentError(f"{name} has {scale.numel()} numbers", hint=f"give one for all, or {extent}")
     return scale.reshape(-1).expand(extent).contiguous()
+
+
+def scales_of_both(
+    scales: tuple[torch.Tensor, torch.Tensor], a: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale of each row of a, (M,), and of each column of b, (N,). Raises ArgumentError as `scale_of_each`."""
+    return scale_of_each("scales[0]", scales[0], len(a)), scale_of_each("scales[1]", scales[1], b.shape[1])
 
 
 def check_divides(name: str, x: torch.Tensor, dim: int, size: int) -> None:

@@ -32,6 +32,9 @@ THREADS = 256
 TALL = 8
 """Heads that a block merges, at most."""
 
+TOGETHER = 8
+"""Parts of the keys that are merged at once, at most."""
+
 TERMS = MULTIPLE
 """Numbers of the outputs' type that a log-sum is sent as, 16 bytes: each the rounding of what those before leave."""
 
@@ -198,7 +201,8 @@ def program(
     batch, keys = T.dynamic("batch"), T.dynamic("keys")
     tiles = of_keys * math.ceil(heads // of_keys / HEADS)
     merged = heads // size if own_heads else heads
-    high = math.gcd(TALL, merged)
+    # Where there are more blocks than such groups of heads, they take smaller ones.
+    high = math.gcd(min(TALL, 1 << max(heads // (splits * tiles), 1).bit_length() - 1), merged)
 
     @T.prim_func
     def decode(
@@ -277,22 +281,25 @@ def attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, sca
 def send_merged(parts, sums, inbox, arrived, block, blocks, high, b, rank, merged, own_heads):
     """What the parts of the own keys make together, to all ranks or to the one whose heads they are."""
     splits, heads, value_dim = int(parts.shape[0]), int(parts.shape[2]), int(parts.shape[3])
-    size, dtype = int(inbox.shape[0]), str(inbox.dtype)
+    size, dtype, together = int(inbox.shape[0]), str(inbox.dtype), math.gcd(TOGETHER, splits)
     packed = T.alloc((high, value_dim + TERMS), dtype, level="l1")
     acc = T.alloc((high, value_dim), "float32", level="l0")
-    top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))
+    weights, shares = T.alloc((high, splits), "float32", level="l0"), T.alloc((high, splits), "float32", level="l1")
+    top, total = (T.alloc((high,), "float32", level="l0") for _ in range(2))
     for turn in T.serial(T.ceildiv(heads // high - block, blocks)):
         first = (block + turn * blocks) * high
-        begin(top, total, acc)
-        for s in T.serial(splits):
-            for i in T.Parallel(high):
-                top[i] = T.max(top[i], sums[s, b, first + i])
-        for s in T.serial(splits):
-            for i in T.Parallel(high):
-                each[i] = T.exp2(sums[s, b, first + i] - top[i])
-                total[i] += each[i]
-            for i, j in T.Parallel(high, value_dim):
-                acc[i, j] += each[i] * parts[s, b, first + i, j]
+        T.clear(acc)
+        for i, s in T.Parallel(high, splits):
+            weights[i, s] = sums[s, b, first + i]
+        T.reduce_max(weights, top, dim=1)
+        for i, s in T.Parallel(high, splits):
+            weights[i, s] = T.exp2(weights[i, s] - top[i])
+        T.reduce_sum(weights, total, dim=1)
+        T.copy(weights, shares)
+        for some in T.serial(splits // together):
+            for s in T.unroll(together):  # loaded at once: they need not wait for one another
+                for i, j in T.Parallel(high, value_dim):
+                    acc[i, j] += shares[i, some * together + s] * parts[some * together + s, b, first + i, j]
         pack(packed, acc, top, total)
         T.copy(packed, inbox[rank, b, first, 0])
         if own_heads:

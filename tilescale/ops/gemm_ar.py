@@ -13,7 +13,8 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import chunks, small
-from tilescale.ops.arguments import check_product, dense, operand
+from tilescale.ops.arguments import check_product, dense, operand, scales_of_both
+from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
@@ -25,6 +26,7 @@ from tilescale.ops.products import (
     add_arrived,
     add_bias,
     multiply,
+    rescale,
     send_parts,
     tiling,
 )
@@ -38,7 +40,12 @@ Measured on two H200, N 8192 and K 3584: with 2048 rows 299 us chunk by chunk, 1
 
 
 def matmul_all_reduce(
-    a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, group: Any = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    group: Any = None,
 ) -> torch.Tensor:
     """The sum of a @ b over all ranks (+ bias, once), on every rank. Collective.
 
@@ -47,78 +54,143 @@ def matmul_all_reduce(
         b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear); K and N are
             multiples of 8.
         bias: (N,), the same on all ranks.
+        scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
+            of a and for each column of b. Then b is the transpose of a contiguous matrix, K and N are multiples of 16.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        (M, N). It can be differentiated, where all ranks go on with the same: the gradient of the result is taken to be
-        the same on all ranks, as it is in a tensor-parallel layer.
+        (M, N), of the type of a, bfloat16 for float8. It can be differentiated, but for float8, where all ranks go on
+        with the same: the gradient of the result is taken to be the same on all ranks, as it is in a tensor-parallel
+        layer.
 
     Raises:
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    check_product(a, b, bias)
+    check_product(a, b, bias, scaled=scales is not None)
     name = group_name(group)
     if a.shape[0] > ROWS * size_of(name):
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
-    return _operator(a, b, bias, name)
+    if scales is None:
+        return _operator(a, b, bias, name)
+    return _scaled(a, b, bias, *scales_of_both(scales, a, b), name)
 
 
 @operator("matmul_all_reduce")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     """The sum of the products."""
-    team, (M, N) = team_of(group), (a.shape[0], b.shape[1])
+    return _summed(a, b, bias, None, team_of(group))
+
+
+@operator("matmul_all_reduce_scaled")
+def _scaled(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
+) -> torch.Tensor:
+    """The sum of the products of float8 matrices; a scale for each row of a and each column of b."""
+    return _summed(a, b, bias, (of_a, of_b), team_of(group))
+
+
+def _summed(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    team: Team,
+) -> torch.Tensor:
+    (M, N), made = (a.shape[0], b.shape[1]), a.dtype if scales is None else torch.bfloat16
     if not M:
-        return a.new_empty(0, N)
-    if team.size > 1 and small.is_whole(M * N * a.itemsize, team, WHOLE_BYTES):
-        return _in_chunks(a, b, bias, team)
-    right, transposed = operand(b)
-    added = right.view(-1)[:1] if bias is None else dense(bias)
-    return _large(dense(a), right, transposed, added, bias is not None, N, group)
+        return a.new_empty(0, N, dtype=made)
+    if team.size > 1 and small.is_whole(M * N * made.itemsize, team, WHOLE_BYTES):
+        return _in_chunks(a, b, bias, scales, made, team)
+    return _large(a, b, bias, scales, team)
 
 
-def _in_chunks(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, team: Team) -> torch.Tensor:
+def _in_chunks(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    dtype: torch.dtype,
+    team: Team,
+) -> torch.Tensor:
     """The sum of the products, of a chunk of rows at a time."""
     made: list[torch.Tensor] = []
+    added = None if team.rank else bias  # once, before parts are rounded
 
     def multiplied(part: slice) -> torch.Tensor:
         rows = a[part]
-        product = a.new_empty(small.room(len(rows)), b.shape[1])
-        # The bias is added once, before parts are rounded.
-        if bias is None or team.rank:
-            torch.mm(rows, b, out=product[: len(rows)])
-        else:
-            torch.addmm(bias, rows, b, out=product[: len(rows)])
+        product = a.new_empty(small.room(len(rows)), b.shape[1], dtype=dtype)
+        of_rows = None if scales is None else (scales[0][part], scales[1])
+        _multiply(rows, b, added, of_rows, product[: len(rows)])
         return product
 
     def summed(product: torch.Tensor, part: slice) -> None:
         made.append(small.summed(product, team)[: part.stop - part.start])
 
-    chunks.sent_after(chunks.chunks(a.shape[0], b.shape[1] * a.itemsize, team), multiplied, summed)
+    chunks.sent_after(chunks.chunks(a.shape[0], b.shape[1] * dtype.itemsize, team), multiplied, summed)
     return made[0] if len(made) == 1 else torch.cat(made)
 
 
+def _multiply(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    out: torch.Tensor,
+) -> None:
+    """out = a @ b + bias, by PyTorch."""
+    if scales is not None:
+        of_a, of_b = scales[0][:, None], scales[1][None]
+        torch._scaled_mm(dense(a), b, of_a, of_b, bias=bias, out_dtype=out.dtype, use_fast_accum=True, out=out)
+    elif bias is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(bias, a, b, out=out)
+
+
 def _large(
-    a: torch.Tensor, right: torch.Tensor, transposed: bool, added: torch.Tensor, biased: bool, N: int, group: str
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    team: Team,
 ) -> torch.Tensor:
-    team, (M, K) = team_of(group), a.shape
-    if M % team.size:
-        a = torch.nn.functional.pad(a, (0, 0, 0, -M % team.size))
-    rows = a.shape[0] // team.size
-    shape = (team.size, rows, N)
-    space = workspace_of(team)
-    (parts,) = space.own(a.dtype, shape)
-    inbox, gathered = space.symmetric(a.dtype, shape, shape)
-    result = a.new_empty(shape)
-    dtype, tiles = str(a.dtype).removeprefix("torch."), tiling(rows, team.size, N, transposed)
-    made = kernel(program, team, Product(N, K, dtype, tiles, transposed, biased))
-    made(a.view(team.size, rows, K), right, added, parts, inbox, gathered, result)
+    (M, K), N, made = a.shape, b.shape[1], a.dtype if scales is None else torch.bfloat16
+    (right, transposed), rows = operand(b), -(-M // team.size)
+    given, one = _padded(dense(a), rows * team.size), right.view(-1)[:1]
+    of_a, of_b = (one.view(1, 1), one)
+    if scales is not None:
+        of_a, of_b = _padded(scales[0], rows * team.size).view(team.size, rows), scales[1]
+    shape, space = (team.size, rows, N), workspace_of(team)
+    (parts,) = space.own(made, shape)
+    inbox, gathered = space.symmetric(made, shape, shape)
+    result = a.new_empty(shape, dtype=made)
+    added = result.view(-1)[:1] if bias is None else dense(bias)
+    of = Product(N, K, dtype_of(a), tiling(rows, team.size, N, transposed), transposed, bias is not None)
+    call = kernel(program, team, of)
+    call(given.view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, gathered, result)
     return result.view(-1, N)[:M]
+
+
+def _padded(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """With more rows, whatever is in them."""
+    if len(x) == rows:
+        return x
+    made = x.new_empty(rows, *x.shape[1:])
+    made[: len(x)] = x
+    return made
 
 
 @_operator.register_fake
 def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
+
+
+@_scaled.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
+) -> torch.Tensor:
+    return a.new_empty(a.shape[0], b.shape[1], dtype=torch.bfloat16)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -140,16 +212,19 @@ def program(size: int, of: Product) -> Any:
     """As gemm_rs.py has it; then finished chunks of own rows go to everybody."""
     N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
     tiles_n = -(-N // tiles.n)
+    kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
 
     @T.prim_func
     def matmul_all_reduce(
         A: T.Tensor((size, rows, K), dtype),
         B: T.Tensor(of.b_shape, dtype),
-        bias: T.Tensor((N if of.biased else 1,), dtype),
-        parts: T.Tensor((size, rows, N), dtype),  # by owner
-        inbox: T.Tensor((size, rows, N), dtype),  # by source
-        G: T.Tensor((size, rows, N), dtype),
-        C: T.Tensor((size, rows, N), dtype),
+        bias: T.Tensor((N if of.biased else 1,), of.result),
+        of_A: T.Tensor(scales[0], kind),
+        of_B: T.Tensor(scales[1], kind),
+        parts: T.Tensor((size, rows, N), of.result),  # by owner
+        inbox: T.Tensor((size, rows, N), of.result),  # by source
+        G: T.Tensor((size, rows, N), of.result),
+        C: T.Tensor((size, rows, N), of.result),
     ):
         grid = (*tiles.grid(rows, N), size)
         with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
@@ -171,11 +246,13 @@ def program(size: int, of: Product) -> Any:
                 a = T.alloc((tiles.m, of.depth), dtype, level="l1")
                 b = T.alloc(of.b_tile, dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 owner = (rank + 1 + turn) % size  # the own rows last
                 m, n = tiles.place(tile, group)
                 T.clear(c)
                 multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, of.transposed)
+                if of.scaled:
+                    rescale(c, of_A, owner, m, of_B, 0, n, rows, N)
                 if owner != rank:
                     T.copy(c, out)
                     T.copy(out, parts[owner, m, n])

@@ -17,7 +17,7 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import chunks, small
-from tilescale.ops.arguments import check_divides, check_product, dense, operand, scale_of_each
+from tilescale.ops.arguments import check_divides, check_product, dense, operand, scales_of_both
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -76,8 +76,7 @@ def matmul_reduce_scatter(
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
     if scales is None:
         return _operator(a, b, bias, name)
-    of_a, of_b = scale_of_each("scales[0]", scales[0], len(a)), scale_of_each("scales[1]", scales[1], b.shape[1])
-    return _scaled(a, b, bias, of_a, of_b, name)
+    return _scaled(a, b, bias, *scales_of_both(scales, a, b), name)
 
 
 @operator("matmul_reduce_scatter")

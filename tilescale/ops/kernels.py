@@ -21,10 +21,10 @@ def kernel(build: Callable[..., Any], team: Team, *given: Any) -> Kernel:
 
 @cache
 def _kept(build: Callable[..., Any], team: Team, machine: Machine, given: tuple[Any, ...]) -> Kernel:
-    return compile_program(build(team.size, *given), machine=machine, team=team)
+    return compile_program(build(team.size, *given), machine=machine, team=team, schedule="sequential")
 
 
 @cache
 def local_kernel(build: Callable[..., Any], *given: Any) -> Kernel:
     """The kernel of `build(*given)`, a program of one device that each rank calls for itself."""
-    return compile_program(build(*given))
+    return compile_program(build(*given), schedule="sequential")

@@ -26,6 +26,9 @@ from tilescale.ops.workspace import workspace_of
 QUERIES, KEYS = 128, 128
 """Queries of a block, and keys of a step."""
 
+LOADING, COMPUTING = 40, 232
+"""Registers of a thread that loads, and of one that computes: of three warpgroups, 64512 in all."""
+
 
 def sequence_attention(
     q: torch.Tensor,
@@ -240,6 +243,8 @@ def attend(
     first = (T.ceildiv(half, QUERIES) - 1 - tile) * QUERIES if causal else tile * QUERIES
     head, part = place // PARTS, place % PARTS
     mine = part_of(rank, part, size, zigzag)
+    T.annotate_producer_reg_dealloc(LOADING)
+    T.annotate_consumer_reg_alloc(COMPUTING)
     T.copy(Q[b, part, first : first + QUERIES, head, :], q)
     begin(top, total, acc)
     if not is_first:
@@ -263,9 +268,11 @@ def attend(
         T.copy(K[outer, inner, at : at + KEYS, head * of_keys // heads, :], k)
         T.copy(V[outer, inner, at : at + KEYS, head * of_keys // heads, :], v)
         T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
-        for i, j in T.Parallel(QUERIES, KEYS):
-            is_seen = (at + j < half) & ((theirs < mine) | (at + j <= first + i))
-            scores[i, j] = T.if_then_else(is_seen if causal else at + j < half, scores[i, j], NOTHING)
+        # Most tiles of keys are seen as a whole: then nobody looks which of them are.
+        if at + KEYS > T.if_then_else(theirs < mine, half, T.min(first + 1, half)) if causal else at + KEYS > half:
+            for i, j in T.Parallel(QUERIES, KEYS):
+                seen = T.if_then_else(theirs < mine, half, T.min(first + i + 1, half)) if causal else half
+                scores[i, j] = T.if_then_else(j < seen - at, scores[i, j], NOTHING)
         softmax_step(scores, top, total, acc, scale)
         T.copy(scores, weights)
         T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullRow)

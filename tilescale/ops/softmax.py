@@ -31,7 +31,7 @@ def softmax_step(scores, top, total, acc, scale):
     """Online softmax (Milakov and Gimelshein, arXiv:1805.02867): the scores of a tile of keys become weights.
 
     `top` and `total` are the maximum of all scores so far and the sum of all weights relative to it; `acc`, the
-    weighted sum of values, is scaled down where the maximum has grown.
+    weighted sum of values, is scaled down where the maximum has grown. A key of the tile counts in each row.
     """
     rows, columns = scores.shape
     before, shrink, added = (T.alloc((rows,), "float32", level="l0") for _ in range(3))
@@ -40,7 +40,7 @@ def softmax_step(scores, top, total, acc, scale):
     for i in T.Parallel(rows):
         shrink[i] = T.exp2((before[i] - top[i]) * scale)
     for i, j in T.Parallel(rows, columns):
-        scores[i, j] = T.exp2((scores[i, j] - top[i]) * scale)
+        scores[i, j] = T.exp2(scores[i, j] * scale - top[i] * scale)
     T.reduce_sum(scores, added, dim=1)
     for i in T.Parallel(rows):
         total[i] = total[i] * shrink[i] + added[i]

@@ -21,8 +21,8 @@ from tilescale.runtime.kernel import Kernel
 Chooser = Callable[[Callable[[str | Schedule], Kernel]], Kernel]
 """Takes what binds a program with a schedule to a machine, and returns the kernel of the schedule that it chooses."""
 
-SCHEDULES = ("sequential", "overlap")
-"""How phases follow one another: in order, which is always right, or overlapped where that is right and pays."""
+SCHEDULES = ("overlap", "sequential")
+"""How phases follow one another: overlapped where that is right and pays, or in order, which is always right."""
 
 
 def compile(  # noqa: A001 - TileLang's name
@@ -36,7 +36,7 @@ def compile(  # noqa: A001 - TileLang's name
     compile_flags: list[str] | str | None = None,
     *,
     machine: Machine | BuiltIn | str | None = None,
-    schedule: str | Schedule | Chooser = "sequential",
+    schedule: str | Schedule | Chooser = "overlap",
     wait_s: float | None = None,
     team: Team | None = None,
 ) -> Kernel:
@@ -45,10 +45,10 @@ def compile(  # noqa: A001 - TileLang's name
     Args:
         func: a `@T.prim_func`.
         machine: a machine, a built-in name or a path; None means the current one.
-        schedule: "sequential": phases in program order. "overlap": collectives of whole tensors, and copies that go
-            round a ring, run beside the grids that make or read what they move, where that is proven right and the cost
-            model says that it pays. Or what `Kernel.moves` of the same program says, edited. Or `tilescale.measured`,
-            which measures the best few.
+        schedule: "overlap": collectives of whole tensors, and copies that go round a ring, run beside the grids that
+            make or read what they move, where that is proven right and the cost model says that it pays.
+            "sequential": phases in program order. Or what `Kernel.moves` of the same program says, edited. Or
+            `tilescale.measured`, which measures the best few.
         wait_s: longest time in seconds that a wait for another device takes; None takes TILESCALE_WAIT_S (30 if unset).
         team: the ranks whose devices it runs on, each of which calls it; None for all ranks of the job.
         out_idx: positions of parameters that a call allocates and returns.
@@ -118,7 +118,7 @@ def jit(
     function: Callable | None = None,
     *,
     machine: Machine | BuiltIn | str | None = None,
-    schedule: str | Schedule | Chooser = "sequential",
+    schedule: str | Schedule | Chooser = "overlap",
     wait_s: float | None = None,
     **options: Any,
 ) -> Any:

@@ -16,6 +16,7 @@ from tilescale.comm import Team, current_world, init
 from tilescale.errors import ArgumentError, LaunchError, RankMismatchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_count
+from tilescale.passes.overlap.legality import has_sites
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.pipeline import analyse
@@ -44,7 +45,6 @@ class Kernel(DropIn):
 
     Attributes:
         machine: the machine that it is compiled for.
-        moves: what happens with each collective of whole tensors, and why; None where phases run in program order.
         report: what the last emulated call did, on the rank that emulated; None elsewhere.
     """
 
@@ -52,10 +52,9 @@ class Kernel(DropIn):
         self.machine = machine
         self.options = options
         self.report: Any = None
-        self._func = for_machine(func, machine)
-        self.moves: Schedule | None = None
-        if schedule != "sequential":
-            self._func, self.moves = overlap(self._func, machine, schedule if isinstance(schedule, Schedule) else None)
+        self._written, self._asked = for_machine(func, machine), schedule
+        if isinstance(schedule, Schedule):
+            self._scheduled  # noqa: B018 - raises if it is one of another program
         self._known: dict[tuple[str, backends.Target], backends.Lowered] = {}
         self._call: Callable[..., Any] = self._first_call  # then what that has chosen
 
@@ -69,17 +68,37 @@ class Kernel(DropIn):
     @property
     def ir(self) -> ir.PrimFunc:
         """The traced TIR; with a schedule other than "sequential" what that made of it."""
-        return self._func
+        return self._scheduled[0]
 
     @property
     def prim_func(self) -> ir.PrimFunc:
         """`ir`, under TileLang's name."""
-        return self._func
+        return self.ir
+
+    @property
+    def moves(self) -> Schedule | None:
+        """What happens with each collective of whole tensors, and why; None with schedule="sequential"."""
+        return self._scheduled[1]
+
+    @cached_property
+    def _scheduled(self) -> tuple[ir.PrimFunc, Schedule | None]:
+        """The program that runs, and what was decided for it."""
+        if self._asked == "sequential":
+            return self._written, None
+        given = self._asked if isinstance(self._asked, Schedule) else None
+        if given is None and not has_sites(self._analysed):
+            return self._written, Schedule()
+        return overlap(self._written, self.machine, given)
+
+    @cached_property
+    def _analysed(self) -> Program:
+        """The program in order. Mistakes of the user are told here, of what the user has written."""
+        return analyse(self._written, self.machine)
 
     @cached_property
     def program(self) -> Program:
         """The program's structure: parameters, launches, phases."""
-        return analyse(self._func, self.machine)
+        return self._analysed if self.ir is self._written else analyse(self.ir, self.machine)
 
     @property
     def source(self) -> str:
@@ -92,14 +111,14 @@ class Kernel(DropIn):
 
     @property
     def python(self) -> str:
-        """The program as Python source in our language: with schedule="overlap" what a person would have written.
+        """The program as Python source in our language: where it is overlapped, what a person would have written.
 
         Executed, it defines the program again, under its name.
 
         Raises:
             UnsupportedError: the program has something that the text has no words for.
         """
-        return Text(source_of(structure(self._func, self.machine), self.machine))
+        return Text(source_of(structure(self.ir, self.machine), self.machine))
 
     @property
     def schedule(self) -> str:
@@ -171,7 +190,7 @@ class Kernel(DropIn):
 
     @cached_property
     def _signature(self) -> tuple[str, str, str]:
-        return self.program.name, ir.fingerprint(self._func), self.machine.digest
+        return self.program.name, ir.fingerprint(self.ir), self.machine.digest
 
     def __call__(self, *args: Any) -> Any:
         """Run on this rank's arguments, in place; returns what `out_idx` or `T.empty` declare as outputs.

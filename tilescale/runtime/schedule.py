@@ -29,7 +29,7 @@ def describe(program: Program, machine: Machine, chosen: Sequence[str] = (), mov
         f"  each {machine.tensor_level.name} passes {', '.join(map(_parameter, program.parameters))}",
         *_Words(program, machine).part(program.body, "  "),
     ]
-    if moves is not None:
+    if moves is not None and moves.moves:
         lines += ["  collectives", *(f"    {move}" for move in moves.moves)]
     if chosen:
         lines += ["  implementations on GPUs", *(f"    {note}" for note in chosen)]

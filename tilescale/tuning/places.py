@@ -83,7 +83,7 @@ class Place:
             return Runner(lambda: us)
         kernel = program
         if not isinstance(program, Kernel):
-            kernel = compile_program(program, machine=self.machine, wait_s=WAIT_S)
+            kernel = compile_program(program, machine=self.machine, schedule="sequential", wait_s=WAIT_S)
         if kernel.device == "cpu":  # asking builds it, before anybody waits for a peer
             raise UnsupportedError(f"{kernel} is emulated here: its time would be that of the emulation")
         given = tensors_for(kernel, fill or Fill())

@@ -97,7 +97,9 @@ def check_scaled_products():
     close(both[0], torch.relu(torch.cat(scaled) @ right[RANK]))
     close(both[1], torch.relu(torch.cat(scaled) @ b[RANK].float().t() * 0.5))
     got = ops.matmul_reduce_scatter(a[RANK], b[RANK].t(), scales=(of_a[RANK], of_b[RANK]))
-    close(got, sum(x @ y for x, y in zip(scaled, right, strict=True)).chunk(SIZE)[RANK])
+    want = sum(x @ y for x, y in zip(scaled, right, strict=True))
+    close(got, want.chunk(SIZE)[RANK])
+    close(ops.matmul_all_reduce(a[RANK][1:], b[RANK].t(), scales=(of_a[RANK][1:], of_b[RANK])), want[1:])
 
 
 def check_matmul_reduce_scatter_and_gradients():

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tilelang_core import ir
+from tilescale.hda import Machine
 from tilescale.passes.overlap.schedule import Declined
 from tilescale.program.dependence import Dependence, Step
-from tilescale.program.model import DevicePhase, GridPhase, Launch, Sequence, location
+from tilescale.program.effects import Effects, statements
+from tilescale.program.model import DevicePhase, GridPhase, Launch, Program, Sequence, location
 from tilescale.program.operations import Collective, Copy, operation
 
 
@@ -64,17 +66,30 @@ class Shift:
         return ", ".join(_name(m.source) for m in self.made), ", ".join(_name(m.target) for m in self.made)
 
 
+def _moved(stmt: ir.Stmt, phase: DevicePhase | GridPhase | None) -> Collective | Copy | None:
+    """The collective of whole tensors, or the copy of one to a peer, that a statement does in order."""
+    made = operation(stmt.value) if isinstance(stmt, ir.Evaluate) and isinstance(phase, DevicePhase) else None
+    if isinstance(made, Collective):
+        return made if made.flags is None else None
+    return made if isinstance(made, Copy) and made.to_peer and made.signal is None else None
+
+
+def has_sites(program: Program) -> bool:
+    """Whether a program has any of `sites`; a look at its statements, no analysis."""
+    return any(launch is not None and _moved(stmt, phase) for stmt, phase, launch in statements(program.body))
+
+
 def sites(graph: Dependence) -> list[tuple[Site | Shift, Step]]:
     """The collectives of whole tensors and the shifts, in program order, each with its first statement."""
     found: list[tuple[Site | Shift, Step]] = []
     last: Step | None = None  # of the shift that was found before
     for step in graph.steps:
-        made = operation(step.stmt.value) if isinstance(step.stmt, ir.Evaluate) else None
+        made = _moved(step.stmt, step.phase)
         if not isinstance(step.phase, DevicePhase) or step.launch is None:
             continue
-        if isinstance(made, Collective) and made.flags is None:
+        if isinstance(made, Collective):
             found.append((Site(step.stmt, made, step.phase, step.launch), step))
-        elif isinstance(made, Copy) and made.to_peer and made.signal is None:
+        elif isinstance(made, Copy):
             shift, first = Shift((step.stmt,), (made,), step.phase, step.launch), step
             if last is not None and last.phase is step.phase and _are_neighbours(last, step, graph):
                 before, first = found.pop()
@@ -117,12 +132,24 @@ def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> N
             raise Declined("a function from elsewhere may rely on it", location(step.stmt))
         flags = [*(t.flag.root for t in effects.tells), *(w.flag.root for w in effects.awaits)]
         ordered = any(flag not in brought for flag in flags)
-        reached = any(a.at is not None for a in effects.accesses) and not flags
+        levels = [access.at.level for access in effects.accesses if access.at is not None]
+        reached = any(is_around_programs(level, graph.machine) for level in levels) and not flags
         collective = operation(step.stmt.value) if isinstance(step.stmt, ir.Evaluate) else None
-        if ordered or reached or effects.synchronizes and not isinstance(collective, Collective):
+        together = synchronizes_programs(effects, graph.machine)
+        if ordered or reached or together and not isinstance(collective, Collective):
             raise Declined("the program orders its units by itself", location(step.stmt))
-        if effects.synchronizes and isinstance(step.phase, GridPhase):
+        if together and isinstance(step.phase, GridPhase):
             raise Declined("programs of the grid synchronize", location(step.stmt))
+
+
+def synchronizes_programs(effects: Effects, machine: Machine) -> bool:
+    """Whether programs, or units above them, wait for each other; those inside of a program order none."""
+    return any(is_around_programs(one.level, machine) for one in effects.synchronizes)
+
+
+def is_around_programs(level: str, machine: Machine) -> bool:
+    """Whether units of a level are programs or consist of them."""
+    return machine.index(level) >= machine.index(machine.program_level.name)
 
 
 def is_behind_waiting(mine: Step, graph: Dependence) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tilelang_core import ir
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
+from tilescale.passes.overlap.estimate import pays
 from tilescale.passes.overlap.exchange import overlap_exchange
 from tilescale.passes.overlap.gather import overlap_gather
 from tilescale.passes.overlap.legality import Shift, Site, check, sites
@@ -114,7 +115,7 @@ class _State:
             changed = _PATTERNS[site.name](site, mine, graph, uses, move)
         else:
             raise Declined(f"there is no rewrite of {site.name}")
-        if self.by_cost and (move.beside_s or 0.0) >= (move.in_order_s or 0.0):
+        if self.by_cost and not pays(move):
             raise Declined("it does not pay")
         self.func = changed
         self.flags |= _flags(structure(self.func, self.machine)) - before

@@ -22,7 +22,7 @@ from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.passes.overlap.chunks import flag, put, wait
 from tilescale.passes.overlap.edits import Edits
-from tilescale.passes.overlap.legality import Shift
+from tilescale.passes.overlap.legality import Shift, synchronizes_programs
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.turns import Turns
 from tilescale.passes.overlap.uses import Use, Uses
@@ -119,7 +119,7 @@ def _check_apart(shift: _Shift, graph: Dependence, own: set[ir.Var]) -> None:
             if effects.opaque:
                 raise Declined("a function from elsewhere may touch what it moves", location(stmt))
             flags = [*(told.flag.root for told in effects.tells), *(awaited.flag.root for awaited in effects.awaits)]
-            if effects.synchronizes or any(f not in own for f in flags):
+            if synchronizes_programs(effects, graph.machine) or any(f not in own for f in flags):
                 raise Declined("programs of the grid order units", location(stmt))
     for at in shift.turns.values():
         known = shift.turns.known(at)

@@ -145,6 +145,7 @@ class DeviceProgram:
         self.sites[:] = self._lowered.sites
         self.reads_at: Location | None = None
         self.by_nccl = False
+        self.named: set[int] = set()
         self.reached = {position for grid in self._lowered.grids for position in grid.kernel.reached}
         generation = nccl.generation()
         if not self.is_alone and not self.near.is_everybody:
@@ -300,6 +301,11 @@ class DeviceProgram:
 
     def _plan(self, values: Sequence[Any]) -> Plan:
         """What a call on these arguments launches, kept for the next ones. Collective where it needs new memory."""
+        alike = self._plans.alike(values)
+        if alike is not None:
+            plan = alike.of([standing_for(x) for x in values])
+            self._plans.keep(values, plan)
+            return plan
         known = self._variables_of(values)
         staged = self.memory.staged(values)
         given = [standing_for(x) for x in values]
@@ -316,6 +322,7 @@ class DeviceProgram:
         at_once = self.queue_waits and not self._is_loaded
         plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat, at_once=at_once)
         self._is_loaded = True
+        self._plans.moving = frozenset(range(len(values))) - self.reached - self.named
         self._plans.keep(values, plan)
         return plan
 

@@ -41,17 +41,16 @@ def grid_step(own: Owner, grid: LoweredGrid) -> Step:
     for argument in lowered.arguments:
         if isinstance(argument, arg.Workspace):
             own.memory.declare(argument)
-    scalars = tuple(
-        (place, a.position)
-        for place, a in enumerate(lowered.arguments)
-        if isinstance(a, arg.Given) and own.program.parameters[a.position].buffer is None
-    )
+    given = [(place, a.position) for place, a in enumerate(lowered.arguments) if isinstance(a, arg.Given)]
+    is_scalar = [own.program.parameters[position].buffer is None for _, position in given]
+    scalars = tuple(pair for pair, scalar in zip(given, is_scalar, strict=True) if scalar)
+    tensors = tuple(pair for pair, scalar in zip(given, is_scalar, strict=True) if not scalar)
     open_extents = [n for n in launch.grid if not ir.constant(n)]
 
     def bind(call: Call) -> list[Work]:
         if 0 in [call.known(n) for n in open_extents]:
             return []  # CUDA refuses a grid of no programs
-        return [KernelLaunch(run, [own.memory.value(a, call) for a in lowered.arguments], scalars)]
+        return [KernelLaunch(run, [own.memory.value(a, call) for a in lowered.arguments], scalars, tensors)]
 
     return bind
 

@@ -75,6 +75,7 @@ class Part:
             datas = [parameter.buffer.data, *(v.data for v in parameter.views)] if parameter.buffer is not None else []
             if any(buffer.data.same_as(d) for d in datas):
                 self.position = position
+                own.named.add(position)
         if self.position is None:
             self.workspace = arg.Workspace.of(buffer)
             own.memory.declare(self.workspace)

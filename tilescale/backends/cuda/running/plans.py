@@ -13,9 +13,10 @@ wait for what the host would do next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from tilescale.backends.cuda.running.steps import KernelLaunch, Work, run
 
@@ -50,7 +51,7 @@ class Plan:
             can_repeat: whether a graph of them does the same in each call, and may be kept: NCCL's groups can end.
             at_once: whether the first call is to be a graph already, if it can.
         """
-        self._launches, self._can_repeat = launches, can_repeat
+        self._launches, self.can_repeat = launches, can_repeat
         self._kernels = [launch for launch in launches if isinstance(launch, KernelLaunch)]
         self._passed = tuple(passed)
         self._scalars = [values[i] for i in passed]
@@ -62,7 +63,7 @@ class Plan:
         """Put everything on the current stream, which may be `capturing` a graph of the caller's."""
         if self._passed:
             self._take(values)
-        if capturing or not self._can_repeat:
+        if capturing or not self.can_repeat:
             return run(self._launches)
         if self._is_stale:  # forgotten only here: a graph may not be destroyed while another one is captured
             self._graph, self._is_stale = None, False
@@ -72,6 +73,11 @@ class Plan:
             return self._graph.replay()
         self._calls += 1
         run(self._launches)
+
+    def of(self, values: Sequence[Any]) -> Plan:
+        """The plan of another call, which differs in arguments that kernels take and nothing else depends on."""
+        launches = [launch.of(values) if isinstance(launch, KernelLaunch) else launch for launch in self._launches]
+        return Plan(launches, values, self._passed, can_repeat=self.can_repeat)
 
     def _take(self, values: Sequence[Any]) -> None:
         scalars = [values[i] for i in self._passed]
@@ -87,6 +93,8 @@ class Plans:
 
     Attributes:
         passed: positions of scalars that only kernels depend on, by which calls are not told apart.
+        moving: positions of tensors whose places only kernels depend on: from the plan for some places, that for
+            others is soon made.
     """
 
     def __init__(self, is_capturing: Callable[[], bool]) -> None:
@@ -94,8 +102,10 @@ class Plans:
         import torch
 
         self.passed: frozenset[int] = frozenset()
+        self.moving: frozenset[int] = frozenset()
         self._is_capturing = is_capturing
         self._forgotten: list[Plan] = []  # until no graph is captured: meanwhile theirs may not be destroyed
+        self._alike: WeakValueDictionary[Key | None, Plan] = WeakValueDictionary()
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._plans: OrderedDict[Key | None, Plan] = OrderedDict()
         self._last: Plan | None = None  # that was used: the others have their order
@@ -109,6 +119,10 @@ class Plans:
             self._last = plan
         return plan
 
+    def alike(self, values: Sequence[Any]) -> Plan | None:
+        """A plan of a call that differs in the places of `moving` tensors alone; None if there is none."""
+        return self._alike.get(self.key(values, exact=False))
+
     def keep(self, values: Sequence[Any], plan: Plan) -> None:
         """From now on the plan of calls on such arguments."""
         key = self.key(values)
@@ -116,29 +130,33 @@ class Plans:
             return
         self._plans[key] = self._last = plan
         self._forget([self._plans.popitem(last=False)[1]] if len(self._plans) > KEPT else [])
+        if plan.can_repeat:
+            self._alike.setdefault(self.key(values, exact=False), plan)
 
     def clear(self) -> None:
         """Forget all of them: something that they are bound to has changed."""
-        plans = list(self._plans.values())
+        self._forget(self._plans.values())
         self._plans.clear()
+        self._alike.clear()
         self._last = None
-        self._forget(plans)
 
-    def _forget(self, plans: list[Plan]) -> None:
+    def _forget(self, plans: Iterable[Plan]) -> None:
         self._forgotten += plans
         if not self._is_capturing():
             self._forgotten.clear()
 
-    def key(self, values: Sequence[Any]) -> Key | None:
+    def key(self, values: Sequence[Any], exact: bool = True) -> Key | None:
         """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars that matter.
 
-        None for a tensor of a class of its own, such as a DTensor, which has no place.
+        None for a tensor of a class of its own, such as a DTensor, which has no place. If not `exact`, places of
+        `moving` tensors are left out.
         """
         key: list[Any] = []
         for i, x in enumerate(values):
             kind = x.__class__
             if kind in self._plain:
-                key.append((x.data_ptr(), x.shape, x.stride(), x.dtype))
+                place = x.data_ptr() if exact or i not in self.moving else None
+                key.append((place, x.shape, x.stride(), x.dtype))
             elif isinstance(x, self._plain):
                 return None
             else:

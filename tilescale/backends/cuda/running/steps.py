@@ -55,11 +55,13 @@ class KernelLaunch:
 
     Attributes:
         scalars: which arguments are scalars of the caller's: place here, and position in the call.
+        tensors: the same of tensors.
     """
 
     run: Callable[..., Any]
     arguments: list[Any]
     scalars: tuple[tuple[int, int], ...] = ()
+    tensors: tuple[tuple[int, int], ...] = ()
 
     def __call__(self) -> None:
         self.run(*self.arguments)
@@ -68,6 +70,13 @@ class KernelLaunch:
         """Pass the scalars of another call from now on."""
         for place, position in self.scalars:
             self.arguments[place] = values[position]
+
+    def of(self, values: Sequence[Any]) -> KernelLaunch:
+        """The launch of another call, which differs in these arguments alone."""
+        arguments = list(self.arguments)
+        for place, position in (*self.scalars, *self.tensors):
+            arguments[place] = values[position]
+        return KernelLaunch(self.run, arguments, self.scalars, self.tensors)
 
 
 Step = Callable[[Call], list[Work]]
