@@ -34,8 +34,8 @@ def findings() -> Iterator[Finding]:
         **{f"heap {name}": partial(_heap, name, 1) for name in ("cuda_vmm", "nvshmem", "host")},
         "fabric handles": partial(_heap, "cuda_vmm", 2),
         "NCCL": _nccl,
-        "NVSHMEM transports": _nvshmem_transports,
-        "network adapters": _adapters,
+        "NVSHMEM": _nvshmem_transports,
+        "adapters": _adapters,
         "MPI": _mpi,
         "compiler": _compiler,
         "kernel cache": _cache,
@@ -117,20 +117,20 @@ def _nvshmem_transports() -> Finding:
     try:
         libraries = (folder() / "lib").glob("nvshmem_transport_*")
     except DependencyError as error:
-        return Finding("NVSHMEM transports", None, error.message, error.hint or "")
+        return Finding("NVSHMEM", None, error.message, error.hint or "")
     found = sorted(path.name.split(".")[0].split("_")[-1] for path in libraries)
     text = f"installed: {', '.join(found) or 'none'}; NVSHMEM_DEBUG=INFO says which one a job takes"
-    return Finding("NVSHMEM transports", bool(found), text, "without one NVSHMEM leads to no other host")
+    return Finding("NVSHMEM", bool(found), text, "without one NVSHMEM leads to no other host")
 
 
 def _adapters() -> Finding:
     ports = sorted(_INFINIBAND.glob("*/ports/*/state"))
     if not ports:
         remedy = "between hosts NCCL goes by sockets then, NVSHMEM does not go; ibv_devinfo shows whether drivers run"
-        return Finding("network adapters", None, "no InfiniBand or RoCE", remedy)
+        return Finding("adapters", None, "no InfiniBand or RoCE", remedy)
     down = [path.parts[-4] for path in ports if "ACTIVE" not in path.read_text(encoding="ascii")]
     text = f"{len(ports) - len(down)} of {len(ports)} ports are active" + (f", not that of {down[0]}" if down else "")
-    return Finding("network adapters", not down, text, "ibstat says why: a cable, or no subnet manager")
+    return Finding("adapters", not down, text, "ibstat says why: a cable, or no subnet manager")
 
 
 def _mpi() -> Finding:
