@@ -201,3 +201,11 @@ def test_no_link_carries_more_than_it_can(machine: str, operation: str):
         assert sum(each.link_bytes.values()) >= least * nbytes * (1 - 1e-9), name
         bandwidth = {link: each.link_bytes[link] / each.links[link] for link in each.links}
         assert all(bandwidth[link] <= found.network(level).bandwidth * (1 + 1e-9) for link in bandwidth), name
+
+
+def test_eight_devices_take_no_longer_than_what_is_aimed_at():
+    """All-reduces by the algorithms that there is code for."""
+    machine = Machine.load("h200-sxm-8")
+    for nbytes, aim in ((64 << 10, 7e-6), (256 << 20, 1.30e-3)):
+        plans = [estimate(machine, "device", "allreduce", name, nbytes) for name in ("one_shot", "two_shot")]
+        assert min(plan.seconds for plan in plans) <= aim

@@ -180,25 +180,6 @@ def test_sums_of_products(
 
 
 @pytest.mark.parametrize(
-    ("size", "rows", "width", "dtype"), [(1, 3, 8, "float32"), (2, 19, 512, "bfloat16"), (3, 600, 8, "bfloat16")]
-)
-def test_collectives(size: int, rows: int, width: int, dtype: str):
-    kind, chunk, shape = getattr(torch, dtype), 4096 // width, (size, rows, width)
-    x = [random(*shape, dtype=kind) for _ in range(size)]
-    total = sum(part.float() for part in x)
-
-    def run(name: str, given: list[torch.Tensor], *others: tuple[int, ...]) -> list[torch.Tensor]:
-        per_device = [[part, *(unwritten(*s, dtype=kind) for s in others)] for part in given]
-        tilescale.emulate(module(name).program(size, width, dtype, chunk), per_device)
-        return [tensors[-1] for tensors in per_device]
-
-    for got in run("all_gather", [part[:1].contiguous() for part in x], shape, shape):
-        assert torch.equal(got, torch.cat([part[:1] for part in x]))
-    for r, got in enumerate(run("reduce_scatter", x, shape, (1, rows, width))):
-        close(got[0], total[r])
-
-
-@pytest.mark.parametrize(
     ("size", "P", "Q", "P2", "width", "chunk", "dtype"),
     [
         (1, 1, 3, 3, 8, 512, "float32"),
@@ -219,20 +200,25 @@ def test_parts_go_from_one_layout_to_another(size: int, P: int, Q: int, P2: int,
         assert torch.equal(got, torch.stack(parts, 1))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_small_tensors_whole(size: int):
+@pytest.mark.parametrize(("size", "known"), [(1, True), (2, False), (3, True), (4, False)])
+def test_tensors_whole(size: int, known: bool):
+    """By programs of a number of elements, and of any."""
     small, n = module("small"), 24
+    made = n if known else None
     x = [random(size * n) for _ in range(size)]
     total = sum(part.float() for part in x)
     gathers = [[part[:n].clone(), unwritten(size * n)] for part in x]
-    tilescale.emulate(small.program(size, "all_gather", n, "bfloat16"), gathers)
+    tilescale.emulate(small.program(size, "all_gather", made, "bfloat16"), gathers)
     scatters = [[part, unwritten(n)] for part in x]
-    tilescale.emulate(small.program(size, "reduce_scatter", n, "bfloat16"), scatters)
+    tilescale.emulate(small.program(size, "reduce_scatter", made, "bfloat16"), scatters)
+    swaps = [[part, unwritten(size * n)] for part in x]
+    tilescale.emulate(small.program(size, "all_to_all", made, "bfloat16"), swaps)
     sums = [[part.clone()] for part in x]
     tilescale.emulate(small.sum_program(size, size * n, "bfloat16"), sums)
     for r in range(size):
         assert torch.equal(gathers[r][1], torch.cat([part[:n] for part in x]))
         close(scatters[r][1], total.chunk(size)[r])
+        assert torch.equal(swaps[r][1], torch.cat([part.chunk(size)[r] for part in x]))
         close(sums[r][0], total)
 
 

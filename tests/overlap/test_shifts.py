@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import tilescale
 import tilescale.language as T
-from tests.overlap.support import H200, check_same, line, overlapped
+from tests.overlap import ring_attention
+from tests.overlap.support import H200, check_leaves, check_same, copies, line, overlapped
 from tilelang_core import ir
 from tilescale.passes.overlap.rewrite import overlap
 
@@ -241,3 +242,28 @@ def ring_product(size: int, devices: int = 4) -> Any:
                     T.barrier()
 
     return f
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+def test_ring_attention_in_phases_goes_on_while_shares_travel():
+    devices, heads, rows, dim = 3, 1, 32, 16
+    program = ring_attention.in_phases(devices, heads, devices * rows, dim, tile=16)
+    changed, schedule = overlapped(program)
+    assert schedule.moves[0].overlapped
+    rng = torch.Generator().manual_seed(0)
+    q, *kv = (torch.randn(heads, devices * rows, dim, generator=rng).half() for _ in range(3))
+    shares = zip(q.chunk(devices, 1), torch.stack(kv).chunk(devices, 2), strict=True)
+    args = [[a.contiguous(), b.contiguous(), torch.full((heads, rows, dim), torch.nan)] for a, b in shares]
+    left = copies(args)
+    tilescale.emulate(program, left, machine=H200, time=False)
+    check_leaves(changed, args, left, seeds=(1,))
+    want = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q, *kv)))
+    torch.testing.assert_close(torch.cat([out for *_, out in left], 1).double(), want, rtol=0, atol=2e-3)
+
+
+def test_ring_attention_of_long_sequences_is_overlapped_by_default():
+    program = ring_attention.in_phases(4, 8, 4096, 128, tile=128, threads=256)
+    (move,) = tilescale.compile(program, machine=H200).moves.moves
+    assert move.overlapped and move.beside_s < 0.9 * move.in_order_s

@@ -58,22 +58,13 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
         return result
     inner = [math.prod(part[dim:]) for dim in (cut, joined)]
     width = next((w for w in WIDTHS if not any(n % w for n in inner)), None)
-    # Where no 16 bytes lie together, and what goes as a whole: parts are padded, one after the other.
-    if width is None or small.is_whole(a.nbytes, team, WHOLE_BYTES):
-        parts = parts_of(split(a, cut, team.size), team.size)
-        return join(whole(_exchanged(parts, team), (team.size * part[0], *part[1:])), joined, team.size)
+    # What lies as it has to, goes as a whole, or has no 16 bytes together: parts are padded, one after the other.
+    if cut == joined == 0 or width is None or small.is_whole(a.nbytes, team, WHOLE_BYTES):
+        parts = small.exchanged(parts_of(split(a, cut, team.size), team.size), team)
+        return join(whole(parts, (team.size * part[0], *part[1:])), joined, team.size)
     (Q, Q2), rows = (n // width for n in inner), math.prod(part) // width
     given = dense(a).view(rows // Q, team.size, Q, width)
     _exchange(given, result.view(rows // Q2, team.size, Q2, width), team)
-    return result
-
-
-def _exchanged(parts: torch.Tensor, team: Team) -> torch.Tensor:
-    """Of (parts, rows, width) those that are for this rank."""
-    if small.is_whole(parts.nbytes, team, WHOLE_BYTES):
-        return small.exchanged(parts.contiguous(), team)
-    result = torch.empty_like(parts)
-    _exchange(parts[None], result[None], team)
     return result
 
 

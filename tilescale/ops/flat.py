@@ -8,7 +8,6 @@ import math
 
 import torch
 
-import tilescale.language as T
 from tilescale.ops.arguments import dense
 
 WIDTHS = (512, 64, 8)
@@ -49,40 +48,6 @@ def chunk_rows(width: int, itemsize: int) -> int:
 def tile_rows(width: int) -> int:
     """Rows that one block takes."""
     return TILE // width
-
-
-@T.macro
-def copy_rows(source, s, target, t, first, rows, high, wide):
-    """target[t, first:first + high] = source[s, first:first + high], as far as there are rows."""
-    for i, j in T.Parallel(high, wide):
-        if first + i < rows:
-            target[t, first + i, j] = source[s, first + i, j]
-
-
-@T.macro
-def add_rows(total, source, s, first, rows, high, wide):
-    """total += source[s, first:first + high], as far as there are rows."""
-    for i, j in T.Parallel(high, wide):
-        if first + i < rows:
-            total[i, j] += T.cast(source[s, first + i, j], "float32")
-
-
-@T.macro
-def store_rows(total, target, t, first, rows, high, wide):
-    """target[t, first:first + high] = total, as far as there are rows."""
-    for i, j in T.Parallel(high, wide):
-        if first + i < rows:
-            target[t, first + i, j] = total[i, j]
-
-
-@T.macro
-def send_to_owners(source, inbox, arrived, rank, size, rows, chunk):
-    """The queue sends each part to its owner, first the first chunks of all."""
-    for i in T.serial(T.ceildiv(rows, chunk)):
-        for step in T.serial(1, size):
-            owner = (rank + step) % size
-            first, last = i * chunk, T.min(i * chunk + chunk, rows)
-            T.copy(source[owner, first:last, :], inbox[rank, first:last, :], dst=owner, signal=arrived[rank, i])
 
 
 def row_bytes(x: torch.Tensor) -> int:

@@ -5,33 +5,17 @@ from typing import Any
 
 import torch
 
-import tilescale.language as T
 from tilescale.ops import small
 from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_tensor
-from tilescale.ops.flat import (
-    CHUNKS,
-    THREADS,
-    WIDTHS,
-    add_rows,
-    chunk_rows,
-    dtype_of,
-    parts_of,
-    send_to_owners,
-    split,
-    store_rows,
-    tile_rows,
-    whole,
-)
+from tilescale.ops.flat import WIDTHS, parts_of, split, whole
 from tilescale.ops.group import group_name, size_of, team_of
-from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
-from tilescale.ops.workspace import workspace_of
 
 
 def reduce_scatter(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch.Tensor:
     """The own part, along a dimension, of the sum of all ranks' tensors. Collective.
 
-    Sums are made in float32, in the order of the ranks that follow the own one, so they have the same bits each time.
+    Inside a node sums are made in float32, in the order of ranks, and rounded once.
 
     Args:
         a: of the same shape on all ranks; the extent of `dim` is a multiple of their number.
@@ -61,14 +45,8 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     if not a.numel():
         return a.new_empty(shape)
     parts = parts_of(split(a, dim, team.size), team.size)
-    if small.is_whole(parts[0].nbytes, team):
-        own = small.scattered(parts.view(-1, WIDTHS[-1]), team)
-        return whole(own[None], tuple(shape))
-    _, rows, width = parts.shape
-    (inbox,) = workspace_of(team).symmetric(a.dtype, (team.size, rows, width))
-    result = a.new_empty(1, rows, width)
-    kernel(program, team, width, dtype_of(a), chunk_rows(width, a.itemsize))(parts, inbox, result)
-    return whole(result, tuple(shape))
+    own = small.scattered(parts.view(-1, WIDTHS[-1]), team)
+    return whole(own[None], tuple(shape))
 
 
 @_operator.register_fake
@@ -87,31 +65,3 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
-
-
-def program(size: int, width: int, dtype: str, chunk: int) -> Any:
-    """The queue sends each part to its owner; blocks add up the own one and what has arrived."""
-    rows, high = T.dynamic("rows"), tile_rows(width)
-
-    @T.prim_func
-    def reduce_scatter(
-        A: T.Tensor((size, rows, width), dtype),
-        inbox: T.Tensor((size, rows, width), dtype),
-        C: T.Tensor((1, rows, width), dtype),
-    ):
-        with T.Kernel(device=size, block=T.ceildiv(rows, high), threads=THREADS) as tile:
-            arrived = T.alloc_flags((size, CHUNKS))
-            with T.Scale("device") as (rank, _):
-                send_to_owners(A, inbox, arrived, rank, size, rows, chunk)
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                total = T.alloc((high, width), "float32", level="l0")
-                first = tile * high
-                T.clear(total)
-                add_rows(total, A, rank, first, rows, high, width)
-                for step in T.serial(1, size):
-                    source = (rank + step) % size
-                    T.wait(arrived[source, first // chunk], ">=", 1)
-                    add_rows(total, inbox, source, first, rows, high, width)
-                store_rows(total, C, 0, first, rows, high, width)
-
-    return reduce_scatter

@@ -257,7 +257,7 @@ def attend(
                 acc[i, j] = Acc[b, part, first + i, head, j]
     # One loop over both halves: a loop around it would clear the state in each turn, in the threads that multiply.
     # Their lengths are variables, as TileLang needs a minute to simplify all that they would be put into.
-    front, back = T.alloc_var("int32"), T.alloc_var("int32")
+    front, back, seen, left = (T.alloc_var("int32") for _ in range(4))
     front = T.ceildiv(keys_seen(mine, part_of(source, 0, size, zigzag), first + QUERIES, half, causal), KEYS)
     back = T.ceildiv(keys_seen(mine, part_of(source, 1, size, zigzag), first + QUERIES, half, causal), KEYS)
     for n in T.Pipelined(front + back, num_stages=2):
@@ -268,11 +268,12 @@ def attend(
         T.copy(K[outer, inner, at : at + KEYS, head * of_keys // heads, :], k)
         T.copy(V[outer, inner, at : at + KEYS, head * of_keys // heads, :], v)
         T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
-        # Most tiles of keys are seen as a whole: then nobody looks which of them are.
-        if at + KEYS > T.if_then_else(theirs < mine, half, T.min(first + 1, half)) if causal else at + KEYS > half:
+        # The first query sees so many keys of the tile, each next one sees one more; most tiles are seen as a whole.
+        left = half - at
+        seen = T.if_then_else(theirs < mine, half, first + 1) - at if causal else left
+        if T.min(seen, left) < KEYS:
             for i, j in T.Parallel(QUERIES, KEYS):
-                seen = T.if_then_else(theirs < mine, half, T.min(first + i + 1, half)) if causal else half
-                scores[i, j] = T.if_then_else(j < seen - at, scores[i, j], NOTHING)
+                scores[i, j] = T.if_then_else(j < T.min(seen + i, left), scores[i, j], NOTHING)
         softmax_step(scores, top, total, acc, scale)
         T.copy(scores, weights)
         T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullRow)

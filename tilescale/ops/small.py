@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Collectives of tensors as a whole, whose algorithm the machine model chooses: of small ones, and between nodes.
+"""Collectives of tensors as a whole, whose algorithm the machine model chooses.
 
 Where little is moved, the latency of a copy queue is more than what overlap can save: small products are PyTorch's,
 with such a collective before or after them. Between nodes large ones go in chunks, see chunks.py; the collectives
 themselves work inside nodes and between them at once. A program is made for a number of elements, so numbers are
-rounded up.
+rounded up; what is large, inside a node, has a program that learns the number with the call.
 """
 
 from typing import Any
@@ -41,28 +41,32 @@ def room(rows: int) -> int:
 
 def gathered(a: torch.Tensor, team: Team) -> torch.Tensor:
     """The rows of all ranks, (ranks * rows, ...), of a contiguous tensor."""
-    rows, most = a.shape[0], room(a.shape[0])
-    given = _padded(a[None], most)
-    result = a.new_empty(team.size, most, *a.shape[1:])
-    kernel(program, team, "all_gather", given.numel(), dtype_of(a))(given.view(-1), result.view(-1))
+    rows, known = a.shape[0], is_whole(a.nbytes, team)
+    given = _padded(a[None], room(rows) if known else rows)
+    result = a.new_empty(team.size, *given.shape[1:])
+    made = kernel(program, team, "all_gather", given.numel() if known else None, dtype_of(a))
+    made(given.view(-1), result.view(-1))
     return result[:, :rows].flatten(0, 1)
 
 
 def scattered(a: torch.Tensor, team: Team) -> torch.Tensor:
     """The own rows of the sum of contiguous tensors (ranks * rows, ...)."""
-    rows = a.shape[0] // team.size
-    given = _padded(a.view(team.size, rows, *a.shape[1:]), room(rows))
+    rows, known = a.shape[0] // team.size, is_whole(a.nbytes // team.size, team)
+    given = _padded(a.view(team.size, rows, *a.shape[1:]), room(rows) if known else rows)
     result = torch.empty_like(given[0])
-    kernel(program, team, "reduce_scatter", result.numel(), dtype_of(a))(given.view(-1), result.view(-1))
+    made = kernel(program, team, "reduce_scatter", result.numel() if known else None, dtype_of(a))
+    made(given.view(-1), result.view(-1))
     return result[:rows]
 
 
 def exchanged(a: torch.Tensor, team: Team) -> torch.Tensor:
     """Of contiguous tensors (ranks, rows, ...) the parts that are for this rank."""
-    padded = _padded(a, room(a.shape[1]))
-    given, result = padded.view(-1).view(torch.uint8), torch.empty_like(padded)
-    kernel(program, team, "all_to_all", given.numel() // team.size, "uint8")(given, result.view(-1).view(torch.uint8))
-    return result[:, : a.shape[1]]
+    rows, known = a.shape[1], is_whole(a.nbytes // team.size, team)
+    padded = _padded(a, room(rows) if known else rows)
+    result = torch.empty_like(padded)
+    made = kernel(program, team, "all_to_all", padded.nbytes // team.size if known else None, "uint8")
+    made(padded.view(-1).view(torch.uint8), result.view(-1).view(torch.uint8))
+    return result[:, :rows]
 
 
 def summed(a: torch.Tensor, team: Team) -> torch.Tensor:
@@ -80,10 +84,11 @@ def _padded(a: torch.Tensor, rows: int) -> torch.Tensor:
     return made
 
 
-def program(size: int, name: str, elements: int, dtype: str) -> Any:
-    """A collective from one whole tensor to another; `elements` of a part."""
-    source = elements if name == "all_gather" else size * elements
-    target = elements if name == "reduce_scatter" else size * elements
+def program(size: int, name: str, elements: int | None, dtype: str) -> Any:
+    """A collective from one whole tensor to another; `elements` of a part, None for what a call brings."""
+    part = T.dynamic("elements") if elements is None else elements
+    source = part if name == "all_gather" else size * part
+    target = part if name == "reduce_scatter" else size * part
 
     @T.prim_func
     def whole_tensors(X: T.Tensor((source,), dtype), Y: T.Tensor((target,), dtype)):

@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.reach import STORES, share_memory, split
-from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES, Available, Wanted, records, select
+from tilescale.collectives import (
+    PROGRAMS,
+    TENSORS,
+    THREAD_GROUPS,
+    TILES,
+    Available,
+    Wanted,
+    names,
+    records,
+    schedule,
+    select,
+)
 from tilescale.collectives.request import wanted_of
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import network_of
@@ -153,19 +164,30 @@ def _played(name: str) -> tuple[Implementation, ...]:
     kernels that were made for one algorithm."""
 
     def able(made: Collective, target: Target) -> bool:
-        return _by_kernel(made, target) and records()[name].against(dict(target.sizes)[made.level]) is None
+        if not _by_kernel(made, target):
+            return False
+        units = dict(target.sizes)[made.level]
+        return records()[name].against(units) is None and _without_relays(made, name, units)
 
     return (Implementation(able, by_kernel=True, on_request=lambda made, target: True),)
 
 
+def _without_relays(made: Collective, name: str, units: int) -> bool:
+    """Whether parts of an all-to-all go directly to their destinations: on their way they would have no place."""
+    rounds = schedule(made.name, name, units).rounds if made.name == "all_to_all" else ()
+    return all((r.first // units == r.source).all() and (r.count <= 1).all() for r in rounds)
+
+
+def _has_no_kernel(operation: str, name: str) -> bool:
+    record = records()[name]
+    return (operation, name) not in ON_TENSORS and not (record.library or record.mechanism or record.by_host)
+
+
 BY_ROUNDS = {
-    "allreduce": ("halving_doubling", "recursive_doubling", "hierarchical_doubling", "ring", "rings", "tree"),
-    "reduce_scatter": ("halving", "hierarchical_doubling", "ring", "rings"),
-    "all_gather": ("doubling", "hierarchical_doubling", "ring", "rings"),
-    "all_to_all": ("pairwise",),
-    "broadcast": ("ring", "tree"),
+    operation: tuple(name for name in names(operation, TENSORS) if _has_no_kernel(operation, name))
+    for operation in dict.fromkeys(operation for operation, _ in ON_TENSORS)
 }
-"""Operation -> algorithms of which one kernel plays the rounds."""
+"""Operation -> algorithms of which one kernel plays the rounds: all that have no kernel of their own."""
 
 ON_TENSORS |= {(operation, name): _played(name) for operation, names in BY_ROUNDS.items() for name in names}
 
