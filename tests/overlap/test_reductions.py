@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Reduce-scatters and all-reduces beside the grid that makes what they add up: the same bits, whatever the order."""
 
+import functools
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.errors import RaceError, UsageError
 from tilescale.passes.overlap.rewrite import overlap
-from tilescale.passes.overlap.schedule import Move
+from tilescale.passes.overlap.schedule import Move, Schedule
 
 
 def scale_then_reduce(
@@ -336,3 +338,45 @@ def test_a_grid_in_a_loop_stays_in_order():
 def test_the_reason_names_the_line():
     (move,) = overlapped(reduce_and(written=True))[1].moves
     assert move.why.endswith(f"(line {line(reduce_and, 'if written') + 1})")
+
+
+# -- rounded on the way ------------------------------------------------------------------------------------------------
+
+
+def rounded(func: Any, carrier: str | None = None, adds: str | None = None) -> tuple[Any, Move]:
+    """A program whose parts travel as bfloat16, and what became of its collective."""
+    _, schedule = overlap(func, H200)
+    asked = {"overlapped": True, "chunk": 4, "carrier": carrier, "adds": adds, "wire": "bfloat16"}
+    changed, schedule = overlap(func, H200, Schedule([replace(move, **asked) for move in schedule.moves]))
+    return changed, schedule.moves[0]
+
+
+@pytest.mark.parametrize("adds", ["tiles", "grid"])
+@pytest.mark.parametrize("shape", [{}, {"everywhere": True}, {"slots": True, "op": "max"}], ids=str)
+def test_parts_of_others_are_rounded_once_where_that_is_asked_for(shape: dict[str, Any], adds: str):
+    devices, rows = 3, 8
+    func = scale_then_reduce(devices, rows, 4, **shape)
+    changed, move = rounded(func, adds=adds)
+    assert move.overlapped and move.adds == adds and ", as bfloat16: " in str(move)
+    args = arguments(func, devices)
+    got = [[tensor.clone() for tensor in mine] for mine in args]
+    tilescale.emulate(changed, got, machine=H200, time=False, schedule_seed=1)
+    combine = torch.maximum if shape.get("op") == "max" else torch.add
+    parts = [(2 * x).reshape(devices, rows, -1) for x, _ in args]
+
+    def combined(owner: int) -> torch.Tensor:
+        mine = [p[owner] if rank == owner else p[owner].bfloat16().float() for rank, p in enumerate(parts)]
+        return functools.reduce(combine, mine)
+
+    sums = [combined(owner) for owner in range(devices)]
+    for rank, (_, y) in enumerate(got):
+        want = torch.cat(sums) if shape.get("everywhere") else sums[rank]
+        assert torch.equal(y.reshape(want.shape), want)
+
+
+def test_nothing_is_rounded_that_gains_nothing_or_that_nobody_asked_for():
+    assert "not narrower" in rounded(scale_then_reduce(2, 8, 4, dtype="float16"))[1].why
+    assert "tiles that go to their owners" in rounded(scale_then_reduce(2, 8, 4), carrier="tiles")[1].why
+    with pytest.raises(UsageError, match="it is one of bfloat16, float16"):
+        Move("reduce_scatter", ("X", "Y"), wire="int8")
+    assert overlapped(scale_then_reduce(2, 8, 4))[1].moves[0].wire is None

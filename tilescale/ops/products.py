@@ -94,6 +94,11 @@ class Product:
         return 2 * DEPTH if self.scaled else DEPTH
 
     @property
+    def chunk(self) -> int:
+        """Rows of a that travel together: as many bytes of each type."""
+        return 2 * CHUNK if self.scaled else CHUNK
+
+    @property
     def result(self) -> str:
         """The type of the result."""
         return "bfloat16" if self.scaled else self.dtype

@@ -54,7 +54,7 @@ def add_where_made(
     Raises:
         Declined: they cannot.
     """
-    tile, begins = _stored(use)
+    tile, begins = stored(use)
     shape = (ir.integer(tile.shape[0]), ir.integer(tile.shape[1]))
     _check(use, arrivals, tile, uses)
     part, total = arrivals.fragments(edits, shape)
@@ -74,7 +74,7 @@ def add_where_made(
     edits.statements.append((store, tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])))
 
 
-def _stored(use: Use) -> tuple[ir.Buffer, list[Any]]:
+def stored(use: Use) -> tuple[ir.Buffer, list[Any]]:
     """The tile that a use stores, and the first row and column where it goes.
 
     Raises:

@@ -66,7 +66,7 @@ def _asked(schedule: Schedule, moves: list[Move]) -> list[Move]:
             hint="take the schedule of this program, kernel.moves, and change that",
         )
     return [
-        Move(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.adds, m.ordered, mine.where)
+        Move(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.adds, m.wire, m.ordered, mine.where)
         for m, mine in zip(schedule.moves, moves, strict=True)
     ]
 
@@ -110,6 +110,8 @@ class _State:
             site, mine, graph, uses = self._next(turned)
         if isinstance(site, Shift):
             changed = overlap_shift(site, mine, graph, uses, move, self.flags)
+        elif move.wire is not None and _PATTERNS.get(site.name) is not overlap_reduction:
+            raise Declined(f"only parts of a reduction are rounded to {move.wire}")
         elif site.name in _PATTERNS:
             check(site, mine, graph, self.flags)
             changed = _PATTERNS[site.name](site, mine, graph, uses, move)

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import TileCopy
 from tilescale.cost.choose import TIE
 from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
 from tilescale.passes.overlap.edits import Edits, located
-from tilescale.passes.overlap.epilogue import Tile, add_where_made
+from tilescale.passes.overlap.epilogue import Tile, add_where_made, stored
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, in_order, reduced
 from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.schedule import GRID, QUEUE, TILES, Declined, Move
 from tilescale.passes.overlap.sides import counted, maker_of
-from tilescale.passes.overlap.sums import COMBINED, Arrivals, sum_of, tile_shape, whole
+from tilescale.passes.overlap.sums import COMBINED, Arrivals, copy, sum_of, tile_shape, whole
 from tilescale.passes.overlap.uses import Rows, Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts
@@ -142,6 +143,8 @@ def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
     """Rows of a chunk for a carrier, and what the move is estimated to take."""
     site, uses, rows, maker = scatter.site, scatter.uses, scatter.rows, scatter.maker
     travel = Travel.of(site, uses, rows.parts, rows.height, carrier)
+    if move.wire is not None:
+        travel = replace(travel, row_bytes=travel.row_bytes * ir.bits(move.wire) // ir.bits(str(rows.buffer.dtype)))
     work = Work.of(maker, uses, scatter.level)
 
     def seconds(chunk: int) -> float:
@@ -156,6 +159,8 @@ def _carriers(scatter: _Scatter, move: Move) -> list[str]:
     """Who may move the rows, the one to try first in front: the copy queue, unless tiles are clearly faster."""
     if move.carrier is not None:
         return [move.carrier]
+    if move.wire is not None:
+        return [QUEUE]
     times = {}
     for carrier in (QUEUE, TILES):
         with contextlib.suppress(Declined):
@@ -177,6 +182,8 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     Raises:
         Declined: own tiles cannot add up where they are made.
     """
+    if move.wire is not None:
+        raise Declined(f"tiles that go to their owners by themselves are not rounded to {move.wire}")
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
     made = counted(scatter.maker, chunks, scatter.uses, scatter.level)
     here = edits.alloc_flags(f"{name}_here", chunks.shape)
@@ -219,13 +226,14 @@ def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     """Copies before the grid, counts in it, sums behind it."""
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
     done, here = (edits.alloc_flags(f"{name}_{what}", chunks.shape) for what in ("done", "here"))
-    inbox = edits.alloc(f"{name}_inbox", (rows.parts, *rows.part_shape), str(rows.buffer.dtype))
+    outbox, stores = _outbox(scatter, edits, move.wire)
+    inbox = edits.alloc(f"{name}_inbox", (rows.parts, *rows.part_shape), str(outbox.buffer.dtype))
     made = counted(scatter.maker, chunks, scatter.uses, scatter.level)
     move.why = "a chunk of others' rows leaves when its tiles are counted"
 
     def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
         count = chunks.count(chunk)
-        source = rows.region(peer, chunk * chunks.rows, count, "r")
+        source = outbox.region(peer, chunk * chunks.rows, count, "r")
         places, extents = rows.place(chunk * chunks.rows, 0), rows.place(count, rows.across)
         target = tir.region(inbox, [rank, *places], [1, *extents], "w")
         after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(made)), made)
@@ -234,7 +242,7 @@ def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, str(scatter.site.made.op), chunks, level)
     summed = edits.alloc_flags(f"{name}_summed", (chunks.each,)) if scatter.everywhere else None
     tiles = tiles_in(Departure(), maker, rows, scatter.uses, move, level)
-    behind = _add_up(scatter, arrivals, done, summed, edits, move, is_last=tiles is not None)
+    behind = _add_up(scatter, arrivals, done, summed, edits, move, stores, is_last=tiles is not None)
     sending = chunks.to_others(level, part)
     waits: list[DevicePhase] = []
     if summed is not None:
@@ -247,6 +255,27 @@ def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     edits.instead(scatter.site.phase, scatter.site.stmt, [*behind, *waits])
 
 
+def _outbox(scatter: _Scatter, edits: Edits, wire: str | None) -> tuple[Rows, list[ir.Stmt]]:
+    """Where the rows of others are sent from, and the statements that put a tile there besides storing it.
+
+    Raises:
+        Declined: tiles cannot be rounded to `wire`.
+    """
+    rows, store = scatter.rows, scatter.maker.stmts[-1]
+    dtype = str(rows.buffer.dtype)
+    if wire in (None, dtype):
+        return rows, []
+    if "float" not in dtype or ir.bits(dtype) <= ir.bits(str(wire)):
+        raise Declined(f"{wire} is not narrower than {dtype}", location(scatter.site.stmt))
+    tile, _ = stored(scatter.maker)
+    target, begins, extents = ir.region_parts(TileCopy.of(store.value).target)
+    if ir.constants(target.shape) != ir.constants(rows.buffer.shape):
+        raise Declined("the tiles are stored in another shape", location(store))
+    outbox = edits.alloc(f"{rows.buffer.name}_{wire}", ir.constants(rows.buffer.shape) or (), str(wire))
+    rounded = copy(whole(tile, "r"), tir.region(outbox, begins, extents, "w"))
+    return replace(rows, buffer=outbox), [tir.at(rounded, store)]
+
+
 def _add_up(
     scatter: _Scatter,
     arrivals: Arrivals,
@@ -254,10 +283,15 @@ def _add_up(
     summed: ir.Buffer | None,
     edits: Edits,
     move: Move,
+    stores: list[ir.Stmt],
     *,
     is_last: bool,
 ) -> list[GridPhase]:
-    """Add up the own rows: in the tiles that make them, if these come last, or in a grid behind, which is returned."""
+    """Add up the own rows: in the tiles that make them, if these come last, or in a grid behind, which is returned.
+
+    Args:
+        stores: what puts a tile of others' rows where it is sent from, if that is not where it is made.
+    """
     maker, chunks = scatter.maker, arrivals.chunks
 
     def after(row: Any) -> list[ir.Stmt]:
@@ -272,12 +306,12 @@ def _add_up(
             raise Declined("the own tiles are not the last ones")
         if scatter.used_besides:
             raise Declined("the parts, or where the sum goes, are used besides")
-        away = lambda tile: [last, *counts]  # noqa: E731
+        away = lambda tile: [*(stores or [last]), *counts]  # noqa: E731
         add_where_made(maker, arrivals, away, edits, scatter.uses, lambda tile: after(tile.row))
     except Declined as reason:
         move.adds = GRID
         move.why += f"; a grid behind adds up: {reason.reason}"
-        edits.statements.append((last, tir.sequence([last, *counts])))
+        edits.statements.append((last, tir.sequence([last, *stores, *counts])))
         return [sum_of(arrivals, edits, after)]
     move.adds = TILES
     move.why += ", own tiles add up what has come"

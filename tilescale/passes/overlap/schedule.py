@@ -31,6 +31,10 @@ QUEUE, TILES, GRID = "queue", "tiles", "grid"
 """Who moves rows: the copy queue of a device, or the tiles that make them. Who adds up: these, or a grid behind."""
 
 
+WIRES = ("bfloat16", "float16")
+"""Types that the parts of a reduction may be rounded to for their way."""
+
+
 @dataclass
 class Move:
     """What happens with one collective.
@@ -43,6 +47,8 @@ class Move:
         carrier: who moves the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
         adds: who adds up own rows with what the others have sent: "tiles" where they can, which None asks for too, or
             "grid", one behind.
+        wire: what the parts of a reduction are rounded to for their way, one of `WIRES`; None leaves them in the type
+            of the tensor, and the compiler never chooses another one. Sums are taken in float32 all the same.
         ordered: whether the tiles of the grid are put into the order in which rows travel.
         where: the user's line.
         why: the reason, in words.
@@ -56,6 +62,7 @@ class Move:
     chunk: int | None = None
     carrier: str | None = None
     adds: str | None = None
+    wire: str | None = None
     ordered: bool = True
     where: Location | None = None
     axis: int = 0
@@ -72,11 +79,15 @@ class Move:
         if self.adds not in (None, TILES, GRID):
             raise UsageError(f"Move(adds={self.adds!r}): it is {TILES!r} or {GRID!r}", hint="leave it out")
 
+        if self.wire not in (None, *WIRES):
+            raise UsageError(f"Move(wire={self.wire!r}): it is one of {', '.join(WIRES)}", hint="leave it out")
+
     def __str__(self) -> str:
         line = f" (line {self.where.line})" if self.where else ""
         order = "tiles in the order of travel" if self.ordered else "tiles as written"
         rows = "" if self.chunk is None else f", {self.chunk} {'columns' if self.axis else 'rows'} at a time, {order}"
-        how = f"beside the grid{rows}" if self.overlapped else "in order"
+        rounded = "" if self.wire is None else f", as {self.wire}"
+        how = f"beside the grid{rows}{rounded}" if self.overlapped else "in order"
         return f"{self.title}{line}: {how}: {self.why}{self._estimate()}"
 
     @property
