@@ -187,6 +187,15 @@ def network(cut: str) -> Callable[[Path], str]:
 
 HANGS = "say('READY')\ntime.sleep(600)"
 MEETS_LATE = "say('READY')\ntime.sleep(1)"
+PROGRAM = """
+import tilescale, tilescale.language as T
+def shifted(n, devices=3):
+    @T.prim_func
+    def program(X: T.Tensor((n,), "float32")):
+        with T.Kernel(device=devices):
+            with T.Scale("device"): T.allreduce(X)
+    return tilescale.compile(program)
+"""
 FAULTS = [
     Fault("a rank raises an exception", "if rank == 1: say('FAULT'); raise ValueError('no more tea')"),
     Fault("a rank's script ends", "if rank == 1: say('FAULT'); sys.exit(3)"),
@@ -216,6 +225,18 @@ import importlib.metadata, torch, tilescale.comm.world
 own, found = importlib.metadata.version, sys.modules['tilescale.comm.world']
 if os.environ['RANK'] == '1': found.version = lambda name: '9.9' if name == 'torch' else own(name)
 say('FAULT')
+"""),
+    Fault("ranks call different programs", f"""{PROGRAM}
+say('FAULT')
+shifted(16 + rank)(torch.zeros(16 + rank))
+"""),
+    Fault("ranks describe different machines", f"""{PROGRAM}
+say('FAULT')
+shifted(16)(torch.zeros(16))
+""", "\nos.environ['TILESCALE_MACHINE'] = ['h200-sxm-8', 'h100-sxm-8'][os.environ['RANK'] == '1']\n"),
+    Fault("there are more ranks than the program launches", f"""{PROGRAM}
+say('FAULT')
+shifted(16, devices=2)(torch.zeros(16))
 """),
     Fault("the heap is full", """
 say('FAULT')
@@ -297,7 +318,7 @@ def readable(text: str) -> str:
     text = re.sub(r"process \d+", "process 4712", text).replace("a rank (process 4712)", "a rank (process 4711)")
     text = re.sub(r"/\S+/job.py:\d+", "job.py:12", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:29500", text)
-    return text.split(" hint: ")[0].split(" at job.py:12 (")[0]
+    return re.split(r" at job\.py:12 (?:\(|with )", text.split(" hint: ")[0])[0]
 
 
 def cell(text: str) -> str:

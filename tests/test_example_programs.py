@@ -186,3 +186,19 @@ def test_a_sender_hides_the_network_behind_the_next_product():
         assert puts[devices * turn][0] >= products[steps * (turn + 1) - 1][1]
         if turn + 1 < turns:
             assert puts[devices * (turn + 1) - 1][1] < products[steps * (turn + 2) - 1][1]
+
+
+@pytest.mark.parametrize(("devices", "sent"), [(1, "float32"), (2, "float32"), (2, "float16")])
+def test_attention_merges_what_blocks_of_a_device_made_of_their_keys(devices: int, sent: str):
+    module, attention = load(NUMBERED[9]), load(NUMBERED[9].parent / "attention.py")
+    batch, heads, seq, dim = 2, 64, devices * 256, 64
+    shapes = (batch, heads, dim), (batch, heads, dim), (batch, seq, 1, dim), (batch, seq, 1, dim)
+    rng = torch.Generator().manual_seed(devices)
+    q, q_pe, kv, k_pe = (torch.randn(shape, generator=rng).half() for shape in shapes)
+    outputs = [torch.full((batch, heads, dim), torch.nan) for _ in range(devices)]
+    shards = zip(kv.chunk(devices, 1), k_pe.chunk(devices, 1), outputs, strict=True)
+    args = [[q, q_pe, k.contiguous(), pe.contiguous(), output] for k, pe, output in shards]
+    tilescale.emulate(module.cp_mla(devices, batch, heads, seq, dim, dim, splits=2, sent=sent), args)
+    want, bound = attention.reference(torch.cat([q, q_pe], -1), torch.cat([kv, k_pe], -1)[:, :, 0], kv[:, :, 0])
+    for output in outputs:
+        assert bool(((output - want).abs() <= bound).all())

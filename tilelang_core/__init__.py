@@ -21,7 +21,7 @@
     recent.py    a dictionary that forgets, for what is made again often
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
     falling.py   indices that fall, in a form that the stock compiler gets right
-    empty_loops.py   loads and barriers of loops that have no step
+    empty_loops.py   loads and barriers of loops and branches that are left out
     texts.py     rewrites of generated text, by which compiled kernels are told apart
 
 It is a leaf: it knows nothing of `tilescale`. An upstream rename is mended here.

@@ -112,7 +112,7 @@ def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = No
 
 def compile_kernel(func: tirx.PrimFunc, rewrites: Sequence[Rewrite] = (), **options: Any) -> Any:
     """`tilelang.compile`: a kernel for the GPU at hand. `rewrites` have the last word on its text."""
-    if empty_loops.may_have_no_step(func):
+    if empty_loops.may_be_left_out(func):
         rewrites = empty_loops.mended, *rewrites
     with logs.following(), _text_through(rewrites):
         return tilelang.compile(keyed(with_rising_dividends(func), rewrites), **options)

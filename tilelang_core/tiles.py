@@ -66,11 +66,16 @@ def data_of(region: ir.Call) -> ir.Var:
 
 @dataclass(frozen=True)
 class TileCopy:
-    """`T.copy` inside a device, and the atomic operations from one region to another."""
+    """`T.copy` inside a device, `T.transpose`, and the atomic operations from one region to another."""
 
     call: ir.Call
     source: Any
     target: ir.Call
+
+    @property
+    def is_of_tiles(self) -> bool:
+        """Whether the source is a tile, no number."""
+        return is_region(self.source) or isinstance(self.source, ir.BufferLoad)
 
     @classmethod
     def of(cls, call: ir.Call) -> TileCopy:
@@ -162,6 +167,12 @@ class Gemm:
         return self.call.args[8]
 
     @property
+    def done(self) -> ir.PrimExpr | None:
+        """The barrier in shared memory that learns of its end; None if there is none."""
+        place = self.call.args[10]
+        return place if ir.constant(place) is None else None
+
+    @property
     def is_plain(self) -> bool:
         """Whether it asks for nothing besides what this record says."""
         return all(ir.constant(n) == 0 for n in self.call.args[10:])
@@ -189,3 +200,94 @@ class Gemm:
         left = [*self.call.args[3:5], rows, columns, self.sizes[2], self.call.args[8], clear, done]
         arguments = [a, b, result, *left, *self.call.args[11:]]
         return tir.evaluate(tir.call(tl.TCGEN05_GEMM, *arguments, annotations={"is_tcgen05": 1, "use_2cta": 1}))
+
+
+@dataclass(frozen=True)
+class ScaledGemm(Gemm):
+    """`T.gemm_blockscaled`: as `Gemm`, of operands whose blocks along the inner dimension have scales.
+
+    Attributes:
+        scales: where those of A and of B lie, each the pointer or region that the operation got.
+        first: the index of the first column among those that have scales.
+    """
+
+    scales: tuple[Any, Any]
+    first: ir.PrimExpr
+
+    @classmethod
+    def of(cls, call: ir.Call) -> ScaledGemm:
+        """A call of it."""
+        plain = Gemm.of(call)
+        fields = call, *plain.operands, plain.transpose_a, plain.transpose_b, plain.sizes, plain.clear
+        return cls(*fields, (call.args[13], call.args[14]), call.args[15])
+
+
+@dataclass(frozen=True)
+class SparseGemm:
+    """`T.gemm_sp`: C += A B, where A holds two of four elements, and `metadata` which ones."""
+
+    a: ir.Call
+    metadata: ir.Call
+    b: ir.Call
+    c: ir.Call
+    transpose_a: bool
+    transpose_metadata: bool
+    transpose_b: bool
+    clear: ir.PrimExpr
+
+    @classmethod
+    def of(cls, call: ir.Call) -> SparseGemm:
+        """A call of it."""
+        return cls(*call.args[:4], *(bool(ir.constant(flag)) for flag in call.args[4:7]), call.args[11])
+
+
+@dataclass(frozen=True)
+class Scan:
+    """`T.cumsum` and `T.cummax`, along a dimension, from its end if `reverse`."""
+
+    source: ir.Call
+    target: ir.Call
+    dim: int
+    reverse: bool
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Scan:
+        """A call of it."""
+        source, target, dim, reverse = call.args[:4]
+        return cls(source, target, ir.integer(dim), bool(ir.constant(reverse)))
+
+
+@dataclass(frozen=True)
+class Im2col:
+    """`T.im2col`: patches of an image as rows.
+
+    Attributes:
+        settings: the steps of patches and of columns, kernel, stride, dilation, padding.
+    """
+
+    image: ir.Call
+    patches: ir.Call
+    settings: tuple[ir.PrimExpr, ...]
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Im2col:
+        """A call of it."""
+        return cls(call.args[0], call.args[1], tuple(call.args[2:8]))
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """The operations on a reducer: its begin, an update, its end.
+
+    Attributes:
+        reducer: its region; of an update the element.
+        other: what it begins with, takes in, or is stored to; None for a begin with what changes nothing.
+    """
+
+    reducer: Any
+    other: Any | None
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Reducer:
+        """A call of one of them."""
+        return cls(call.args[0], call.args[1] if len(call.args) > 1 else None)

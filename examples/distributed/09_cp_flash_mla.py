@@ -69,15 +69,19 @@ def exchanged(scores, kv, acc):
     # The end of the scale orders too: both have read what came, the next may be sent.
 
 
-def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1):
+def cp_mla(
+    devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1, sent="float32"
+):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
-    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h. So many blocks split the keys of a device.
+    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h, and that of splits: so many blocks have a part
+    of the keys of a device each, merge what they made of them, and send it to the other devices in the type `sent`.
     """
     tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)  # its weights come and go, which takes room
     common.whole("seq", seq, devices * splits * tile_n)
     keys = seq // (devices * splits)
     common.whole("heads", heads, tile_h)
+    common.whole("tile_h", tile_h, splits)
     scale = math.log2(math.e) / math.sqrt(dim + pe_dim)
 
     @T.prim_func
@@ -122,9 +126,21 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, 
                 attention.finish_apart(acc, top, total, scale)
                 T.copy(acc, outputs[part * batch + bx, by * tile_h, 0])
                 T.copy(total, logsums[part * batch + bx, by * tile_h])
-            with T.Scale("device"):
-                attention.merge_splits(outputs, logsums, output, logsum, splits, merge)
-                T.allreduce(output, logsum, fn=merge)
+            if splits == 1:
+                with T.Scale("device"):
+                    T.allreduce(output, logsum, fn=merge)
+            else:
+                with T.Scale("device"), T.Scale("block"):  # a second grid: a tile's blocks share out its rows
+                    rows = tile_h // splits
+                    head = by * tile_h + part * rows
+                    mean = T.alloc((rows, dim), "float32", level="l0")
+                    log = T.alloc((rows,), "float32", level="l0")
+                    whole = T.alloc((rows, dim), sent, level="l0")
+                    attention.merge_splits(outputs, logsums, mean, log, bx, head, splits, merge)
+                    T.copy(mean, whole)
+                    with T.Scale("device"):
+                        T.allreduce(whole, log, fn=merge)
+                    T.copy(whole, output[bx, head, 0])
 
     return cp_flash_mla
 

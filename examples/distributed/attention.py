@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the attention examples share: steps of online softmax, and the float64 reference with its error bound."""
 
-import functools
-
 import common
 import torch
 
@@ -81,20 +79,26 @@ def of_splits(output, logsum, splits):
     return tuple(T.alloc(shape, "float32", level="l2") for shape in shapes)
 
 
-def _merged(merge, outputs, logsums, batch, splits, b, h, d):
-    places = [part * batch + b for part in range(splits)]
-    return functools.reduce(merge, [(outputs[place, h, d], logsums[place, h]) for place in places])
-
-
 @T.macro
-def merge_splits(outputs, logsums, output, logsum, splits, merge):
-    """Combine the results of blocks that had a part of the keys each, one part after the other, by `merge`."""
-    batch, heads, dim = output.shape
-    if splits > 1:
-        for b, h, d in T.Parallel(batch, heads, dim):
-            output[b, h, d] = _merged(merge, outputs, logsums, batch, splits, b, h, d)[0]
-        for b, h in T.Parallel(batch, heads):
-            logsum[b, h] = _merged(merge, outputs, logsums, batch, splits, b, h, 0)[1]
+def merge_splits(outputs, logsums, mean, log, b, head, splits, merge):
+    """Combine, by `merge`, what blocks with a part of the keys each left of the rows of `mean` and `log`.
+
+    Args:
+        mean, log: (rows, columns) and (rows,), in registers; of sequence b from `head` on.
+    """
+    rows, columns = mean.shape
+    other = T.alloc((rows, columns), "float32", level="l0")
+    its_log = T.alloc((rows,), "float32", level="l0")
+    batch = outputs.shape[0] // splits
+    T.copy(outputs[b, head, 0], mean)
+    T.copy(logsums[b, head], log)
+    for part in T.serial(1, splits):
+        T.copy(outputs[part * batch + b, head, 0], other)
+        T.copy(logsums[part * batch + b, head], its_log)
+        for i, j in T.Parallel(rows, columns):
+            mean[i, j] = merge((mean[i, j], log[i]), (other[i, j], its_log[i]))[0]
+        for i in T.Parallel(rows):
+            log[i] = merge((0.0, log[i]), (0.0, its_log[i]))[1]
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,8 +44,20 @@ def test_a_check_that_breaks_has_found_something() -> None:
 
 def test_every_check_of_a_machine_answers() -> None:
     found = {finding.name: finding for finding in host.findings()}
-    assert len(found) == 13 and found["versions"].works and found["heap host"].works
+    assert len(found) == 15 and found["versions"].works and found["heap host"].works
     assert all(finding.remedy for finding in found.values() if finding.works is False)
+
+
+def test_adapters_between_hosts(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(host, "_INFINIBAND", tmp_path)
+    assert host._adapters().works is None
+    for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
+        port = tmp_path / name / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
+    found = host._adapters()
+    assert not found.works and found.found == "1 of 2 ports are active, not that of mlx5_1"
+    assert "subnet manager" in found.remedy
 
 
 def test_a_job_that_cannot_be_joined(monkeypatch) -> None:

@@ -127,10 +127,8 @@ LOOP, PARTIAL = "for (int {0} = 0; {0} < {1}; ++{0}) {{", "tl::__sync_thread_par
         ([LOOP.format("i", "n"), "  if (i == 0) {", "    __syncthreads();", "  }", "}"], []),
         ([LOOP.format("i", "n"), "  {", f"    {LOOP.format('j', '4')}", "      __syncthreads();", "    }", "  }", "}"],
          [(7, "__syncthreads();")]),
-        (["if (n) {", f"  {LOOP.format('i', 'n')}", "    __syncthreads();", "  }", "} else {", "  n = 1;", "}"],
-         [(4, "__syncthreads();")]),
     ],
-    ids=["of some threads", "known extent", "conditional", "nested", "in a branch"],
+    ids=["of some threads", "known extent", "conditional", "nested"],
 )  # fmt: skip
 def test_which_barriers_stand_for_one_behind(lines: list[str], behind: list[tuple[int, str]]):
     wanted = list(lines)
@@ -139,3 +137,60 @@ def test_which_barriers_stand_for_one_behind(lines: list[str], behind: list[tupl
         wanted[place:place] = [f"{indent}if (n <= 0) {{", f"{indent}  {barrier}", f"{indent}}}"]
     assert mended(kernel(*lines)) == kernel(*wanted)
     assert mended("\n".join(lines)) == "\n".join(lines), "a device function, not a kernel"
+
+
+STEPS, SYNC = LOOP.format("i", "4"), "__syncthreads();"
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        (["if (n) {", STEPS, SYNC, "}", "}"], ["if (n) {", STEPS, SYNC, "}", "} else {", SYNC, "}"]),
+        (["if (n) {", STEPS, SYNC, "}", "} else {", "n = 1;", "}"],
+         ["if (n) {", STEPS, SYNC, "}", "} else {", "n = 1;", SYNC, "}"]),
+        (["if (n) {", "n = 1;", "} else {", STEPS, PARTIAL, "}", "}"],
+         ["if (n) {", "n = 1;", PARTIAL, "} else {", STEPS, PARTIAL, "}", "}"]),
+        (["if (n) {", SYNC, "}"], None),
+        (["if (((int)threadIdx.x) < 128) {", STEPS, PARTIAL, "}", "} else {", "n = 1;", "}"], None),
+        (["int half = ((int)threadIdx.x) >> 7;", "int mine = half + 1;", "if (mine == 1) {", STEPS, PARTIAL, "}", "}"],
+         None),
+        (["while (1) {", "if (!(n)) { break; }", SYNC, "}"], ["while (1) {", SYNC, "if (!(n)) { break; }", SYNC, "}"]),
+        (["while (1) {", "if (!(s[0])) { break; }", SYNC, "}"],
+         ["while (1) {", SYNC, "if (!(s[0])) { break; }", SYNC, SYNC, "}"]),
+        (["while (1) {", "if (!(n)) { break; }", "n = 1;", "}"], None),
+    ],
+    ids=["one side", "no else", "only else", "the program's own", "of some threads", "by a variable", "while",
+         "while on memory", "while without"],
+)  # fmt: skip
+def test_branches_and_whiles(lines: list[str], wanted: list[str] | None):
+    def words(of: list[str]) -> list[str]:
+        return [line.strip() for line in of]
+
+    assert words(mended(kernel(*lines)).split("\n")) == words(kernel(*(wanted or lines)).split("\n"))
+
+
+def counted_down() -> Any:
+    """A tile that threads reverse as often as a number in memory says."""
+
+    @T.prim_func
+    def made(X: T.Tensor((128,), "float32"), N: T.Tensor((1,), "int32"), Y: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            kept, mine, n = T.alloc_shared((128,), "float32"), T.alloc_fragment((128,), "float32"), T.alloc_var("int32")
+            n = N[0]
+            T.copy(X, kept)
+            while n > 0:
+                for i in T.Parallel(128):
+                    mine[i] = kept[127 - i]
+                for i in T.Parallel(128):
+                    kept[i] = mine[i]
+                n = n - 1
+            T.copy(kept, Y)
+
+    return made
+
+
+def test_stock_has_no_barrier_between_the_steps_of_a_while():
+    step = r"while \(1\) \{\n( *__syncthreads\(\);\n)? *if \(!.*\n *mine\[0\] = .*\n *__syncthreads"
+    stock = of_stock(counted_down())
+    assert re.search(step, stock)[1] is None, "mended upstream: no barrier is needed in front of the condition"
+    assert re.search(step, generate(counted_down(), TARGET).text)[1]

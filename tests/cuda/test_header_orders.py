@@ -20,7 +20,8 @@ FUNCTION = re.compile(
 PARTS = re.compile(
     r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
     r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_barrier|order_stores|store_words|load_words"
-    r"|clear|__syncthreads|__syncthreads_and)\("
+    r"|clear|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)\("
+    r"|\b(complete|start_put|put|update_flag|put_flag|tell_siblings)(?:<SET>)?\((?=\)|from|flags|counters)"
 )
 """An instruction of PTX, or a call of what orders."""
 
@@ -51,7 +52,35 @@ ORDERS = {
     "siblings.cuh": {
         "tell_siblings": ["store_relaxed"],
         "await_siblings": ["load_acquire"],
-        "barrier_of_siblings": ["drain"],
+        "barrier_of_siblings": ["drain", "tell_siblings", "await_siblings"],
+    },
+    "nvshmem.cuh": {
+        # All threads have started what they start before one waits for it, and none goes on before.
+        "complete": ["__syncthreads", "nvshmem_quiet", "__syncthreads"],
+        # What threads have stored, bulk copies too, is there before any of them has it read.
+        "start_put": ["drain", "__syncthreads", "nvshmemx_putmem_nbi_warp", "nvshmemx_putmem_nbi_block"],
+        "put": ["start_put", "complete"],
+        # Zeros of what lies outside come before what lies inside; bulk copies may read both.
+        "get": [
+            *("drain", "__syncthreads", "drain", "__syncthreads"),
+            *("nvshmemx_getmem_nbi_warp", "nvshmemx_getmem_nbi_block", "complete", "acquired"),
+        ],
+        # Until it is there: a later call may zero the flag.
+        "update_flag": [
+            *("nvshmemx_signal_op", "nvshmem_uint_atomic_set", "nvshmem_uint_atomic_add"),
+            "nvshmem_quiet",
+        ],
+        "put_flag": ["update_flag"],
+        "signal_pe": ["drain", "update_flag"],
+        "put_signal": [
+            *("drain", "__syncthreads", "nvshmemx_putmem_signal_nbi_block", "complete"),
+            *("put", "put_flag"),
+        ],
+        # Nobody of another group is told before all of the own one have come.
+        "barrier_of_groups": [
+            *("drain", "tell_siblings", "await_siblings"),
+            *("drain", "nvshmem_uint_atomic_set", "nvshmem_quiet", "await_siblings"),
+        ],
     },
     "cluster.cuh": {
         "at_peer": ["mapa.u64 %0"],
@@ -100,7 +129,7 @@ ORDERS = {
 def test_what_functions_say_about_order(name: str):
     found: dict[str, list[str]] = {}
     for _, function, body in FUNCTION.findall((HEADERS / name).read_text(encoding="utf-8")):
-        said = [instruction or call for instruction, call in PARTS.findall(body)]
+        said = ["".join(found) for found in PARTS.findall(body)]
         if said:
             found.setdefault(function, []).extend(said)
     assert found == ORDERS[name]

@@ -70,8 +70,8 @@ def job(library: Library, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rank
 
 
 def stand(name: str, dtype: str = "bfloat16", op: str = "sum", level: str = "device", axis: int = 0) -> Stand:
-    reduction = op if name in ("allreduce", "reduce_scatter") else None
-    made = SimpleNamespace(name=name, level=level, reduction=reduction, axis=axis, call=None)
+    reduction = {"reduction": op} if name in ("allreduce", "reduce_scatter") else {}  # others have none to ask for
+    made = SimpleNamespace(name=name, level=level, axis=axis, call=None, **reduction)
     return Stand(made, None, dtype, None, lambda: None)
 
 

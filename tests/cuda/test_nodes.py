@@ -234,6 +234,15 @@ def test_ranks_are_placed_as_the_machine_says(sizes: Any, ranks: Any, rank: int,
         here.check(team, target, None)
 
 
+def test_a_team_of_as_many_of_each_node_is_served(machine: str):
+    """Nodes have the ranks 0 to 2 and 3 to 4: two of each are a team."""
+    addresses = AddressMap(1 << 40, 1 << 20, 1 << 20, 1, (0, 1))
+    team, heap = Team(ranks=(0, 1, 3, 4), rank=3), SimpleNamespace(team=Team(ranks=(3, 4), rank=1), addresses=addresses)
+    here = Near.of(heap, team)
+    here.check(team, Target(Machine.load(machine), tuple(FLAT.items()), 1 << 36), None)
+    assert (here.first, here.size) == (2, 2)
+
+
 @pytest.mark.parametrize(("spans", "ranks"), [(False, (2, 3)), (True, (0, 1, 2, 3))])
 def test_a_heap_is_of_those_that_can_share_memory(spans: bool, ranks: Any, monkeypatch: pytest.MonkeyPatch):
     world = World(ranks=(0, 1, 2, 3), rank=2, launcher="", node_of=(0, 0, 1, 1))

@@ -13,7 +13,7 @@ import pytest
 from tests.cuda.support import notes, source
 from tests.cuda.support import program as taken
 from tilescale.hda import Machine
-from tilescale.ops.products import GROUP, TILINGS, Product, tiling
+from tilescale.ops.products import CHUNK, GROUP, TILINGS, Product, in_parts, tiling
 from tilescale.program.effects import phases
 from tilescale.program.waiting import waits_across
 
@@ -71,6 +71,15 @@ def test_tiles_fit_the_product(rows: int, n: int):
         assert found.n % 64 == 0 or (transposed and n % found.n == 0)
         assert math.ceil(rows / found.m) % found.group == 0 and found.group <= GROUP
     assert tiling(64, 1, 64, True).m == 64, "more blocks, not larger ones, where there are few tiles"
+
+
+@pytest.mark.parametrize("rows", [1, 512, 1024, 1152, 2048, 8192])
+def test_a_shard_of_several_chunks_has_several_groups(rows: int):
+    tiles = tiling(rows, 2, 8192, True)
+    parts = in_parts(tiles, rows)
+    groups = rows / (parts.group * parts.m)
+    assert groups >= 2 if rows > CHUNK else parts == tiles
+    assert math.ceil(rows / parts.m) % parts.group == 0
 
 
 def test_whole_waves_decide():

@@ -95,6 +95,7 @@ def test_further_products_take_what_has_been_gathered():
         (2, 70, 40, 96, True, False, "float16", "gelu_tanh"),
         (3, 5, 80, 144, True, True, "float8_e4m3fn", "silu"),
         (4, 3, 16, 16, True, False, "float8_e4m3fn", ""),
+        (2, 2 * CHUNK + 3, 16, 16, True, False, "float8_e4m3fn", ""),
     ],
 )
 def test_a_product_gates_another(

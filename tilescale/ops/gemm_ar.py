@@ -25,6 +25,7 @@ from tilescale.ops.products import (
     Product,
     add_arrived,
     add_bias,
+    in_parts,
     multiply,
     rescale,
     send_parts,
@@ -166,7 +167,8 @@ def _large(
     inbox, gathered = space.symmetric(made, shape, shape)
     result = a.new_empty(shape, dtype=made)
     added = result.view(-1)[:1] if bias is None else dense(bias)
-    of = Product(N, K, dtype_of(a), tiling(rows, team.size, N, transposed), transposed, bias is not None)
+    tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
+    of = Product(N, K, dtype_of(a), tiles, transposed, bias is not None)
     call = kernel(program, team, of)
     call(given.view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, gathered, result)
     return result.view(-1, N)[:M]

@@ -31,6 +31,7 @@ from tilescale.ops.products import (
     add_arrived,
     add_bias,
     at_once,
+    in_parts,
     multiply,
     rescale,
     send_parts,
@@ -127,7 +128,7 @@ def _overlapped(
     right, transposed = operand(b)
     space, one = workspace_of(team), right.view(-1)[:1]
     (parts,), (inbox,) = (take(made, (team.size, rows, N)) for take in (space.own, space.symmetric))
-    tiles, blocks = tiling(rows, team.size, N, transposed), at_once()
+    tiles, blocks = in_parts(tiling(rows, team.size, N, transposed), rows), at_once()
     of_a, of_b = (one.view(1, 1), one) if scales is None else (scales[0].view(team.size, rows), scales[1])
     added = result.view(-1)[:1] if bias is None else dense(bias)
     given = dense(a).view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, result

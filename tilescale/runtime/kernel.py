@@ -189,8 +189,8 @@ class Kernel(DropIn):
         return written_parameters(self.program) | set(self._outputs.positions)
 
     @cached_property
-    def _signature(self) -> tuple[str, str, str]:
-        return self.program.name, ir.fingerprint(self.ir), self.machine.digest
+    def _signature(self) -> _Signature:
+        return self.program.name, (self.machine.name, self.machine.digest), ir.fingerprint(self.ir)
 
     def __call__(self, *args: Any) -> Any:
         """Run on this rank's arguments, in place; returns what `out_idx` or `T.empty` declare as outputs.
@@ -360,14 +360,25 @@ def _on(device: str, name: str, value: Any) -> Any:
     return value
 
 
-def _check_signatures(signatures: list[tuple[str, str, str]]) -> None:
-    for rank, signature in enumerate(signatures):
-        if signature != signatures[0]:
-            raise RankMismatchError(
-                f"rank 0 runs {signatures[0][0]!r}, rank {rank} runs {signature[0]!r}, and they are not the same "
-                "program",
-                hint="all ranks call the same program, traced with the same shapes, in the same order",
-            )
+_Signature = tuple[str, tuple[str, str], str]
+"""A program's name, its machine's name and digest, and a digest of its traced code."""
+
+
+def _check_signatures(signatures: list[_Signature]) -> None:
+    first = signatures[0]
+    for rank, other in enumerate(signatures):
+        if other == first:
+            continue
+        if other[0] != first[0]:
+            found = f"rank 0 runs {first[0]!r}, rank {rank} runs {other[0]!r}"
+        elif other[1] != first[1]:
+            found = f"{first[0]!r} is for {first[1][0]!r} on rank 0, for {other[1][0]!r} on rank {rank}"
+        else:
+            found = f"{first[0]!r} of rank 0 and of rank {rank} differ in their shapes, constants or statements"
+        raise RankMismatchError(
+            f"ranks run different programs: {found}",
+            hint="all ranks call the same program, traced with the same shapes for the same machine, in the same order",
+        )
 
 
 def _stored(mine: Any, result: Any) -> Any:

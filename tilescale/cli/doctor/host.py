@@ -11,13 +11,16 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 from tilescale import __version__
 from tilescale.cli.doctor.finding import Finding, ask
+from tilescale.errors import DependencyError
 
 __all__ = ["findings"]
 
 _DESCRIPTORS = 1024
+_INFINIBAND = Path("/sys/class/infiniband")
 _MPI_WITHIN_S = 30.0
 
 
@@ -31,6 +34,8 @@ def findings() -> Iterator[Finding]:
         **{f"heap {name}": partial(_heap, name, 1) for name in ("cuda_vmm", "nvshmem", "host")},
         "fabric handles": partial(_heap, "cuda_vmm", 2),
         "NCCL": _nccl,
+        "NVSHMEM": _nvshmem_transports,
+        "adapters": _adapters,
         "MPI": _mpi,
         "compiler": _compiler,
         "kernel cache": _cache,
@@ -104,6 +109,28 @@ def _nccl() -> Finding:
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return Finding("NCCL", None, "not in use without GPUs")
     return Finding("NCCL", True, ".".join(map(str, torch.cuda.nccl.version())))
+
+
+def _nvshmem_transports() -> Finding:
+    from tilescale.backends.cuda.nvshmem_link import folder
+
+    try:
+        libraries = (folder() / "lib").glob("nvshmem_transport_*")
+    except DependencyError as error:
+        return Finding("NVSHMEM", None, error.message, error.hint or "")
+    found = sorted(path.name.split(".")[0].split("_")[-1] for path in libraries)
+    text = f"installed: {', '.join(found) or 'none'}; NVSHMEM_DEBUG=INFO says which one a job takes"
+    return Finding("NVSHMEM", bool(found), text, "without one NVSHMEM leads to no other host")
+
+
+def _adapters() -> Finding:
+    ports = sorted(_INFINIBAND.glob("*/ports/*/state"))
+    if not ports:
+        remedy = "between hosts NCCL goes by sockets then, NVSHMEM does not go; ibv_devinfo shows whether drivers run"
+        return Finding("adapters", None, "no InfiniBand or RoCE", remedy)
+    down = [path.parts[-4] for path in ports if "ACTIVE" not in path.read_text(encoding="ascii")]
+    text = f"{len(ports) - len(down)} of {len(ports)} ports are active" + (f", not that of {down[0]}" if down else "")
+    return Finding("adapters", not down, text, "ibstat says why: a cable, or no subnet manager")
 
 
 def _mpi() -> Finding:

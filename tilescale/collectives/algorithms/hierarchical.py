@@ -136,7 +136,7 @@ ALGORITHMS = (
     ),
     Algorithm(
         name="hierarchical_direct",
-        title="The same in one step along each dimension, in which everybody sends to everybody.",
+        title="The same in one step along each dimension, in which every unit sends to every other one.",
         schedules={
             **{operation: partial(make, "hierarchical_direct") for operation, make in _ALONG.items()},
             "all_to_all": all_to_all,

@@ -94,7 +94,11 @@ class Exchange:
         """Copy a tile of the part's extents to every peer."""
         if self.far:
             return [stored(tile, *self._sent(1, 0)), *self._put(lambda peer: 0, 1)]
-        return [self._send(tile, peer) for peer in range(self.devices)]
+        return [self._send(tile, peer) for peer in self._in_turn()]
+
+    def _in_turn(self) -> list[Any]:
+        """All devices, the next one first and this one last: no two begin with the same."""
+        return [(self.rank + step) % self.devices for step in range(1, self.devices + 1)]
 
     def _send(self, tile: ir.Call, peer: Any) -> ir.Stmt:
         target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
@@ -124,12 +128,16 @@ class Exchange:
     def send_parts(self, source: Tile, axis: int) -> list[ir.Stmt]:
         """Copy each part of a tile along an axis to the peer of its number."""
         put = self._put(lambda peer: peer, self.devices) if self.far else []
-        part, begins = parts(source, axis, self.devices)
+        part, _ = parts(source, axis, self.devices)
         if not source.in_registers:
-            each = [(source.region("r", begin, part), peer) for peer, begin in enumerate(begins)]
+
+            def of(peer: Any) -> ir.Call:
+                begin = [peer * extent if a == axis else 0 for a, extent in enumerate(part)]
+                return source.region("r", begin, part)
+
             if self.far:
-                return [*(stored(tile, *self._sent(self.devices, peer)) for tile, peer in each), *put]
-            return [self._send(tile, peer) for tile, peer in each]
+                return [*(stored(of(peer), *self._sent(self.devices, peer)) for peer in range(self.devices)), *put]
+            return [self._send(of(peer), peer) for peer in self._in_turn()]
         loops, peer, index = whole_loops(source, axis, part)
         value = ir.BufferLoad(source.buffer, source.at(loops))
         if self.far:

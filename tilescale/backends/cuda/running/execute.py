@@ -77,6 +77,9 @@ class DeviceProgram:
         by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)
         by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
         self.target = Target(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
+        if not self.is_alone:
+            at = self.program.launches[0].where
+            self.on_all(lambda: self.near.check(self.team, self.target, at))
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
@@ -91,9 +94,6 @@ class DeviceProgram:
         self._transport: transports.Transport | None = None  # once something does
         self._beside: transports.Transport | None = None
         self._is_loaded = False  # once a call was made
-        if not self.is_alone:
-            at = self.program.launches[0].where
-            self.on_all(lambda: self.near.check(self.team, self.target, at))
         self._build()
         if self._waits:
             self.guard.check()  # made here, where all ranks are

@@ -86,6 +86,7 @@ class Near:
             raise LaunchError(
                 f"the ranks {list(self.heap.team.ranks)} that share memory on this node are not one of equal blocks of "
                 f"the {self.devices} devices",
-                hint="start as many ranks on each node, numbered node by node",
+                hint="start as many ranks on each node, numbered node by node; or run the program on a team with as "
+                "many of each, tilescale.compile(func, team=world.team([...])), once all ranks have joined NCCL",
                 where=where,
             )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.tiles import ScaledGemm
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.observe import READ, WRITE
@@ -36,12 +37,13 @@ _NVF4_BLOCK = 16
 def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
     if ir.attribute(call, "use_2cta", 0) or ir.attribute(call, "sf_layout", "rowmajor") != "rowmajor":
         raise UnsupportedError("the emulator runs block-scaled products of one thread block with scales row by row")
-    a, b, c = (Region(compiler, r) for r in call.args[:3])
-    flips = [bool(ir.constant(flag)) for flag in call.args[3:5]]
-    clear, start = compiler.expr(call.args[9]), compiler.expr(call.args[15])
+    product = ScaledGemm.of(call)
+    a, b, c = (Region(compiler, r) for r in product.operands)
+    flips = product.transpose_a, product.transpose_b
+    clear, start = compiler.expr(product.clear), compiler.expr(product.first)
     sides = [
-        _Scales(compiler, call.args[position], ir.attribute(call, f"sf_{side}_granularity_k"))
-        for position, side in ((13, "a"), (14, "b"))
+        _Scales(compiler, scales, ir.attribute(call, f"sf_{side}_granularity_k"))
+        for scales, side in zip(product.scales, "ab", strict=True)
     ]
 
     def multiply(frame: Frame) -> None:
@@ -64,7 +66,7 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
                 clear=clears,
             )
 
-    return announced(compiler, call.args[10], multiply)
+    return announced(compiler, product, multiply)
 
 
 class _Scales:

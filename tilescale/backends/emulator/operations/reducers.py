@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.tiles import Reducer
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.interpret.access import element
@@ -18,9 +19,10 @@ from tilescale.backends.emulator.interpret.registry import operation
 
 @operation(tl.REDUCER_INIT)
 def _reducer_init(compiler: Compiler, call: ir.Call) -> Closure:
-    reducer = Region(compiler, call.args[0])
+    begin = Reducer.of(call)
+    reducer = Region(compiler, begin.reducer)
     op = compiler.reducer_op(reducer.home.buffer)
-    initial = compiler.expr(call.args[1]) if len(call.args) > 1 else None
+    initial = None if begin.other is None else compiler.expr(begin.other)
 
     def run(frame: Frame) -> None:
         with reducer.target(frame) as array:
@@ -34,15 +36,17 @@ def _reducer_init(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation(tl.REDUCER_UPDATE)
 def _reducer_update(compiler: Compiler, call: ir.Call) -> Closure:
-    load = call.args[0]
-    target, value = element(compiler, load.buffer, load.indices), compiler.expr(call.args[1])
+    update = Reducer.of(call)
+    load = update.reducer
+    target, value = element(compiler, load.buffer, load.indices), compiler.expr(update.other)
     op = compiler.reducer_op(load.buffer)
     return lambda frame: combine(target, value(frame), op, frame)
 
 
 @operation(tl.FINALIZE_REDUCER_V2)
 def _finalize(compiler: Compiler, call: ir.Call) -> Closure:
-    reducer, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+    end = Reducer.of(call)
+    reducer, target = Region(compiler, end.reducer), Region(compiler, end.other)
     return lambda frame: target.write(frame, reducer.read(frame))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.tiles import Fill, Gemm, Im2col, Reduce, Scan, SparseGemm, TileCopy
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
@@ -60,19 +61,19 @@ def copy_tile(
 
 @operation(tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY)
 def _copy(compiler: Compiler, call: ir.Call) -> Closure:
-    notes = call.annotations or {}
-    source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+    notes, copy = call.annotations or {}, TileCopy.of(call)
+    source, target = Region(compiler, copy.source), Region(compiler, copy.target)
     if "gather4_rows" in notes:
         return rows_copy(compiler, source, target, notes)
     if source.home.private or target.home.private:
-        return _private_copy(compiler, call) if compiler.data else forgotten([target])
+        return _private_copy(compiler, copy) if compiler.data else forgotten([target])
     if "dst_block" in notes:
         return _cluster_copy(compiler, source, target, notes)
     if not compiler.data:
         return lambda frame: None
     if "cluster_mask" in notes:
         mask = ir.constant(notes["cluster_mask"])
-        return multicast(compiler, call.args[0], mask, lambda from_, frame: copy_tile(from_, target, frame))
+        return multicast(compiler, copy.source, mask, lambda from_, frame: copy_tile(from_, target, frame))
     return lambda frame: copy_tile(source, target, frame)
 
 
@@ -94,10 +95,10 @@ def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Any
     return run
 
 
-def _private_copy(compiler: Compiler, call: ir.Call) -> Closure:
+def _private_copy(compiler: Compiler, copy: TileCopy) -> Closure:
     """A copy from or to a thread-private buffer: element by element, for all threads at once."""
     steps, elements, extents = [], [], []
-    for region in call.args[:2]:
+    for region in (copy.source, copy.target):
         buffer, begins, sizes = ir.region_parts(region)
         step = [ir.Var(f"step{i}", "int32") for i in range(len(begins))]
         steps.append([compiler.slot(v) for v in step])
@@ -120,13 +121,15 @@ def _private_copy(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation(tl.TRANSPOSE)
 def _transpose(compiler: Compiler, call: ir.Call) -> Closure:
-    source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
+    copy = TileCopy.of(call)
+    source, target = Region(compiler, copy.source), Region(compiler, copy.target)
     return lambda frame: target.write(frame, source.read(frame).T.copy())
 
 
 @operation(tl.FILL)
 def _fill(compiler: Compiler, call: ir.Call) -> Closure:
-    target, value = Region(compiler, call.args[0]), compiler.expr(call.args[1])
+    fill = Fill.of(call)
+    target, value = Region(compiler, fill.target), compiler.expr(fill.value)
 
     def run(frame: Frame) -> None:
         array = target.home.array(frame)
@@ -177,9 +180,9 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
             "the emulator does not run products of two thread blocks written with use_2cta",
             hint='write T.gemm inside T.Scale("cta_cluster")',
         )
-    a, b, c = (Region(compiler, r) for r in call.args[:3])
-    transpose_a, transpose_b = (bool(ir.constant(flag)) for flag in call.args[3:5])
-    clear, tf32 = compiler.expr(call.args[9]), has_tf32(compiler)
+    product = Gemm.of(call)
+    a, b, c = (Region(compiler, r) for r in product.operands)
+    clear, tf32 = compiler.expr(product.clear), has_tf32(compiler)
 
     def multiply(frame: Frame) -> None:
         clears = bool(uniform(clear(frame), frame, "clear_accum"))
@@ -189,18 +192,18 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
                 left,
                 right,
                 matrix(result),
-                transpose_a=transpose_a,
-                transpose_b=transpose_b,
+                transpose_a=product.transpose_a,
+                transpose_b=product.transpose_b,
                 clear=clears,
                 tf32=tf32,
             )
 
-    return announced(compiler, call.args[10], multiply)
+    return announced(compiler, product, multiply)
 
 
-def announced(compiler: Compiler, place: Any, multiply: Closure) -> Closure:
-    """A product, and after it an arrival at the mbarrier at `place`; a constant stands for none."""
-    barrier = None if ir.constant(place) is not None else BarrierReference(compiler, place)
+def announced(compiler: Compiler, product: Gemm, multiply: Closure) -> Closure:
+    """A product, and after it an arrival at the mbarrier that learns of its end."""
+    barrier = None if product.done is None else BarrierReference(compiler, product.done)
 
     def run(frame: Frame) -> None:
         if compiler.data:
@@ -213,9 +216,9 @@ def announced(compiler: Compiler, place: Any, multiply: Closure) -> Closure:
 
 @operation(tl.GEMM_SP, tl.WGMMA_GEMM_SP, tl.TCGEN05_GEMM_SP)
 def _gemm_sparse(compiler: Compiler, call: ir.Call) -> Closure:
-    a, e, b, c = (Region(compiler, r) for r in call.args[:4])
-    transpose_a, transpose_e, transpose_b = (bool(ir.constant(flag)) for flag in call.args[4:7])
-    clear, tf32 = compiler.expr(call.args[11]), has_tf32(compiler)
+    product = SparseGemm.of(call)
+    a, e, b, c = (Region(compiler, r) for r in (product.a, product.metadata, product.b, product.c))
+    clear, tf32 = compiler.expr(product.clear), has_tf32(compiler)
 
     def run(frame: Frame) -> None:
         clears = bool(uniform(clear(frame), frame, "clear_accum"))
@@ -224,9 +227,9 @@ def _gemm_sparse(compiler: Compiler, call: ir.Call) -> Closure:
             numerics.gemm_sparse(
                 *operands,
                 matrix(result),
-                transpose_a=transpose_a,
-                transpose_metadata=transpose_e,
-                transpose_b=transpose_b,
+                transpose_a=product.transpose_a,
+                transpose_metadata=product.transpose_metadata,
+                transpose_b=product.transpose_b,
                 clear=clears,
                 tf32=tf32,
             )
@@ -239,8 +242,9 @@ def _gemm_sparse(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation(tl.REDUCE)
 def _reduce(compiler: Compiler, call: ir.Call) -> Closure:
-    source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
-    kind, dim, clear = str(call.args[2].value), ir.constant(call.args[3]), bool(ir.constant(call.args[4]))
+    made = Reduce.of(call)
+    source, target = Region(compiler, made.source), Region(compiler, made.target)
+    kind, dim, clear = made.kind, made.dim, made.clear
     propagate = bool(ir.attribute(call, "nan_propagate", False))
     if source.home.private or target.home.private:
         return lambda frame: _reduce_private(source, target, kind, dim, clear, frame)
@@ -272,13 +276,13 @@ def _reduce_private(source: Region, target: Region, kind: str, dim: int, clear: 
 
 def _scan(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        source, target = Region(compiler, call.args[0]), Region(compiler, call.args[1])
-        dim, reverse = ir.constant(call.args[2]), bool(ir.constant(call.args[3]))
+        scan = Scan.of(call)
+        source, target = Region(compiler, scan.source), Region(compiler, scan.target)
 
         def run(frame: Frame) -> None:
             tile = source.read(frame).copy()
             with target.target(frame) as result:
-                numerics.scan(tile, result, kind, dim, reverse)
+                numerics.scan(tile, result, kind, scan.dim, scan.reverse)
 
         return run
 
@@ -291,8 +295,9 @@ operation(tl.CUMMAX)(_scan("cummax"))
 
 @operation(tl.IM2COL, tl.C2D_IM2COL)
 def _im2col(compiler: Compiler, call: ir.Call) -> Closure:
-    image, columns = Region(compiler, call.args[0]), Region(compiler, call.args[1])
-    settings = [compiler.expr(a) for a in call.args[2:8]]
+    made = Im2col.of(call)
+    image, columns = Region(compiler, made.image), Region(compiler, made.patches)
+    settings = [compiler.expr(a) for a in made.settings]
 
     def run(frame: Frame) -> None:
         values = [uniform(s(frame), frame, "an argument of im2col") for s in settings]
@@ -308,10 +313,10 @@ def _im2col(compiler: Compiler, call: ir.Call) -> Closure:
 
 def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        target = Region(compiler, call.args[1])
-        is_tile = ir.op_name(call.args[0]) == tl.REGION or isinstance(call.args[0], ir.BufferLoad)
-        source = Region(compiler, call.args[0]) if is_tile else None
-        value = None if is_tile else compiler.expr(call.args[0])
+        update = TileCopy.of(call)
+        target, is_tile = Region(compiler, update.target), update.is_of_tiles
+        source = Region(compiler, update.source) if is_tile else None
+        value = None if is_tile else compiler.expr(update.source)
 
         def run(frame: Frame) -> None:
             block = target.block(frame)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.tiles import Fill, Gemm, SparseGemm, TileCopy, is_region
 from tilescale.backends.emulator.execute.frame import Frame, spread, uniform
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -86,8 +87,9 @@ def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bo
 
 def _copies(name: str, asynchronous: bool) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        each = any(ir.region_parts(region)[0].scope() in PRIVATE for region in call.args[:2])
-        sides = [Traffic(compiler, call.args[0], False, each), Traffic(compiler, call.args[1], True, each)]
+        copy = TileCopy.of(call)
+        each = any(ir.region_parts(region)[0].scope() in PRIVATE for region in (copy.source, copy.target))
+        sides = [Traffic(compiler, copy.source, False, each), Traffic(compiler, copy.target, True, each)]
         return _moves(compiler, name, sides, asynchronous)
 
     return rule
@@ -101,7 +103,7 @@ cost(tl.IM2COL, tl.C2D_IM2COL)(_copies("im2col", False))
 
 @cost(tl.FILL, runs=True)
 def _fill(compiler: Compiler, call: ir.Call) -> Closure:
-    return _moves(compiler, "fill", [Traffic(compiler, call.args[0], True)])
+    return _moves(compiler, "fill", [Traffic(compiler, Fill.of(call).target, True)])
 
 
 @cost(tl.PTX_WAIT_GROUP, tl.WAIT_TMA_STORES, runs=True)
@@ -113,20 +115,19 @@ def _settle(compiler: Compiler, call: ir.Call) -> Closure:
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 
 
-def _product(a: int, b: int, transpose: tuple[int, int]) -> Callable[[Compiler, ir.Call], Closure]:
-    """A matrix product whose operands are arguments `a` and `b`, and the result the one after."""
+def _product(view: type[Gemm] | type[SparseGemm]) -> Callable[[Compiler, ir.Call], Closure]:
+    """A matrix product that is read so."""
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        recorder, where = compiler.instrumentation.recorder, compiler.where
-        left, result = Region(compiler, call.args[a]), Region(compiler, call.args[b + 1])
-        operands = [Traffic(compiler, call.args[i], False) for i in (a, b)]
-        flipped = bool(ir.constant(call.args[transpose[0]]))
+        recorder, where, product = compiler.instrumentation.recorder, compiler.where, view.of(call)
+        left, result = Region(compiler, product.a), Region(compiler, product.c)
+        operands = [Traffic(compiler, operand, False) for operand in (product.a, product.b)]
         # A structured-sparse operand holds every second element of its rows.
-        dense = 2 if b - a > 1 else 1
+        dense = 2 if isinstance(product, SparseGemm) else 1
 
         def record(frame: Frame) -> None:
             shape, out = left.block(frame).extents[-2:], result.block(frame).extents[-2:]
-            flops = 2 * math.prod(out) * shape[0 if flipped else 1] * dense
+            flops = 2 * math.prod(out) * shape[0 if product.transpose_a else 1] * dense
             arithmetic = recorder.rates.product(flops / dense, str(left.home.buffer.dtype))
             moved = [side.demands(frame)[0] for side in operands if side.kind == "shared"]
             recorder.work(frame, Part("gemm", "compute", where, merged([arithmetic, *moved]), flops=flops))
@@ -136,9 +137,9 @@ def _product(a: int, b: int, transpose: tuple[int, int]) -> Callable[[Compiler, 
     return rule
 
 
-cost(tl.GEMM, tl.WGMMA_GEMM, tl.TCGEN05_GEMM, runs=True)(_product(0, 1, (3, 4)))
-cost(tl.GEMM_BLOCKSCALED, tl.TCGEN05_GEMM_BLOCKSCALED, runs=True)(_product(0, 1, (3, 4)))
-cost(tl.GEMM_SP, tl.WGMMA_GEMM_SP, tl.TCGEN05_GEMM_SP)(_product(0, 2, (4, 6)))
+cost(tl.GEMM, tl.WGMMA_GEMM, tl.TCGEN05_GEMM, runs=True)(_product(Gemm))
+cost(tl.GEMM_BLOCKSCALED, tl.TCGEN05_GEMM_BLOCKSCALED, runs=True)(_product(Gemm))
+cost(tl.GEMM_SP, tl.WGMMA_GEMM_SP, tl.TCGEN05_GEMM_SP)(_product(SparseGemm))
 
 
 def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
@@ -146,10 +147,11 @@ def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         recorder, where = compiler.instrumentation.recorder, compiler.where
-        is_tile = ir.op_name(call.args[0]) == tl.REGION or isinstance(call.args[0], ir.BufferLoad)
-        sides = [Traffic(compiler, call.args[0], False)] if is_tile else []
-        if len(call.args) > 1 and ir.op_name(call.args[1]) == tl.REGION:
-            sides.append(Traffic(compiler, call.args[1], True))
+        source, *others = call.args
+        is_tile = is_region(source) or isinstance(source, ir.BufferLoad)
+        sides = [Traffic(compiler, source, False)] if is_tile else []
+        if others and is_region(others[0]):
+            sides.append(Traffic(compiler, others[0], True))
 
         def record(frame: Frame) -> None:
             found = [side.demands(frame) for side in sides]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang_core import ir, tl
+from tilelang_core import ir
+from tilelang_core.tiles import Gemm, regions_of
 from tilescale.backends.emulator.execute.frame import Frame, is_vector
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -122,7 +123,7 @@ def _orders(compiler: Compiler, node: Any) -> bool:
 def _arrives(call: ir.Call) -> bool:
     """Whether an operation on tiles tells a barrier when it is done."""
     notes = call.annotations or {}
-    return "barrier" in notes or "gemm" in call.op.name and ir.constant(call.args[10]) is None
+    return "barrier" in notes or "gemm" in call.op.name and Gemm.of(call).done is not None
 
 
 def _is_uniform(stmt: ir.For) -> bool:
@@ -157,5 +158,4 @@ def _same_call(call: ir.Call, inner: set[ir.Var]) -> bool:
         return False
     if not isinstance(copy, Copy) and not has_cost(ir.op_name(call)):
         return True
-    regions = [arg for arg in call.args if ir.op_name(arg) == tl.REGION]
-    return all(ir.constant(n) is not None for region in regions for n in ir.region_parts(region)[2])
+    return all(ir.constant(n) is not None for region in regions_of(call) for n in ir.region_parts(region)[2])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tilelang_core import ir
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, exchange_of, power_of_two
@@ -120,8 +121,9 @@ class Played:
         self._tables = [torch.tensor(table, dtype=torch.int32, device=own.device) for table in every]
         self._rounds, self._slots = every[0][:2]
         self._pieces = size if made.name == "all_to_all" else plan.pieces
-        self._bytes = torch.empty(0, dtype=getattr(torch, stand.dtype)).element_size()
-        element = combining(stand.dtype, made.reduction) if made.reduction else moving_units(stand.dtype)
+        self._bytes = ir.bits(stand.dtype) // 8
+        adds_up = made.name in ("allreduce", "reduce_scatter")
+        element = combining(stand.dtype, made.reduction) if adds_up else moving_units(stand.dtype)
         kernel = Kernel("play", "rounds", element, size)
         self._functions: dict[bool, Any] = functions(own.device_code(kernel.text), kernel, own.device.index)
         processors = machine.count(machine.program_level.name, machine.tensor_level.name)
