@@ -102,7 +102,7 @@ class _Request:
     def _add_unit(self, level: Level, extent: Any) -> None:
         self.units[level.name] = _size_variable(level.name) if extent is ALL else _count(level, extent, "or T.ALL")
 
-    def _add_thread_groups(self, level: Level, extent: Any) -> None:
+    def _add_thread_group(self, level: Level, extent: Any) -> None:
         threads = _count(level, extent) * level.threads
         given = math.prod(self.threads) if isinstance(self.threads, tuple | list) else self.threads
         if given not in (None, threads):
