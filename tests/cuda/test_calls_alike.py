@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Calls that differ in where their tensors lie: what is bound anew, and what is not."""
 
+from typing import Any
+
 import pytest
 import torch
 
+import tilescale.language as T
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import on_tensors, put, reduced
 
@@ -29,6 +32,36 @@ def test_a_call_with_tensors_elsewhere_takes_the_launches_of_the_call_before(dev
     with pytest.raises(TypeError):
         monkeypatch.setattr(own, "_steps", None)
         own([x, other])  # peers reach Y
+
+
+def turned() -> Any:
+    """Every block sends what it has in Y on, and adds X."""
+
+    @T.prim_func
+    def turned(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
+        with T.Kernel(device=2, block=4, threads=128) as bx:
+            tile, more = (T.alloc((16, 64), "float32", level="l0") for _ in range(2))
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.copy(X[bx * 16, 0], tile)
+                T.copy(Y[bx * 16, 0], more)
+                for i, j in T.Parallel(16, 64):
+                    tile[i, j] += more[i, j]
+                T.barrier()
+                T.copy(tile, Y[bx * 16, 0], dst=(rank + 1) % size)
+
+    return turned
+
+
+@pytest.mark.filterwarnings("ignore:.*not a symmetric tensor")
+def test_a_symmetric_stand_in_stays_in_its_place(device: Device):
+    own = device.program(turned())
+    x, y, other = (torch.zeros(64, 64) for _ in range(3))
+    own([x, y])
+    own([other, y])
+    kernels = [entry for entry in device.log if entry[0] == "turned_0"]
+    places = [{t.data_ptr() for t in entry if torch.is_tensor(t)} for entry in kernels]
+    assert y.data_ptr() not in places[0] | places[1], "peers reach Y: kernels take what stands for it"
+    assert places[0] - {x.data_ptr()} == places[1] - {other.data_ptr()} and other.data_ptr() in places[1]
 
 
 def test_operations_of_the_host_are_bound_to_where_tensors_lie(device: Device, monkeypatch: pytest.MonkeyPatch):

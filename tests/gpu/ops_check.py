@@ -50,7 +50,7 @@ def everyones(x: torch.Tensor) -> torch.Tensor:
 
 def total(x: torch.Tensor) -> torch.Tensor:
     """The sum over all ranks, in float32."""
-    x = x.float()
+    x = x.to(torch.float32, copy=True)
     dist.all_reduce(x)
     return x
 

@@ -303,7 +303,7 @@ class DeviceProgram:
         """What a call on these arguments launches, kept for the next ones. Collective where it needs new memory."""
         alike = self._plans.alike(values)
         if alike is not None:
-            plan = alike.of([standing_for(x) for x in values])
+            plan = alike.of([standing_for(x) for x in values], self._plans.moving)
             self._plans.keep(values, plan)
             return plan
         known = self._variables_of(values)

@@ -74,9 +74,11 @@ class Plan:
         self._calls += 1
         run(self._launches)
 
-    def of(self, values: Sequence[Any]) -> Plan:
-        """The plan of another call, which differs in arguments that kernels take and nothing else depends on."""
-        launches = [launch.of(values) if isinstance(launch, KernelLaunch) else launch for launch in self._launches]
+    def of(self, values: Sequence[Any], moving: frozenset[int]) -> Plan:
+        """The plan of another call, which differs in scalars that kernels take, and in where `moving` tensors lie."""
+        launches = [
+            launch.of(values, moving) if isinstance(launch, KernelLaunch) else launch for launch in self._launches
+        ]
         return Plan(launches, values, self._passed, can_repeat=self.can_repeat)
 
     def _take(self, values: Sequence[Any]) -> None:

@@ -8,7 +8,7 @@ stream. So they can be kept, repeated, and captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,12 +71,17 @@ class KernelLaunch:
         for place, position in self.scalars:
             self.arguments[place] = values[position]
 
-    def of(self, values: Sequence[Any]) -> KernelLaunch:
-        """The launch of another call, which differs in these arguments alone."""
-        arguments = list(self.arguments)
-        for place, position in (*self.scalars, *self.tensors):
-            arguments[place] = values[position]
-        return KernelLaunch(self.run, arguments, self.scalars, self.tensors)
+    def of(self, values: Sequence[Any], moving: Container[int]) -> KernelLaunch:
+        """The launch of another call, which differs in scalars and in the tensors at `moving` positions alone.
+
+        What takes the place of other tensors, such as a symmetric stand-in, stays.
+        """
+        made = KernelLaunch(self.run, list(self.arguments), self.scalars, self.tensors)
+        made.take(values)
+        for place, position in self.tensors:
+            if position in moving:
+                made.arguments[place] = values[position]
+        return made
 
 
 Step = Callable[[Call], list[Work]]
