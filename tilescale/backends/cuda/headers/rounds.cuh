@@ -59,14 +59,15 @@ struct ByRounds {
     for (int i = 0; i < count; ++i)
       store_relaxed(reinterpret_cast<int*>(flag(x.rank, peer(i), round)), static_cast<int>(number));
   }
-  // All threads, until these ranks have told. False, for all: a wait failed.
+  // All threads, until these ranks have told. False, for all: a wait failed. A rank that hears nobody, such as the root of
+  // a broadcast, may have begun the next call already.
   template <typename Peer>
   __device__ __forceinline__ bool told(int round, int count, Peer peer) const {
     bool ready = true;
     for (int i = threadIdx.x; i < count && ready; i += blockDim.x) {
       const unsigned* at = flag(peer(i), x.rank, round);
       unsigned seen;
-      auto here = [&] { return (seen = load_acquire(at)) == number; };
+      auto here = [&] { return static_cast<int>((seen = load_acquire(at)) - number) >= 0; };
       Outcome outcome = await(here, 2 * x.limit, x.report);
       if (outcome == LATE) report_absent(x.report, x.site, peer(i), number, seen);
       ready = outcome == READY;
