@@ -14,8 +14,7 @@ any order over any number of devices, and `T.allreduce(output, logsum, fn=merge)
 
 Inside a block the two warpgroups split two products differently: of Q KV^T each computes half of the columns (keys), of
 weights x KV half of the columns too (latent dimensions), but that one needs the weights of all keys. So they exchange
-halves in between, in two spellings: `gathered` says what is wanted, `exchanged` who sends what to whom, with a barrier
-before any device reads what was sent.
+halves in between, in two spellings: `gathered` says what is wanted, `exchanged` who sends what to whom.
 
 Things to try: a `merge` that returns the mean of the outputs; `exchanged` without its barrier, and what the emulator
 says of it; `--size 4096` on `--machine gb200-nvl72 --devices 64`.
@@ -69,19 +68,17 @@ def exchanged(scores, kv, acc):
     # The end of the scale orders too: both have read what came, the next may be sent.
 
 
-def cp_mla(
-    devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1, sent="float32"
-):
+def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_n=None, exchange=gathered, splits=1, sent="float32"):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
-    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h, and that of splits: so many blocks have a part
-    of the keys of a device each, merge what they made of them, and send it to the other devices in the type `sent`.
+    `seq` is a multiple of devices * splits * tile_n, `heads` of TILE_H, which splits divides: so many blocks have a
+    part of the keys of a device each, merge what they made of them, and send it to other devices in the type `sent`.
     """
     tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)  # its weights come and go, which takes room
     common.whole("seq", seq, devices * splits * tile_n)
     keys = seq // (devices * splits)
-    common.whole("heads", heads, tile_h)
-    common.whole("tile_h", tile_h, splits)
+    common.whole("heads", heads, TILE_H)
+    common.whole("tile_h", TILE_H, splits)
     scale = math.log2(math.e) / math.sqrt(dim + pe_dim)
 
     @T.prim_func
@@ -92,26 +89,21 @@ def cp_mla(
         K_pe: T.Tensor((batch, seq, 1, pe_dim), "float16"),
         Output: T.Tensor((batch, heads, dim), "float32"),
     ):
-        with T.Kernel(device=devices, block=(splits, heads // tile_h, batch), threads=256) as (part, by, bx):
+        with T.Kernel(device=devices, block=(splits, heads // TILE_H, batch), threads=256) as (part, by, bx):
             with T.Scale("device"):
-                Q_dev = T.view(Q, layout=T.Replica)
-                Q_pe_dev = T.view(Q_pe, layout=T.Replica)
-                KV_dev = T.view(KV, layout=lambda b, s, h, d: s // (seq // devices))
-                K_pe_dev = T.view(K_pe, layout=lambda b, s, h, d: s // (seq // devices))
+                Q_dev, Q_pe_dev = (T.view(x, layout=T.Replica) for x in (Q, Q_pe))
+                KV_dev, K_pe_dev = (T.view(x, layout=lambda b, s, h, d: s // (seq // devices)) for x in (KV, K_pe))
                 output = T.view(Output, layout=T.Replica)
                 logsum = T.alloc((batch, heads), "float32", level="l2")
                 outputs, logsums = attention.of_splits(output, logsum, splits)
             with T.Scale("block"):
-                q = T.alloc((tile_h, dim), "float16", level="l1")
-                q_pe = T.alloc((tile_h, pe_dim), "float16", level="l0")  # l1 is full
-                kv = T.alloc((tile_n, dim), "float16", level="l1")
-                k_pe = T.alloc((tile_n, pe_dim), "float16", level="l1")
-                scores = T.alloc((tile_h, tile_n), "float32", level="l0")
-                acc = T.alloc((tile_h, dim), "float32", level="l0")
-                top = T.alloc((tile_h,), "float32", level="l0")
-                total = T.alloc((tile_h,), "float32", level="l0")
-                T.copy(Q_dev[bx, by * tile_h, 0], q)
-                T.copy(Q_pe_dev[bx, by * tile_h, 0], q_pe)
+                q = T.alloc((TILE_H, dim), "float16", level="l1")
+                q_pe = T.alloc((TILE_H, pe_dim), "float16", level="l0")  # l1 is full
+                kv, k_pe = (T.alloc((tile_n, n), "float16", level="l1") for n in (dim, pe_dim))
+                scores, acc = (T.alloc((TILE_H, n), "float32", level="l0") for n in (tile_n, dim))
+                top, total = (T.alloc((TILE_H,), "float32", level="l0") for _ in range(2))
+                T.copy(Q_dev[bx, by * TILE_H, 0], q)
+                T.copy(Q_pe_dev[bx, by * TILE_H, 0], q_pe)
                 attention.begin(top, total, acc)
                 for k in T.Pipelined(keys // tile_n, num_stages=min(KEYS // tile_n, 2)):
                     first = part * keys + k * tile_n
@@ -124,23 +116,15 @@ def cp_mla(
                     attention.softmax_step(scores, top, total, acc, scale, attention.sums_apart)
                     exchange(scores, kv, acc)
                 attention.finish_apart(acc, top, total, scale)
-                T.copy(acc, outputs[part * batch + bx, by * tile_h, 0])
-                T.copy(total, logsums[part * batch + bx, by * tile_h])
+                T.copy(acc, outputs[part * batch + bx, by * TILE_H, 0])
+                T.copy(total, logsums[part * batch + bx, by * TILE_H])
             if splits == 1:
                 with T.Scale("device"):
                     T.allreduce(output, logsum, fn=merge)
             else:
                 with T.Scale("device"), T.Scale("block"):  # a second grid: a tile's blocks share out its rows
-                    rows = tile_h // splits
-                    head = by * tile_h + part * rows
-                    mean = T.alloc((rows, dim), "float32", level="l0")
-                    log = T.alloc((rows,), "float32", level="l0")
-                    whole = T.alloc((rows, dim), sent, level="l0")
-                    attention.merge_splits(outputs, logsums, mean, log, bx, head, splits, merge)
-                    T.copy(mean, whole)
-                    with T.Scale("device"):
-                        T.allreduce(whole, log, fn=merge)
-                    T.copy(whole, output[bx, head, 0])
+                    head = by * TILE_H + part * (TILE_H // splits)
+                    attention.merge_splits(outputs, logsums, output, bx, head, splits, merge, TILE_H // splits, sent)
 
     return cp_flash_mla
 

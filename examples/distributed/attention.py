@@ -80,16 +80,15 @@ def of_splits(output, logsum, splits):
 
 
 @T.macro
-def merge_splits(outputs, logsums, mean, log, b, head, splits, merge):
-    """Combine, by `merge`, what blocks with a part of the keys each left of the rows of `mean` and `log`.
+def merge_splits(outputs, logsums, output, b, head, splits, merge, rows, sent):
+    """Combine, by `merge`, what blocks with a part of the keys each left of `rows` heads of sequence b, from `head` on.
 
-    Args:
-        mean, log: (rows, columns) and (rows,), in registers; of sequence b from `head` on.
+    First those of this device, then, sent in that type, those of all: `output` has the means of all keys.
     """
-    rows, columns = mean.shape
-    other = T.alloc((rows, columns), "float32", level="l0")
-    its_log = T.alloc((rows,), "float32", level="l0")
-    batch = outputs.shape[0] // splits
+    batch, _, columns = output.shape
+    mean, other = (T.alloc((rows, columns), "float32", level="l0") for _ in range(2))
+    log, its_log = (T.alloc((rows,), "float32", level="l0") for _ in range(2))
+    whole = T.alloc((rows, columns), sent, level="l0")
     T.copy(outputs[b, head, 0], mean)
     T.copy(logsums[b, head], log)
     for part in T.serial(1, splits):
@@ -99,6 +98,10 @@ def merge_splits(outputs, logsums, mean, log, b, head, splits, merge):
             mean[i, j] = merge((mean[i, j], log[i]), (other[i, j], its_log[i]))[0]
         for i in T.Parallel(rows):
             log[i] = merge((0.0, log[i]), (0.0, its_log[i]))[1]
+    T.copy(mean, whole)
+    with T.Scale("device"):
+        T.allreduce(whole, log, fn=merge)
+    T.copy(whole, output[b, head, 0])
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

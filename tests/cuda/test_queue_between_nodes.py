@@ -94,13 +94,14 @@ class Far(Rank):
 
     def __init__(self, rank: int, target: Target, traced: Any, memory: dict[str, torch.Tensor], post: Post):
         super().__init__(rank, target, traced, [memory[p.name] for p in traced.parameters], post)
-        self.named, self.beside, self.sums, self.sites, self.queue_waits = memory, post.of(rank), Sums(), [], False
+        self.memories, self.beside, self.sums, self.sites = memory, post.of(rank), Sums(), []
+        self.named, self.queue_waits = set(), False
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
         self.log: list[Any] = []
         self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.log.append(place)))
 
     def _everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
-        return next(m for m in self.named.values() if m[self.team.rank].data_ptr() == tensor.data_ptr())
+        return next(m for m in self.memories.values() if m[self.team.rank].data_ptr() == tensor.data_ptr())
 
 
 def run_all(
