@@ -13,24 +13,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tilescale.comm.trust.key import KEY, new_key
+from broken_jobs import HANGS, ROOT, alive, launched, launcher_killed, network, one_port, output_gone, started_again
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "faults.md"
 MARK = "<!-- what follows is written by benchmarks/faults.py -->\n"
-RUN = [sys.executable, "-c", "from tilescale.cli.run import run; run()"]
-LIMIT_S = 300.0
 TIMEOUT_S = 5
 
 PRELUDE = """
@@ -86,106 +79,6 @@ class Row:
     said: str
 
 
-def launched(script: Path, ranks: int = 3) -> str:
-    """The output of a job of `tilescale run`."""
-    return finished([*RUN, "-n", str(ranks), str(script)])
-
-
-def finished(words: list[str], **variables: str) -> str:
-    """The output of a command that has to end by itself."""
-    env = os.environ | {"PYTHONPATH": str(ROOT)} | variables
-    process = subprocess.Popen(
-        words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    try:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise SystemExit(f"{words} hung") from None
-    return output
-
-
-# -- the launcher itself -----------------------------------------------------------------------------------------------
-
-
-def launcher_killed(script: Path) -> str:
-    """SIGKILL of `tilescale run`, once its ranks have met."""
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([*RUN, "-n", "3", str(script)], env=env, text=True, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    lines: list[str] = []
-    while sum("READY" in line for line in lines) < 3:
-        lines.append(process.stdout.readline())
-    begin = time.monotonic()
-    process.kill()
-    while alive("".join(lines)):
-        time.sleep(0.005)
-    end = time.monotonic()
-    return "".join(lines) + f"FAULT {begin}\nERROR the kernel kills all ranks | {end}\n"
-
-
-def output_gone(sink: str) -> Callable[[Path], str]:
-    """A job whose output nobody reads, or that a full disk does not take."""
-
-    def run(script: Path) -> str:
-        command = " ".join(f"'{word}'" for word in [*RUN, "-n", "3", str(script)])
-        with tempfile.NamedTemporaryFile("r") as log:
-            begin = time.monotonic()
-            finished(["bash", "-c", f"{command} 2> {log.name} {sink}"])
-            end = time.monotonic()
-            said = re.findall(r"tilescale run: .*", log.read())[-1]
-        return f"FAULT {begin}\nERROR {said} | {end}\n"
-
-    return run
-
-
-# -- the network between hosts -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def two_hosts() -> Iterator[None]:
-    """Network namespaces `ts0` and `ts1` with addresses of their own on a link between them."""
-    setup = """ip netns add ts0; ip netns add ts1
-    ip link add tsv0 netns ts0 type veth peer name tsv1 netns ts1
-    ip -n ts0 addr add 10.77.0.1/24 dev tsv0; ip -n ts1 addr add 10.77.0.2/24 dev tsv1
-    for n in 0 1; do ip -n ts$n link set tsv$n up; ip -n ts$n link set lo up; done"""
-    remove = "ip netns del ts0; ip netns del ts1"
-    subprocess.run(["bash", "-c", remove], stderr=subprocess.DEVNULL, check=False)
-    subprocess.run(["bash", "-ec", setup], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["bash", "-c", remove], check=False)
-
-
-def network(cut: str) -> Callable[[Path], str]:
-    """A job of two hosts; the shell command `cut` runs once both ranks have met."""
-
-    def run(script: Path) -> str:
-        with two_hosts(), tempfile.NamedTemporaryFile("w+") as log:
-            job = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.77.0.1"}
-            env = os.environ | job | {"PYTHONPATH": str(ROOT), "MASTER_PORT": "29600", KEY: new_key()}
-            ranks = [
-                subprocess.Popen(
-                    ["ip", "netns", "exec", f"ts{rank}", sys.executable, str(script)],
-                    env=env | {"RANK": str(rank), "GROUP_RANK": str(rank)},
-                    stdout=log,
-                    stderr=log,
-                )
-                for rank in range(2)
-            ]
-            while Path(log.name).read_text().count("READY") < 2:
-                time.sleep(0.05)
-            begin = time.monotonic()
-            subprocess.run(["bash", "-ec", cut], check=True)
-            for rank in ranks:
-                rank.wait(LIMIT_S)
-            return Path(log.name).read_text() + f"FAULT {begin}\n"
-
-    return run
-
-
-HANGS = "say('READY')\ntime.sleep(600)"
 MEETS_LATE = "say('READY')\ntime.sleep(1)"
 PROGRAM = """
 import tilescale, tilescale.language as T
@@ -238,6 +131,11 @@ shifted(16)(torch.zeros(16))
 say('FAULT')
 shifted(16, devices=2)(torch.zeros(16))
 """),
+    Fault("a rank sees fewer GPUs than there are ranks on its node", """
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1 if rank == 1 else 3
+say('FAULT')
+world.device
+"""),
     Fault("the heap is full", """
 say('FAULT')
 comm.zeros(1 << 40, torch.float32)
@@ -262,6 +160,8 @@ if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 """),
     Fault("`tilescale run` is killed", HANGS, run=launcher_killed),
+    Fault("a job starts where one was killed", HANGS, run=started_again),
+    Fault("a second job takes the port of the first", HANGS, run=one_port),
     Fault("the reader of the output ends (`| head -1`)", "while True: print('x' * 1000)", run=output_gone("| head -1")),
     Fault("the disk of the log is full", "while True: print('x' * 1000)", run=output_gone("> /dev/full")),
     Fault("a host is cut off", MEETS_LATE, run=network("ip -n ts1 link set tsv1 down")),
@@ -295,12 +195,6 @@ def last_error(output: str) -> str:
     if not found:
         raise SystemExit(f"nobody noticed anything:\n{output}")
     return found[-1]
-
-
-def alive(output: str) -> list[int]:
-    """The ranks of a job that still run."""
-    pids = [int(pid) for pid in re.findall(r"PID (\d+)", output)]
-    return [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]
 
 
 def wait_for_end(output: str, name: str) -> None:
