@@ -132,6 +132,21 @@ def network(cut: str) -> Callable[[Path], str]:
 # -- two jobs on one host ----------------------------------------------------------------------------------------------
 
 
+def with_full_cache(script: Path) -> str:
+    """A job whose cache lies on a full disk; needs root."""
+    folder = script.parent / "cache"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(folder)], check=True)
+    try:
+        (folder / "full").write_bytes(b"x" * 4096)
+        os.environ["TILESCALE_CACHE_DIR"] = str(folder)
+        return launched(script)
+    finally:
+        del os.environ["TILESCALE_CACHE_DIR"]
+        subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()
+
+
 def started_again(script: Path) -> str:
     """All of a job is killed at once, and the next one starts where it was."""
     output = launcher_killed(script)

@@ -20,7 +20,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broken_jobs import HANGS, ROOT, alive, launched, launcher_killed, network, one_port, output_gone, started_again
+from broken_jobs import (
+    HANGS,
+    ROOT,
+    alive,
+    launched,
+    launcher_killed,
+    network,
+    one_port,
+    output_gone,
+    started_again,
+    with_full_cache,
+)
 
 PAGE = ROOT / "docs" / "faults.md"
 MARK = "<!-- what follows is written by benchmarks/faults.py -->\n"
@@ -146,6 +157,19 @@ say('FAULT')
 if rank == 1: resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')),) * 2)
 comm.zeros(8 << 20, torch.float32)
 """),
+    Fault("the disk of the cache is full", """
+import tilescale, tilescale.language as T
+@tilescale.autotune(configs={"threads": [32, 64]})
+@tilescale.jit
+def doubled(n, threads=32):
+    @T.prim_func
+    def double(X: T.Tensor((n,), "float32")):
+        with T.Kernel(n // 64, threads=threads) as block:
+            for i in T.Parallel(64): X[block * 64 + i] *= 2
+    return double
+say('FAULT')
+doubled.tune(128)
+""", run=with_full_cache),
     Fault("an intruder appends a pickle to the job's store", """
 if rank == 1:
     say('FAULT')
@@ -211,6 +235,7 @@ def readable(text: str) -> str:
     text = re.sub(r"\(pid \d+ on [^)]+\)", "(pid 4711 on node0)", text)
     text = re.sub(r"process \d+", "process 4712", text).replace("a rank (process 4712)", "a rank (process 4711)")
     text = re.sub(r"/\S+/job.py:\d+", "job.py:12", text)
+    text = re.sub(r"/\S+/cache/(\w+/\w+)-\w+", r"~/.cache/tilescale/\1", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:29500", text)
     return re.split(r" at job\.py:12 (?:\(|with )", text.split(" hint: ")[0])[0]
 
