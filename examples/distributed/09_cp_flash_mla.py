@@ -68,17 +68,17 @@ def exchanged(scores, kv, acc):
     # The end of the scale orders too: both have read what came, the next may be sent.
 
 
-def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_n=None, exchange=gathered, splits=1, sent="float32"):
+def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1, sent=None):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
-    `seq` is a multiple of devices * splits * tile_n, `heads` of TILE_H, which splits divides: so many blocks have a
-    part of the keys of a device each, merge what they made of them, and send it to other devices in the type `sent`.
+    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h, which splits divides: so many blocks have a
+    part of the keys of a device each, merge what they made of them, and send it to other devices as `sent` or float32.
     """
     tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)  # its weights come and go, which takes room
     common.whole("seq", seq, devices * splits * tile_n)
-    keys = seq // (devices * splits)
-    common.whole("heads", heads, TILE_H)
-    common.whole("tile_h", TILE_H, splits)
+    keys, sent = seq // (devices * splits), sent or "float32"
+    common.whole("heads", heads, tile_h)
+    common.whole("tile_h", tile_h, splits)
     scale = math.log2(math.e) / math.sqrt(dim + pe_dim)
 
     @T.prim_func
@@ -89,7 +89,7 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_n=None, exchange=gather
         K_pe: T.Tensor((batch, seq, 1, pe_dim), "float16"),
         Output: T.Tensor((batch, heads, dim), "float32"),
     ):
-        with T.Kernel(device=devices, block=(splits, heads // TILE_H, batch), threads=256) as (part, by, bx):
+        with T.Kernel(device=devices, block=(splits, heads // tile_h, batch), threads=256) as (part, by, bx):
             with T.Scale("device"):
                 Q_dev, Q_pe_dev = (T.view(x, layout=T.Replica) for x in (Q, Q_pe))
                 KV_dev, K_pe_dev = (T.view(x, layout=lambda b, s, h, d: s // (seq // devices)) for x in (KV, K_pe))
@@ -97,13 +97,13 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_n=None, exchange=gather
                 logsum = T.alloc((batch, heads), "float32", level="l2")
                 outputs, logsums = attention.of_splits(output, logsum, splits)
             with T.Scale("block"):
-                q = T.alloc((TILE_H, dim), "float16", level="l1")
-                q_pe = T.alloc((TILE_H, pe_dim), "float16", level="l0")  # l1 is full
+                q = T.alloc((tile_h, dim), "float16", level="l1")
+                q_pe = T.alloc((tile_h, pe_dim), "float16", level="l0")  # l1 is full
                 kv, k_pe = (T.alloc((tile_n, n), "float16", level="l1") for n in (dim, pe_dim))
-                scores, acc = (T.alloc((TILE_H, n), "float32", level="l0") for n in (tile_n, dim))
-                top, total = (T.alloc((TILE_H,), "float32", level="l0") for _ in range(2))
-                T.copy(Q_dev[bx, by * TILE_H, 0], q)
-                T.copy(Q_pe_dev[bx, by * TILE_H, 0], q_pe)
+                scores, acc = (T.alloc((tile_h, n), "float32", level="l0") for n in (tile_n, dim))
+                top, total = (T.alloc((tile_h,), "float32", level="l0") for _ in range(2))
+                T.copy(Q_dev[bx, by * tile_h, 0], q)
+                T.copy(Q_pe_dev[bx, by * tile_h, 0], q_pe)
                 attention.begin(top, total, acc)
                 for k in T.Pipelined(keys // tile_n, num_stages=min(KEYS // tile_n, 2)):
                     first = part * keys + k * tile_n
@@ -116,15 +116,15 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_n=None, exchange=gather
                     attention.softmax_step(scores, top, total, acc, scale, attention.sums_apart)
                     exchange(scores, kv, acc)
                 attention.finish_apart(acc, top, total, scale)
-                T.copy(acc, outputs[part * batch + bx, by * TILE_H, 0])
-                T.copy(total, logsums[part * batch + bx, by * TILE_H])
+                T.copy(acc, outputs[part * batch + bx, by * tile_h, 0])
+                T.copy(total, logsums[part * batch + bx, by * tile_h])
             if splits == 1:
                 with T.Scale("device"):
                     T.allreduce(output, logsum, fn=merge)
             else:
                 with T.Scale("device"), T.Scale("block"):  # a second grid: a tile's blocks share out its rows
-                    head = by * TILE_H + part * (TILE_H // splits)
-                    attention.merge_splits(outputs, logsums, output, bx, head, splits, merge, TILE_H // splits, sent)
+                    head = by * tile_h + part * (tile_h // splits)
+                    attention.merge_splits(outputs, logsums, output, bx, head, splits, merge, tile_h // splits, sent)
 
     return cp_flash_mla
 
