@@ -34,7 +34,7 @@ def combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.recursive(leaves, combined, max_leaves=8), st.tuples(numbers, numbers, numbers))
 def test_a_formula_has_the_value_that_tvm_finds(expr: Any, values: tuple[int, ...]):
     known = dict(zip(VARIABLES, values, strict=True))
