@@ -121,7 +121,7 @@ if rank == 1 and os.fork() == 0:
 if rank == 1:
     code = 'import time, torch; from tilescale import comm; print("FAULT", time.monotonic(), flush=True); comm.init()'
     said = subprocess.run([sys.executable, '-c', code], stderr=subprocess.PIPE, text=True).stderr
-    said = said[said.rindex('tilescale.errors.') + 17:]
+    said = said[said.rindex('LaunchError'):]
     say('ERROR', 'the program:', ' '.join(said.split()), '|')
 """),
     Fault("ranks run different versions", "", """
