@@ -42,9 +42,8 @@ def grid_step(own: Owner, grid: LoweredGrid) -> Step:
         if isinstance(argument, arg.Workspace):
             own.memory.declare(argument)
     given = [(place, a.position) for place, a in enumerate(lowered.arguments) if isinstance(a, arg.Given)]
-    is_scalar = [own.program.parameters[position].buffer is None for _, position in given]
-    scalars = tuple(pair for pair, scalar in zip(given, is_scalar, strict=True) if scalar)
-    tensors = tuple(pair for pair, scalar in zip(given, is_scalar, strict=True) if not scalar)
+    scalars = tuple(pair for pair in given if own.program.parameters[pair[1]].buffer is None)
+    tensors = tuple(pair for pair in given if pair not in scalars)
     open_extents = [n for n in launch.grid if not ir.constant(n)]
 
     def bind(call: Call) -> list[Work]:
