@@ -13,6 +13,9 @@ PARTS = 2
 
 THREADS = 256
 
+LOADING, COMPUTING = 40, 232
+"""Registers of a thread that loads, and of one that computes: of three warpgroups, 64512 in all."""
+
 
 def part_of(rank: Any, half: Any, size: int, zigzag: bool) -> Any:
     """The number in the sequence of one half of a rank's tokens."""
