@@ -18,7 +18,17 @@ from tilescale.comm import Team
 from tilescale.ops.arguments import dense
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.sequence_parts import COMPUTING, LOADING, PARTS, THREADS, first_seeing, keys_seen, part_of, send_halves, wait_for
+from tilescale.ops.sequence_parts import (
+    COMPUTING,
+    LOADING,
+    PARTS,
+    THREADS,
+    first_seeing,
+    keys_seen,
+    part_of,
+    send_halves,
+    wait_for,
+)
 from tilescale.ops.workspace import workspace_of
 
 LN2 = math.log(2)

@@ -59,9 +59,7 @@ def send(own, gathered, arrived, rank, size, step, half, b, number, ring):
     place = (rank + size + 1 - step if ring else rank) % size * PARTS + half
     if ring:
         if step == 1:
-            T.copy(
-                own[b, half, :, :, :], gathered[place, b, :, :, :], dst=(rank + 1) % size, signal=arrived[place]
-            )
+            T.copy(own[b, half, :, :, :], gathered[place, b, :, :, :], dst=(rank + 1) % size, signal=arrived[place])
         else:
             T.copy(
                 gathered[place, b, :, :, :],
