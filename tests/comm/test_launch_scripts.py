@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -40,6 +41,20 @@ def test_there_is_one_for_every_launcher() -> None:
 def test_mpirun() -> None:
     done = run_words([str(ROOT / "launch/mpirun.sh"), "2", COLLECTIVES, "MPI", "2"])
     assert done.code == 0 and done.output.count("is content") == 2, done.output
+
+
+@pytest.mark.parametrize("line", ["node0", "  node0:8", "node0 slots=8"])
+def test_hosts_of_open_mpi_get_the_environment_by_name(tmp_path: Path, line: str) -> None:
+    """With the address of rank 0, which is on the first host; no value stands on the command line."""
+    shown = 'if [[ $1 == --version ]]; then echo "mpirun (Open MPI) 4"; else echo "$MASTER_ADDR: $*"; fi'
+    path = stand_in(tmp_path, mpirun=f"#!/usr/bin/env bash\n{shown}\n")
+    (tmp_path / "hosts").write_text(f"# the cluster\n\n{line}\nnode1\n")
+    variables = {"HOSTFILE": str(tmp_path / "hosts"), "TILESCALE_JOB_KEY": "secret", "SHELL_OF_MINE": "1"}
+    done = run_words([str(ROOT / "launch/mpirun.sh"), "2", "script.py"], PATH=path, **variables)
+    assert done.output.startswith("node0: ") and f"--hostfile {tmp_path}/hosts" in done.output
+    assert {"TILESCALE_JOB_KEY", "PATH", "MASTER_ADDR", "OMP_NUM_THREADS"} <= set(re.findall(r"-x (\w+)", done.output))
+    assert "secret" not in done.output and "SHELL_OF_MINE" not in done.output
+    assert done.output.rstrip().endswith("-m tilescale.cli bind python script.py")
 
 
 def test_torchrun_needs_to_know_its_node() -> None:
