@@ -29,10 +29,7 @@ _BASE = {"errors", "settings"}
 _MODEL = _BASE | {"hda", "program"}
 _LIBRARY = _MODEL | {"cost", "collectives", "passes", "comm", "timing"}
 MAY_IMPORT = {
-    "errors": {"tracebacks"},
-    "tracebacks": _BASE,
-    "settings": {"errors"},
-    "alarm": set(),
+    "errors": {"tracebacks"}, "tracebacks": _BASE, "settings": {"errors"}, "alarm": set(),
     "hda": _BASE,
     "comm": _BASE | {"hda", "tracebacks"},
     "program": _BASE | {"hda"},
