@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.conftest import ROOT, SCRIPTS, run_words
+from tests import warm
+from tests.comm.conftest import ROOT, SCRIPTS, Done, run_words
 
 LAUNCH = sorted((ROOT / "launch").glob("*.sh"))
 COLLECTIVES = str(SCRIPTS / "collectives.py")
@@ -27,6 +28,14 @@ wait -n && wait -n
 SCONTROL = "#!/usr/bin/env bash\necho 127.0.0.1\necho another-node\n"
 
 
+def stand_in(folder: Path, **programs: str) -> str:
+    """PATH with these programs, as texts for bash, before all others."""
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
 @pytest.mark.parametrize("script", LAUNCH, ids=lambda path: path.name)
 def test_syntax_and_usage(script: Path) -> None:
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
@@ -36,11 +45,6 @@ def test_syntax_and_usage(script: Path) -> None:
 
 def test_there_is_one_for_every_launcher() -> None:
     assert [path.stem for path in LAUNCH] == ["mpirun", "slurm", "torchrun"]
-
-
-def test_mpirun() -> None:
-    done = run_words([str(ROOT / "launch/mpirun.sh"), "2", COLLECTIVES, "MPI", "2"])
-    assert done.code == 0 and done.output.count("is content") == 2, done.output
 
 
 @pytest.mark.parametrize("line", ["node0", "  node0:8", "node0 slots=8"])
@@ -62,14 +66,6 @@ def test_torchrun_needs_to_know_its_node() -> None:
     assert done.code != 0 and "set NODE_RANK" in done.output
 
 
-def stand_in(folder: Path, **programs: str) -> str:
-    """PATH with these programs, as texts for bash, before all others."""
-    for name, text in programs.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
-
-
 @pytest.mark.parametrize(("launcher", "words"), [("mpirun", ["2"]), ("torchrun", ["2"]), ("slurm", [])])
 @pytest.mark.parametrize(("code", "examined"), [(0, False), (5, True), (143, False)])
 def test_a_failed_job_is_examined(tmp_path: Path, launcher: str, words: list[str], code: int, examined: bool) -> None:
@@ -81,14 +77,21 @@ def test_a_failed_job_is_examined(tmp_path: Path, launcher: str, words: list[str
     assert done.code == code and ("examined" in done.output) == examined, done.output
 
 
+def launched(folder: Path, *words: str, **variables: str) -> Done:
+    """What a command does that takes a script under launch/, whose Python and torchrun have torch loaded already."""
+    torchrun = f'#!/bin/sh\nexec "{warm.python()}" -m torch.distributed.run "$@"\n'
+    path = stand_in(folder, srun=SRUN, scontrol=SCONTROL, torchrun=torchrun)
+    return run_words(words, PATH=path, PYTHON=warm.python(), **variables)
+
+
+def test_mpirun(tmp_path: Path) -> None:
+    done = launched(tmp_path, f"{ROOT}/launch/mpirun.sh", "2", COLLECTIVES, "MPI", "2")
+    assert done.code == 0 and done.output.count("is content") == 2, done.output
+
+
 def test_slurm(tmp_path: Path) -> None:
-    path = stand_in(tmp_path, srun=SRUN, scontrol=SCONTROL)
-    done = run_words(
-        [str(ROOT / "launch/slurm.sh"), COLLECTIVES, "torchrun", "2"],
-        PATH=path,
-        SLURM_JOB_ID=str(os.getpid()),
-        SLURM_JOB_NODELIST="n[0-1]",
-    )
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "n[0-1]"}
+    done = launched(tmp_path, f"{ROOT}/launch/slurm.sh", COLLECTIVES, "torchrun", "2", **job)
     assert done.code == 0 and done.output.count("is content") == 2, done.output
 
 
@@ -102,6 +105,7 @@ def test_two_nodes_with_torchrun(tmp_path: Path) -> None:
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    start = " ".join(f"NODE_RANK={node} {ROOT}/launch/torchrun.sh 1 {script} &" for node in range(2))
-    done = run_words(["bash", "-c", f"{start} wait"], NNODES="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    both = f'for NODE_RANK in 0 1; do export NODE_RANK; "{ROOT}/launch/torchrun.sh" 1 "{script}" & done; wait'
+    rendezvous = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = launched(tmp_path, "bash", "-c", both, **rendezvous)
     assert "node 0 2 0 1 [0]" in done.output and "node 1 2 0 1 [1]" in done.output, done.output
