@@ -47,8 +47,21 @@ def test_a_check_that_breaks_has_found_something() -> None:
 
 def test_every_check_of_a_machine_answers() -> None:
     found = {finding.name: finding for finding in host.findings()}
-    assert len(found) == 16 and found["versions"].works and found["heap host"].works
+    assert len(found) == 17 and found["versions"].works and found["heap host"].works
     assert all(finding.remedy for finding in found.values() if finding.works is False)
+
+
+@pytest.mark.parametrize(
+    ("driver", "built", "works"),
+    [(("580.65", "13.0"), "12.8", True), (("570.1", "12.8"), "13.0", False), (("570.1", "12.8"), None, False)],
+)
+def test_a_driver_too_old_for_pytorch(monkeypatch, driver: tuple[str, str], built: str | None, works: bool) -> None:
+    monkeypatch.setattr("tilescale.hda.nvml.driver", lambda: None)
+    assert host._driver().works is None
+    monkeypatch.setattr("tilescale.hda.nvml.driver", lambda: driver)
+    monkeypatch.setattr("torch.version.cuda", built)
+    found = host._driver()
+    assert found.works is works and found.found.startswith(f"{driver[0]}, for CUDA up to {driver[1]}")
 
 
 def test_adapters_between_hosts(tmp_path, monkeypatch) -> None:
@@ -68,6 +81,7 @@ def test_the_adapters_that_ranks_would_be_bound_to(monkeypatch) -> None:
         return Binding(0, adapters=Adapters((("mlx5_0:1", "mlx5_1:1"), ("mlx5_2:1",))[: int(env["LOCAL_WORLD_SIZE"])]))
 
     monkeypatch.setattr("tilescale.comm.binding.binding_of", bound)
+    monkeypatch.setattr("tilescale.hda.nvml.accelerators", lambda: ())
     assert host._binding().works is None and host._binding().found == "no GPU"
     monkeypatch.setattr("tilescale.hda.nvml.accelerators", lambda: (None, None))
     found = host._binding()

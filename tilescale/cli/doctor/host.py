@@ -28,6 +28,7 @@ def findings() -> Iterator[Finding]:
     """All checks, one after the other."""
     checks: dict[str, Callable[[], Finding]] = {
         "versions": _versions,
+        "driver": _driver,
         "GPUs": _gpus,
         "NVLink": _nvlink,
         "peer access": _peer_access,
@@ -50,6 +51,21 @@ def _versions() -> Finding:
     names = {"tilescale": __version__} | {package: version(package) for package in ("tilelang", "torch")}
     text = ", ".join(f"{package} {number}" for package, number in names.items())
     return Finding("versions", True, f"{text}, Python {platform.python_version()}")
+
+
+def _driver() -> Finding:
+    import torch
+
+    from tilescale.hda.nvml import driver
+
+    found = driver()
+    if found is None:
+        return Finding("driver", None, "no NVIDIA driver", "nvidia-smi shows whether one runs")
+    number, newest = found
+    built = torch.version.cuda
+    text = f"{number}, for CUDA up to {newest}; PyTorch is built for {built or 'no CUDA'}"
+    works = built is not None and int(built.split(".")[0]) <= int(newest.split(".")[0])
+    return Finding("driver", works, text, "install a PyTorch for this CUDA, or a newer driver")
 
 
 def _gpus() -> Finding:
