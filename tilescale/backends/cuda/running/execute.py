@@ -282,10 +282,12 @@ class DeviceProgram:
         with _NO_TURN if capturing else self._turns:
             try:
                 self._launch(plan, values, capturing)
-            except BaseException:
+            except BaseException as error:
                 if self.queue is not None:
                     self.queue.drop()
                 self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
+                if self.by_nccl and nccl.is_failure(error):
+                    self.guard.blame(error)
                 raise
 
     def _launch(self, plan: Plan | None, values: Sequence[Any], capturing: bool) -> None:
