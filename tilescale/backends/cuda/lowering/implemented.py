@@ -53,6 +53,10 @@ class Implementation:
     on_request: Condition = lambda made, target: False
 
 
+def _types(made: Collective) -> set[str]:
+    return {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
+
+
 def _is_constant(made: Collective, target: Target) -> bool:
     return all(ir.constant(n) is not None for tile in made.tiles for n in ir.region_parts(tile)[2])
 
@@ -71,7 +75,7 @@ def _sends_inside(made: Collective, target: Target) -> bool:
     """The same of the peers that share memory."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     reached = network is not None and network.mechanism(STORES) is not None
-    types = {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
+    types = _types(made)
     known = types <= {*COMBINED} if made.op is not None else all(ir.bits(dtype) % 8 == 0 for dtype in types)
     return reached and made.combine is None and len(types) == 1 and known
 
@@ -98,19 +102,21 @@ def shared_axis(made: Collective, count: int) -> int | None:
 
 
 def _has_nccl(made: Collective, target: Target) -> bool:
-    types = {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
-    return target.nccl and types <= {*records()["nccl"].dtypes}
+    return target.nccl and _types(made) <= {*records()["nccl"].dtypes}
 
 
 def _copied_by_host(made: Collective, target: Target) -> bool:
-    """A network between the units has a mechanism that the host starts, and devices have an address."""
+    """A network between the units has a mechanism that the host starts, and devices have an address; elements of known
+    types are combined."""
+    if made.op is not None and not _types(made) <= {*COMBINED} or made.combine is not None:
+        return False
     network = network_of(made.call, target.machine, dict(target.sizes))
     by_host = network is not None and any(m.started_by == "host" and m.put is not None for m in network.mechanisms)
     return by_host and _is_constant(made, target) and share_memory(target, made.level)
 
 
 COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-"""Types whose elements kernels combine."""
+"""Types whose elements are combined."""
 
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NCCL = (Implementation(_has_nccl),)
@@ -125,9 +131,11 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("allreduce", "two_shot"): (_KERNEL,),
     ("allreduce", "hierarchical"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
+    ("allreduce", "copy_engine"): _COPIES,
     ("reduce_scatter", "direct"): _PARTS,
     ("reduce_scatter", "hierarchical"): _RAILS,
     ("reduce_scatter", "nccl"): _NCCL,
+    ("reduce_scatter", "copy_engine"): _COPIES,
     ("all_gather", "direct"): _PARTS,
     ("all_gather", "hierarchical"): _RAILS,
     ("all_gather", "nccl"): _NCCL,
