@@ -106,13 +106,20 @@ def _has_nccl(made: Collective, target: Target) -> bool:
 
 
 def _copied_by_host(made: Collective, target: Target) -> bool:
-    """A network between the units has a mechanism that the host starts, and devices have an address; elements of known
-    types are combined."""
-    if made.op is not None and not _types(made) <= {*COMBINED} or made.combine is not None:
-        return False
+    """A network between the units has a mechanism that the host starts, and devices have an address."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     by_host = network is not None and any(m.started_by == "host" and m.put is not None for m in network.mechanisms)
-    return by_host and _is_constant(made, target) and share_memory(target, made.level)
+    return by_host and share_memory(target, made.level)
+
+
+def _copied_to_targets(made: Collective, target: Target) -> bool:
+    """The same where peers write into the target, of a size that is known."""
+    return _copied_by_host(made, target) and _is_constant(made, target)
+
+
+def _copied_and_combined(made: Collective, target: Target) -> bool:
+    """The same of what is combined, which comes into a workspace."""
+    return _copied_by_host(made, target) and made.combine is None and _types(made) <= {*COMBINED}
 
 
 COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -121,7 +128,8 @@ COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32",
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NCCL = (Implementation(_has_nccl),)
 # Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.
-_COPIES = (Implementation(_copied_by_host, on_request=_by_kernel),)
+_COPIES = (Implementation(_copied_to_targets, on_request=_by_kernel),)
+_COPIED_SUMS = (Implementation(_copied_and_combined, on_request=_by_kernel),)
 _RAILS = (Implementation(_by_rail),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
@@ -131,11 +139,11 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("allreduce", "two_shot"): (_KERNEL,),
     ("allreduce", "hierarchical"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
-    ("allreduce", "copy_engine"): _COPIES,
+    ("allreduce", "copy_engine"): _COPIED_SUMS,
     ("reduce_scatter", "direct"): _PARTS,
     ("reduce_scatter", "hierarchical"): _RAILS,
     ("reduce_scatter", "nccl"): _NCCL,
-    ("reduce_scatter", "copy_engine"): _COPIES,
+    ("reduce_scatter", "copy_engine"): _COPIED_SUMS,
     ("all_gather", "direct"): _PARTS,
     ("all_gather", "hierarchical"): _RAILS,
     ("all_gather", "nccl"): _NCCL,

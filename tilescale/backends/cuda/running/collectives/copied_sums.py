@@ -77,7 +77,7 @@ class _Parts:
         """Copies of a part to each peer, the next one first."""
         rank, size, near = self.team.rank, self.team.size, self._own.near
         everywhere = near.everywhere(landing)
-        works = []
+        works: list[Work] = []
         for peer in ((rank + step) % size for step in range(1, size)):
             out = everywhere[near.slot(self.team.device(peer)), rank, : parts[peer].numel()]
             works.append(partial(out.copy_, parts[peer]))
