@@ -45,6 +45,29 @@ def put(rows: int = 64, blocks: int = 4, ends_with_barrier: bool = False) -> Any
     return put
 
 
+def doubled_and_put(tells: bool = False, shares_flags: bool = False) -> Any:
+    """A grid that fills the device, without others; then a small one whose blocks put a row each."""
+
+    @T.prim_func
+    def doubled(X: T.Tensor((4096, 64), "float32"), Y: T.Tensor((4, 64), "float32"), F: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, block=4, threads=64) as bx:
+            arrived = T.alloc_flags((4,))
+            with T.Scale("device") as (rank, size):
+                for i, j in T.Parallel(4096, 64):
+                    X[i, j] = X[i, j] * 2.0
+                if shares_flags:
+                    for i in T.Parallel(4):
+                        arrived[i] = 0
+            with T.Scale("device"), T.Scale("block"), T.Scale("device") as (rank, size):
+                T.copy(X[bx, 0:64], Y[bx, 0:64], dst=(rank + 1) % size, signal=arrived[bx])
+                T.wait(arrived[bx], ">=", 1)
+            if tells:
+                with T.Scale("device"):
+                    T.signal(F[0])
+
+    return doubled
+
+
 def scaled() -> Any:
     """Loops of the host around a grid: three launches, then one for each step that `n` asks for."""
 
@@ -340,6 +363,9 @@ def waits_alone(X, Y, flags, rank, size):
         (put(ends_with_barrier=True), Rendezvous(True, False, inside=True)),
         (put(rows=16 * 256, blocks=256), BOTH),
         (programs.steps(), BOTH),
+        (doubled_and_put(), Rendezvous(True, False, inside=True, patience=3)),
+        (doubled_and_put(shares_flags=True), BOTH),
+        (doubled_and_put(tells=True), Rendezvous(True, False, patience=3)),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -381,6 +407,15 @@ def test_barriers_stand_around_a_call(device: Device):
     device.log.clear()
     own(given[1])
     assert device.log[0][2] != digest, "other tensors"
+
+
+def test_devices_synchronize_in_the_one_grid_that_reaches_others(device: Device):
+    own = device.program(doubled_and_put())
+    first, second = (grid.kernel.func.script() for grid in own._lowered.grids)
+    assert "tilescale::" not in first
+    assert [second.count(f"tilescale::{name}") for name in ("come", "enter", "count")] == [1, 1, 1]
+    own([device.heap.zeros(s, torch.float32) for s in [(4096, 64), (4, 64)]] + [torch.zeros(1, dtype=torch.int32)])
+    assert len(device.names()) == 2, "nothing else is launched, also no flags are zeroed"
 
 
 def test_a_sum_of_a_tensor_needs_no_rendezvous(device: Device):

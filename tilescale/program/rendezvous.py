@@ -113,8 +113,37 @@ def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[
 def involves_others(program: Program, machine: Machine) -> bool:
     """Whether something in a program signals, waits, or reaches another device."""
     levels = [name for name, _ in program.extents]
-    effects = [step.effects for step in Dependence(program, machine).steps]
-    return any(e.tells or e.awaits or _reaches_out(e, levels) for e in effects)
+    return any(_involves_others(step.effects, levels) for step in Dependence(program, machine).steps)
+
+
+def only_phase_with_others(program: Program, machine: Machine) -> DevicePhase | GridPhase | None:
+    """The one phase, executed once in a call, that has to do with other devices, or with flags; None if there is none,
+    or several.
+
+    All before and behind it is the device's own affair: to come to that phase says as much as to come to the call, and
+    to leave it as much as to end the call.
+    """
+    graph = Dependence(program, machine)
+    levels = [name for name, _ in program.extents]
+    flags = {data for launch in program.launches for data in launch.flags}
+    found = {
+        id(step.phase): step
+        for step in graph.steps
+        if _involves_others(step.effects, levels)
+        or step.effects.opaque
+        or any(s.level in levels for s in step.effects.synchronizes)
+        or any(access.root in flags for access in step.effects.accesses)
+    }
+    steps = list(found.values())
+    if len(steps) != 1 or steps[0].phase is None:
+        return None
+    phase = steps[0].phase
+    around = next(step.around for step in graph.steps if step.phase is phase)  # its first: what is around the phase
+    return None if around else phase
+
+
+def _involves_others(effects: Effects, levels: Sequence[str]) -> bool:
+    return bool(effects.tells or effects.awaits) or _reaches_out(effects, levels)
 
 
 _ALONE = "no device accesses another one's memory"
