@@ -82,7 +82,8 @@ def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[
 
     Guaranteed, if not: every access of a device to another one's memory is ordered before the end of the call there.
     Behind it stands a barrier or collective of all devices, on every way to the end, or it has a signal whose flag is
-    zero when the call begins, and the other device waits until all signals to that flag are there.
+    zero when the call begins, and the other device waits until all signals to that flag are there; or it
+    stands in front of one that has, to the same device, and is complete before that signal.
 
     Args:
         sizes: units of each launched level, where the program leaves them open.
@@ -150,6 +151,12 @@ _ALONE = "no device accesses another one's memory"
 _BARRIER = "barrier"
 
 
+def _is_same(one: Peer | None, other: Peer | None) -> bool:
+    if one is None or other is None or one.rank is None or other.rank is None:
+        return False
+    return one.level == other.level and ir.proves(ir.EQ(one.rank, other.rank), {})
+
+
 def _line(stmt: ir.Stmt) -> str:
     where = location(stmt)
     return f": {where.file}:{where.line}" if where else ""
@@ -196,9 +203,27 @@ class _Search:
         if _is_scale(stmt) and not _by_whole_programs(stmt, self.graph.machine):
             found = self._first(self.statement, inner)
             return None if found == _BARRIER else found  # some part of a program has synchronized, or of a cluster
+        if isinstance(stmt, ir.SeqStmt) and self.reverse:
+            inner = [one for number, one in enumerate(inner) if not self._told_of(one, inner[number + 1 :])]
         if inner:
             return self._first(self.statement, inner)
         return self._leaf(stmt)
+
+    def _told_of(self, copy: ir.Stmt, behind: Sequence[ir.Stmt]) -> bool:
+        """Whether one of the statements behind a copy, which the same units execute, completes it and tells its peer,
+        who waits for that."""
+        effects = self.graph.names.effects(copy)
+        if list(ir.children(copy)) or effects.completes is not Completion.DEFERRED or effects.tells:
+            return False
+        (to,) = (access.at for access in effects.writes)
+        return any(self._completes(signal, copy, to) for signal in behind)
+
+    def _completes(self, signal: ir.Stmt, copy: ir.Stmt, to: Peer | None) -> bool:
+        effects = self.graph.names.effects(signal)
+        if list(ir.children(signal)) or not effects.tells or not self.arrives(effects):
+            return False
+        known = any(step.stmt.same_as(copy) for step in self.graph.complete_before(signal.value))
+        return known and all(_is_same(told.flag.at, to) for told in effects.tells)
 
     def _first(self, search: Callable[[Any], Any], inside: Sequence[Any]) -> Any:
         for inner in reversed(inside) if self.reverse else inside:

@@ -21,6 +21,7 @@ from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
 from tilescale.backends.cuda.lowering.markers import by_nvshmem, sync
 from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.program import ops
 from tilescale.program.effects import phases
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program
 from tilescale.program.operations import Collective, operation
@@ -105,8 +106,9 @@ def small_grid(program: Program, body: Part, target: Target) -> GridPhase | None
     """The grid of a planned program that synchronizes devices by itself: the only phase that has to do with others, and
     small enough; None if there is none.
 
-    All of its blocks wait at their begin, so a grid that fills the device keeps its processors from others' work; and
-    what waits at the begin of a block is no producer's work, so loops that TileLang would give to one stay as they are.
+    All of its blocks wait, so a grid that fills the device keeps its processors from others' work; and what waits in a
+    block is no producer's work, so loops that TileLang would give to one stay as they are. Those that units work in
+    have a loader of their own.
     Devices that do not all share memory synchronize in two steps, which the host starts.
     """
     if target.near != target.devices:
@@ -122,12 +124,22 @@ def small_grid(program: Program, body: Part, target: Target) -> GridPhase | None
     if ir.contains(phase.stmt, by_nvshmem):  # which completes what it does in its own way
         return None
     held = machine.count(machine.program_level.name, machine.tensor_level.name)
-    is_small = 0 < math.prod(extents) <= held and not ir.contains(phase.stmt, _is_pipelined)
+    finer = {level.name for level in machine.levels if level.kind == "thread_group"}
+
+    def has_producer(node: Any) -> bool:
+        return _is_pipelined(node) and not ir.contains(node, lambda n: _level_of_scale(n) in finer)
+
+    is_small = 0 < math.prod(extents) <= held and not ir.contains(phase.stmt, has_producer)
     return phase if is_small else None
 
 
 def _is_pipelined(node: Any) -> bool:
     return isinstance(node, ir.For) and "num_stages" in node.annotations
+
+
+def _level_of_scale(node: Any) -> str | None:
+    is_scale = isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE
+    return str(node.value.value) if is_scale else None
 
 
 def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: Rendezvous) -> ir.Stmt:
