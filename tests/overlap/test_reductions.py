@@ -386,10 +386,9 @@ def test_nothing_is_rounded_that_gains_nothing_or_that_nobody_asked_for():
     ("rows", "dtype", "wire"), [(4096, "float32", "bfloat16"), (4096, "bfloat16", None), (8, "float32", None)]
 )
 def test_where_rounding_is_allowed_the_cost_decides(rows: int, dtype: str, wire: str | None):
-    """A grid that only doubles takes less than its rows need on their way: half the bytes save time, if there are many."""
+    """A grid that only doubles takes less than its rows need on their way: half of many bytes save time."""
     func = scale_then_reduce(2, rows, rows // 8, columns=1024, dtype=dtype)
-    asked, exact = (
-        overlap(func, H200, Schedule([Move("reduce_scatter", ("made", "Y"), wire=w)]))[1].moves[0] for w in ("any", None)
-    )
+    given = (Schedule([Move("reduce_scatter", ("made", "Y"), wire=wire)]) for wire in ("any", None))
+    asked, exact = (overlap(func, H200, schedule)[1].moves[0] for schedule in given)
     assert asked.overlapped and asked.wire == wire
     assert exact.wire is None and ("with wire='any' parts would be rounded" in exact.why) == (wire is not None)
