@@ -38,6 +38,7 @@ from tilescale.comm import Team, World, init
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.group import Group
+from tilescale.cost.calibrated import origin
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program import extents
@@ -411,4 +412,5 @@ class DeviceProgram:
 
 def _facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:
     given = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
-    return Facts(program.name, ir.fingerprint(program.func), (machine.name, machine.digest), given or "no options")
+    known = machine.name, machine.digest
+    return Facts(program.name, ir.fingerprint(program.func), known, given or "no options", origin(machine))
