@@ -210,7 +210,8 @@ def on_ranks(size: int, run: Any) -> list[Any]:
 
 
 def facts(**changed: Any) -> Facts:
-    return Facts(**{"program": "gemm", "fingerprint": "a", "machine": ("h200", "x"), "options": "no options"} | changed)
+    same = {"program": "gemm", "fingerprint": "a", "machine": ("h200", "x"), "options": "no options"}
+    return Facts(**{**same, "calibration": "what is shipped", **changed})
 
 
 @pytest.mark.parametrize(
@@ -220,6 +221,8 @@ def facts(**changed: Any) -> Facts:
         ({"fingerprint": "b"}, "of rank 0 and of rank 2 differ in their shapes"),
         ({"machine": ("b200", "y")}, "for 'h200' on rank 0, for 'b200' on rank 2"),
         ({"options": "target='x'"}, "with no options on rank 0, with target='x' on rank 2"),
+        # The schedules that they chose may differ, too, but that is not what has to be mended.
+        ({"calibration": "another", "fingerprint": "b"}, "of 'h200': rank 0 by what is shipped, rank 2 by another"),
     ],
 )
 def test_ranks_that_build_different_programs(other: dict[str, Any], text: str):

@@ -38,7 +38,7 @@ from tilescale.backends.base import Target  # noqa: E402
 from tilescale.backends.cuda import support  # noqa: E402
 from tilescale.backends.cuda.running.collectives import hierarchical  # noqa: E402
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving  # noqa: E402
-from tilescale.backends.cuda.text import REWRITES  # noqa: E402
+from tilescale.backends.cuda.text import REWRITES, check_of  # noqa: E402
 from tilescale.comm.heap import default  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
 from tilescale.ops import chunks, small  # noqa: E402
@@ -272,7 +272,7 @@ def compile_share(parts: Sequence[str], number: int, count: int, folder: Path) -
             kernel = tilescale.compile(make()[0])
         target = Target.of(kernel.program, kernel.machine, None)
         for grid in support.lower(kernel.program, target).kernels:
-            stock.compile_kernel(grid.func, REWRITES)
+            stock.compile_kernel(grid.func, REWRITES, check_of(grid, kernel.program, kernel.machine))
 
     for local in (1, 2):
         described = machine(local, folder)
