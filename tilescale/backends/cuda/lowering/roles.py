@@ -405,7 +405,7 @@ class _Placement:
             raise _DeclinedError("the loop around it writes what it loads")
         waits: list[ir.Call] = []
         ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_WARP) else None)
-        if any(_may_order(order, wait, tensor) for wait in waits for tensor in tensors):
+        if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
             raise _DeclinedError("the loop around it waits for what may order its loads")
 
 
@@ -418,18 +418,6 @@ def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:
         return None
     pulled = Copy.of(stmt.value)
     return pulled.far, pulled.near, True
-
-
-def _may_order(order: Dependence, wait: ir.Call, tensor: ir.Var) -> bool:
-    """Whether loads of a tensor have to stay behind a wait or collective.
-
-    Flags that nothing in the program signals may speak of all that it writes; what no statement writes has its contents
-    from the start of the call on.
-    """
-    ordered = order.ordered_by(wait)
-    if not ordered.everything or order.is_opaque:
-        return ordered.load(tensor)
-    return any(access.root.same_as(tensor) for step in order.steps for access in step.effects.writes)
 
 
 def _by_warp(node: Any) -> Any:
