@@ -14,7 +14,8 @@ from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
 from tilescale.program.dependence import lifetimes
 from tilescale.program.effects import Surroundings
-from tilescale.program.model import GridPhase, Launch, bytes_of, declaration, location
+from tilescale.program.model import GridPhase, Launch, declaration, location
+from tilescale.program.residency import tile_bytes
 
 
 def check_room(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machine) -> None:
@@ -24,7 +25,7 @@ def check_room(phase: GridPhase, launch: Launch, names: Surroundings, machine: M
         AllocationTooLargeError: the tiles that live at one statement are larger than the layer.
     """
     layer = machine.layer_for("shared")
-    room, sizes = machine.capacity(layer.name), _sizes(launch, machine)
+    room, sizes = machine.capacity(layer.name), tile_bytes(machine, launch, ir.SHARED)
     if sum(sizes.values()) <= room:
         return
     order = list(ir.statements(phase.stmt))
@@ -42,18 +43,3 @@ def check_room(phase: GridPhase, launch: Launch, names: Surroundings, machine: M
                 hint="use smaller tiles, or let the last use of one come before the first use of another",
                 where=[place for place in places if place],
             )
-
-
-def _sizes(launch: Launch, machine: Machine) -> dict[ir.Var, int]:
-    """Bytes that each tile in shared memory takes in one program, for tiles whose extents are known."""
-    owners = dict(launch.owners)
-    found: dict[ir.Var, int] = {}
-    for buffer in launch.buffers:
-        size = bytes_of(buffer.shape, buffer.dtype)
-        owner = machine.level(owners.get(buffer.data, machine.program_level.name))
-        if buffer.scope() not in ir.SHARED or size is None or owner.kind == "unit":
-            continue
-        instances = launch.thread_count // owner.threads if owner.kind == "thread_group" and owner.threads else 1
-        parts = launch.cluster_size if owner.kind == "cluster" else 1
-        found[buffer.data] = size * instances // parts
-    return found

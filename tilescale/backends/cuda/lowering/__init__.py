@@ -17,6 +17,7 @@ operands.py                  peers, values and flag indices that are read from m
 signals.py completion.py     rules: signals, waits and barriers, and where copies are complete
 exchange.py                  rules: collectives of devices on tiles
 rails.py                     the same between devices of which groups share memory
+window.py                    places in their workspaces for programs that are on a device at once
 implemented.py               which algorithms there are for which collective
 tile.py combine.py           a tile as a unit holds it, and how elements of several units combine
 split.py kernel.py           the last stages: threads that load ahead, and the function with all its parameters

@@ -193,10 +193,28 @@ class DeviceStage(Signature):
 
     def programs(self) -> int:
         """Programs of the grid."""
-        extents = ir.constants(self.expr(n) for n in self.launch.grid)
+        extents = ir.constants(self.grid())
         if extents is None:
             raise self.unsupported("synchronisation across devices in a grid of symbolic extent has no CUDA lowering")
         return math.prod(extents)
+
+    def grid(self) -> list[Any]:
+        """Extents of the grid."""
+        return [self.expr(n) for n in self.launch.grid]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether programs share places in the workspaces of collectives and barriers (window.py)."""
+        return self.phase.window is not None and self.phase.groups is None and not self.phase.added
+
+    @property
+    def window(self) -> int:
+        """Places in the workspaces of collectives and barriers."""
+        return self.phase.window if self.is_shared and self.phase.window else self.programs()
+
+    def place(self) -> ir.PrimExpr:
+        """The executing program's place there."""
+        return self.program_number() % self.window if self.is_shared else self.program_number()
 
     def choice(self, call: ir.Call) -> Choice:
         """The mechanism of a copy of tiles, by the machine model."""

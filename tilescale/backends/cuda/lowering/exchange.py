@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Collectives that programs make on tiles: every device sends its part to each peer, all synchronize, each combines.
 
-A workspace on every device has a slot for each sender, doubled: programs that are one collective ahead write the other
-half, and nobody can be two ahead, because each collective is a barrier. Partial sums travel in the tile's type and are
-added in the order of ranks in float32 (float64 for float64, the type itself for integers), so all devices get the same
-bits. Between devices that do not all share memory, NVSHMEM puts what has been laid out in a workspace here: by peer
-memory inside a node, over the network to others.
+A workspace on every device has a slot for each sender, for each program that can be on the device at once (window.py),
+doubled: programs that are one collective ahead write the other half, and nobody can be two ahead, because each
+collective is a barrier. Partial sums travel in the tile's type and are added in the order of ranks in float32 (float64
+for float64, the type itself for integers), so all devices get the same bits. Between devices that do not all share
+memory, NVSHMEM puts what has been laid out in a workspace here: by peer memory inside a node, over the network to
+others.
 """
 
 from __future__ import annotations
@@ -71,16 +72,17 @@ class Exchange:
         self.rank = stage.rank(level.name)
         self.far = by_nvshmem(call)
         self.parity = ir.Var("parity", "int32")
-        self.program = stage.program_number()
+        self.program = stage.place()
         self.name = f"exchange{stage.next_number()}"
         # One leading dimension for half, program and sender: a bulk copy has five dimensions at most.
-        self.shape = (2 * stage.programs() * self.devices, *part)
+        self.shape = (2 * stage.window * self.devices, *part)
         through = f"{IMPL}, as {level.name}s do not all share memory" if self.far else "device memory"
-        stage.notes.append(f"{self.what}: {ON_TILES[TILES][Collective.of(call).name]} through {through}")
+        shared = f", {stage.window} places that programs take in turns" if stage.is_shared else ""
+        stage.notes.append(f"{self.what}: {ON_TILES[TILES][Collective.of(call).name]} through {through}{shared}")
 
     def _place(self, sender: Any) -> Any:
-        """Where what `sender` sends lies in the workspace of its receiver."""
-        return (self.parity * self.stage.programs() + self.program) * self.devices + sender
+        """Where what `sender` sends lies in the workspace of its receiver. The remainder proves it in bounds."""
+        return (self.parity % 2 * self.stage.window + self.program) * self.devices + sender
 
     def begin(self) -> ir.Stmt:
         """Which half of the workspace this collective uses: all devices count the same barriers."""
@@ -102,12 +104,12 @@ class Exchange:
 
     def _send(self, tile: ir.Call, peer: Any) -> ir.Stmt:
         target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
-        begins = [self._slot(peer), self._place(self.rank), *[0] * len(self.part)]
+        begins = [self._slot(peer), self._place(self.rank % self.devices), *[0] * len(self.part)]
         return stored(tile, target, begins, [1, 1, *self.part])
 
     def _sent(self, parts: int, number: Any) -> tuple[ir.Buffer, list[Any], list[int]]:
         """Where a part lies that goes to others, one of so many of a program: a workspace, its begins and extents."""
-        space = self.stage.workspace(f"{self.name}_sent", (self.stage.programs() * parts, *self.part), self.dtype)
+        space = self.stage.workspace(f"{self.name}_sent", (self.stage.window * parts, *self.part), self.dtype)
         return space, [self.program * parts + number, *[0] * len(self.part)], [1, *self.part]
 
     def _put(self, number: Callable[[int], Any], parts: int) -> list[ir.Stmt]:
@@ -116,7 +118,7 @@ class Exchange:
         stage.call_nvshmem()
         stage.ordered = True  # all threads of a program come together for each call
         here = stage.workspace(self.name, self.shape, self.dtype)
-        place = [self._place(self.rank), *[0] * len(self.part)]
+        place = [self._place(self.rank % self.devices), *[0] * len(self.part)]
         moves = []
         for peer in range(self.devices):
             sent = nvshmem.StridedTile.of(*self._sent(parts, number(peer)))
@@ -145,7 +147,7 @@ class Exchange:
             place = [number, *index]
         else:
             target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
-            place = [self._slot(peer), self._place(self.rank), *index]
+            place = [self._slot(peer), self._place(self.rank % self.devices), *index]
         return [tir.parallel(loops, source.extents, ir.BufferStore(target, value, place)), *put]
 
     def take_parts(self, target: Tile, axis: int) -> list[ir.Stmt]:

@@ -97,6 +97,7 @@ class Phase:
         ordered: whether branches on threads, or the order of its statements, rule out TileLang's own producers.
         groups: the units inside its programs, if it has any.
         roles: which loops have producers, and what is completed later.
+        window: places in the workspaces of collectives that programs share; None if each has its own.
         signature: what the kernel takes, once the stage of devices has found out.
     """
 
@@ -116,6 +117,7 @@ class Phase:
     ordered: bool = False
     groups: Groups | None = None
     roles: Roles = field(default_factory=Roles)
+    window: int | None = None
     signature: Parameters | None = None
 
     @cached_property

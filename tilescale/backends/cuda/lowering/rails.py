@@ -51,7 +51,7 @@ class Rails:
         self.rank = stage.rank(level)
         self.group, self.place = self.rank // self.inside, self.rank % self.inside
         self.what = f"T.{call.op.name.removeprefix('tilescale.')} of level {level!r}"
-        self.program, self.parity = stage.program_number(), ir.Var("parity", "int32")
+        self.program, self.parity = stage.place(), ir.Var("parity", "int32")
         self._name = f"exchange{stage.next_number()}"
         stage.call_nvshmem()
         stage.ordered = True  # all threads of a program come together for each call
@@ -60,11 +60,14 @@ class Rails:
     # -- workspaces --------------------------------------------------------------------------------------------------
 
     def _shape(self, count: int) -> tuple[int, ...]:
-        return (2 * self.stage.programs() * count, *self.part)
+        return (2 * self.stage.window * count, *self.part)
 
     def at(self, count: int, number: Any) -> Any:
-        """Where part `number` lies, of so many that a workspace has for a program."""
-        return (self.parity * self.stage.programs() + self.program) * count + number
+        """Where part `number` lies, of so many that a workspace has for a program.
+
+        The remainder proves it in bounds.
+        """
+        return (self.parity % 2 * self.stage.window + self.program) * count + number
 
     def here(self, name: str, count: int) -> ir.Buffer:
         """This device's instance of a workspace that has so many parts for each program."""
@@ -82,7 +85,7 @@ class Rails:
 
     def sent(self, count: int, number: Any) -> tuple[ir.Buffer, list[Any]]:
         """Where a part lies that goes along the rail: the workspace, and its first index."""
-        shape = (self.stage.programs() * count, *self.part)
+        shape = (self.stage.window * count, *self.part)
         return self.stage.workspace(f"{self._name}_sent", shape, self.dtype), [self.program * count + number]
 
     # -- steps -------------------------------------------------------------------------------------------------------

@@ -150,9 +150,10 @@ def _barrier(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 
 
 def epochs(stage: DeviceStage, level: str, part: str = "") -> ir.Buffer:
-    """How often each program of this device has met its counterparts on the siblings of a level, or a part of them."""
+    """How often programs of this device have met their counterparts on the siblings of a level, or a part of them, at
+    each place."""
     name = f"barrier_epochs{_suffix(stage, level)}{part}"
-    return stage.workspace(name, (stage.programs(),), "int32", symmetric=False)
+    return stage.workspace(name, (stage.window,), "int32", symmetric=False)
 
 
 def _suffix(stage: DeviceStage, level: str) -> str:
@@ -213,10 +214,10 @@ def _barrier_of(
     if function != "tilescale::barrier" and "siblings.cuh" not in stage.headers:
         stage.headers.append("siblings.cuh")
     name = f"barrier_counters{_suffix(stage, level)}{part}"
-    counters = stage.workspace_peers(name, (stage.programs() * size,), "int32")
+    counters = stage.workspace_peers(name, (stage.window * size,), "int32")
     stride = ir.IntImm("int64", stage.target.stride // 4)
     behind = (
-        ir.Cast("int64", stage.program_number()), tir.address_of(epochs(stage, level, part)), stage.limit(),
+        ir.Cast("int64", stage.place()), tir.address_of(epochs(stage, level, part)), stage.limit(),
         stage.record(), stage.site(what),
     )  # fmt: skip
     arrive = tir.extern(function, tir.address_of(counters), stride, *members, *behind)

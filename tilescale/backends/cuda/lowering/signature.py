@@ -96,6 +96,10 @@ class Signature(Stage):
         """A workspace's name within the program: what a phase makes for itself is its own."""
         return f"{name}@{self.phase.number}"
 
+    def is_own(self, workspace: str) -> bool:
+        """Whether a workspace of that name is one that this phase makes for itself."""
+        return workspace.endswith(f"@{self.phase.number}")
+
     def workspace_peers(self, name: str, shape: tuple[int, ...], dtype: str) -> ir.Buffer:
         """All devices' instances of it."""
         return self.everywhere(Workspace(self._own(name), shape, dtype, peers=True), f"{name}_peers", shape, dtype)

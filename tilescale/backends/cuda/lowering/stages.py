@@ -21,6 +21,7 @@ from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed
 from tilescale.backends.cuda.lowering.roles import without_single_turns
 from tilescale.backends.cuda.lowering.specialisation import lower as in_roles
+from tilescale.backends.cuda.lowering.window import in_turns, window
 
 
 def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
@@ -35,13 +36,14 @@ def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
 
 def begun(phase: Phase) -> Phase:
     """A phase as the first stage takes it: with numbers of units, without loops of a single turn."""
-    return replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
+    made = replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
+    return replace(made, window=window(made))
 
 
 def devices(phase: Phase, rendezvous: Rendezvous | None) -> Phase:
     """A phase in which no other device is named any more, but its memory."""
     stage = DeviceStage(phase)
-    body = stage.stmt(phase.stmt)
+    body = in_turns(stage, stage.stmt(phase.stmt))
     if rendezvous is not None:
         stage.where = phase.launch.where
         body = enclosed(stage, body, rendezvous)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Places in the workspaces of collectives and barriers, for programs that are on a device at once.
+
+Why: with a place for each program, a grid of thousands takes gigabytes, of which few are in use at any time. Before: a
+lowered phase whose collectives are at place `program % window` of their workspaces. After: the same, in which a program
+waits in front of the first of them until the one before it at its place, by `window` lower in number, is done with the
+last one. Declines, with a place for each program, where all are on the device at once, and where the lowest number
+that is not done may not get on.
+
+Who takes a place over goes on counting barriers there, as if one program did the work of both: so devices agree on the
+half of a workspace that is next, and nobody writes into one that a peer still reads (exchange.py). The lowest number
+that is not done gets on: it has started on all devices, as programs start in the order of their numbers, and those
+before it at its place are done on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.arguments import Workspace
+from tilescale.backends.cuda.lowering.completion import published
+from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.statements import flat
+from tilescale.program import ops
+from tilescale.program.model import GridPhase
+from tilescale.program.residency import FRAGMENTS, held, tile_bytes
+from tilescale.program.waiting import waits_across
+
+PATIENCE = 3
+"""How many times as long as a wait a program waits for its place: a barrier of the one before it is to fail first."""
+
+
+def window(phase: Phase) -> int | None:
+    """Places of a phase that its programs share; None if each has one of its own."""
+    if not ir.contains(phase.stmt, lambda n: ir.op_name(n) in (ops.BARRIER.name, *ops.COLLECTIVES)):
+        return None
+    launch, machine = phase.launch, phase.target.machine
+    shared, fragments = (
+        sum(tile_bytes(machine, launch, scopes).values()) for scopes in (ir.SHARED, FRAGMENTS)
+    )
+    room = max(held(machine, launch, shared, fragments), 1)
+    grid = ir.constants(map(phase.sized, launch.grid))
+    is_small = grid is not None and math.prod(grid) <= room
+    return None if is_small or launch.cluster_size > 1 or not _starts_in_order(phase) else room
+
+
+def _starts_in_order(phase: Phase) -> bool:
+    """Whether the lowest number that is not done gets on when some before it have not started."""
+    if ir.contains(phase.stmt, lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tir.BLOCK_ORDER):
+        return False
+    sizes = dict(phase.target.sizes)
+    grid = GridPhase(phase.stmt)
+    return waits_across(grid, phase.launch, phase.program, phase.target.machine, sizes) is None
+
+
+def in_turns(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
+    """A lowered body whose programs take their places in turns, if they share any."""
+    own = {
+        buffer.data
+        for (_, buffer), argument in zip(stage.parameters, stage.arguments, strict=True)
+        if buffer is not None and isinstance(argument, Workspace) and stage.is_own(argument.name)
+    }
+
+    def uses_place(node: Any) -> bool:
+        return isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.data in own
+
+    stmts = flat(body)
+    using = [number for number, stmt in enumerate(stmts) if ir.contains(stmt, uses_place)]
+    if not stage.is_shared or not using:
+        return body
+    first, last = using[0], using[-1] + 1
+    return tir.sequence([*stmts[:first], _take(stage), *stmts[first:last], _pass(stage), *stmts[last:]])
+
+
+def _turns(stage: DeviceStage) -> tuple[Any, Any, Any]:
+    """The turns of this device's places as device functions take them: the first one, the program's, how many."""
+    turns = stage.workspace("turns", (stage.window,), "int32", symmetric=False)
+    return tir.address_of(turns), ir.Cast("int64", stage.place()), ir.IntImm("int64", stage.window)
+
+
+def _take(stage: DeviceStage) -> ir.Stmt:
+    """Wait for this program's turn at its place."""
+    site = stage.site("its turn in the workspace of collectives, after a program of a lower number")
+    turn = ir.Cast("int64", stage.program_number() // stage.window)
+    wait = tir.extern(
+        "tilescale::wait<tilescale::EQ, int>", *_turns(stage), turn, stage.limit() * PATIENCE, stage.record(), site
+    )
+    return stage.after_wait(stage.one_thread(tir.evaluate(wait)))
+
+
+def _pass(stage: DeviceStage) -> ir.Stmt:
+    """Let the next program have the place; the last one leaves it as the next call finds it."""
+    number, following = stage.program_number(), ir.IntImm("int32", stage.window)
+    is_last = number + following >= math.prod(stage.grid())
+    turn = ir.Cast("int64", ir.Select(is_last, ir.IntImm("int32", 0), number // stage.window + 1))
+    site = stage.site("passing on its place in the workspace of collectives")
+    passed = tir.extern("tilescale::signal<1, int>", *_turns(stage), turn, stage.record(), site)
+    return published(stage, tir.evaluate(passed))
