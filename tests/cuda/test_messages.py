@@ -34,6 +34,8 @@ ALGORITHMS = [
     ("all_gather", "direct"),
     ("all_to_all", "direct"),
     ("broadcast", "direct"),
+    ("allreduce", "copy_engine"),
+    ("reduce_scatter", "copy_engine"),
 ]
 TYPES = [("float32", "max"), ("float16", "prod"), ("int32", "sum"), ("int8", "min")]
 
@@ -157,9 +159,10 @@ def test_rounds_of_any_algorithm(operation: str, job: Callable[..., Ranks], monk
         assert not several.reports.any()
 
 
+@pytest.mark.parametrize("algorithm", ["one_shot", "copy_engine"])
 @pytest.mark.parametrize(("dtype", "op"), TYPES)
-def test_types_and_reductions(dtype: str, op: str, job: Callable[..., Ranks]):
-    call = job(device=2).collective(stand("allreduce", dtype, op), "one_shot")
+def test_types_and_reductions(dtype: str, op: str, algorithm: str, job: Callable[..., Ranks]):
+    call = job(device=2).collective(stand("allreduce", dtype, op), algorithm)
     for count in (1, 77, 1500):
         check(call, "allreduce", count, 2, getattr(torch, dtype), op)
 

@@ -164,15 +164,25 @@ class _Phase:
     as_bulk: Callable[[ir.Call], ir.Call | None]
 
     def roles(self) -> Roles:
-        """The roles, of its loop's statements if it has one beside orders."""
+        """The roles, of its loop's statements if it has one beside orders, or in a loop around it."""
         loops: list[ir.For] = []
         ir.walk(self.stmt, lambda n: loops.append(n) if is_pipelined(n) else None)
-        if not loops or not ir.contains(self.stmt, orders) or not self.is_uniform:
+        has_order = ir.contains(self.stmt, orders)
+        if not loops or not self.is_uniform or not (has_order or self._repeats(loops[0])):
             return Roles(self.stmt)
         try:
             return self._specialised(loops)
         except _DeclinedError as reason:
-            return declined(self.stmt, str(reason))
+            return declined(self.stmt, str(reason)) if has_order else Roles(self.stmt)
+
+    def _repeats(self, loop: ir.For) -> bool:
+        """Whether a loop stands in a serial one."""
+
+        def is_around(node: Any) -> bool:
+            is_serial = isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL
+            return is_serial and not node.same_as(loop) and ir.contains(node.body, lambda n: n.same_as(loop))
+
+        return ir.contains(self.stmt, is_around)
 
     def _specialised(self, loops: Sequence[ir.For]) -> Roles:
         if not self.machine.has("warp-specialization"):
