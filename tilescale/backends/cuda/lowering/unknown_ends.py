@@ -40,4 +40,4 @@ def _waits_once(loop: ir.For) -> bool:
     loads = [stmt for stmt in body if is_load(stmt)]
     loaded = {tile for load in loads for tile in tiles_named(load, besides=_NOTHING)}
     users = [stmt for stmt in body if not is_load(stmt) and loaded & tiles_named(stmt, besides=_NOTHING)]
-    return ir.constant(loop.annotations[specialise.STAGES]) <= 2 and len(users) <= 1
+    return ir.integer(loop.annotations[specialise.STAGES]) <= 2 and len(users) <= 1
