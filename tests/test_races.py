@@ -23,13 +23,13 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 OLDER = {"corpus", "emulator", "many_nodes", "mutants", "overlap_bound", "predictions", "scaling"}
 OLDER |= {"white_paper_1", "white_paper_2"}
-"""Results of scripts with forms of their own, beside `gpu_check_*`."""
+"""Results of scripts with forms of their own, beside those of checks."""
 
 
 def result_files() -> list[Path]:
     """Results of races."""
     every = sorted((FOLDER / "results").glob("*.json"))
-    return [path for path in every if path.stem not in OLDER and not path.stem.startswith("gpu_check")]
+    return [path for path in every if path.stem not in OLDER and "_check" not in path.stem]
 
 
 @pytest.fixture(scope="module")

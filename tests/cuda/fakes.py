@@ -70,7 +70,7 @@ class Device:
 
     Attributes:
         log: kernels with their arguments, and barriers, in order.
-        graphs: what was captured.
+        graphs: what was captured; replayed: what their kernels were passed in each replay.
         events: of the turns on the device's streams.
         on_launch: called for each kernel, with its name and arguments.
         capturing: whether the caller captures a graph; broken: whether kernels fail to launch.
@@ -79,6 +79,7 @@ class Device:
     def __init__(self, patch: pytest.MonkeyPatch):
         self.log: list[Any] = []
         self.graphs: list[list[Any]] = []
+        self.replayed: list[list[list[Any]]] = []
         self.heap, self.guard = Heap(), Guard(self.log)
         self.capturing = self.broken = False
         self.events: list[str] = []
@@ -96,7 +97,7 @@ class Device:
         patch.setattr(execute.DeviceProgram, "device_code", lambda own, text: text.encode())
         patch.setattr(exchanges, "functions", self._functions)
         patch.setattr(exchanges, "launch", lambda name, *args: lambda: self._launched(name, *args))
-        patch.setattr(plans, "_captured", self._captured)
+        patch.setattr(plans, "Replay", self._captured)
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         patch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda s: self.events.append(f"record {s}")))
@@ -132,7 +133,11 @@ class Device:
             launch()
         self.graphs.append(self.log[begin:])
         del self.log[begin:]
-        return SimpleNamespace(replay=lambda: self.log.append("replay"))
+        return SimpleNamespace(run=self._replay)
+
+    def _replay(self, kernels: list[Any]) -> None:
+        self.log.append("replay")
+        self.replayed.append([list(kernel.arguments) for kernel in kernels])
 
     def program(self, func: Any) -> execute.DeviceProgram:
         """The program as it runs on this rank."""

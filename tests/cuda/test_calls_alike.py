@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Calls that differ in where their tensors lie: what is bound anew, and what is not."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 import tilescale.language as T
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import on_tensors, put, reduced
+from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE
 
 
 @pytest.fixture
@@ -32,6 +35,21 @@ def test_a_call_with_tensors_elsewhere_takes_the_launches_of_the_call_before(dev
     with pytest.raises(TypeError):
         monkeypatch.setattr(own, "_steps", None)
         own([x, other])  # peers reach Y
+
+
+def test_calls_with_tensors_elsewhere_share_a_graph(device: Device):
+    own = device.program(put())
+    x, y, *others = (device.heap.zeros((64, 64), torch.float32) for _ in range(6))
+    for given in (x, *others):
+        own([given, y])
+    launched = [entry for entry in device.log if entry != "replay"]
+    assert device.names() == ["put_0"] * LAUNCHED_BEFORE + ["replay"] * 3 and len(device.graphs) == 1
+    (place,) = (i for i, t in enumerate(launched[0][1:]) if torch.is_tensor(t) and t.data_ptr() == x.data_ptr())
+    passed = [kernel[place].data_ptr() for (kernel,) in device.replayed]
+    assert passed == [other.data_ptr() for other in others[LAUNCHED_BEFORE - 1 :]]
+    for _ in range(3):  # used so often that a graph of its own pays
+        own([others[0], y])
+    assert len(device.graphs) == 2 and device.names() == ["replay"] * 3
 
 
 def turned() -> Any:
@@ -62,6 +80,47 @@ def test_a_symmetric_stand_in_stays_in_its_place(device: Device):
     places = [{t.data_ptr() for t in entry if torch.is_tensor(t)} for entry in kernels]
     assert y.data_ptr() not in places[0] | places[1], "peers reach Y: kernels take what stands for it"
     assert places[0] - {x.data_ptr()} == places[1] - {other.data_ptr()} and other.data_ptr() in places[1]
+
+
+def shifted() -> Any:
+    """The first rows go to the next device through memory of the program's own, which has room for all."""
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def shifted(X: T.Tensor((rows, 64), "float32"), Y: T.Tensor((rows, 64), "float32")):
+        with T.Kernel(device=2, block=4, threads=128) as bx:
+            with T.Scale("device"):
+                held = T.alloc((rows, 64), "float32", level="l2")
+            tile = T.alloc((16, 64), "float32", level="l0")
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.copy(X[bx * 16, 0], tile)
+                T.copy(tile, held[bx * 16, 0], dst=(rank + 1) % size)
+                T.barrier()
+                T.copy(held[bx * 16, 0], tile)
+                T.copy(tile, Y[bx * 16, 0])
+
+    return shifted
+
+
+def test_memory_that_a_captured_graph_uses_outlives_later_calls(device: Device):
+    own = device.program(shifted())
+    made: dict[int, weakref.ref] = {}
+
+    def alive_after(rows: int) -> list[int]:
+        own([torch.zeros(rows, 64) for _ in range(2)])
+        (held,) = (t for t in own.memory._workspaces.values() if t.dtype == torch.float32)
+        made[rows] = weakref.ref(held)
+        del held
+        device.log.clear()
+        gc.collect()
+        return [n for n, tensor in made.items() if tensor() is not None]
+
+    assert alive_after(64) == [64]
+    assert alive_after(80) == [80]
+    device.capturing = True
+    assert alive_after(80) == [80]
+    device.capturing = False
+    assert alive_after(96) == [80, 96], "the graph may be replayed"
 
 
 def test_operations_of_the_host_are_bound_to_where_tensors_lie(device: Device, monkeypatch: pytest.MonkeyPatch):

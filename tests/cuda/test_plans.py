@@ -31,7 +31,7 @@ def test_no_plan_ends_while_a_graph_is_captured():
 
     def keep() -> None:
         values = [next(numbers)]
-        plan = Plan([], values, [], can_repeat=True)
+        plan = Plan([], [], can_repeat=True)
         kept.append(weakref.ref(plan))
         plans.keep(values, plan)
 

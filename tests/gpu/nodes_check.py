@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Two nodes on the GPUs of one host, ONE PROCESS that starts their ranks: `python tests/gpu/nodes_check.py [parts]`.
+"""Two nodes on the GPUs of one host, ONE PROCESS that starts their ranks: `python tests/gpu/nodes_check.py [PART ...]`.
 
 NCCL takes each node for a host of its own and goes by sockets; no memory is shared between them. On two GPUs these are
 two nodes of a rank each, and two of two, whose ranks of one number share a GPU. Each call has fresh inputs, poisoned
 outputs and ranks that come at different times, and is compared with sums in float64; then a CUDA graph is replayed.
 First all kernels are compiled, side by side; then each part is a job of its own, which ends within `LIMIT_S`, and some
-of them run at a time: most of what they take is the host's. Prints PASS or FAIL for each check and rank, and ends with
-exit code 1 if one fails.
+of them run at a time: most of what they take is the host's. Prints PASS or FAIL for each check and rank, writes what
+was found to `nodes_check.json` in the folder `--out` (benchmarks/results), and ends with exit code 1 if one fails.
 """
 
+import argparse
 import os
 import random
 import socket
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from limits import bounded  # noqa: E402
 from nodes_programs import Case, cases, queued_gather  # noqa: E402
+from outcomes import RESULTS, Outcome, keep, kept, write  # noqa: E402
 
 import tilescale  # noqa: E402
 from tilelang_core import compile as stock  # noqa: E402
@@ -60,9 +62,9 @@ PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "sums": (2, ("allreduce", "reduce_scatter")),
     "moves": (2, ("all_gather", "all_to_all", "broadcast")),
     "operators": (2, ("operator",)),
-    "death": (1, ()),
+    "death": (1, ("queued",)),
 }
-"""Name -> ranks of a node, and how the names of its checks begin."""
+"""Name -> ranks of a node, and how the names of the checks begin that it makes, or whose programs it takes."""
 
 MACHINE = """
 extends: h200-sxm-8x4
@@ -181,8 +183,8 @@ def check(case: Case) -> None:
         once(seed, graph.replay)
 
 
-def check_death(world: tilescale.World) -> int:
-    """The last rank dies while the others wait for its copies: they are told, in bounded time. 0 if so."""
+def check_death(world: tilescale.World, found: Path) -> int:
+    """The last rank dies while the other waits for its copies, and is told in bounded time. 0 if so."""
     func, shapes, dtype, _ = queued_gather(NODES, world.local_size)
     kernel = tilescale.compile(func, schedule="sequential")
     mine = [tilescale.zeros(shape, getattr(torch, dtype)) for shape in shapes] + [tilescale.zeros(4, torch.int32)]
@@ -197,7 +199,9 @@ def check_death(world: tilescale.World) -> int:
         kernel.synchronize()
     except TileScaleError as error:
         verdict = f"PASS {type(error).__name__}: {str(error).splitlines()[0]}"
-    print(f"rank {world.rank}, death: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
+    seconds = time.perf_counter() - begin
+    print(f"rank {world.rank}, death: {verdict} ({seconds:.1f} s)", flush=True)
+    keep(Outcome.of("death", "the other node dies", NODES, [verdict], seconds), found)
     return int(not verdict.startswith("PASS"))
 
 
@@ -210,21 +214,21 @@ def checks(local: int) -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"operator {name} of {rows} rows", lambda name=name, rows=rows: check_operator(name, rows)
 
 
-def as_rank(part: str) -> None:
-    """The checks of a part, on this rank."""
+def as_rank(part: str, found: Path) -> None:
+    """The checks of a part, on this rank; rank 0 keeps what is found."""
     default._spans = lambda device, nodes: False  # fabric handles of one host would join its two nodes
     hierarchical.chunk_bytes = lambda target: CHUNK
     chunks.message_bytes, small.SMALL_BYTES = lambda path: CHUNK // 8, 0
     world = tilescale.init(timeout_s=60)
     torch.cuda.set_device(world.device)
     with bounded(f"{part} on rank {world.rank}", LIMIT_S):
-        failed = check_death(world) if part == "death" else run_checks(part, world)
+        failed = check_death(world, found) if part == "death" else run_checks(part, world, found)
         if world.rank == 0 and part != "death":
             time.sleep(LAST_S)  # it has the job's store, from which the others may still be reading
         os._exit(failed)
 
 
-def run_checks(part: str, world: tilescale.World) -> int:
+def run_checks(part: str, world: tilescale.World, found: Path) -> int:
     """The checks of a part, until one fails; 0 if none does."""
     for name, run in checks(world.local_size):
         if not name.startswith(PARTS[part][1]):
@@ -236,8 +240,12 @@ def run_checks(part: str, world: tilescale.World) -> int:
                 verdict = "PASS"
             except Exception:  # noqa: BLE001 - reported, and the next check runs
                 verdict = f"FAIL {traceback.format_exc(limit=-4)}"
-            print(f"{where}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
-            if any(world.all_gather(verdict != "PASS")):
+            seconds = time.perf_counter() - begin
+            print(f"{where}: {verdict} ({seconds:.1f} s)", flush=True)
+            outcome = Outcome.of(part, name, NODES, world.all_gather(verdict), seconds)
+            if world.rank == 0:
+                keep(outcome, found)
+            if outcome.failures:
                 return 1  # what a rank has left behind in NCCL would fail the others
     return 0
 
@@ -252,8 +260,8 @@ def machine(local: int, folder: Path) -> Path:
     return path
 
 
-def compile_share(number: int, count: int, folder: Path) -> None:
-    """One of `count` shares of all that the parts compile, into the compiler's cache, where ranks find it."""
+def compile_share(parts: Sequence[str], number: int, count: int, folder: Path) -> None:
+    """One of `count` shares of all that parts compile, into the compiler's cache, where ranks find it."""
     todo: list[Callable[[], object]] = []
 
     def grids(make: Callable[[], Case], described: Path) -> None:
@@ -265,7 +273,9 @@ def compile_share(number: int, count: int, folder: Path) -> None:
 
     for local in (1, 2):
         described = machine(local, folder)
-        todo += [lambda make=make, at=described: grids(make, at) for _, make in cases(NODES, local)]
+        begins = tuple(begin for part in parts if PARTS[part][0] == local for begin in PARTS[part][1])
+        mine = [make for name, make in cases(NODES, local) if name.startswith(begins)]
+        todo += [lambda make=make, at=described: grids(make, at) for make in mine]
     sums = [combining("float32", "sum"), combining("bfloat16", "sum"), combining("int32", "max")]
     moves = {moving(dtype) for dtype in ("float32", "bfloat16", "uint8")}
     made = [("reduce", element, ("false",)) for element in sums]
@@ -279,23 +289,23 @@ def compile_share(number: int, count: int, folder: Path) -> None:
         make()
 
 
-def compile_all(folder: Path) -> None:
+def compile_all(parts: Sequence[str], folder: Path) -> None:
     """All shares, a process for each."""
     begin, count = time.perf_counter(), min(16, max(1, (os.cpu_count() or 2) // 2))
-    command = [sys.executable, __file__, "--compile", str(count), str(folder)]
+    command = [sys.executable, __file__, *parts, "--compile", str(count), str(folder)]
     environment = {**os.environ, **ENVIRONMENT, "TILESCALE_EMULATE": "0"}
     shares = [subprocess.Popen([*command, str(number)], env=environment, cwd=ROOT) for number in range(count)]
     codes = [share.wait() for share in shares]
     print(f"INFO compiled by {count} processes in {time.perf_counter() - begin:.0f} s, exit codes {codes}", flush=True)
 
 
-def job(part: str, folder: Path) -> int:
-    """A part: two nodes of so many ranks; the first exit code that is not 0."""
+def job(part: str, folder: Path) -> list[Outcome]:
+    """A part: two nodes of so many ranks. What its checks found, and how it ended if not well."""
     local, begin = PARTS[part][0], time.perf_counter()
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    gpus, ranks = torch.cuda.device_count(), []
+    gpus, ranks, lines = torch.cuda.device_count(), [], folder / f"{part}.jsonl"
     for rank in range(NODES * local):
         node, number = divmod(rank, local)
         own = {
@@ -306,27 +316,40 @@ def job(part: str, folder: Path) -> int:
         if local == 1:
             own["CUDA_VISIBLE_DEVICES"] = node % gpus
         environment = {**os.environ, **ENVIRONMENT, **{key: str(value) for key, value in own.items()}}
-        ranks.append(subprocess.Popen([sys.executable, __file__, part], env=environment, cwd=ROOT))
+        command = [sys.executable, __file__, part, "--rank", str(lines)]
+        ranks.append(subprocess.Popen(command, env=environment, cwd=ROOT))
     codes = [process.wait() for process in ranks]
-    failed = next((code for code in codes if code), 0)
-    print(f"INFO part {part!r}: {time.perf_counter() - begin:.0f} s, exit code {failed}", flush=True)
-    return failed
+    seconds = time.perf_counter() - begin
+    print(f"INFO part {part!r}: {seconds:.0f} s, exit codes {codes}", flush=True)
+    outcomes = kept(lines)
+    if any(codes) and not any(outcome.failures for outcome in outcomes):
+        verdicts = [f"exit code {code}" if code else "PASS" for code in codes]
+        outcomes.append(Outcome.of(part, "to the end", NODES, verdicts, seconds))
+    return outcomes
 
 
 def main() -> int:
     """The parts that are named, or all, `AT_A_TIME`; as a rank of one of them, its checks."""
-    if sys.argv[1:2] == ["--compile"]:
-        count, folder, number = sys.argv[2:]
-        compile_share(int(number), int(count), Path(folder))
+    options = argparse.ArgumentParser()
+    options.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    options.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    options.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    options.add_argument("--compile", nargs=3, help=argparse.SUPPRESS)
+    given = options.parse_args()
+    parts = given.parts or [*PARTS]
+    if given.compile is not None:
+        count, folder, number = given.compile
+        compile_share(parts, int(number), int(count), Path(folder))
         return 0
-    if "RANK" in os.environ:
-        as_rank(sys.argv[1])
-    parts = sys.argv[1:] or [*PARTS]
+    if given.rank is not None:
+        as_rank(parts[0], given.rank)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_A_TIME) as pool:
-        compile_all(Path(folder))
-        codes = dict(zip(parts, pool.map(lambda part: job(part, Path(folder)), parts), strict=True))
-    print("PASS ALL" if not any(codes.values()) else f"FAIL: exit codes {codes}", flush=True)
-    return int(any(codes.values()))
+        compile_all(parts, Path(folder))
+        outcomes = [one for found in pool.map(lambda part: job(part, Path(folder)), parts) for one in found]
+    write(outcomes, given.out / "nodes_check.json")
+    failed = [f"{one.part}: {one.check}" for one in outcomes if one.failures]
+    print(f"FAIL: {', '.join(failed)}" if failed else f"PASS ALL: {len(outcomes)} checks", flush=True)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Copies by NVSHMEM on real GPUs: `torchrun --nproc-per-node N tests/gpu/nvshmem_check.py`.
+"""Copies by NVSHMEM on real GPUs: `torchrun --nproc-per-node N tests/gpu/nvshmem_check.py [FOLDER]`.
 
-Prints a PASS or FAIL line for each check and rank, and ends with exit code 1 if one fails. Every launch has fresh
-inputs, poisoned outputs, and ranks that come at different times. Kernels without NVSHMEM run before and after. Programs
-between nodes are for a machine in which each GPU is a node: they take NVSHMEM by themselves. A check that takes too
-long ends the job with what its threads are at.
+Prints a PASS or FAIL line for each check and rank, writes what was found to `nvshmem_check.json` in the folder
+(benchmarks/results), and ends with exit code 1 if one fails. Every launch has fresh inputs, poisoned outputs, and ranks
+that come at different times. Kernels without NVSHMEM run before and after. Programs between nodes are for a machine in
+which each GPU is a node: they take NVSHMEM by themselves. A check that takes too long ends the job with what its
+threads are at.
 """
 
 import gc
@@ -33,6 +34,7 @@ import nvshmem_programs as programs  # noqa: E402
 import tilelang  # noqa: E402
 import tilelang.language as stock_language  # noqa: E402
 from limits import bounded  # noqa: E402
+from outcomes import RESULTS, Outcome, write  # noqa: E402
 
 import tilescale  # noqa: E402
 from tilelang_core import compile as stock  # noqa: E402
@@ -273,12 +275,38 @@ def checks(job: Job) -> Iterator[tuple[str, Callable[[], None]]]:
         yield check.__name__.removeprefix("check_"), partial(check, job)
 
 
+class Results:
+    """What rank 0 writes down: a check that does not end stays there as one that failed."""
+
+    def __init__(self, job: Job):
+        folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
+        self._job, self._path, self._ended = job, folder / "nvshmem_check.json", []
+
+    def begin(self, name: str) -> None:
+        """A check begins."""
+        self._write(self._outcome(name, "it did not end", 0.0))
+
+    def end(self, name: str, verdict: str, seconds: float) -> None:
+        """A check has ended, with "PASS" or why not."""
+        self._ended.append(self._outcome(name, verdict, seconds))
+        self._write()
+
+    def _outcome(self, name: str, verdict: str, seconds: float) -> Outcome:
+        return Outcome.of("nvshmem", name, self._job.size, [verdict] * self._job.size, seconds)
+
+    def _write(self, *running: Outcome) -> None:
+        if self._job.rank == 0:
+            write([*self._ended, *running], self._path)
+
+
 def main() -> None:
     """All checks in order; the first that fails ends the job."""
     with bounded("start", LIMIT_S):
         job = Job()
+    results = Results(job)
     for name, check in checks(job):
         start, where = time.monotonic(), f"{name} on rank {job.rank} of {job.size}"
+        results.begin(name)
         try:
             with bounded(where, LIMITS_S.get(name, LIMIT_S)):
                 check()
@@ -286,8 +314,10 @@ def main() -> None:
                 job.world.barrier()
         except BaseException:
             print(f"FAIL {where}\n{traceback.format_exc()}", flush=True)
+            results.end(name, traceback.format_exc(limit=-4), time.monotonic() - start)
             os._exit(1)  # the others notice; a rank that ends in order would wait for them
         print(f"PASS {where} ({time.monotonic() - start:.2f} s)", flush=True)
+        results.end(name, "PASS", time.monotonic() - start)
     start = time.monotonic()
     with bounded("close", LIMIT_S):
         job.kernels.clear()

@@ -9,93 +9,29 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import tilescale  # noqa: E402
+from tests.gpu.ops_support import (  # noqa: E402
+    DEVICE,
+    LATE_CYCLES,
+    RANK,
+    SIZE,
+    compare,
+    everyones,
+    poison,
+    random,
+    runs,
+    say,
+    total,
+)
 from tilescale import ops  # noqa: E402
 from tilescale.ops import ag_gemm  # noqa: E402
-from tilescale.ops.group import team_of  # noqa: E402
-from tilescale.ops.workspace import workspace_of  # noqa: E402
-
-WORLD = tilescale.init()
-RANK, SIZE, DEVICE = WORLD.rank, WORLD.size, WORLD.device
-BEGIN = time.monotonic()
-LATE_CYCLES = 2_000_000
-
-
-def say(*what: Any) -> None:
-    if RANK == 0:
-        print(f"[{time.monotonic() - BEGIN:4.0f}]", *what, flush=True)
-
-
-def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(*shape, device=DEVICE).mul_(0.1).to(dtype)
-
-
-def everyones(x: torch.Tensor) -> torch.Tensor:
-    """The tensors of all ranks, (ranks, ...)."""
-    out = torch.empty(SIZE, *x.shape, device=DEVICE, dtype=x.dtype)
-    dist.all_gather_into_tensor(out.view(-1, *x.shape[1:]), x.contiguous())
-    return out
-
-
-def total(x: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks, in float32."""
-    x = x.to(torch.float32, copy=True)
-    dist.all_reduce(x)
-    return x
-
-
-def compare(what: str, got: torch.Tensor, want: torch.Tensor, parts: torch.Tensor | None = None) -> None:
-    """Raises ValueError if a result is further from the reference than roundings explain.
-
-    Those of a sum's parts are relative to the parts, the largest of which are some five times the typical element;
-    `parts` is how large they are, if that is known for each element.
-    """
-    error = (got.float() - want.float()).abs()
-    bound = 2.0**-6 * (want.float() if parts is None else parts).abs() + 2.0**-5 * want.float().abs().mean() + 1e-6
-    wrong = int((~(error <= bound)).sum())
-    if wrong or got.shape != want.shape:
-        raise ValueError(f"{what}: {wrong} of {error.numel()} elements wrong, by up to {float(error.max()):.3g}")
-
-
-def poison() -> None:
-    space = workspace_of(team_of(""))
-    for memory in (*space._shared, *space._own):
-        memory.fill_(0xFF)  # NaN, in every type
-    torch.cuda.synchronize()
-    dist.barrier()
-    torch.cuda.synchronize()
-
-
-def runs(what: str, call: Callable[[], Any], check: Callable[[Any], None]) -> None:
-    """Eager, twice more, and in a graph, ranks out of step."""
-    for turn in range(4):
-        poison()
-        if turn % SIZE == RANK:
-            torch.cuda._sleep(LATE_CYCLES)
-        check(call())
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    for turn in range(2):
-        poison()
-        if turn % SIZE == RANK:
-            torch.cuda._sleep(LATE_CYCLES)
-        graph.replay()
-        check(result)
-    say(f"PASS {what}")
-
 
 SHAPES = [
     (1, 64, 64, True),
@@ -158,6 +94,25 @@ def check_matmul_reduce_scatter(only: slice) -> None:
             lambda a=a, right=right, bias=bias: ops.matmul_reduce_scatter(a, right, bias=bias),
             lambda c, want=want, title=title: compare(title, c, want),
         )
+
+
+def check_tensors_elsewhere(only: slice) -> None:
+    """What calls take and make lies elsewhere each time, and all of it is kept until the end."""
+    for rows, n, k, transposed in SHAPES[only]:
+        right, wide = operand(n, k, transposed), operand(k, n, transposed)
+        made = []
+        for turn in range(12):
+            a = random(rows, k)
+            poison()
+            if turn % SIZE == RANK:
+                torch.cuda._sleep(LATE_CYCLES)
+            gathered = ops.all_gather_matmul(a, right)
+            made.append((a, gathered, ops.matmul_reduce_scatter(gathered, wide), ops.matmul_all_reduce(a, right)))
+        for a, gathered, scattered, summed in made:
+            compare("gathered", gathered, everyones(a).view(-1, k).float() @ right.float())
+            compare("scattered", scattered, total(gathered.float() @ wide.float()).chunk(SIZE)[RANK])
+            compare("summed", summed, total(a.float() @ right.float()))
+        say(f"PASS tensors elsewhere in each call, {rows} rows")
 
 
 def check_gathers(only: slice) -> None:

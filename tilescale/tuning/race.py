@@ -257,17 +257,18 @@ def same_work(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def record(
-    path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], versions: Mapping[str, str]
-) -> None:
-    """Write rows to a results file, in the place of older ones of the same heats.
+    path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], versions: Mapping[str, str],
+    same: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = same_work,
+) -> None:  # fmt: skip
+    """Write rows to a results file, in the place of older ones that are the `same`: of the same heats.
 
-    Rows of other heats stay if they come from the same machine and versions.
+    Other rows stay if they come from the same machine and versions.
     """
     kept = []
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         if (before["machine"], before["versions"]) == (dict(machine), dict(versions)):
-            kept = [row for row in before["rows"] if not any(same_work(row, new) for new in rows)]
+            kept = [row for row in before["rows"] if not any(same(row, new) for new in rows)]
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     whole = {"machine": dict(machine), "versions": dict(versions), "date": date, "rows": [*kept, *rows]}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,8 @@
 """Kernels and device phases, run in order on the caller's stream.
 
 execute.py owner.py               a program: built once, called with tensors; what its steps know of it
-steps.py plans.py memory.py       steps bound to a call's arguments, kept for the next call; what kernels are passed
+steps.py plans.py replay.py       steps bound to a call's arguments, kept for the next call, as a CUDA graph
+memory.py                         what kernels are passed
 grids.py toolchain.py             compilation once for a node, launches; the compiler, and whose kernels are run
 phases.py collectives/ nccl.py    operations of the host: copies, collectives; NCCL's groups
 near.py messages.py transports.py devices that share memory; copies and signals to others; what carries them

@@ -9,14 +9,20 @@ from tilescale.errors import DeviceError
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """A function of the driver; its only result, if it has one.
+    """A function of the driver; its first result, if it has one.
 
     Raises:
         DeviceError: the driver refuses.
     """
+    found = results(name, *arguments)
+    return found[0] if found else None
+
+
+def results(name: str, *arguments: Any) -> list[Any]:
+    """The same, and all of its results."""
     from cuda.bindings import driver
 
-    status, *results = getattr(driver, name)(*arguments)
+    status, *found = getattr(driver, name)(*arguments)
     if status != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"{name}: {status.name}")
-    return results[0] if results else None
+    return found

@@ -274,19 +274,24 @@ class DeviceProgram:
         if capturing:
             self._check_capture()
         if not self._waits:
-            return (plan or self._plan(values)).launch(values, capturing)
+            return self._launch(plan, values, capturing)
         self.guard.check()
         if self._generation != nccl.generation():
             self._build()
         # What is captured has the order of its graph.
         with _NO_TURN if capturing else self._turns:
             try:
-                (plan or self._plan(values)).launch(values, capturing)
+                self._launch(plan, values, capturing)
             except BaseException:
                 if self.queue is not None:
                     self.queue.drop()
                 self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
                 raise
+
+    def _launch(self, plan: Plan | None, values: Sequence[Any], capturing: bool) -> None:
+        (plan or self._plan(values)).launch(values, capturing)
+        if capturing:
+            self.memory.keep()
 
     def _check_capture(self) -> None:
         """Refuse what a CUDA graph would not repeat. Raises UnsupportedError."""
@@ -320,7 +325,7 @@ class DeviceProgram:
         self._tell_apart(call)
         can_repeat = self.reads_at is None and not self.by_nccl
         at_once = self.queue_waits and not self._is_loaded
-        plan = Plan(launches, values, sorted(self._plans.passed), can_repeat=can_repeat, at_once=at_once)
+        plan = Plan(launches, sorted(self._plans.passed), can_repeat=can_repeat, at_once=at_once)
         self._is_loaded = True
         self._plans.moving = frozenset(range(len(values))) - self.reached - self.named
         self._plans.keep(values, plan)

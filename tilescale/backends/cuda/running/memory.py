@@ -22,7 +22,8 @@ class Memory:
     """Workspaces, and symmetric stand-ins for tensors that peers reach and that are not symmetric.
 
     Both are kept between calls and made anew, by all ranks, when a call needs them in another shape. `changed` is
-    called then: what was bound to the old ones is out of date.
+    called then: what was bound to the old ones is out of date. Those that a graph of the caller's was captured with
+    stay as long as the program: it may be replayed at any time.
     """
 
     def __init__(self, own: Owner, changed: Callable[[], None]):
@@ -30,6 +31,7 @@ class Memory:
         self._declared: dict[str, arg.Workspace] = {}
         self._workspaces: dict[str, torch.Tensor] = {}
         self._staged: dict[int, torch.Tensor] = {}
+        self._captured: dict[int, torch.Tensor] = {}  # by where they lie
         launches = own.program.launches
         self._flags = {b.name for launch in launches for b in launch.buffers if b.data in launch.flags}
 
@@ -40,6 +42,10 @@ class Memory:
     def tensor(self, workspace: arg.Workspace) -> torch.Tensor:
         """A workspace's instance on this device, as `prepare` has made it."""
         return self._workspaces[workspace.name]
+
+    def keep(self) -> None:
+        """A graph of the caller's is captured with what there is now."""
+        self._captured |= {t.data_ptr(): t for t in (*self._workspaces.values(), *self._staged.values())}
 
     def clear(self) -> None:
         """Workspaces are zero again."""

@@ -2,8 +2,9 @@
 """Plans: what a call launches, kept for later calls with tensors at the same places.
 
 A plan has everything bound that arguments decide, so a call that finds one evaluates nothing. When it is used for the
-third time its launches become a CUDA graph, and from then on the host's part of a call is one launch. A plan owns none
-of the caller's memory: it is right for whatever tensors lie where those of its first call lay.
+third time its launches become a CUDA graph, and from then on the host's part of a call is one launch. Until then it
+takes the graph of a plan that differs only in what kernels are passed, if there is one. A plan owns none of the
+caller's memory: it is right for whatever tensors lie where those of its first call lay.
 
 The first plan of a program may have to be a graph at once, so that all kernels are loaded before one of them runs: the
 driver may wait for the device to load one (CUDA C++ Programming Guide, Lazy Loading), and the kernel that runs then may
@@ -14,14 +15,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
+from tilescale.backends.cuda.running.replay import Replay
 from tilescale.backends.cuda.running.steps import KernelLaunch, Work, run
-
-if TYPE_CHECKING:
-    import torch
 
 KEPT = 512
 """Plans of one program that are kept, those used last: an operator has one for each layer of a model."""
@@ -38,56 +36,54 @@ class Plan:
     def __init__(
         self,
         launches: list[Work],
-        values: Sequence[Any],
         passed: Sequence[int],
         *,
         can_repeat: bool,
         at_once: bool = False,
+        like: Plan | None = None,
     ):
-        """Bound to a call's `values`.
+        """Of work that is bound to a call's arguments.
 
         Args:
             passed: positions of the scalars that kernels take and nothing else depends on: calls may differ in them.
             can_repeat: whether a graph of them does the same in each call, and may be kept: NCCL's groups can end.
             at_once: whether the first call is to be a graph already, if it can.
+            like: the plan of a call whose graph differs in what kernels take alone: it serves this one too, until this
+                one has been used so often that a graph of its own pays.
         """
-        self._launches, self.can_repeat = launches, can_repeat
+        self._launches, self.can_repeat, self._like = launches, can_repeat, like
         self._kernels = [launch for launch in launches if isinstance(launch, KernelLaunch)]
         self._passed = tuple(passed)
-        self._scalars = [values[i] for i in passed]
         self._calls = LAUNCHED_BEFORE if at_once else 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._is_stale = False  # the graph: it has other scalars
+        self._graph: Replay | None = None
 
     def launch(self, values: Sequence[Any], capturing: bool) -> None:
         """Put everything on the current stream, which may be `capturing` a graph of the caller's."""
         if self._passed:
-            self._take(values)
-        if capturing or not self.can_repeat:
-            return run(self._launches)
-        if self._is_stale:  # forgotten only here: a graph may not be destroyed while another one is captured
-            self._graph, self._is_stale = None, False
-        if self._graph is None and self._calls == LAUNCHED_BEFORE:
-            self._graph = _captured(self._launches)
-        if self._graph is not None:
-            return self._graph.replay()
-        self._calls += 1
-        run(self._launches)
+            for kernel in self._kernels:
+                kernel.take(values)
+        graph = self._replayed() if self.can_repeat and not capturing else None
+        if graph is None:
+            run(self._launches)
+        else:
+            graph.run(self._kernels)
 
     def of(self, values: Sequence[Any], moving: frozenset[int]) -> Plan:
         """The plan of another call, which differs in scalars that kernels take, and in where `moving` tensors lie."""
         launches = [
             launch.of(values, moving) if isinstance(launch, KernelLaunch) else launch for launch in self._launches
         ]
-        return Plan(launches, values, self._passed, can_repeat=self.can_repeat)
+        return Plan(launches, self._passed, can_repeat=self.can_repeat, like=self)
 
-    def _take(self, values: Sequence[Any]) -> None:
-        scalars = [values[i] for i in self._passed]
-        if scalars == self._scalars:
-            return
-        for kernel in self._kernels:
-            kernel.take(values)
-        self._scalars, self._calls, self._is_stale = scalars, 0, True
+    def _replayed(self) -> Replay | None:
+        """The graph of a call, from its third one on, or its third one of a kind."""
+        if self._graph is not None:
+            return self._graph
+        if self._calls < LAUNCHED_BEFORE:
+            self._calls += 1
+            return None if self._like is None else self._like._replayed()
+        self._graph = Replay(self._launches)
+        return self._graph
 
 
 class Plans:
@@ -176,24 +172,3 @@ def standing_for(value: Any) -> Any:
     storage = torch._C._construct_storage_from_data_pointer(value.data_ptr(), value.device, nbytes)
     return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
 
-
-def _captured(launches: Sequence[Work]) -> torch.cuda.CUDAGraph:
-    import torch
-
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may allocate meanwhile, and this one may load kernels: that is no part of it.
-    with torch.cuda.stream(_side_stream(torch.cuda.current_device())):
-        graph.capture_begin(capture_error_mode="relaxed")
-        try:
-            run(launches)
-        finally:
-            graph.capture_end()
-    return graph
-
-
-@cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    """A stream to capture on: the caller's may be the default one, which cannot."""
-    import torch
-
-    return torch.cuda.Stream(device)

@@ -71,6 +71,11 @@ class KernelLaunch:
         for place, position in self.scalars:
             self.arguments[place] = values[position]
 
+    def given(self) -> tuple[Any, ...]:
+        """What it takes of a call: scalars, and where tensors lie."""
+        places = [self.arguments[place].data_ptr() for place, _ in self.tensors]
+        return (*places, *(self.arguments[place] for place, _ in self.scalars))
+
     def of(self, values: Sequence[Any], moving: Container[int]) -> KernelLaunch:
         """The launch of another call, which differs in scalars and in the tensors at `moving` positions alone.
 
