@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ __all__ = [
     "entry",
     "generate",
     "jit",
+    "keeps_kernels",
     "nvcc",
 ]
 
@@ -94,9 +96,14 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:
     with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target:
         lowered = tilelang.lower(with_rising_dividends(func), target=target)
-    kernels = [kernel.attrs for kernel in lowered.device_mod.functions.values() if kernel.attrs]
-    dynamic = [int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs]
-    return Generated(empty_loops.mended(lowered.kernel_source), max(dynamic, default=0))
+    return Generated(empty_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
+
+
+def _dynamic_shared(device_mod: tvm.IRModule) -> int:
+    kernels = [kernel.attrs for kernel in device_mod.functions.values() if kernel.attrs]
+    return max(
+        (int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs), default=0
+    )
 
 
 def cuda_source(func: tirx.PrimFunc, target: Any, pass_configs: dict[str, Any] | None = None) -> str:
@@ -110,17 +117,51 @@ def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = No
     return bytes(compile_text(text, determine_target(target, return_object=True), pass_configs or {}))
 
 
-def compile_kernel(func: tirx.PrimFunc, rewrites: Sequence[Rewrite] = (), **options: Any) -> Any:
-    """`tilelang.compile`: a kernel for the GPU at hand. `rewrites` have the last word on its text."""
+def compile_kernel(
+    func: tirx.PrimFunc,
+    rewrites: Sequence[Rewrite] = (),
+    check: Callable[[str, int], None] | None = None,
+    **options: Any,
+) -> Any:
+    """`tilelang.compile`: a kernel for the GPU at hand. `rewrites` have the last word on its text.
+
+    `check` gets the text, and the bytes of dynamic shared memory, before nvcc does, and raises if they must not run.
+    Its `repr` says what else it depends on. What the cache has passed before. Lowering takes seconds: it is done once.
+    """
     if empty_loops.may_be_left_out(func):
         rewrites = empty_loops.mended, *rewrites
-    with logs.following(), _text_through(rewrites):
-        return tilelang.compile(keyed(with_rising_dividends(func), rewrites), **options)
+    made = keyed(with_rising_dividends(func), rewrites, check)
+    with logs.following(), _text_through(rewrites), _seen_by(check):
+        return tilelang.compile(made, **options)
+
+
+@contextlib.contextmanager
+def _seen_by(check: Callable[[str, int], None] | None) -> Iterator[None]:
+    """What is generated meanwhile passes `check` before nvcc gets it. TileLang's hook has the text alone."""
+    engine = importlib.import_module("tilelang.engine.lower")
+    compiled = engine.device_codegen
+
+    def checked(device_mod: tvm.IRModule, context: Any) -> tvm.IRModule:
+        if check is not None:
+            text = engine.device_codegen_without_compile(device_mod, context).inspect_source()
+            check(text, _dynamic_shared(device_mod))
+        return compiled(device_mod, context)
+
+    engine.device_codegen = checked
+    try:
+        yield
+    finally:
+        engine.device_codegen = compiled
 
 
 def cache_folder() -> Path:
     """Where stock TileLang keeps what it has compiled, and loads it from in later processes; it need not exist yet."""
     return Path(tilelang.env.TILELANG_CACHE_DIR)
+
+
+def keeps_kernels() -> bool:
+    """Whether other processes find there what this one compiles."""
+    return bool(tilelang.env.is_cache_enabled())
 
 
 def nvcc() -> str | None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Rewrites of the CUDA text that TileLang generates, and what tells its cache of them.
 
-Why: TileLang keeps compiled kernels on disk under what it got: the function and the options. Of rewrites of the text it
-knows nothing, so what an older rewrite made would be loaded for a newer one. Before: a function. After: the same one
-with an attribute, a digest of the source of whatever rewrites its text. A rewrite whose module changes is another one;
-what it calls has to lie in that module.
+Why: TileLang keeps compiled kernels on disk under what it got: the function and the options. Of who rewrites or checks
+the text it knows nothing, so what an older rewrite made would be loaded for a newer one. Before: a function. After: the
+same one with an attribute, a digest of the source of whatever rewrites or checks its text. A rewrite whose module
+changes is another one; what it calls has to lie in that module.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
+from typing import Any
 
 from tvm import tirx
 
@@ -29,13 +30,15 @@ def through(rewrites: Sequence[Rewrite], text: str) -> str:
     return reduce(lambda so_far, rewrite: rewrite(so_far), rewrites, text)
 
 
-def keyed(func: tirx.PrimFunc, rewrites: Sequence[Rewrite]) -> tirx.PrimFunc:
-    """The function, with an attribute that tells who rewrites its text; itself if nobody does."""
+def keyed(func: tirx.PrimFunc, rewrites: Sequence[Rewrite], check: Any = None) -> tirx.PrimFunc:
+    """The function, with an attribute that tells who rewrites and checks its text; itself if nobody does."""
+    if check is not None:
+        return func.with_attr(_KEY, f"{_digest((*rewrites, type(check)))} {check!r}")
     return func.with_attr(_KEY, _digest(tuple(rewrites))) if rewrites else func
 
 
 @cache
-def _digest(rewrites: tuple[Rewrite, ...]) -> str:
-    names = [f"{rewrite.__module__}.{rewrite.__qualname__}" for rewrite in rewrites]
-    sources = [inspect.getsource(inspect.getmodule(rewrite) or rewrite) for rewrite in rewrites]
+def _digest(makers: tuple[Rewrite | type, ...]) -> str:
+    names = [f"{maker.__module__}.{maker.__qualname__}" for maker in makers]
+    sources = [inspect.getsource(inspect.getmodule(maker) or maker) for maker in makers]
     return hashlib.sha256("\0".join([*names, *sources]).encode()).hexdigest()

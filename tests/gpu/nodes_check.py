@@ -38,7 +38,7 @@ from tilescale.backends.base import Target  # noqa: E402
 from tilescale.backends.cuda import support  # noqa: E402
 from tilescale.backends.cuda.running.collectives import hierarchical  # noqa: E402
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving  # noqa: E402
-from tilescale.backends.cuda.text import REWRITES  # noqa: E402
+from tilescale.backends.cuda.text import REWRITES, check_of  # noqa: E402
 from tilescale.comm.heap import default  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
 from tilescale.ops import chunks, small  # noqa: E402
@@ -46,6 +46,8 @@ from tilescale.ops import chunks, small  # noqa: E402
 LIMIT_S = 110.0
 CHECK_S = 60.0
 """Seconds that a part, and each of its checks, may take."""
+DEATH_S = 30.0
+"""Seconds within which who survives is told."""
 LAST_S = 3.0
 """Seconds by which rank 0 ends after the others."""
 AT_A_TIME = 3
@@ -194,11 +196,12 @@ def check_death(world: tilescale.World, found: Path) -> int:
     if world.rank == world.size - 1:
         os._exit(0)
     begin, verdict = time.perf_counter(), "FAIL nothing was raised"
-    try:
-        kernel(*mine)
-        kernel.synchronize()
-    except TileScaleError as error:
-        verdict = f"PASS {type(error).__name__}: {str(error).splitlines()[0]}"
+    with bounded(f"death on rank {world.rank}", DEATH_S):
+        try:
+            kernel(*mine)
+            kernel.synchronize()
+        except TileScaleError as error:
+            verdict = f"PASS {type(error).__name__}: {str(error).splitlines()[0]}"
     seconds = time.perf_counter() - begin
     print(f"rank {world.rank}, death: {verdict} ({seconds:.1f} s)", flush=True)
     keep(Outcome.of("death", "the other node dies", NODES, [verdict], seconds), found)
@@ -269,7 +272,7 @@ def compile_share(parts: Sequence[str], number: int, count: int, folder: Path) -
             kernel = tilescale.compile(make()[0])
         target = Target.of(kernel.program, kernel.machine, None)
         for grid in support.lower(kernel.program, target).kernels:
-            stock.compile_kernel(grid.func, REWRITES)
+            stock.compile_kernel(grid.func, REWRITES, check_of(grid, kernel.program, kernel.machine))
 
     for local in (1, 2):
         described = machine(local, folder)

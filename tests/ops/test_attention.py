@@ -28,16 +28,25 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "heads", "of_keys", "dim", "value_dim", "splits", "own_heads", "dtype"),
+    ("size", "heads", "of_keys", "dim", "value_dim", "splits", "blocks", "own_heads", "dtype"),
     [
-        (1, 6, 2, 64, 64, 1, False, torch.bfloat16),
-        (3, 6, 1, 64, 128, 2, True, torch.float16),
-        (2, 80, 1, 128, 64, 3, False, torch.bfloat16),  # latent, two tiles of heads
+        (1, 6, 2, 64, 64, 1, 2, False, torch.bfloat16),
+        (3, 6, 1, 64, 128, 2, 1, True, torch.float16),
+        (2, 80, 1, 128, 64, 3, 9, False, torch.bfloat16),  # latent, two tiles of heads
     ],
 )
 def test_decode(
-    size: int, heads: int, of_keys: int, dim: int, value_dim: int, splits: int, own_heads: bool, dtype: torch.dtype
+    size: int,
+    heads: int,
+    of_keys: int,
+    dim: int,
+    value_dim: int,
+    splits: int,
+    blocks: int,
+    own_heads: bool,
+    dtype: torch.dtype,
 ):
+    """Blocks that exchange take several groups of heads each, one, or none."""
     batch, keys, is_latent = 2, 150, dim > value_dim
     q = torch.randn(batch, heads, dim).to(dtype)
     k = [torch.randn(batch, keys, of_keys, dim).to(dtype) for _ in range(size)]
@@ -45,9 +54,8 @@ def test_decode(
     lengths = [torch.tensor([keys - 11 * r, 65 * (r % 2)], dtype=torch.int32) for r in range(size)]
     lengths[0][1] += size == 1  # somebody has a key
     merged, scale = heads // size if own_heads else heads, base2(None, dim)
-    program = decode.program(
-        size, heads, of_keys, dim, value_dim, splits, str(dtype).removeprefix("torch."), is_latent, own_heads, scale
-    )
+    name = str(dtype).removeprefix("torch.")
+    program = decode.program(size, heads, of_keys, dim, value_dim, splits, blocks, name, is_latent, own_heads, scale)
     per_device = [
         [q, k[r], k[r] if is_latent else v[r], lengths[r]]
         + [torch.full((splits, batch, heads, value_dim), torch.nan), torch.full((splits, batch, heads), torch.nan)]

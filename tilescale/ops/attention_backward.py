@@ -18,7 +18,17 @@ from tilescale.comm import Team
 from tilescale.ops.arguments import dense
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.sequence_parts import PARTS, THREADS, first_seeing, keys_seen, part_of, send_halves, wait_for
+from tilescale.ops.sequence_parts import (
+    COMPUTING,
+    LOADING,
+    PARTS,
+    THREADS,
+    first_seeing,
+    keys_seen,
+    part_of,
+    send_halves,
+    wait_for,
+)
 from tilescale.ops.workspace import workspace_of
 
 LN2 = math.log(2)
@@ -168,6 +178,8 @@ def add_to_queries(Q, K, V, dO, Rows, dQ, tile, place, b, rank, source, is_own, 
     first = (T.ceildiv(half, TALL) - 1 - tile) * TALL if causal else tile * TALL
     head, part = place // PARTS, place % PARTS
     mine = part_of(rank, part, size, zigzag)
+    T.annotate_producer_reg_dealloc(LOADING)
+    T.annotate_consumer_reg_alloc(COMPUTING)
     T.copy(Q[b, part, first : first + TALL, head, :], q)
     T.copy(dO[b, part, first : first + TALL, head, :], slope)
     for i in T.Parallel(TALL):
@@ -223,6 +235,8 @@ def add_to_keys(
     is_head, head = place // PARTS < of_keys, T.min(place // PARTS, of_keys - 1)
     outer, inner = (b, part) if is_own else (source * PARTS + part, b)
     theirs = part_of(source, part, size, zigzag)
+    T.annotate_producer_reg_dealloc(LOADING)
+    T.annotate_consumer_reg_alloc(COMPUTING)
     T.copy(K[outer, inner, first : first + TALL, head, :], k)
     T.copy(V[outer, inner, first : first + TALL, head, :], v)
     T.clear(of_k)

@@ -162,7 +162,7 @@ def _operator(
     space = workspace_of(team)
     parts, sums = space.own(torch.float32, (splits, batch, heads, value_dim), (splits, batch, heads))
     (inbox,) = space.symmetric(q.dtype, (team.size, batch, heads, value_dim + TERMS))
-    given = (heads, of_keys, dim, value_dim, splits, dtype_of(q), v is None, own_heads, scale)
+    given = (heads, of_keys, dim, value_dim, splits, at_once(), dtype_of(q), v is None, own_heads, scale)
     values = dense(k) if v is None else dense(v)
     kernel(program, team, *given)(dense(q), dense(k), values, dense(lengths), parts, sums, inbox, result)
     return result
@@ -189,14 +189,16 @@ def program(
     dim: int,
     value_dim: int,
     splits: int,
+    blocks: int,
     dtype: str,
     is_latent: bool,
     own_heads: bool,
     scale: float,
 ) -> Any:
-    """`splits` parts of the keys, then what they make together is sent, then what has come is merged.
+    """A grid for `splits` parts of the keys; then one of `blocks`, as many as a device holds, exchanges and merges.
 
-    The same grid does all three. As everybody's tiles are few, a rank has one flag for all that another one sends.
+    So the second one alone has to do with other devices. A block merges what has come for the heads whose parts it has
+    merged before. As messages are few, a rank has one flag for all that another one sends.
     """
     batch, keys = T.dynamic("batch"), T.dynamic("keys")
     tiles = of_keys * math.ceil(heads // of_keys / HEADS)
@@ -216,19 +218,13 @@ def program(
         Out: T.Tensor((batch, merged, value_dim), dtype),
     ):
         with T.Kernel(device=size, block=(splits, tiles, batch), threads=THREADS) as (split, place, b):
-            arrived = T.alloc_flags((size,))
             with T.Scale("block"):
                 attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, scale)
-            with T.Scale("device"):
-                pass
+        with T.Kernel(device=size, block=blocks, threads=THREADS) as block:
+            arrived = T.alloc_flags((size,))
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                block, blocks = split * tiles + place, splits * tiles
-                send_merged(parts, sums, inbox, arrived, block, blocks, high, b, rank, merged, own_heads)
-            with T.Scale("device"):
-                pass
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                block, blocks = split * tiles + place, splits * tiles
-                merge_received(inbox, Out, arrived, block, blocks, high, batch, b, rank, own_heads)
+                send_merged(parts, sums, inbox, arrived, block, blocks, high, batch, rank, merged)
+                merge_received(inbox, Out, arrived, block, blocks, high, batch, rank, own_heads)
 
     return decode
 
@@ -278,7 +274,7 @@ def attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, sca
 
 
 @T.macro
-def send_merged(parts, sums, inbox, arrived, block, blocks, high, b, rank, merged, own_heads):
+def send_merged(parts, sums, inbox, arrived, block, blocks, high, batch, rank, merged):
     """What the parts of the own keys make together, to all ranks or to the one whose heads they are."""
     splits, heads, value_dim = int(parts.shape[0]), int(parts.shape[2]), int(parts.shape[3])
     size, dtype, together = int(inbox.shape[0]), str(inbox.dtype), math.gcd(TOGETHER, splits)
@@ -286,8 +282,9 @@ def send_merged(parts, sums, inbox, arrived, block, blocks, high, b, rank, merge
     acc = T.alloc((high, value_dim), "float32", level="l0")
     weights, shares = T.alloc((high, splits), "float32", level="l0"), T.alloc((high, splits), "float32", level="l1")
     top, total = (T.alloc((high,), "float32", level="l0") for _ in range(2))
-    for turn in T.serial(T.ceildiv(heads // high - block, blocks)):
-        first = (block + turn * blocks) * high
+    for turn, owner in T.grid(turns_of(block, blocks, batch, merged // high), heads // merged):
+        item = block + turn * blocks
+        b, first = item // (merged // high), owner * merged + item % (merged // high) * high
         T.clear(acc)
         for i, s in T.Parallel(high, splits):
             weights[i, s] = sums[s, b, first + i]
@@ -301,23 +298,25 @@ def send_merged(parts, sums, inbox, arrived, block, blocks, high, b, rank, merge
                 for i, j in T.Parallel(high, value_dim):
                     acc[i, j] += shares[i, some * together + s] * parts[some * together + s, b, first + i, j]
         pack(packed, acc, top, total)
-        T.copy(packed, inbox[rank, b, first, 0])
-        if own_heads:
-            if first // merged != rank:
-                T.copy(packed, inbox[rank, b, first, 0], dst=first // merged, signal=arrived[rank])
-        else:
+        if merged == heads or owner == rank:
+            for i, j in T.Parallel(high, value_dim + TERMS):
+                inbox[rank, b, first + i, j] = packed[i, j]
+        if merged == heads:
             for step in T.serial(1, size):
                 T.copy(packed, inbox[rank, b, first, 0], dst=(rank + step) % size, signal=arrived[rank])
+        elif owner != rank:
+            T.copy(packed, inbox[rank, b, first, 0], dst=owner, signal=arrived[rank])
 
 
 @T.macro
-def merge_received(inbox, Out, arrived, block, blocks, high, batch, b, rank, own_heads):
+def merge_received(inbox, Out, arrived, block, blocks, high, batch, rank, own_heads):
     """What the keys of all ranks make together."""
     size, merged, value_dim = int(inbox.shape[0]), int(Out.shape[1]), int(Out.shape[2])
     acc = T.alloc((high, value_dim), "float32", level="l0")
     top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))
-    for turn in T.serial(T.ceildiv(merged // high - block, blocks)):
-        first = (block + turn * blocks) * high
+    for turn in T.serial(turns_of(block, blocks, batch, merged // high)):
+        item = block + turn * blocks
+        b, first = item // (merged // high), item % (merged // high) * high
         head = first + (rank * merged if own_heads else 0)
         begin(top, total, acc)
         for source in T.serial(size):
@@ -333,6 +332,11 @@ def merge_received(inbox, Out, arrived, block, blocks, high, batch, b, rank, own
                 acc[i, j] += each[i] * T.cast(inbox[source, b, head + i, j], "float32")
         for i, j in T.Parallel(high, value_dim):
             Out[b, first + i, j] = acc[i, j] / total[i]
+
+
+def turns_of(block: Any, blocks: int, batch: Any, groups: int) -> Any:
+    """How many groups of heads of all sequences a block takes."""
+    return T.max(T.ceildiv(batch * groups - block, blocks), 0)
 
 
 @T.macro

@@ -19,15 +19,12 @@ from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, rank_of, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
-from tilescale.ops.sequence_parts import PARTS, THREADS, keys_seen, part_of, send_halves, wait_for
+from tilescale.ops.sequence_parts import COMPUTING, LOADING, PARTS, THREADS, keys_seen, part_of, send_halves, wait_for
 from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_step
 from tilescale.ops.workspace import workspace_of
 
 QUERIES, KEYS = 128, 128
 """Queries of a block, and keys of a step."""
-
-LOADING, COMPUTING = 40, 232
-"""Registers of a thread that loads, and of one that computes: of three warpgroups, 64512 in all."""
 
 
 def sequence_attention(

@@ -13,6 +13,9 @@ PARTS = 2
 
 THREADS = 256
 
+LOADING, COMPUTING = 40, 232
+"""Registers of a thread that loads, and of one that computes: of three warpgroups, 64512 in all."""
+
 
 def part_of(rank: Any, half: Any, size: int, zigzag: bool) -> Any:
     """The number in the sequence of one half of a rank's tokens."""
@@ -56,9 +59,7 @@ def send(own, gathered, arrived, rank, size, step, half, b, number, ring):
     place = (rank + size + 1 - step if ring else rank) % size * PARTS + half
     if ring:
         if step == 1:
-            T.copy(
-                own[b, half, :, :, :], gathered[place, b, :, :, :], dst=(rank + 1) % size, signal=arrived[place]
-            )
+            T.copy(own[b, half, :, :, :], gathered[place, b, :, :, :], dst=(rank + 1) % size, signal=arrived[place])
         else:
             T.copy(
                 gathered[place, b, :, :, :],

@@ -143,6 +143,18 @@ class Dependence:
             return self._released(self.names.region(made.flag, "r").root)
         return Ordered(self.names, everything=True) if self.is_opaque else self._after(self.steps)
 
+    def gates(self, call: ir.Call, data: ir.Var) -> bool:
+        """Whether later loads of a tensor have to stay behind a wait, a barrier or a collective.
+
+        Flags that nothing in the program signals may speak of all that it writes; what no statement writes has its
+        contents from the start of the call on.
+        """
+        ordered = self.ordered_by(call)
+        if not ordered.everything or self.is_opaque:
+            return ordered.load(data)
+        root = self.names.root(data)
+        return any(access.root.same_as(root) for step in self.steps for access in step.effects.writes)
+
     def _released(self, flag: ir.Var) -> Ordered:
         """What may have happened before an update of a flag."""
         if self.is_opaque:

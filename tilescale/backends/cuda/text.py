@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang_core import compile as stock
-from tilescale.backends.cuda.lowering.check import check_shared, check_text, static_shared_bytes
+from tilescale.backends.cuda.lowering.check import Check
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.vectors import whole_vectors
@@ -22,6 +22,11 @@ REWRITES = one_array_each, whole_vectors
 """What the text that stock TileLang generates goes through before nvcc gets it."""
 
 
+def check_of(kernel: LoweredKernel, program: Program, machine: Machine) -> Check:
+    """What the text of one kernel of a program has to pass."""
+    return Check.of(program.name, written_by_peers(program), kernel.ahead, machine, kernel.where)
+
+
 def checked(
     kernel: LoweredKernel, program: Program, machine: Machine, target: Any, pass_configs: dict[str, Any] | None
 ) -> str:
@@ -32,7 +37,5 @@ def checked(
         AllocationTooLargeError: more shared memory than the machine has.
     """
     generated = stock.generate(kernel.func, target, pass_configs, REWRITES)
-    check_text(generated.text, written_by_peers(program), kernel.ahead)
-    asked = generated.dynamic_shared + static_shared_bytes(generated.text)
-    check_shared(program.name, asked, machine, kernel.where)
+    check_of(kernel, program, machine)(generated.text, generated.dynamic_shared)
     return generated.text

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from tilescale.errors import TileScaleError
 
 __all__ = ["findings"]
 
+_ADAPTERS = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NVSHMEM_HCA_PE_MAPPING", "UCX_NET_DEVICES")
 _CONNECT_WITHIN_S = 5.0
 _MOST_SKEW_S = 1.0
 _ROUNDS = 20
@@ -24,6 +26,7 @@ def findings(world: World) -> Iterator[Finding]:
     yield Finding("ranks", True, f"{world.size}, started by {world.launcher}, on {', '.join(dict.fromkeys(names))}")
     checks: dict[str, Callable[[World], Finding]] = {
         "devices": _devices,
+        "binding": _binding,
         "ports": _ports,
         "store": _store,
         "clocks": _clocks,
@@ -46,6 +49,21 @@ def _devices(world: World) -> Finding:
     kinds = {device.partition(":")[0] for device, _ in told}
     text = ", ".join(f"rank {rank} on {device}" for rank, (device, _) in enumerate(told))
     return Finding("devices", len(kinds) == 1, text, "all ranks need GPUs, or none: TILESCALE_EMULATE=1 uses none")
+
+
+def _binding(world: World) -> Finding:
+    """What each rank is bound to, by `tilescale bind` or otherwise."""
+    told = world.all_gather((len(os.sched_getaffinity(0)), {name: os.environ.get(name) for name in _ADAPTERS}))
+    lists = {(world.node_of[rank], variables["NCCL_IB_HCA"]) for rank, (_, variables) in enumerate(told)}
+    said = [{name: text for name, text in variables.items() if text is not None} for _, variables in told]
+    text = "; ".join(
+        " ".join([f"rank {rank}: {cores} cores", *(f"{name}={value}" for name, value in said[rank].items())])
+        for rank, (cores, _) in enumerate(told)
+    )
+    if len(lists) > world.nodes:
+        remedy = "NCCL needs the same NCCL_IB_HCA in all ranks of a node: leave it to tilescale bind"
+        return Finding("binding", False, text, remedy)
+    return Finding("binding", True if any(said) else None, text, "tilescale bind, where there are GPUs and adapters")
 
 
 def _ports(world: World) -> Finding:

@@ -147,6 +147,36 @@ def check_text(text: str, remote: frozenset[str] = frozenset(), ahead: frozenset
                 _check_signal(kernel, node)
 
 
+@dataclass(frozen=True)
+class Check:
+    """What must hold of one kernel: its text, and the shared memory that one program of it takes.
+
+    Attributes:
+        name: of the program.
+        remote, ahead: as for `check_text`, sorted.
+        machine: has the shared memory.
+        where: the user's launch.
+    """
+
+    name: str
+    remote: tuple[str, ...]
+    ahead: tuple[str, ...]
+    available: int
+    machine: Machine = field(repr=False)
+    where: tuple[Location, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, name: str, remote: frozenset[str], ahead: frozenset[str], machine: Machine, where: tuple) -> Check:
+        """Of a program's kernel."""
+        available = machine.capacity(machine.layer_for("shared").name)
+        return cls(name, tuple(sorted(remote)), tuple(sorted(ahead)), available, machine, where)
+
+    def __call__(self, text: str, dynamic_shared: int) -> None:
+        """Raises GeneratedTextError or AllocationTooLargeError."""
+        check_text(text, frozenset(self.remote), frozenset(self.ahead))
+        check_shared(self.name, dynamic_shared + static_shared_bytes(text), self.machine, self.where)
+
+
 def _check_read_only(kernel: KernelText, node: Node, remote: frozenset[str]) -> None:
     names = set(re.findall(r"\w+", node.text))
     found = sorted(names & remote) or sorted(n for n in names if n.endswith("_peers"))

@@ -24,8 +24,8 @@ from tilescale.backends.cuda.lowering.specialisation import lower as in_roles
 from tilescale.backends.cuda.lowering.window import in_turns, window
 
 
-def lower(phase: Phase, rendezvous: Rendezvous) -> LoweredKernel:
-    """A phase as a kernel; `rendezvous` says where devices synchronize in it.
+def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
+    """A phase as a kernel; `rendezvous` says where devices synchronize in it, if they do.
 
     Raises:
         UnsupportedError: something that has no lowering, with its line.
@@ -40,11 +40,11 @@ def begun(phase: Phase) -> Phase:
     return replace(made, window=window(made))
 
 
-def devices(phase: Phase, rendezvous: Rendezvous) -> Phase:
+def devices(phase: Phase, rendezvous: Rendezvous | None) -> Phase:
     """A phase in which no other device is named any more, but its memory."""
     stage = DeviceStage(phase)
     body = in_turns(stage, stage.stmt(phase.stmt))
-    if rendezvous.inside:
+    if rendezvous is not None:
         stage.where = phase.launch.where
         body = enclosed(stage, body, rendezvous)
     return stage.lowered(body)

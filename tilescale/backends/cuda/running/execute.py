@@ -13,6 +13,7 @@ from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.check import Check
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
@@ -32,11 +33,12 @@ from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import target_for
-from tilescale.backends.cuda.text import REWRITES, STRIDE
+from tilescale.backends.cuda.text import REWRITES, STRIDE, check_of
 from tilescale.comm import Team, World, init
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.group import Group
+from tilescale.cost.calibrated import origin
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program import extents
@@ -151,6 +153,7 @@ class DeviceProgram:
         if not self.is_alone and not self.near.is_everybody:
             assert self.between  # opened now, where all ranks are
         self.spared = transports.QUEUE_PROCESSORS if leads_out(self._lowered.body, self.target) else 0
+        self._shares = self._compile_shares()
         self._steps = self._step(self._lowered.body)
         self._generation = generation
         self._waits: bool = bool(self.sites) or not self.is_alone
@@ -205,21 +208,43 @@ class DeviceProgram:
             return control.loop_while(self, stmt, bodies[0], where)
         return control.branch(self, stmt, bodies, where)
 
-    def compile(self, func: ir.PrimFunc, check: Callable[[], None] | None = None) -> Any:
+    def compile(self, func: ir.PrimFunc, check: Check | None = None) -> Any:
         """The kernel; one rank of each node checks and compiles, the others find the result in the cache."""
-        first = self._is_first_of_node
 
         def make() -> Any:
-            if first and check is not None:
-                check()
-            return stock.compile_kernel(func, REWRITES, **self.options)
+            return self._shares.pop(func, None) or stock.compile_kernel(func, REWRITES, check, **self.options)
 
-        return once_per_node(self._group, first, make)
+        return once_per_node(self._group, self._is_first_of_node, make)
+
+    def _compile_shares(self) -> dict[ir.PrimFunc, Any]:
+        """Collective: of several kernels each rank of a node compiles some. The others find them in the cache.
+
+        Raises GeneratedTextError, AllocationTooLargeError, and what the compiler raises.
+        """
+        mine, many = self._number_in_node
+        made: dict[ir.PrimFunc, Any] = {}
+        # What calls a library is compiled once that is there.
+        grids = [grid.kernel for grid in self._lowered.grids if not grid.kernel.libraries]
+        if many == 1 or len(grids) == 1 or not stock.keeps_kernels():
+            return made
+
+        def make() -> None:
+            for kernel in grids[mine::many]:
+                check = check_of(kernel, self.program, self.target.machine)
+                made[kernel.func] = stock.compile_kernel(kernel.func, REWRITES, check, **self.options)
+
+        self.on_all(make)
+        return made
+
+    @property
+    def _number_in_node(self) -> tuple[int, int]:
+        """Which of how many ranks of the program on its node this one is."""
+        here = [rank for rank in self.team.ranks if self.world.node_of[rank] == self.world.node]
+        return here.index(self.team.ranks[self.team.rank]), len(here)
 
     @property
     def _is_first_of_node(self) -> bool:
-        nodes = [self.world.node_of[rank] for rank in self.team.ranks]
-        return nodes.index(self.world.node) == self.team.rank
+        return self._number_in_node[0] == 0
 
     def device_code(self, text: str) -> bytes:
         """CUDA text compiled for the device, once on each node; the other ranks find it in the cache. Collective."""
@@ -282,10 +307,12 @@ class DeviceProgram:
         with _NO_TURN if capturing else self._turns:
             try:
                 self._launch(plan, values, capturing)
-            except BaseException:
+            except BaseException as error:
                 if self.queue is not None:
                     self.queue.drop()
                 self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
+                if self.by_nccl and nccl.is_failure(error):
+                    self.guard.blame(error)
                 raise
 
     def _launch(self, plan: Plan | None, values: Sequence[Any], capturing: bool) -> None:
@@ -385,4 +412,5 @@ class DeviceProgram:
 
 def _facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:
     given = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
-    return Facts(program.name, ir.fingerprint(program.func), (machine.name, machine.digest), given or "no options")
+    known = machine.name, machine.digest
+    return Facts(program.name, ir.fingerprint(program.func), known, given or "no options", origin(machine))

@@ -13,7 +13,7 @@ from tilescale.backends.cuda.lowering.check import kernels
 from tilescale.backends.cuda.lowering.program import LoweredGrid
 from tilescale.backends.cuda.running import occupancy
 from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work
-from tilescale.backends.cuda.text import REWRITES, checked
+from tilescale.backends.cuda.text import REWRITES, check_of
 from tilescale.program.grids import programs
 from tilescale.program.waiting import first_wait, waits_across
 
@@ -27,13 +27,13 @@ def grid_step(own: Owner, grid: LoweredGrid) -> Step:
     Raises:
         LaunchError: programs of the grid wait for one another, and the device does not hold all of them; or for a copy
             queue that needs processors, and the grid leaves it none.
-        GeneratedTextError, AllocationTooLargeError: as `text.checked`.
+        GeneratedTextError, AllocationTooLargeError: as `Check`.
     """
     lowered, launch = grid.kernel, grid.launch
     by_nvshmem = nvshmem_link.IMPL in lowered.libraries
     if by_nvshmem:
         own.on_all(lambda: nvshmem_link.prepare(own.heap, own.options, launch.where))
-    kernel = own.compile(lowered.func, lambda: _check_text(own, grid))
+    kernel = own.compile(lowered.func, check_of(lowered, own.program, own.target.machine))
     _check_residency(own, grid, kernel)
     run = stock.entry(kernel)
     if by_nvshmem:
@@ -52,11 +52,6 @@ def grid_step(own: Owner, grid: LoweredGrid) -> Step:
         return [KernelLaunch(run, [own.memory.value(a, call) for a in lowered.arguments], scalars, tensors)]
 
     return bind
-
-
-def _check_text(own: Owner, grid: LoweredGrid) -> None:
-    target, configs = own.options.get("target") or "auto", own.options.get("pass_configs")
-    checked(grid.kernel, own.program, own.target.machine, target, configs)
 
 
 def _check_residency(own: Owner, grid: LoweredGrid, kernel: Any) -> None:

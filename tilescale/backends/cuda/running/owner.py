@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.check import Check
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.guard import Guard
@@ -88,7 +89,7 @@ class Owner(Protocol):
     def rank(self, level: str) -> int:
         """This rank's rank at a level."""
 
-    def compile(self, func: ir.PrimFunc, check: Callable[[], None] | None = None) -> Any:
+    def compile(self, func: ir.PrimFunc, check: Check | None = None) -> Any:
         """A kernel. Collective."""
 
     def device_code(self, text: str) -> bytes:

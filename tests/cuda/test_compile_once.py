@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""A kernel is lowered once: its check sees the text that nvcc gets; ranks share out what a program compiles."""
+
+import importlib
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tilelang
+from tilelang.backend.target import determine_target
+
+import tilescale.language as T
+from tests.cuda.support import lowered
+from tilelang_core import compile as stock
+from tilelang_core.texts import keyed
+from tilescale.backends.cuda.lowering.check import Check, GeneratedTextError
+from tilescale.backends.cuda.running import execute
+from tilescale.backends.cuda.support import DeviceLowered
+from tilescale.backends.cuda.target import target_for
+from tilescale.backends.cuda.text import REWRITES, check_of
+from tilescale.errors import AllocationTooLargeError
+from tilescale.hda import Machine
+
+MACHINE = Machine.load("h200-sxm-8")
+TARGET = target_for(MACHINE)
+
+
+def two_grids() -> DeviceLowered:
+    @T.prim_func
+    def doubled_twice(X: T.Tensor((512, 64), "float32"), n: T.int32):
+        with T.Kernel(device=2, block=4, threads=128) as tile:
+            with T.Scale("block"):
+                kept = T.alloc((128, 64), "float32", level="l1")
+                for _ in T.serial(n):  # may have no step, so its text is rewritten
+                    T.copy(X[tile * 128, 0], kept)
+                    T.copy(kept, X[tile * 128, 0])
+            with T.Scale("device"):
+                pass
+            with T.Scale("block"):
+                X[tile, 0] = 2.0
+
+    return lowered(doubled_twice)
+
+
+@pytest.fixture
+def nvcc(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that nvcc would get; nothing is compiled or kept."""
+    engine, texts = importlib.import_module("tilelang.engine.lower"), []
+
+    def codegen(device_mod: Any, context: Any) -> Any:
+        made = engine.device_codegen_without_compile(device_mod, context)
+        texts.append(str(made.inspect_source()))
+        return made
+
+    def compile_function(func: Any, target: Any) -> None:
+        with determine_target(target, return_object=True) as taken:
+            engine.lower(func, target=taken, enable_device_compile=True)
+
+    monkeypatch.setattr(engine, "device_codegen", codegen)
+    monkeypatch.setattr(tilelang, "compile", compile_function)
+    return texts
+
+
+def test_the_check_sees_what_nvcc_gets(nvcc: list[str], monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(Check, "__call__", lambda own, *given: seen.append(given))
+    made = two_grids()
+    kernel = made.kernels[0]
+    stock.compile_kernel(kernel.func, REWRITES, check_of(kernel, made.lowered.program, MACHINE), target=TARGET)
+    shown = stock.generate(kernel.func, TARGET, None, REWRITES)
+    assert seen == [(shown.text, shown.dynamic_shared)] and nvcc == [shown.text]
+    assert shown.dynamic_shared >= 128 * 64 * 4
+
+
+def test_what_fails_the_check_is_not_compiled(nvcc: list[str]):
+    made = two_grids()
+    kernel, program = made.kernels[0], made.lowered.program
+    check = check_of(kernel, program, MACHINE)
+    for rewrite, error, said in (
+        (lambda text: text + "\n__shared__ float a[65536];\n", AllocationTooLargeError, "doubled_twice"),
+        (lambda text: text.replace("float* X", "float* __restrict__ X"), GeneratedTextError, "__restrict__"),
+    ):
+        with pytest.raises(error, match=said):
+            stock.compile_kernel(kernel.func, [rewrite], check, target=TARGET)
+    assert nvcc == []
+
+
+def test_a_kernel_is_kept_under_what_checked_it():
+    made = two_grids()
+    func, check = made.kernels[0].func, check_of(made.kernels[0], made.lowered.program, MACHINE)
+    keys = [
+        str(keyed(func, REWRITES, given).attrs["tilescale.text"])
+        for given in (None, check, replace(check, where=()), replace(check, ahead=("X",)), replace(check, available=1))
+    ]
+    assert keys[1] == keys[2] and len(set(keys)) == 4
+
+
+@pytest.mark.parametrize(("ranks", "shares"), [((0, 1), [[0], [1]]), ((1, 0), [[0], [1]]), ((0, 2), [[], []])])
+def test_ranks_of_a_node_share_out_kernels(
+    ranks: tuple[int, ...], shares: list[list[int]], monkeypatch: pytest.MonkeyPatch
+):
+    """Of a job of two nodes: ranks 0 and 1, and 2 and 3. A rank that is alone on its node compiles each in its turn."""
+    made = two_grids()
+    monkeypatch.setattr(stock, "compile_kernel", lambda func, *given, **options: func)
+    monkeypatch.setattr(stock, "keeps_kernels", lambda: True)
+    found = []
+    for number, rank in enumerate(ranks):
+        own = object.__new__(execute.DeviceProgram)
+        own._lowered, own.program, own.target = made.lowered, made.lowered.program, made.lowered.target
+        own.options = {}
+        own.team = SimpleNamespace(ranks=ranks, rank=number)
+        own.world = SimpleNamespace(node_of=(0, 0, 1, 1), node=rank // 2)
+        monkeypatch.setattr(execute.DeviceProgram, "on_all", lambda own, make: make())
+        found.append([[k.func for k in made.kernels].index(func) for func in own._compile_shares()])
+    assert found == shares
