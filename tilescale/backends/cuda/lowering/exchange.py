@@ -24,11 +24,17 @@ from tilescale.backends.cuda.lowering.implemented import ON_TILES
 from tilescale.backends.cuda.lowering.markers import by_nvshmem
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.signals import barrier, epochs
+from tilescale.backends.cuda.lowering.statements import stages_of
 from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.collectives import TILES
 from tilescale.program import ops
+from tilescale.program.model import bytes_of
 from tilescale.program.operations import Collective, Combine
+from tilescale.program.residency import tile_bytes
+
+WIDE = 16
+"""Bytes that a thread loads or stores at once, at most."""
 
 
 def tile_of(stage: DeviceStage, region: ir.Call) -> Tile:
@@ -83,6 +89,30 @@ class Exchange:
     def _place(self, sender: Any) -> Any:
         """Where what `sender` sends lies in the workspace of its receiver. The remainder proves it in bounds."""
         return (self.parity % 2 * self.stage.window + self.program) * self.devices + sender
+
+    def staged(self, tile: Tile) -> tuple[list[ir.Stmt], Tile, list[ir.Stmt]]:
+        """A tile as it is sent and combined, and what is done before and after.
+
+        A thread has a few neighbouring elements of a tile in registers. Sent as they are, packets are mostly headers;
+        through shared memory whole rows go, 16 bytes a thread.
+        """
+        if not tile.in_registers or self.stage.executing is not None or not self._has_room(tile):
+            return [], tile, []
+        buffer = tir.local_buffer(f"{self.name}_staged", tile.extents, tile.dtype, "shared.dyn")
+        self.stage.tiles.append(buffer)
+        dense = Tile.whole(buffer)
+        there = tir.tile_call("copy", tile.region("r"), dense.region("w"))
+        return [there], dense, [tir.tile_call("copy", dense.region("r"), tile.region("w"))]
+
+    def _has_room(self, tile: Tile) -> bool:
+        """Whether shared memory has room for a tile that has work for all threads, beside what pipelines hold."""
+        stage, machine = self.stage, self.stage.target.machine
+        nbytes = bytes_of(tile.extents, tile.dtype) or 0
+        depths = [1]
+        ir.walk(stage.phase.stmt, lambda n: depths.append(stages_of(n)))
+        taken = max(depths) * sum(tile_bytes(machine, stage.launch, ir.SHARED).values())
+        room = machine.capacity(machine.layer_for("shared").name)
+        return WIDE * stage.launch.thread_count <= nbytes <= room - taken
 
     def begin(self) -> ir.Stmt:
         """Which half of the workspace this collective uses: all devices count the same barriers."""
@@ -190,8 +220,11 @@ def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
         return _allreduce_function(stage, call, made.combine)
     tile = tile_of(stage, made.target)
     exchange = Exchange(stage, call, tile.extents, tile.dtype)
-    sends = exchange.send(tile.region("r"))
-    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(tile, made.reduction)])
+    before, dense, after = exchange.staged(tile)
+    summed = exchange.combined(dense, made.reduction)
+    return tir.sequence(
+        [*before, exchange.begin(), *exchange.send(dense.region("r")), exchange.barrier(), summed, *after]
+    )
 
 
 def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> ir.Stmt:
