@@ -34,7 +34,7 @@ demo: $(READY)
 test: lint
 	@$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-# What is missing is skipped with its reason; on Debian: apt-get install iproute2 slurm-wlm munge libpmix-dev libopenmpi3
+# What is missing is skipped with its reason; on Debian: apt-get install iproute2 slurm-wlm munge libpmix-dev libopenmpi3 openmpi-bin
 test-cluster: $(READY)
 	@$(BIN)/python -m pytest -q -n 0 tests/cluster/hosts.py tests/cluster/slurm.py
 

@@ -8,12 +8,15 @@
 #   Several nodes: name them in a host file, one per line.
 #       HOSTFILE=hosts.txt launch/mpirun.sh 16 script.py
 #
+#   Rank 0 runs on the first of them. The others find the network that leads to it, unless MASTER_ADDR names an address
+#   of it on another one.
+#
 # The script runs in the Python that `python` finds, with the mpi4py of that Python. mpirun must belong to the MPI library
 # that mpi4py loads. Without an MPI on the machine, this is enough, as an ordinary user:
 #       pip install mpi4py mpich
 # MPI brings the processes together and does nothing else: a CUDA-aware MPI is not needed. Each process runs on the cores
-# next to its GPU (tilescale bind), each line of output carries its rank. After a failure tilescale doctor says what such
-# a job can do, and the exit code is that of the script.
+# and adapters next to its GPU (tilescale bind), each line of output carries its rank. After a failure tilescale doctor
+# says what such a job can do, and the exit code is that of the script.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
@@ -23,19 +26,30 @@ fi
 processes=$1
 shift
 
+# Each process would otherwise start as many threads as there are cores.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
+if [ -n "${HOSTFILE:-}" ] && [ -z "${MASTER_ADDR:-}" ]; then
+    # The first line that is no comment, up to a number of ranks: "node0:8", "node0 slots=8".
+    MASTER_ADDR=$(sed -E '/^[[:space:]]*(#|$)/d; s/^[[:space:]]*([^[:space:]:]+).*/\1/; q' "$HOSTFILE")
+    export MASTER_ADDR
+fi
+
 # MPICH and Open MPI differ in the options below; both know -n. Binding is left to tilescale bind, which knows the GPUs.
 options=()
 if mpirun --version 2>&1 | grep -q -e "Open MPI" -e "PRRTE"; then
     # More processes than cores is normal for emulated runs, and Open MPI refuses it unless told so.
     options+=(--map-by :OVERSUBSCRIBE --bind-to none --tag-output)
     [ -z "${HOSTFILE:-}" ] || options+=(--hostfile "$HOSTFILE")
+    # Other hosts get of the environment only what is named here; values never stand on a command line.
+    families='TILESCALE|TILELANG|NCCL|NVSHMEM|UCX|GLOO|CUDA|OMP|TORCH|MPI4PY'
+    for name in $(compgen -e | grep -E "^($families)_|^(PATH|LD_LIBRARY_PATH|PYTHON.*|MASTER_ADDR)\$"); do
+        options+=(-x "$name")
+    done
 else
     options+=(-prepend-rank)
     [ -z "${HOSTFILE:-}" ] || options+=(-f "$HOSTFILE")
 fi
 
-# Each process would otherwise start as many threads as there are cores.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 python=${PYTHON:-python}
 start=(mpirun ${options[@]+"${options[@]}"} -n "$processes" "$python" -m tilescale.cli bind "$python")
 code=0

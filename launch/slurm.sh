@@ -32,9 +32,9 @@ if [ -z "${TILESCALE_JOB_KEY:-}${TILESCALE_JOB_KEY_FILE:-}" ]; then
     export TILESCALE_JOB_KEY
 fi
 
-# Each line of output carries its task, and each task runs on the cores next to its GPU (tilescale bind). A task's error
-# reaches the others within a moment. --kill-on-bad-exit ends those that do not stop by themselves; a task that has failed
-# stays until they have, as srun reports those that it ends before those that fail.
+# Each line of output carries its task, and each task runs on the cores and adapters next to its GPU (tilescale bind). A
+# task's error reaches the others within a moment. --kill-on-bad-exit ends those that do not stop by themselves; a task
+# that has failed stays until they have, as srun reports those that it ends before those that fail.
 python=${PYTHON:-python}
 start=(srun --label --kill-on-bad-exit=1 --cpu-bind=none)
 if [ -n "${MPI:-}" ]; then

@@ -17,8 +17,8 @@
 #   The nodes then meet at RDZV=HOST:PORT, where one of them waits, and torchrun numbers them:
 #       MAX_RESTARTS=3 NNODES=2 RDZV=node0:29500 launch/torchrun.sh 8 script.py    (on both)
 #
-# Each process runs on the cores next to its GPU (tilescale bind), each line of output carries its rank. After a failure
-# tilescale doctor says what such a job can do.
+# Each process runs on the cores and adapters next to its GPU (tilescale bind), each line of output carries its rank.
+# After a failure tilescale doctor says what such a job can do.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
@@ -45,7 +45,7 @@ else
 fi
 
 # Each process would otherwise start as many threads as there are cores.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 # shellcheck disable=SC2016 # torchrun fills it in: the rank, before every line
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[${rank}] '
 python=${PYTHON:-python}

@@ -54,6 +54,7 @@ READS_ENVIRONMENT = {
     "tilescale/comm/world.py": "hands the environment to the launchers, which are functions of it",
     "tilescale/cli/run.py": "passes it on to the processes that it starts",
     "tilescale/cli/bind.py": "passes it on to the program that it becomes",
+    "tilescale/cli/doctor/job.py": "says what ranks were bound to by it",
 }
 
 FILE_CAP, FUNCTION_CAP = 450, 80
@@ -249,12 +250,9 @@ def test_stock_operations_are_known_in_the_seam():
 
 
 def test_the_environment_is_read_in_one_place():
-    readers = set()
-    for path in sources(*PRODUCT):
-        for node in ast.walk(tree(path)):
-            reads = isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv", "putenv"}
-            if reads or {"os.environ", "os.getenv"} & set(imported(node)):
-                readers.add(short(path))
+    attributes, imports = {"environ", "environb", "getenv", "putenv"}, {"os.environ", "os.getenv"}
+    nodes = [(short(path), node) for path in sources(*PRODUCT) for node in ast.walk(tree(path))]
+    readers = {at for at, node in nodes if getattr(node, "attr", "") in attributes or imports & {*imported(node)}}
     assert readers == READS_ENVIRONMENT.keys()
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -14,6 +15,7 @@ import pytest
 from tests.cluster.conftest import JOB, ROOT, Hosts, finished
 
 RUN = ["tilescale", "run"]
+OPEN_MPI = Path("/usr/bin/mpirun.openmpi")
 
 
 def tilescale_run(hosts: Hosts, nodes: int, ranks: int, *words: str) -> dict[int, list[str]]:
@@ -59,6 +61,18 @@ def test_mpirun(hosts: Hosts, tmp_path: Path, nodes: int, ranks: int) -> None:
     words = [str(ROOT / "launch/mpirun.sh"), str(nodes * ranks), JOB, str(nodes)]
     outputs = hosts.run({0: words}, HOSTFILE=str(tmp_path / "hostfile"), TILESCALE_JOB_KEY=None)
     assert_right(outputs, nodes, ranks)
+
+
+@pytest.mark.skipif(not OPEN_MPI.exists(), reason="apt-get install openmpi-bin")
+def test_mpirun_of_open_mpi(hosts: Hosts, tmp_path: Path) -> None:
+    """It hands on the environment that the script names, and goes by the network that leads to rank 0."""
+    (tmp_path / "mpirun").symlink_to(OPEN_MPI)
+    (tmp_path / "hostfile").write_text("".join(f"{name} slots=2\n" for name in hosts.names[:2]))
+    own = {"HOSTFILE": str(tmp_path / "hostfile"), "PATH": f"{tmp_path}{os.pathsep}{hosts.env['PATH']}"}
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    library = {"MPI4PY_LIBMPI": "libmpi.so.40", "TILESCALE_JOB_KEY": None}
+    outputs = hosts.run({0: [str(ROOT / "launch/mpirun.sh"), "4", JOB, "2"]}, **own, **as_root, **library)
+    assert_right(outputs, 2, 2)
 
 
 def test_a_failure_ends_all_nodes_with_its_code(hosts: Hosts) -> None:
@@ -115,6 +129,7 @@ def test_delay_and_loss(hosts: Hosts, slow_link: None) -> None:
 
 
 def test_doctor_of_a_job(hosts: Hosts) -> None:
-    (code, output), _ = hosts.run(tilescale_run(hosts, 2, 1, "-m", "tilescale.cli", "doctor", "--job"))
+    (code, output), _ = hosts.run(tilescale_run(hosts, 2, 1, "--bind", "-m", "tilescale.cli", "doctor", "--job"))
     assert code == 0 and "2, started by tilescale run, on tsnode0, tsnode1" in output
     assert "every rank reaches every other one" in output and "memory on its node" in output
+    assert re.search("rank 0: .*NCCL_SOCKET_IFNAME=eth0; rank 1: .*NCCL_SOCKET_IFNAME=eth0", output), output

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +22,9 @@ from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
 from tilescale.comm.trust.key import JobKey
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -99,12 +102,12 @@ def run_job() -> Callable[..., Done]:
 
 @pytest.fixture
 def run_ranks() -> Callable[..., list[Any]]:
-    """run_ranks(size, fn, timeout_s=): fn(team of all) as every rank, a thread each; what each gave or raised."""
+    """run_ranks(size, fn, timeout_s=, store=): fn(team of all) as every rank, in threads; what each gave or raised."""
 
-    def run(size: int, fn: Callable[[Team], Any], timeout_s: float = 20.0) -> list[Any]:
+    def run(size: int, fn: Callable[[Team], Any], timeout_s: float = 20.0, store: Store | None = None) -> list[Any]:
         from torch.distributed import HashStore
 
-        store = HashStore()
+        store = store or HashStore()
         outcomes: list[Any] = [None] * size
 
         def be(rank: int) -> None:

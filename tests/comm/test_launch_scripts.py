@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.conftest import ROOT, SCRIPTS, run_words
+from tests import warm
+from tests.comm.conftest import ROOT, SCRIPTS, Done, run_words
 
 LAUNCH = sorted((ROOT / "launch").glob("*.sh"))
 COLLECTIVES = str(SCRIPTS / "collectives.py")
@@ -26,6 +28,14 @@ wait -n && wait -n
 SCONTROL = "#!/usr/bin/env bash\necho 127.0.0.1\necho another-node\n"
 
 
+def stand_in(folder: Path, **programs: str) -> str:
+    """PATH with these programs, as texts for bash, before all others."""
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
 @pytest.mark.parametrize("script", LAUNCH, ids=lambda path: path.name)
 def test_syntax_and_usage(script: Path) -> None:
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
@@ -37,22 +47,23 @@ def test_there_is_one_for_every_launcher() -> None:
     assert [path.stem for path in LAUNCH] == ["mpirun", "slurm", "torchrun"]
 
 
-def test_mpirun() -> None:
-    done = run_words([str(ROOT / "launch/mpirun.sh"), "2", COLLECTIVES, "MPI", "2"])
-    assert done.code == 0 and done.output.count("is content") == 2, done.output
+@pytest.mark.parametrize("line", ["node0", "  node0:8", "node0 slots=8"])
+def test_hosts_of_open_mpi_get_the_environment_by_name(tmp_path: Path, line: str) -> None:
+    """With the address of rank 0, which is on the first host; no value stands on the command line."""
+    shown = 'if [[ $1 == --version ]]; then echo "mpirun (Open MPI) 4"; else echo "$MASTER_ADDR: $*"; fi'
+    path = stand_in(tmp_path, mpirun=f"#!/usr/bin/env bash\n{shown}\n")
+    (tmp_path / "hosts").write_text(f"# the cluster\n\n{line}\nnode1\n")
+    variables = {"HOSTFILE": str(tmp_path / "hosts"), "TILESCALE_JOB_KEY": "secret", "SHELL_OF_MINE": "1"}
+    done = run_words([str(ROOT / "launch/mpirun.sh"), "2", "script.py"], PATH=path, **variables)
+    assert done.output.startswith("node0: ") and f"--hostfile {tmp_path}/hosts" in done.output
+    assert {"TILESCALE_JOB_KEY", "PATH", "MASTER_ADDR", "OMP_NUM_THREADS"} <= set(re.findall(r"-x (\w+)", done.output))
+    assert "secret" not in done.output and "SHELL_OF_MINE" not in done.output
+    assert done.output.rstrip().endswith("-m tilescale.cli bind python script.py")
 
 
 def test_torchrun_needs_to_know_its_node() -> None:
     done = run_words([str(ROOT / "launch/torchrun.sh"), "2", COLLECTIVES], NNODES="2")
     assert done.code != 0 and "set NODE_RANK" in done.output
-
-
-def stand_in(folder: Path, **programs: str) -> str:
-    """PATH with these programs, as texts for bash, before all others."""
-    for name, text in programs.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 @pytest.mark.parametrize(("launcher", "words"), [("mpirun", ["2"]), ("torchrun", ["2"]), ("slurm", [])])
@@ -66,14 +77,21 @@ def test_a_failed_job_is_examined(tmp_path: Path, launcher: str, words: list[str
     assert done.code == code and ("examined" in done.output) == examined, done.output
 
 
+def launched(folder: Path, *words: str, **variables: str) -> Done:
+    """What a command does that takes a script under launch/, whose Python and torchrun have torch loaded already."""
+    torchrun = f'#!/bin/sh\nexec "{warm.python()}" -m torch.distributed.run "$@"\n'
+    path = stand_in(folder, srun=SRUN, scontrol=SCONTROL, torchrun=torchrun)
+    return run_words(words, PATH=path, PYTHON=warm.python(), **variables)
+
+
+def test_mpirun(tmp_path: Path) -> None:
+    done = launched(tmp_path, f"{ROOT}/launch/mpirun.sh", "2", COLLECTIVES, "MPI", "2")
+    assert done.code == 0 and done.output.count("is content") == 2, done.output
+
+
 def test_slurm(tmp_path: Path) -> None:
-    path = stand_in(tmp_path, srun=SRUN, scontrol=SCONTROL)
-    done = run_words(
-        [str(ROOT / "launch/slurm.sh"), COLLECTIVES, "torchrun", "2"],
-        PATH=path,
-        SLURM_JOB_ID=str(os.getpid()),
-        SLURM_JOB_NODELIST="n[0-1]",
-    )
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "n[0-1]"}
+    done = launched(tmp_path, f"{ROOT}/launch/slurm.sh", COLLECTIVES, "torchrun", "2", **job)
     assert done.code == 0 and done.output.count("is content") == 2, done.output
 
 
@@ -87,6 +105,7 @@ def test_two_nodes_with_torchrun(tmp_path: Path) -> None:
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    start = " ".join(f"NODE_RANK={node} {ROOT}/launch/torchrun.sh 1 {script} &" for node in range(2))
-    done = run_words(["bash", "-c", f"{start} wait"], NNODES="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    both = f'for NODE_RANK in 0 1; do export NODE_RANK; "{ROOT}/launch/torchrun.sh" 1 "{script}" & done; wait'
+    rendezvous = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = launched(tmp_path, "bash", "-c", both, **rendezvous)
     assert "node 0 2 0 1 [0]" in done.output and "node 1 2 0 1 [1]" in done.output, done.output

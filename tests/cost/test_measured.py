@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.cost.support import CALIBRATION, keep
 from tilescale.collectives import TENSORS, Available, Wanted, select
-from tilescale.cost.calibrated import calibrated, fit, in_force, measured
+from tilescale.cost.calibrated import calibrated, fit, in_force, measured, origin
 from tilescale.cost.measured import DATA, Collective, Measured, Wire
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
@@ -124,11 +124,12 @@ def test_measurements_are_of_one_machine():
 def test_the_newest_calibration_is_in_force(environment, tmp_path: Path):
     environment(TILESCALE_CACHE_DIR=str(tmp_path))
     assert measured(H200).source != CALIBRATION.source and in_force(H200) == H200
+    assert origin(H200) == "what is shipped"
     keep(tmp_path, replace(CALIBRATION, date="2027-01-01T00:00:00+00:00"))
     keep(tmp_path, replace(CALIBRATION, date="2026-01-01T00:00:00+00:00"))
     keep(tmp_path, replace(CALIBRATION, date="2028-01-01T00:00:00+00:00", simulated=True))
     environment(TILESCALE_CACHE_DIR=str(tmp_path))
-    assert measured(H200).date.startswith("2027")
+    assert measured(H200).date.startswith("2027") and origin(H200).startswith("the calibration of 2027-01-01")
     assert in_force(H200).network("device").mechanism("copy_engine").put == pytest.approx(200e9)
     assert in_force(H200).digest != H200.digest
 

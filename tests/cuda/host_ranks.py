@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical, kernels, rounds
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, copied_sums, exchanges, kernels, rounds
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.steps import Work, run
@@ -121,8 +121,8 @@ class Heap:
         return self._memory[self.addresses.slot(self._rank), begin : begin + nbytes]
 
     def peers(self, tensor: torch.Tensor) -> torch.Tensor:
-        begin = tensor.storage_offset() % STRIDE
-        return self._memory[:, begin : begin + tensor.numel()]
+        begin = tensor.storage_offset() * tensor.itemsize % STRIDE
+        return self._memory[:, begin : begin + tensor.nbytes].view(tensor.dtype).unflatten(1, tensor.shape)
 
 
 class Post:
@@ -157,7 +157,7 @@ class Post:
 
         def wait() -> None:
             parts = [given if peer == rank else self._boxes[peer, rank].get(timeout=60) for peer in rail]
-            tensor.copy_(hierarchical.combined(torch.stack(parts), reduction))
+            tensor.copy_(copied_sums.combined(parts, reduction))
 
         return wait
 
@@ -203,7 +203,10 @@ class Ranks:
             team=SimpleNamespace(rank=rank, size=self.size),
             device=torch.device("cpu"),
             heap=heap,
-            near=SimpleNamespace(heap=heap, stride=STRIDE, shift=heap.addresses.slot(0), first=0, size=self.size),
+            near=SimpleNamespace(
+                heap=heap, stride=STRIDE, shift=heap.addresses.slot(0), first=0, size=self.size,
+                everywhere=heap.peers, slot=heap.addresses.slot,
+            ),
             sizes=self.sizes,
             target=SimpleNamespace(machine=machine, sizes=self.sizes, devices=self.size, near=self.near),
             between=self._post.of(rank),
@@ -212,6 +215,7 @@ class Ranks:
             exchanges=Workspaces(),
             rank=lambda level: self.rank_at(rank, level),
             device_code=lambda text: text,
+            barrier=lambda site: lambda: self._barrier.wait(),
         )
 
     def rank_at(self, rank: int, level: str) -> int:
@@ -228,6 +232,7 @@ class Ranks:
             called = range(self.size) if ranks is None else ranks
             works = [bound[rank](operands[rank]) for rank in called]
             self._together = Together(self._library, len(works))
+            self._barrier = threading.Barrier(len(works), timeout=60)
             with ThreadPoolExecutor(len(works)) as pool:
                 for done in [pool.submit(run, work) for work in works]:
                     done.result(timeout=60)

@@ -226,8 +226,8 @@ def test_the_choice_is_in_the_schedule():
 
 
 @T.macro
-def by_engine(X, Y, L, flags, rank, size):
-    T.allreduce(X, impl="copy_engine")  # <-
+def by_library(X, Y, L, flags, rank, size):
+    T.broadcast(X, impl="nvshmem")  # <-
 
 
 @T.macro
@@ -276,7 +276,7 @@ def kept_across(X, Y, L, flags, rank, size):
     [
         (read_before, "'first', read from memory before"),
         (kept_across, "'total', which lives across"),
-        (by_engine, "impl='copy_engine' of T.allreduce: available here: one_shot, two_shot, nccl, halving_doubling"),
+        (by_library, "impl='nvshmem' of T.broadcast: available here: direct, nccl, copy_engine, ring"),
         (by_bulk_copies, "impl='tma': moves shared memory, the tile lies in global memory"),
         (until_a_function, "'fabs' in what decides what to launch"),
         (until_a_value, "'first', read from memory before"),

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.running import guard as running_guard
+from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
 from tilescale.backends.cuda.running.barrier_kernel import Standing, purpose, site_of, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
+from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.streams import Idle, wait_idle
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, decode
 from tilescale.comm.failure_log import Failure
@@ -205,7 +210,8 @@ def on_ranks(size: int, run: Any) -> list[Any]:
 
 
 def facts(**changed: Any) -> Facts:
-    return Facts(**{"program": "gemm", "fingerprint": "a", "machine": ("h200", "x"), "options": "no options"} | changed)
+    same = {"program": "gemm", "fingerprint": "a", "machine": ("h200", "x"), "options": "no options"}
+    return Facts(**{**same, "calibration": "what is shipped", **changed})
 
 
 @pytest.mark.parametrize(
@@ -215,6 +221,8 @@ def facts(**changed: Any) -> Facts:
         ({"fingerprint": "b"}, "of rank 0 and of rank 2 differ in their shapes"),
         ({"machine": ("b200", "y")}, "for 'h200' on rank 0, for 'b200' on rank 2"),
         ({"options": "target='x'"}, "with no options on rank 0, with target='x' on rank 2"),
+        # The schedules that they chose may differ, too, but that is not what has to be mended.
+        ({"calibration": "another", "fingerprint": "b"}, "of 'h200': rank 0 by what is shipped, rank 2 by another"),
     ],
 )
 def test_ranks_that_build_different_programs(other: dict[str, Any], text: str):
@@ -294,6 +302,54 @@ def test_a_death_ends_the_wait_at_once():
 def test_collectives_that_go_on_after_a_failed_wait_are_aborted():
     device = Device(needs="abort")
     assert device.idle(stopped=True) and device.calls == ["abort"]
+
+
+class HangingGroups:
+    """Process groups of which each ends only once all are asked to, as all keep the device busy."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, groups: int):
+        self.ended: list[int] = []
+        self.all_asked = threading.Barrier(groups)
+        monkeypatch.setattr(nccl, "_groups", {number: number for number in range(groups)})
+        monkeypatch.setattr(nccl, "_aborted", False)
+        monkeypatch.setattr("torch.distributed.distributed_c10d._abort_process_group", self.end)
+
+    def end(self, group: int) -> None:
+        self.all_asked.wait(20)
+        self.ended.append(group)
+
+
+def test_groups_of_nccl_are_aborted_side_by_side(monkeypatch: pytest.MonkeyPatch):
+    groups = HangingGroups(monkeypatch, 3)
+    nccl.abort()
+    assert sorted(groups.ended) == [0, 1, 2] and nccl.aborted()
+    nccl.abort()
+    assert len(groups.ended) == 3, "they are gone"
+
+
+def test_a_group_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch):
+    groups = HangingGroups(monkeypatch, 2)
+    groups.all_asked = threading.Barrier(3)
+    monkeypatch.setattr(nccl, "_ABORT_S", 0.05)
+    nccl.abort()
+    assert groups.ended == [] and nccl.aborted()
+    groups.all_asked.abort()
+
+
+@pytest.mark.parametrize("looks", [1, 3])
+def test_an_error_of_nccl_is_that_of_a_rank_that_died(looks: int, monkeypatch: pytest.MonkeyPatch):
+    """The job may learn of it later than NCCL."""
+    known = iter([*[None] * (looks - 1), Failure(1, "rank 1 disappeared")])
+    guard = Guard.__new__(Guard)
+    guard._world = SimpleNamespace(failure=lambda: next(known))
+    error = torch.distributed.DistBackendError("remote process exited")
+    assert nccl.is_failure(error) and not nccl.is_failure(RuntimeError())
+    with pytest.raises(RankFailedError, match="rank 1 disappeared") as caught:
+        guard.blame(error)
+    assert caught.value.__cause__ is error
+    monkeypatch.setattr(running_guard, "_NOTICE_S", 0.0)
+    guard._world = SimpleNamespace(failure=lambda: None)
+    guard.blame(error)  # nobody died
 
 
 def test_a_device_that_stays_busy_is_given_up():

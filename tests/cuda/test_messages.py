@@ -13,7 +13,7 @@ import torch
 
 from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks
 from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS, ON_TENSORS
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical, rounds
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, copied_sums, exchanges, hierarchical, rounds
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving, moving_units
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.timeouts import Kind
@@ -34,6 +34,8 @@ ALGORITHMS = [
     ("all_gather", "direct"),
     ("all_to_all", "direct"),
     ("broadcast", "direct"),
+    ("allreduce", "copy_engine"),
+    ("reduce_scatter", "copy_engine"),
 ]
 TYPES = [("float32", "max"), ("float16", "prod"), ("int32", "sum"), ("int8", "min")]
 
@@ -157,9 +159,10 @@ def test_rounds_of_any_algorithm(operation: str, job: Callable[..., Ranks], monk
         assert not several.reports.any()
 
 
+@pytest.mark.parametrize("algorithm", ["one_shot", "copy_engine"])
 @pytest.mark.parametrize(("dtype", "op"), TYPES)
-def test_types_and_reductions(dtype: str, op: str, job: Callable[..., Ranks]):
-    call = job(device=2).collective(stand("allreduce", dtype, op), "one_shot")
+def test_types_and_reductions(dtype: str, op: str, algorithm: str, job: Callable[..., Ranks]):
+    call = job(device=2).collective(stand("allreduce", dtype, op), algorithm)
     for count in (1, 77, 1500):
         check(call, "allreduce", count, 2, getattr(torch, dtype), op)
 
@@ -236,7 +239,7 @@ def test_groups_that_share_memory(name: str, library: Library, monkeypatch: pyte
 
 def test_sums_of_groups_are_added_in_float32():
     parts = torch.tensor([[256.0], [1.0], [1.0]], dtype=torch.bfloat16)
-    assert hierarchical.combined(parts, "sum").item() == 258.0
+    assert copied_sums.combined(parts, "sum").item() == 258.0
 
 
 @pytest.mark.parametrize("count", [50, 2500])

@@ -18,7 +18,6 @@ from tilescale.backends.cuda.lowering.groups import barriers
 from tilescale.backends.cuda.lowering.groups import stage as groups
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.registry import implementations, lowers
-from tilescale.backends.cuda.lowering.rendezvous import Rendezvous
 from tilescale.hda import Machine
 from tilescale.program import ops
 from tilescale.program.model import GridPhase, Sequence
@@ -40,7 +39,7 @@ STAGES: dict[str, Callable[[Phase], Phase]] = {
     "clusters": clusters.lower,
     "groups": groups.lower,
     "roles": specialisation.proposed,
-    "devices": lambda phase: stages.devices(phase, Rendezvous(entry=False, exit=False)),
+    "devices": lambda phase: stages.devices(phase, None),
     "barriers": barriers.lower,
     "split": split.lower,
 }

@@ -46,6 +46,8 @@ from tilescale.ops import chunks, small  # noqa: E402
 LIMIT_S = 110.0
 CHECK_S = 60.0
 """Seconds that a part, and each of its checks, may take."""
+DEATH_S = 30.0
+"""Seconds within which who survives is told."""
 LAST_S = 3.0
 """Seconds by which rank 0 ends after the others."""
 AT_A_TIME = 3
@@ -194,11 +196,12 @@ def check_death(world: tilescale.World, found: Path) -> int:
     if world.rank == world.size - 1:
         os._exit(0)
     begin, verdict = time.perf_counter(), "FAIL nothing was raised"
-    try:
-        kernel(*mine)
-        kernel.synchronize()
-    except TileScaleError as error:
-        verdict = f"PASS {type(error).__name__}: {str(error).splitlines()[0]}"
+    with bounded(f"death on rank {world.rank}", DEATH_S):
+        try:
+            kernel(*mine)
+            kernel.synchronize()
+        except TileScaleError as error:
+            verdict = f"PASS {type(error).__name__}: {str(error).splitlines()[0]}"
     seconds = time.perf_counter() - begin
     print(f"rank {world.rank}, death: {verdict} ({seconds:.1f} s)", flush=True)
     keep(Outcome.of("death", "the other node dies", NODES, [verdict], seconds), found)

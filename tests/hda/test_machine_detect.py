@@ -42,6 +42,8 @@ def fake_nvml(name, count, *, memory=143771 * 2**20, capability=(9, 0), cores=16
         NVML_NVLINK_DEVICE_TYPE_SWITCH=2,
         nvmlInit=lambda: None,
         nvmlShutdown=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: b"580.65.06",
+        nvmlSystemGetCudaDriverVersion_v2=lambda: 13010,
         nvmlDeviceGetCount=lambda: count,
         nvmlDeviceGetHandleByIndex=lambda i: i,
         nvmlDeviceGetPciInfo=bus,
@@ -121,7 +123,7 @@ def test_a_host_without_accelerators(monkeypatch, driver, case):
         monkeypatch.setitem(sys.modules, "pynvml", None)
     if case == "no driver":
         monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", lambda: (_ for _ in ()).throw(NVMLError()))
-    assert nvml.accelerators() == ()
+    assert nvml.accelerators() == () and nvml.driver() == (None if case != "no device" else ("580.65.06", "13.1"))
     machine = Machine.detect()
     assert machine.tensor_level.name == "socket" and machine.count("core") >= 1
     assert machine.layer_for("global").capacity * machine.count("socket") == pytest.approx(

@@ -47,6 +47,16 @@ def program(name: str, *given: Any) -> Any:
             + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
         ),
         (
+            lambda: import_module("tilescale.ops.ag_gemm").in_turns(
+                2, 512, Product(512, 512, "bfloat16", replace(LARGE, stages=3, group=4), True, False), 4, True
+            ),
+            ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
+            + ["T.Pipelined: a producer loads"]
+            + ["1 copies and 0 signals that end a turn are completed in the next one"]
+            + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"]
+            + ["T.Pipelined: a producer loads and makes 1 T.wait"],
+        ),
+        (
             lambda: program("gemm_ar", 4, Product(512, 512, "bfloat16", LARGE, True, False)),
             ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.copy(dst=, signal=) of C, G by each device: asynchronous, on the copy queue"]
@@ -57,7 +67,7 @@ def program(name: str, *given: Any) -> Any:
             ["T.copy(dst=, signal=) of A, inbox by each device: asynchronous, on the copy queue"],
         ),
     ],
-    ids=["ag_gemm", "gemm_rs", "in turns", "gemm_ar", "all_to_all"],
+    ids=["ag_gemm", "gemm_rs", "in turns", "gathered in turns", "gemm_ar", "all_to_all"],
 )
 def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert notes(made()) == said

@@ -70,10 +70,31 @@ def test_all_gather_matmul(
         close(c.view(-1, n), module("ag_gemm").ACTIVATIONS[activation](want) if activation else want)
 
 
-def test_further_products_take_what_has_been_gathered():
-    size, rows, n, k = 2, 40, 64, 64
+@pytest.mark.parametrize(("size", "chunks", "blocks", "gated"), [(1, 1, 3, False), (2, 2, 5, True), (3, 1, 4, False)])
+def test_a_gathered_product_in_turns(size: int, chunks: int, blocks: int, gated: bool):
+    """Tiles that do not divide among the blocks, and columns that do not among tiles."""
+    rows, n, k = chunks * CHUNK, 72, 24
+    of = Product(n, k, "bfloat16", Tiling(128, 64, 1.0, 3, 2), True, True, "silu", gated)
+    a, both = random(size * rows, k), [operands(2 if gated else 1, n, k, True, torch.bfloat16) for _ in range(size)]
+    bias, one = random(2 * n if gated else n), a.view(-1)[:1]
+    per_device = [
+        [a.view(size, rows, k)[r : r + 1], unwritten(size, rows, k), lying[0], lying[-1], bias]
+        + [one.view(1, 1), one.view(1, 1), one, unwritten(size, rows, n)]
+        for r, (_, lying) in enumerate(both)
+    ]
+    tilescale.emulate(module("ag_gemm").in_turns(size, rows, of, blocks, True), per_device)
+    for (b, _), (*_, c) in zip(both, per_device, strict=True):
+        parts = (a.float() @ torch.cat(b, 1).float() + bias.float()).chunk(2 if gated else 1, 1)
+        want = torch.nn.functional.silu(parts[0])
+        close(c.view(-1, n), want * parts[1] if gated else want)
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_further_products_take_what_has_been_gathered(in_turns: bool):
+    size, rows, n, k = 2, CHUNK if in_turns else 40, 64, 64
     a, (b, lying) = random(size * rows, k), operands(size, n, k, False, torch.bfloat16)
-    program = module("ag_gemm").program(size, Product(n, k, "bfloat16", SMALL, False, False), False)
+    of, made = Product(n, k, "bfloat16", SMALL, False, False), module("ag_gemm")
+    program = made.in_turns(size, rows, of, 5, False) if in_turns else made.program(size, of, False)
     gathered, one = a.view(size, rows, k), a.view(-1)[:1]
     nobodys = [one, one.view(1, 1), one.view(1, 1), one]  # no bias, no scales
     per_device = [

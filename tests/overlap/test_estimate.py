@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import tilescale
 import tilescale.language as T
 from tests.overlap.support import H200, overlapped
+from tilescale.passes.overlap.estimate import Travel, reduced
 from tilescale.passes.overlap.work import Work, last
 
 
@@ -37,6 +38,17 @@ def test_a_chunk_is_made_with_the_last_tile_that_it_spans():
     work = Work(tiles=6, tile=1.0, at_once=2)
     assert work.seconds == 3 and work.made(3).tolist() == [1, 2, 3]
     assert work.made(4).tolist() == [work.done()[last(i, 4, 6)] for i in range(4)] == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("chunk", [256, 1024])
+def test_a_grid_behind_adds_up_when_all_is_made_and_its_chunks_leave_late(everywhere: bool, chunk: int):
+    network = H200.network("device")
+    travel = Travel(network, network.mechanism("copy_engine"), parts=2, height=1024, row_bytes=1 << 14, local=1e-12)
+    work = Work(tiles=512, tile=2e-5, at_once=128)
+    ends = [reduced(travel, chunk, work, everywhere=everywhere, behind=behind) for behind in (False, True)]
+    assert work.seconds < ends[0] and (ends[0] <= ends[1] if everywhere else ends[0] < ends[1])
+    assert ends[1] >= work.seconds + travel.adding(1024) + everywhere * travel.sending(chunk)
 
 
 def gather_then_multiply(devices: int, size: int) -> Any:

@@ -377,6 +377,18 @@ def test_parts_of_others_are_rounded_once_where_that_is_asked_for(shape: dict[st
 def test_nothing_is_rounded_that_gains_nothing_or_that_nobody_asked_for():
     assert "not narrower" in rounded(scale_then_reduce(2, 8, 4, dtype="float16"))[1].why
     assert "tiles that go to their owners" in rounded(scale_then_reduce(2, 8, 4), carrier="tiles")[1].why
-    with pytest.raises(UsageError, match="it is one of bfloat16, float16"):
+    with pytest.raises(UsageError, match="it is one of bfloat16, float16, any"):
         Move("reduce_scatter", ("X", "Y"), wire="int8")
     assert overlapped(scale_then_reduce(2, 8, 4))[1].moves[0].wire is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "wire"), [(4096, "float32", "bfloat16"), (4096, "bfloat16", None), (8, "float32", None)]
+)
+def test_where_rounding_is_allowed_the_cost_decides(rows: int, dtype: str, wire: str | None):
+    """A grid that only doubles takes less than its rows need on their way: half of many bytes save time."""
+    func = scale_then_reduce(2, rows, rows // 8, columns=1024, dtype=dtype)
+    given = (Schedule([Move("reduce_scatter", ("made", "Y"), wire=wire)]) for wire in ("any", None))
+    asked, exact = (overlap(func, H200, schedule)[1].moves[0] for schedule in given)
+    assert asked.overlapped and asked.wire == wire
+    assert exact.wire is None and ("with wire='any' parts would be rounded" in exact.why) == (wire is not None)

@@ -150,6 +150,36 @@ def test_signals_that_are_all_waited_for_need_no_rendezvous_at_the_exit(case: st
     assert rendezvous(f) == (True, needed)
 
 
+@pytest.mark.parametrize(
+    ("case", "needed"),
+    [("before", False), ("behind", True), ("another device", True), ("other units", True), ("read by nobody", True)],
+)
+def test_a_signal_speaks_of_copies_before_it_that_its_receiver_looks_at(case: str, needed: bool):
+    @T.prim_func
+    def f(X: T.Tensor((4, 64), "float32"), L: T.Tensor((4, 64), "float32"), out: T.Tensor((4, 64), "float32")):
+        with T.Kernel(device=4, block=4, threads=64) as bx:
+            F = T.alloc_flags((4,))
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                tile = T.alloc((1, 64), "float32")
+                got = T.alloc((1, 64), "float32")
+                T.clear(tile)
+                if case in ("before", "another device", "read by nobody"):
+                    T.copy(tile, L[bx, 0], dst=(rank + (2 if case == "another device" else 1)) % size)
+                if case == "other units":
+                    if bx == 0:
+                        T.copy(tile, L[bx, 0], dst=(rank + 1) % size)
+                T.copy(tile, X[bx, 0], dst=(rank + 1) % size, signal=F[bx])
+                if case == "behind":
+                    T.copy(tile, L[bx, 0], dst=(rank + 1) % size)
+                T.wait(F[bx], ">=", 1)
+                T.copy(X[bx, 0], got)
+                if case != "read by nobody":
+                    T.copy(L[bx, 0], got)
+                T.copy(got, out[bx, 0])
+
+    assert rendezvous(f) == (True, needed)
+
+
 def test_flags_that_a_caller_passes_may_begin_anywhere():
     @T.prim_func
     def f(X: T.Tensor((64,), "float32"), F: T.Tensor((1,), "int32")):

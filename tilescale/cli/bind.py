@@ -14,23 +14,26 @@ __all__ = ["bind"]
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Run a program on the processor cores next to its rank's GPU.",
+    short_help="Run a program with the processor cores and adapters next to its rank's GPU.",
 )
-@click.option("--show", is_flag=True, help="Say what the rank is bound to.")
+@click.option("--show", is_flag=True, help="Say what the rank is bound to, and what that sets for the libraries.")
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def bind(show: bool, program: str, args: tuple[str, ...]) -> None:
     """Become PROGRAM with its ARGS, for a rank that a launcher has started: on the processor cores next to the rank's
-    GPU, and with NCCL's and Gloo's sockets on the network that leads to rank 0.
+    GPU, with NCCL, NVSHMEM and UCX on the adapters next to it, and with their sockets on the network that leads to
+    rank 0. Local rank 0 says which of the node's adapters they take.
 
-    What the scheduler has given away already stays so: the cores are some of those that this process may use.
+    What the scheduler has given away already stays so: the cores are some of those that this process may use. Variables
+    of the libraries that the user has set stay too.
     """
     found = binding_of(os.environ)
+    added = found.variables(os.environ)
     if found.cores:
         os.sched_setaffinity(0, found.cores)
-    if show:
-        click.echo(f"tilescale bind: {found}", err=True)
+    if show or (found.local_rank == 0 and found.adapters.ports):
+        click.echo(" ".join([f"tilescale bind: {found};", *(f"{key}={text}" for key, text in added.items())]), err=True)
     try:
-        os.execvpe(program, [program, *args], os.environ | found.variables(os.environ))
+        os.execvpe(program, [program, *args], os.environ | added)
     except OSError as error:
         raise click.ClickException(f"cannot run {program}: {error.strerror}") from error

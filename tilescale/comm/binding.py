@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Which processor cores and which network interface of its host suit a rank: those next to its GPU, and to rank 0.
+"""What of its host a rank is bound to: cores and adapters next to its GPU, and the interface that leads to rank 0.
 
-Linux says in /sys which cores are on a PCI device's side of the host, and how devices hang below PCI switches. NCCL and
-NVSHMEM choose the InfiniBand adapter next to each GPU by the same facts; here it is only named, for people to compare.
+Linux says in /sys which cores are on a PCI device's side of the host; `tilescale.comm.adapters` has the adapters.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from pathlib import Path
 
 import psutil
 
+from tilescale.comm.adapters import Adapters, adapters_beside
 from tilescale.hda.nvml import Accelerator, accelerators
 
-__all__ = ["Binding", "binding_of", "interface_to", "nearest_adapter", "share_of_cores"]
+__all__ = ["Binding", "binding_of", "interface_to", "share_of_cores"]
 
 _LOCAL = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -27,7 +27,13 @@ _LOCAL = (
 )
 """How launchers say a rank's number on its node, and how many there are."""
 
-_INTERFACE_OF = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME")
+_INTERFACE_OF = (
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME",
+    "OMPI_MCA_btl_tcp_if_include",
+)
+"""Where NCCL, Gloo, NVSHMEM and Open MPI read the network interface of their sockets."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +44,29 @@ class Binding:
         local_rank: its number on its node, which is that of its GPU.
         cores: processors it runs on; () leaves that to the system.
         interface: the network interface that leads to rank 0; None where it is not known.
-        adapter: the InfiniBand adapter next to its GPU; None where there is none.
+        adapters: those of all ranks of its node.
     """
 
     local_rank: int
     cores: tuple[int, ...] = ()
     interface: str | None = None
-    adapter: str | None = None
+    adapters: Adapters = Adapters()
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
-        """What to add to the environment for libraries that open sockets; what the user has set stays."""
-        return {} if self.interface is None else {name: self.interface for name in _INTERFACE_OF if name not in env}
+        """What to add to the environment for libraries that go over the network; what the user has set stays."""
+        added = self.adapters.variables(self.local_rank, env)
+        if self.interface is not None:
+            # Open MPI refuses to be told what to take and what to leave at once.
+            free = [name for name in _INTERFACE_OF if name not in env and name.replace("include", "exclude") not in env]
+            added |= dict.fromkeys(free, self.interface)
+        return added
 
     def __str__(self) -> str:
         cores = f"cores {self.cores[0]}-{self.cores[-1]}" if self.cores else "all cores"
-        return f"local rank {self.local_rank}: {cores}, interface {self.interface}, adapter {self.adapter}"
+        ports = ",".join(self.adapters.of(self.local_rank))
+        of_network = [f"interface {self.interface}"] if self.interface else []
+        of_network += [f"adapter {ports}"] if ports else []
+        return f"local rank {self.local_rank}: {', '.join([cores, *of_network])}"
 
 
 def binding_of(env: Mapping[str, str], root: Path = Path("/sys")) -> Binding:
@@ -63,7 +77,8 @@ def binding_of(env: Mapping[str, str], root: Path = Path("/sys")) -> Binding:
     if rank >= len(gpus):
         return Binding(rank, interface=interface)
     beside = [_cores_beside(gpu) for gpu in gpus[:ranks]]
-    return Binding(rank, share_of_cores(beside, rank, os.sched_getaffinity(0)), interface, nearest_adapter(gpus[rank]))
+    cores = share_of_cores(beside, rank, os.sched_getaffinity(0))
+    return Binding(rank, cores, interface, adapters_beside(gpus[:ranks], root))
 
 
 def share_of_cores(beside: Sequence[frozenset[int]], rank: int, allowed: set[int]) -> tuple[int, ...]:
@@ -79,19 +94,6 @@ def share_of_cores(beside: Sequence[frozenset[int]], rank: int, allowed: set[int
     each = len(usable) // len(sharing)
     begin = sharing.index(rank) * each
     return tuple(usable[begin : begin + each])
-
-
-def nearest_adapter(gpu: Path) -> str | None:
-    """The InfiniBand adapter whose path in the PCI tree has most in common with that of a device in /sys."""
-    root = gpu.parents[3]
-    found = sorted((root / "class/infiniband").glob("*"))
-    here = gpu.resolve().parts
-
-    def shared(adapter: Path) -> int:
-        there = (adapter / "device").resolve().parts
-        return len(os.path.commonprefix([here, there]))
-
-    return max(found, key=shared).name if found else None
 
 
 def interface_to(host: str) -> str | None:

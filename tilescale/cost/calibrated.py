@@ -10,6 +10,7 @@ from its wires, the share of the arithmetic's peak from products, latency from t
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -62,6 +63,17 @@ def measured(machine: Machine) -> Measured | None:
         UsageError: a file that is no measurement; says which.
     """
     return own(machine) or _shipped(machine.name)
+
+
+def origin(machine: Machine) -> str:
+    """What the choices for a machine follow, told apart by contents: the shipped numbers or a user's own calibration.
+
+    Raises as `measured`.
+    """
+    found = own(machine)
+    if found is None:
+        return "what is shipped"
+    return f"the calibration of {found.date} ({hashlib.sha256(found.text.encode()).hexdigest()[:8]})"
 
 
 def forget() -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SWITCH", "Accelerator", "accelerators"]
+__all__ = ["SWITCH", "Accelerator", "accelerators", "driver"]
 
 SWITCH = -1
 """Peer number that stands for a switch."""
@@ -48,6 +48,20 @@ def accelerators() -> tuple[Accelerator, ...]:
             return tuple(_accelerator(pynvml, handle, numbers) for handle in handles)
     except pynvml.NVMLError:
         return ()
+
+
+def driver() -> tuple[str, str] | None:
+    """The version of the NVIDIA driver, and of CUDA that it goes up to, e.g. ("580.65.06", "13.0"); None without it."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        with _session(pynvml):
+            cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+            return _text(pynvml.nvmlSystemGetDriverVersion()), f"{cuda // 1000}.{cuda % 1000 // 10}"
+    except pynvml.NVMLError:
+        return None
 
 
 @contextmanager

@@ -34,30 +34,34 @@ def chunks(rows: int, row_bytes: int, team: Team) -> list[slice]:
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 
-def received_first(parts: list[slice], collective: Callable[[slice], Any], work: Callable[[Any, slice], None]) -> None:
-    """Work on what a collective has brought, chunk by chunk; the collective of the next one runs meanwhile."""
+def received_first(parts: list[slice], collective: Callable[[slice], Any], work: Callable[[Any], Any]) -> list[Any]:
+    """What work makes of what a collective has brought, chunk by chunk; the next one's collective runs meanwhile."""
     if len(parts) == 1:
-        return work(collective(parts[0]), parts[0])
-    beside = _Beside()
+        return [work(collective(parts[0]))]
+    beside, made = _Beside(), []
     for part in parts:
         with beside.stream():
             brought = beside.keep(collective(part))
         beside.main_waits()
-        work(brought, part)
+        made.append(work(brought))
     beside.main_waits()
+    return made
 
 
-def sent_after(parts: list[slice], work: Callable[[slice], Any], collective: Callable[[Any, slice], None]) -> None:
-    """A collective of what work has made, chunk by chunk; work on the next one is done meanwhile."""
+def sent_after(
+    parts: list[slice], work: Callable[[slice], torch.Tensor], collective: Callable[[torch.Tensor, slice], torch.Tensor]
+) -> torch.Tensor:
+    """The rows that a collective makes of what work made, chunk by chunk; work on the next one is done meanwhile."""
     if len(parts) == 1:
         return collective(work(parts[0]), parts[0])
-    beside = _Beside()
+    beside, rows = _Beside(), []
     for part in parts:
         made = beside.keep(work(part))
         beside.waits_for_main()
         with beside.stream():
-            collective(made, part)
+            rows.append(collective(made, part))
     beside.main_waits()
+    return torch.cat(rows)
 
 
 class _Beside:

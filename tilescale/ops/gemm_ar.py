@@ -118,7 +118,6 @@ def _in_chunks(
     team: Team,
 ) -> torch.Tensor:
     """The sum of the products, of a chunk of rows at a time."""
-    made: list[torch.Tensor] = []
     added = None if team.rank else bias  # once, before parts are rounded
 
     def multiplied(part: slice) -> torch.Tensor:
@@ -128,11 +127,10 @@ def _in_chunks(
         _multiply(rows, b, added, of_rows, product[: len(rows)])
         return product
 
-    def summed(product: torch.Tensor, part: slice) -> None:
-        made.append(small.summed(product, team)[: part.stop - part.start])
+    def summed(product: torch.Tensor, part: slice) -> torch.Tensor:
+        return small.summed(product, team)[: part.stop - part.start]
 
-    chunks.sent_after(chunks.chunks(a.shape[0], b.shape[1] * dtype.itemsize, team), multiplied, summed)
-    return made[0] if len(made) == 1 else torch.cat(made)
+    return chunks.sent_after(chunks.chunks(a.shape[0], b.shape[1] * dtype.itemsize, team), multiplied, summed)
 
 
 def _multiply(

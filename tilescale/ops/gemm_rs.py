@@ -8,7 +8,6 @@ knows keeps its blocks, which is worth its compilation for whole chunks. Few row
 between nodes chunk by chunk: see chunks.py.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,16 +31,15 @@ from tilescale.ops.products import (
     add_arrived,
     add_bias,
     at_once,
+    beside_stores,
     in_parts,
     multiply,
     rescale,
     send_parts,
+    takes_turns,
     tiling,
 )
 from tilescale.ops.workspace import workspace_of
-
-TURNS = 4
-"""Chunks of a rank's rows from which on blocks take tiles in turns: before, they would be done at once, and late."""
 
 
 @takes_dtensors(0, a=1, b=0, bias=None)
@@ -104,7 +102,6 @@ def _scaled(
 def _in_chunks(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, team: Team) -> torch.Tensor:
     """The sum of the products, scattered, of a chunk of everybody's rows at a time."""
     owners = a.unflatten(0, (team.size, -1))
-    made: list[torch.Tensor] = []
 
     def multiplied(part: slice) -> torch.Tensor:
         rows = owners[:, part].flatten(0, 1)
@@ -112,8 +109,7 @@ def _in_chunks(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, team
         return rows @ b if bias is None or team.rank else torch.addmm(bias, rows, b)
 
     parts = chunks.chunks(owners.shape[1], b.shape[1] * a.itemsize, team)
-    chunks.sent_after(parts, multiplied, lambda product, part: made.append(small.scattered(product, team)))
-    return made[0] if len(made) == 1 else torch.cat(made)
+    return chunks.sent_after(parts, multiplied, lambda product, part: small.scattered(product, team))
 
 
 def _overlapped(
@@ -131,15 +127,13 @@ def _overlapped(
     right, transposed = operand(b)
     space, one = workspace_of(team), right.view(-1)[:1]
     (parts,), (inbox,) = (take(made, (team.size, rows, N)) for take in (space.own, space.symmetric))
-    tiles, blocks = in_parts(tiling(rows, team.size, N, transposed), rows), at_once()
+    tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
     of_a, of_b = (one.view(1, 1), one) if scales is None else (scales[0].view(team.size, rows), scales[1])
     added = result.view(-1)[:1] if bias is None else dense(bias)
     given = dense(a).view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, result
     of = Product(N, K, dtype_of(a), tiles, transposed, bias is not None)
-    if rows % CHUNK == 0 and rows >= TURNS * CHUNK and scales is None:
-        # The result of one tile lies beside the steps of the next.
-        beside = replace(of, tiles=replace(tiles, stages=tiles.stages - 1))
-        kernel(in_turns, team, rows, beside, blocks)(*given)
+    if takes_turns(of, rows):
+        kernel(in_turns, team, rows, beside_stores(of, tiles.group), at_once())(*given)
     else:
         kernel(program, team, of)(*given)
     return result
@@ -217,8 +211,7 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
                     for turn in T.serial(T.ceildiv(size * tiles_m * tiles_n - block, blocks)):
                         tile = block + turn * blocks
                         owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # the own rows last
-                        place = tile % (tiles_m * tiles_n)
-                        m, n = tiles.place(place % (tiles.group * tiles_n), place // (tiles.group * tiles_n))
+                        m, n = tiles.at(tile % (tiles_m * tiles_n), tiles_n)
                         T.clear(c)
                         multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, of.transposed)
                         if of.scaled:

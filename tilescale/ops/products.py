@@ -15,6 +15,9 @@ CHUNK = 512
 GROUP = 8
 """Rows of tiles that are walked together, at most: what the blocks of a wave read then fits into the cache."""
 
+TURNS = 4
+"""Chunks of a shard from which on blocks take tiles in turns: before, they would be done at once, and chunks late."""
+
 CHUNKS = 128
 """Flags for the chunks of one shard."""
 
@@ -58,6 +61,10 @@ class Tiling:
     def place(self, number: Any, group: Any) -> tuple[Any, Any]:
         """First row and column of a tile of a group."""
         return (group * self.group + number % self.group) * self.m, number // self.group * self.n
+
+    def at(self, number: Any, columns: int) -> tuple[Any, Any]:
+        """First row and column of a tile of a shard that has so many columns of tiles."""
+        return self.place(number % (self.group * columns), number // (self.group * columns))
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,17 @@ def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) 
 
     _, best = min(fits, key=time)
     return replace(best, group=math.gcd(GROUP, rows // best.m if rows % best.m == 0 else 1))
+
+
+def takes_turns(of: Product, rows: int) -> bool:
+    """Whether as many blocks as run at once take a product's tiles in turns, which is worth a program for each number
+    of rows. Not of float8, whose tiles take too little time to do with a step less ahead."""
+    return rows % CHUNK == 0 and rows >= TURNS * CHUNK and not of.scaled
+
+
+def beside_stores(of: Product, group: int) -> Product:
+    """A product whose tiles are stored beside the steps of the next ones, so that one step less is loaded ahead."""
+    return replace(of, tiles=replace(of.tiles, stages=of.tiles.stages - 1, group=group))
 
 
 def in_parts(tiles: Tiling, rows: int) -> Tiling:

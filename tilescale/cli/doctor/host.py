@@ -28,6 +28,7 @@ def findings() -> Iterator[Finding]:
     """All checks, one after the other."""
     checks: dict[str, Callable[[], Finding]] = {
         "versions": _versions,
+        "driver": _driver,
         "GPUs": _gpus,
         "NVLink": _nvlink,
         "peer access": _peer_access,
@@ -36,6 +37,7 @@ def findings() -> Iterator[Finding]:
         "NCCL": _nccl,
         "NVSHMEM": _nvshmem_transports,
         "adapters": _adapters,
+        "binding": _binding,
         "MPI": _mpi,
         "compiler": _compiler,
         "kernel cache": _cache,
@@ -49,6 +51,21 @@ def _versions() -> Finding:
     names = {"tilescale": __version__} | {package: version(package) for package in ("tilelang", "torch")}
     text = ", ".join(f"{package} {number}" for package, number in names.items())
     return Finding("versions", True, f"{text}, Python {platform.python_version()}")
+
+
+def _driver() -> Finding:
+    import torch
+
+    from tilescale.hda.nvml import driver
+
+    found = driver()
+    if found is None:
+        return Finding("driver", None, "no NVIDIA driver", "nvidia-smi shows whether one runs")
+    number, newest = found
+    built = torch.version.cuda
+    text = f"{number}, for CUDA up to {newest}; PyTorch is built for {built or 'no CUDA'}"
+    works = built is not None and int(built.split(".")[0]) <= int(newest.split(".")[0])
+    return Finding("driver", works, text, "install a PyTorch for this CUDA, or a newer driver")
 
 
 def _gpus() -> Finding:
@@ -131,6 +148,20 @@ def _adapters() -> Finding:
     down = [path.parts[-4] for path in ports if "ACTIVE" not in path.read_text(encoding="ascii")]
     text = f"{len(ports) - len(down)} of {len(ports)} ports are active" + (f", not that of {down[0]}" if down else "")
     return Finding("adapters", not down, text, "ibstat says why: a cable, or no subnet manager")
+
+
+def _binding() -> Finding:
+    """What ranks that have all GPUs of this machine would be bound to."""
+    from tilescale.comm.binding import binding_of
+    from tilescale.hda.nvml import accelerators
+
+    gpus = len(accelerators())
+    ports = binding_of({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(gpus)}).adapters.ports if gpus else ()
+    if not ports:
+        text = "no adapter is nearer to a GPU than others are: NCCL and NVSHMEM choose" if gpus else "no GPU"
+        return Finding("binding", None, text, "nvidia-smi topo -m shows what is where; NCCL_IB_HCA names adapters")
+    text = ", ".join(f"GPU {gpu} - {' and '.join(own)}" for gpu, own in enumerate(ports))
+    return Finding("binding", True, f"adapters of tilescale bind: {text}")
 
 
 def _mpi() -> Finding:

@@ -33,6 +33,7 @@ ALGORITHMS = (
         title="Parts go directly to their destinations, by copies that the host starts.",
         schedules={
             "allreduce": copied(direct.two_shot),
+            "reduce_scatter": copied(direct.reduce_scatter),
             "all_gather": copied(direct.all_gather),
             "all_to_all": copied(direct.all_to_all),
             "broadcast": copied(direct.broadcast),

@@ -19,7 +19,7 @@ from tilescale.passes.overlap.gather import overlap_gather
 from tilescale.passes.overlap.legality import Shift, Site, check, sites
 from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
-from tilescale.passes.overlap.schedule import GRID, Declined, Move, Schedule
+from tilescale.passes.overlap.schedule import WIRES, Declined, Move, Schedule
 from tilescale.passes.overlap.shift import overlap_shift
 from tilescale.passes.overlap.uses import Uses
 from tilescale.passes.retrace import for_machine
@@ -110,7 +110,7 @@ class _State:
             site, mine, graph, uses = self._next(turned)
         if isinstance(site, Shift):
             changed = overlap_shift(site, mine, graph, uses, move, self.flags)
-        elif move.wire is not None and _PATTERNS.get(site.name) is not overlap_reduction:
+        elif move.wire in WIRES and _PATTERNS.get(site.name) is not overlap_reduction:
             raise Declined(f"only parts of a reduction are rounded to {move.wire}")
         elif site.name in _PATTERNS:
             check(site, mine, graph, self.flags)
@@ -119,9 +119,6 @@ class _State:
             raise Declined(f"there is no rewrite of {site.name}")
         if self.by_cost and not pays(move):
             raise Declined("it does not pay")
-        if self.by_cost and move.collective == "allreduce" and move.adds == GRID:
-            # 10 times slower than in order on 2 x H200 (product of 2048 x 8192 x 3584), for a reason not known yet.
-            raise Declined("a queue that waits for a grid behind, which adds up, was measured to be slow")
         self.func = changed
         self.flags |= _flags(structure(self.func, self.machine)) - before
 

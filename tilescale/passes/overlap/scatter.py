@@ -20,13 +20,14 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
 from tilescale.cost.choose import TIE
+from tilescale.hda.units import format_time
 from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
 from tilescale.passes.overlap.edits import Edits, located
 from tilescale.passes.overlap.epilogue import Tile, add_where_made, stored
-from tilescale.passes.overlap.estimate import Travel, choose_chunk, in_order, reduced
+from tilescale.passes.overlap.estimate import WORTH, Travel, choose_chunk, in_order, reduced
 from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
-from tilescale.passes.overlap.schedule import GRID, QUEUE, TILES, Declined, Move
+from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Declined, Move
 from tilescale.passes.overlap.sides import counted, maker_of
 from tilescale.passes.overlap.sums import COMBINED, Arrivals, copy, sum_of, tile_shape, whole
 from tilescale.passes.overlap.uses import Rows, Use, Uses
@@ -81,6 +82,7 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
     phase = maker_of(root, mine, graph, "what it reduces")
     besides = not everywhere and _used_besides(root, phase, site, mine, graph)
     scatter = _Scatter(site, uses, rows, uses.find(phase, site.launch, rows), everywhere, besides)
+    note = _choose_wire(scatter, move)
     for carrier in (carriers := _carriers(scatter, move)):
         chunk = _choose(scatter, move, carrier)
         edits = Edits(uses.program, site.launch, uses.machine)
@@ -91,6 +93,8 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
                 raise
             continue
         move.chunk, move.carrier = chunk, carrier
+        move.why += note
+        _choose(scatter, move, carrier)  # who adds up is known now
         return edits.apply()
     raise AssertionError("the last carrier was declined or taken")
 
@@ -148,11 +152,40 @@ def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
     work = Work.of(maker, uses, scatter.level)
 
     def seconds(chunk: int) -> float:
-        return reduced(travel, chunk, work, everywhere=scatter.everywhere)
+        return reduced(travel, chunk, work, everywhere=scatter.everywhere, behind=move.adds == GRID)
 
     step = uses.step(maker, rows.height, scatter.level)
     move.in_order_s = in_order(site, uses, work.seconds)
     return choose_chunk(move, travel, step, seconds, carrier)
+
+
+def _choose_wire(scatter: _Scatter, move: Move) -> str:
+    """Let `move` round parts if it may and that is estimated to save time; else a note of what it would save. Nothing
+    is rounded that nobody allows, as results would have other bits."""
+    if move.wire in WIRES:
+        return ""
+    may_round, move.wire, wire = move.wire == ANY, None, WIRES[0]
+    if move.carrier == TILES:
+        return ""
+    try:
+        _outgoing(scatter, wire)
+    except Declined:
+        return ""
+    exact, rounded = (_best(scatter, replace(move, wire=w, estimates={})) for w in (None, wire))
+    if rounded > exact * (1 - WORTH):
+        return ""
+    if may_round:
+        move.wire = wire
+        return ""
+    return f"; with wire={ANY!r} parts would be rounded to {wire}: estimated {format_time(rounded)}"
+
+
+def _best(scatter: _Scatter, move: Move) -> float:
+    """Seconds that a move is estimated to take with the carrier that is tried first; inf without one."""
+    with contextlib.suppress(Declined):
+        _choose(scatter, move, _carriers(scatter, move)[0])
+        return move.beside_s or 0.0
+    return math.inf
 
 
 def _carriers(scatter: _Scatter, move: Move) -> list[str]:
@@ -262,18 +295,25 @@ def _outbox(scatter: _Scatter, edits: Edits, wire: str | None) -> tuple[Rows, li
         Declined: tiles cannot be rounded to `wire`.
     """
     rows, store = scatter.rows, scatter.maker.stmts[-1]
-    dtype = str(rows.buffer.dtype)
-    if wire in (None, dtype):
+    if wire in (None, str(rows.buffer.dtype)):
         return rows, []
-    if "float" not in dtype or ir.bits(dtype) <= ir.bits(str(wire)):
+    tile, begins, extents = _outgoing(scatter, wire)
+    outbox = edits.alloc(f"{rows.buffer.name}_{wire}", ir.constants(rows.buffer.shape) or (), wire)
+    rounded = copy(whole(tile, "r"), tir.region(outbox, begins, extents, "w"))
+    return replace(rows, buffer=outbox), [tir.at(rounded, store)]
+
+
+def _outgoing(scatter: _Scatter, wire: str) -> tuple[ir.Buffer, list[Any], list[Any]]:
+    """The tile that can be rounded to a type, and where it goes: places and extents. Raises Declined if it cannot."""
+    rows, store = scatter.rows, scatter.maker.stmts[-1]
+    dtype = str(rows.buffer.dtype)
+    if "float" not in dtype or ir.bits(dtype) <= ir.bits(wire):
         raise Declined(f"{wire} is not narrower than {dtype}", location(scatter.site.stmt))
     tile, _ = stored(scatter.maker)
     target, begins, extents = ir.region_parts(TileCopy.of(store.value).target)
     if ir.constants(target.shape) != ir.constants(rows.buffer.shape):
         raise Declined("the tiles are stored in another shape", location(store))
-    outbox = edits.alloc(f"{rows.buffer.name}_{wire}", ir.constants(rows.buffer.shape) or (), str(wire))
-    rounded = copy(whole(tile, "r"), tir.region(outbox, begins, extents, "w"))
-    return replace(rows, buffer=outbox), [tir.at(rounded, store)]
+    return tile, list(begins), list(extents)
 
 
 def _add_up(

@@ -34,6 +34,9 @@ QUEUE, TILES, GRID = "queue", "tiles", "grid"
 WIRES = ("bfloat16", "float16")
 """Types that the parts of a reduction may be rounded to for their way."""
 
+ANY = "any"
+"""Leaves to the cost model whether they are rounded, to the first of these, whose range is that of float32."""
+
 
 @dataclass
 class Move:
@@ -47,8 +50,8 @@ class Move:
         carrier: who moves the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
         adds: who adds up own rows with what the others have sent: "tiles" where they can, which None asks for too, or
             "grid", one behind.
-        wire: what the parts of a reduction are rounded to for their way, one of `WIRES`; None leaves them in the type
-            of the tensor, and the compiler never chooses another one. Sums are taken in float32 all the same.
+        wire: what the parts of a reduction are rounded to for their way, one of `WIRES`; "any" if the cost model may
+            choose that; None leaves them in the type of the tensor. Sums are taken in float32 all the same.
         ordered: whether the tiles of the grid are put into the order in which rows travel.
         where: the user's line.
         why: the reason, in words.
@@ -79,8 +82,8 @@ class Move:
         if self.adds not in (None, TILES, GRID):
             raise UsageError(f"Move(adds={self.adds!r}): it is {TILES!r} or {GRID!r}", hint="leave it out")
 
-        if self.wire not in (None, *WIRES):
-            raise UsageError(f"Move(wire={self.wire!r}): it is one of {', '.join(WIRES)}", hint="leave it out")
+        if self.wire not in (None, *WIRES, ANY):
+            raise UsageError(f"Move(wire={self.wire!r}): it is one of {', '.join((*WIRES, ANY))}", hint="leave it out")
 
     def __str__(self) -> str:
         line = f" (line {self.where.line})" if self.where else ""

@@ -53,6 +53,10 @@ class Implementation:
     on_request: Condition = lambda made, target: False
 
 
+def _types(made: Collective) -> set[str]:
+    return {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
+
+
 def _is_constant(made: Collective, target: Target) -> bool:
     return all(ir.constant(n) is not None for tile in made.tiles for n in ir.region_parts(tile)[2])
 
@@ -71,7 +75,7 @@ def _sends_inside(made: Collective, target: Target) -> bool:
     """The same of the peers that share memory."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     reached = network is not None and network.mechanism(STORES) is not None
-    types = {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
+    types = _types(made)
     known = types <= {*COMBINED} if made.op is not None else all(ir.bits(dtype) % 8 == 0 for dtype in types)
     return reached and made.combine is None and len(types) == 1 and known
 
@@ -86,36 +90,47 @@ def _by_rail(made: Collective, target: Target) -> bool:
 def _by_levels(made: Collective, target: Target) -> bool:
     """The same of tiles of programs, which NVSHMEM carries between groups. Groups share out an all-reduce."""
     groups = split(target, made.level)
-    if groups is None or groups.across == 1 or groups.inside == 1 or made.combine is not None:
+    if groups is None or groups.across == 1 or groups.inside == 1:
         return False
     return made.name != "allreduce" or shared_axis(made, groups.inside) is not None
 
 
 def shared_axis(made: Collective, count: int) -> int | None:
-    """The first axis of an all-reduce's tile that so many share out evenly; None if there is none."""
-    extents = [ir.constant(n) for n in ir.region_parts(made.target)[2]]
-    return next((axis for axis, n in enumerate(extents) if n is not None and n % count == 0), None)
+    """The first axis of an all-reduce's tiles that so many share out evenly; None if there is none."""
+    extents = [[ir.constant(n) for n in ir.region_parts(tile)[2]] for tile in made.tiles]
+    shared = [all(n is not None and n % count == 0 for n in sizes) for sizes in zip(*extents, strict=False)]
+    return shared.index(True) if True in shared else None
 
 
 def _has_nccl(made: Collective, target: Target) -> bool:
-    types = {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
-    return target.nccl and types <= {*records()["nccl"].dtypes}
+    return target.nccl and _types(made) <= {*records()["nccl"].dtypes}
 
 
 def _copied_by_host(made: Collective, target: Target) -> bool:
     """A network between the units has a mechanism that the host starts, and devices have an address."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     by_host = network is not None and any(m.started_by == "host" and m.put is not None for m in network.mechanisms)
-    return by_host and _is_constant(made, target) and share_memory(target, made.level)
+    return by_host and share_memory(target, made.level)
+
+
+def _copied_to_targets(made: Collective, target: Target) -> bool:
+    """The same where peers write into the target, of a size that is known."""
+    return _copied_by_host(made, target) and _is_constant(made, target)
+
+
+def _copied_and_combined(made: Collective, target: Target) -> bool:
+    """The same of what is combined, which comes into a workspace."""
+    return _copied_by_host(made, target) and made.combine is None and _types(made) <= {*COMBINED}
 
 
 COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-"""Types whose elements kernels combine."""
+"""Types whose elements are combined."""
 
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NCCL = (Implementation(_has_nccl),)
 # Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.
-_COPIES = (Implementation(_copied_by_host, on_request=_by_kernel),)
+_COPIES = (Implementation(_copied_to_targets, on_request=_by_kernel),)
+_COPIED_SUMS = (Implementation(_copied_and_combined, on_request=_by_kernel),)
 _RAILS = (Implementation(_by_rail),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
@@ -125,9 +140,11 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("allreduce", "two_shot"): (_KERNEL,),
     ("allreduce", "hierarchical"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
+    ("allreduce", "copy_engine"): _COPIED_SUMS,
     ("reduce_scatter", "direct"): _PARTS,
     ("reduce_scatter", "hierarchical"): _RAILS,
     ("reduce_scatter", "nccl"): _NCCL,
+    ("reduce_scatter", "copy_engine"): _COPIED_SUMS,
     ("all_gather", "direct"): _PARTS,
     ("all_gather", "hierarchical"): _RAILS,
     ("all_gather", "nccl"): _NCCL,

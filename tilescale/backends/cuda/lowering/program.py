@@ -16,7 +16,7 @@ from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase, Target
 from tilescale.backends.cuda.lowering.plan import plan
-from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, fits_inside, needed
+from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, needed, small_grid
 from tilescale.program.extents import inside_expressions
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
 
@@ -62,9 +62,9 @@ def lower(program: Program, target: Target) -> LoweredProgram:
     implemented.check(program, target)
     body, planned = plan(program, target)
     rendezvous = needed(program, body, target)
-    if (rendezvous.entry or rendezvous.exit) and fits_inside(body, target):
-        rendezvous = replace(rendezvous, inside=True)
-    lowering = _Lowering(program, target, rendezvous)
+    within = small_grid(program, body, target) if rendezvous.entry or rendezvous.exit else None
+    rendezvous = replace(rendezvous, inside=within is not None)
+    lowering = _Lowering(program, target, rendezvous, within)
     lowered = lowering.part(body, None, ())
     # What a device phase becomes has been noted when it was planned.
     own = {id(launch.grid) for launch in program.launches}
@@ -78,6 +78,7 @@ class _Lowering:
     program: Program
     target: Target
     rendezvous: Rendezvous
+    within: GridPhase | None
     sites: list[Site] = field(default_factory=list)
     grids: int = 0
 
@@ -99,7 +100,7 @@ class _Lowering:
         inside = (*around, *inside_expressions(self.program))
         number, first = self.grids, len(self.sites)
         made = Phase(self.program, launch, self.target, number, phase.stmt, first_site=first, around=inside)
-        kernel = stages.lower(made, self.rendezvous)
+        kernel = stages.lower(made, self.rendezvous if phase is self.within else None)
         self.grids += 1
         self.sites += kernel.sites
         return LoweredGrid(phase.stmt, launch, kernel)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Where all devices must synchronize when a call begins and ends, and the two barriers as part of a program's one
-kernel.
+"""Where all devices must synchronize when a call begins and ends, and the two barriers as part of one of its
+kernels.
 
-A rendezvous is a kernel of its own unless the program is one small grid: then `enter` and `leave` of
-headers/rendezvous.cuh stand at the beginning and the end of its blocks.
+A rendezvous is a kernel of its own unless one small grid is all of the program that has to do with other devices: then
+`enter` and `leave` of headers/rendezvous.cuh stand at the beginning and the end of its blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilelang_core import ir
@@ -22,9 +21,16 @@ from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
 from tilescale.backends.cuda.lowering.markers import by_nvshmem, sync
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program, Sequence
+from tilescale.program import ops
+from tilescale.program.effects import phases
+from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program
 from tilescale.program.operations import Collective, operation
-from tilescale.program.rendezvous import involves_others, needs_rendezvous_at_entry, needs_rendezvous_at_exit
+from tilescale.program.rendezvous import (
+    involves_others,
+    needs_rendezvous_at_entry,
+    needs_rendezvous_at_exit,
+    only_phase_with_others,
+)
 
 ENTRY, EXIT = "the barrier at its entry", "the barrier at its exit"
 
@@ -40,7 +46,7 @@ class Rendezvous:
     Attributes:
         entry: all devices have come to the call before any of them touches another one's memory.
         exit: all devices are done with each other's memory before any of them ends the call.
-        inside: the program's kernel does it.
+        inside: a kernel of the program does it.
         patience: how many times as long as a wait the entry takes at most. It is the next barrier behind the waits of a
             call without an exit, unless the program ends with one of its own.
     """
@@ -96,43 +102,44 @@ def _has_collective_of_host(part: Part) -> bool:
 # -- inside a kernel ---------------------------------------------------------------------------------------------------
 
 
-def fits_inside(body: Part, target: Target) -> bool:
-    """Whether a planned program is one grid that is small enough to synchronize by itself.
+def small_grid(program: Program, body: Part, target: Target) -> GridPhase | None:
+    """The grid of a planned program that synchronizes devices by itself: the only phase that has to do with others, and
+    small enough; None if there is none.
 
-    All of its blocks wait at their begin, so a grid that fills the device keeps its processors from others' work; and
-    what waits at the begin of a block is no producer's work, so loops that TileLang would give to one stay as they are.
+    All of its blocks wait, so a grid that fills the device keeps its processors from others' work; and what waits in a
+    block is no producer's work, so loops that TileLang would give to one stay as they are. Those that units work in
+    have a loader of their own.
     Devices that do not all share memory synchronize in two steps, which the host starts.
     """
     if target.near != target.devices:
-        return False
+        return None
     machine = target.machine
-    parts = [(launch, part) for launch, part in _parts(body, None)]
-    if len(parts) != 1:
-        return False
-    launch, phase = parts[0]
-    if launch is None or not isinstance(phase, GridPhase):
-        return False
-    extents = ir.constants(launch.grid)
-    if extents is None or launch.cluster_size > 1:
-        return False
+    phase = only_phase_with_others(replace(program, body=body), machine)
+    if not isinstance(phase, GridPhase):
+        return None
+    launch = next(launch for one, launch in phases(body) if one is phase)
+    extents = ir.constants(launch.grid) if launch is not None else None
+    if launch is None or extents is None or launch.cluster_size > 1:
+        return None
     if ir.contains(phase.stmt, by_nvshmem):  # which completes what it does in its own way
-        return False
+        return None
     held = machine.count(machine.program_level.name, machine.tensor_level.name)
-    return 0 < math.prod(extents) <= held and not ir.contains(phase.stmt, _is_pipelined)
+    finer = {level.name for level in machine.levels if level.kind == "thread_group"}
 
+    def has_producer(node: Any) -> bool:
+        return _is_pipelined(node) and not ir.contains(node, lambda n: _level_of_scale(n) in finer)
 
-def _parts(part: Part, launch: Launch | None) -> Iterator[tuple[Launch | None, Part]]:
-    if isinstance(part, Launch):
-        yield from _parts(part.body, part)
-    elif isinstance(part, Sequence):
-        for inner in part.parts:
-            yield from _parts(inner, launch)
-    elif not (isinstance(part, HostStep) and isinstance(part.stmt, ir.Bind)):
-        yield launch, part
+    is_small = 0 < math.prod(extents) <= held and not ir.contains(phase.stmt, has_producer)
+    return phase if is_small else None
 
 
 def _is_pipelined(node: Any) -> bool:
     return isinstance(node, ir.For) and "num_stages" in node.annotations
+
+
+def _level_of_scale(node: Any) -> str | None:
+    is_scale = isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE
+    return str(node.value.value) if is_scale else None
 
 
 def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: Rendezvous) -> ir.Stmt:

@@ -34,6 +34,7 @@ from tilescale.backends.cuda.lowering.statements import (
     is_pull,
     is_region,
     is_scalar,
+    is_setting,
     is_wait,
     orders,
     reads_memory,
@@ -164,15 +165,25 @@ class _Phase:
     as_bulk: Callable[[ir.Call], ir.Call | None]
 
     def roles(self) -> Roles:
-        """The roles, of its loop's statements if it has one beside orders."""
+        """The roles, of its loop's statements if it has one beside orders, or in a loop around it."""
         loops: list[ir.For] = []
         ir.walk(self.stmt, lambda n: loops.append(n) if is_pipelined(n) else None)
-        if not loops or not ir.contains(self.stmt, orders) or not self.is_uniform:
+        has_order = ir.contains(self.stmt, orders)
+        if not loops or not self.is_uniform or not (has_order or self._repeats(loops[0])):
             return Roles(self.stmt)
         try:
             return self._specialised(loops)
         except _DeclinedError as reason:
-            return declined(self.stmt, str(reason))
+            return declined(self.stmt, str(reason)) if has_order else Roles(self.stmt)
+
+    def _repeats(self, loop: ir.For) -> bool:
+        """Whether a loop stands in a serial one."""
+
+        def is_around(node: Any) -> bool:
+            is_serial = isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL
+            return is_serial and not node.same_as(loop) and ir.contains(node.body, lambda n: n.same_as(loop))
+
+        return ir.contains(self.stmt, is_around)
 
     def _specialised(self, loops: Sequence[ir.For]) -> Roles:
         if not self.machine.has("warp-specialization"):
@@ -355,7 +366,7 @@ class _Placement:
         is_loop = stmts[at].same_as(self.loop)
         for stmt in before:
             # What a branch sets before a loop around it, TileLang would set again in each turn.
-            if not (is_wait(stmt) or is_scalar(stmt) or (is_loop and is_fill(stmt))):
+            if not (is_wait(stmt) or is_scalar(stmt) or is_setting(stmt) or (is_loop and is_fill(stmt))):
                 where = location(stmt)
                 place = f" (line {where.line})" if where is not None else ""
                 raise _DeclinedError(f"more than waits, scalars and fills stands before it{place}")
@@ -395,7 +406,7 @@ class _Placement:
             raise _DeclinedError("the loop around it writes what it loads")
         waits: list[ir.Call] = []
         ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_WARP) else None)
-        if any(_may_order(order, wait, tensor) for wait in waits for tensor in tensors):
+        if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
             raise _DeclinedError("the loop around it waits for what may order its loads")
 
 
@@ -408,18 +419,6 @@ def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:
         return None
     pulled = Copy.of(stmt.value)
     return pulled.far, pulled.near, True
-
-
-def _may_order(order: Dependence, wait: ir.Call, tensor: ir.Var) -> bool:
-    """Whether loads of a tensor have to stay behind a wait or collective.
-
-    Flags that nothing in the program signals may speak of all that it writes; what no statement writes has its contents
-    from the start of the call on.
-    """
-    ordered = order.ordered_by(wait)
-    if not ordered.everything or order.is_opaque:
-        return ordered.load(tensor)
-    return any(access.root.same_as(tensor) for step in order.steps for access in step.effects.writes)
 
 
 def _by_warp(node: Any) -> Any:

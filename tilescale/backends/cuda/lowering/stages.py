@@ -21,11 +21,12 @@ from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed
 from tilescale.backends.cuda.lowering.roles import without_single_turns
 from tilescale.backends.cuda.lowering.specialisation import lower as in_roles
+from tilescale.backends.cuda.lowering.unknown_ends import shortened
 from tilescale.backends.cuda.lowering.window import in_turns, window
 
 
-def lower(phase: Phase, rendezvous: Rendezvous) -> LoweredKernel:
-    """A phase as a kernel; `rendezvous` says where devices synchronize in it.
+def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
+    """A phase as a kernel; `rendezvous` says where devices synchronize in it, if they do.
 
     Raises:
         UnsupportedError: something that has no lowering, with its line.
@@ -37,14 +38,15 @@ def lower(phase: Phase, rendezvous: Rendezvous) -> LoweredKernel:
 def begun(phase: Phase) -> Phase:
     """A phase as the first stage takes it: with numbers of units, without loops of a single turn."""
     made = replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
+    made = replace(made, stmt=shortened(made))
     return replace(made, window=window(made))
 
 
-def devices(phase: Phase, rendezvous: Rendezvous) -> Phase:
+def devices(phase: Phase, rendezvous: Rendezvous | None) -> Phase:
     """A phase in which no other device is named any more, but its memory."""
     stage = DeviceStage(phase)
     body = in_turns(stage, stage.stmt(phase.stmt))
-    if rendezvous.inside:
+    if rendezvous is not None:
         stage.where = phase.launch.where
         body = enclosed(stage, body, rendezvous)
     return stage.lowered(body)

@@ -26,32 +26,47 @@ class Facts:
         fingerprint: digest of its traced code, shapes included.
         machine: name and digest of the machine it is compiled for.
         options: the options of the compiler, as text.
+        calibration: what choices follow: of schedules, algorithms and mechanisms, which show in no program.
     """
 
     program: str
     fingerprint: str
     machine: tuple[str, str]
     options: str
+    calibration: str
 
 
 def agree(group: Group, facts: Facts) -> None:
     """Collective: all ranks build the same program.
 
     Raises:
-        RankMismatchError: they do not; names both.
+        RankMismatchError: they do not, or their choices follow other measurements; names both.
     """
     call = Call.here("kernel")
     everyone = group.all_gather(call, (facts, call.where))
-    for rank, (other, where) in enumerate(everyone):
-        if other != everyone[0][0]:
-            raise RankMismatchError(
-                f"ranks build different programs: {_difference(everyone[0][0], other, rank)}",
-                hint="all ranks call the same program, traced with the same shapes, in the same order",
-                where=[replace(everyone[0][1], what="rank 0"), replace(where, what=f"rank {rank}")],
-            )
+    first = everyone[0][0]
+    for rank, (other, place) in enumerate(everyone):
+        if other != first:
+            message, hint = _difference(first, other, rank)
+            where = [replace(everyone[0][1], what="rank 0"), replace(place, what=f"rank {rank}")]
+            raise RankMismatchError(message, hint=hint, where=where)
 
 
-def _difference(first: Facts, other: Facts, rank: int) -> str:
+def _difference(first: Facts, other: Facts, rank: int) -> tuple[str, str]:
+    """What differs, and what to do."""
+    if first.calibration != other.calibration:
+        by = f"rank 0 by {first.calibration}, rank {rank} by {other.calibration}"
+        return (
+            f"ranks choose by different measurements of {first.machine[0]!r}: {by}",
+            "copy the file that `tilescale calibrate` wrote to all nodes, where TILESCALE_CACHE_DIR says",
+        )
+    return (
+        f"ranks build different programs: {_in_programs(first, other, rank)}",
+        "all ranks call the same program, traced with the same shapes, in the same order",
+    )
+
+
+def _in_programs(first: Facts, other: Facts, rank: int) -> str:
     if first.program != other.program:
         return f"rank 0 calls {first.program!r}, rank {rank} calls {other.program!r}"
     if first.machine != other.machine:

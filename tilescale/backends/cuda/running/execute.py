@@ -38,6 +38,7 @@ from tilescale.comm import Team, World, init
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.group import Group
+from tilescale.cost.calibrated import origin
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program import extents
@@ -306,10 +307,12 @@ class DeviceProgram:
         with _NO_TURN if capturing else self._turns:
             try:
                 self._launch(plan, values, capturing)
-            except BaseException:
+            except BaseException as error:
                 if self.queue is not None:
                     self.queue.drop()
                 self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
+                if self.by_nccl and nccl.is_failure(error):
+                    self.guard.blame(error)
                 raise
 
     def _launch(self, plan: Plan | None, values: Sequence[Any], capturing: bool) -> None:
@@ -409,4 +412,5 @@ class DeviceProgram:
 
 def _facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:
     given = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
-    return Facts(program.name, ir.fingerprint(program.func), (machine.name, machine.digest), given or "no options")
+    known = machine.name, machine.digest
+    return Facts(program.name, ir.fingerprint(program.func), known, given or "no options", origin(machine))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from functools import cached_property
@@ -17,7 +18,7 @@ from tilescale.backends.cuda.running.barrier_kernel import RankBarrier, standing
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
 from tilescale.backends.cuda.running.queue_watch import Watch
 from tilescale.backends.cuda.running.steps import Work
-from tilescale.backends.cuda.running.streams import Idle, wait_idle
+from tilescale.backends.cuda.running.streams import Idle, noted_failure, wait_idle
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm import Team, World
 from tilescale.comm.call import Call
@@ -28,6 +29,8 @@ from tilescale.errors import DeviceError, RankFailedError, RankMismatchError, Ti
 
 _GRACE_S = 5.0
 """How long what runs beside the waits may take, at least, once the waits have ended."""
+_NOTICE_S, _LOOK_S = 2.0, 0.05
+"""How long after NCCL the job may learn of a rank's death; a pause meanwhile."""
 
 
 class Guard:
@@ -101,6 +104,14 @@ class Guard:
         if failure is not None and failure.rank != self._world.rank:
             return RankFailedError(f"{failure.text}\n    so: {error.message}", where=error.where)
         return error
+
+    def blame(self, error: BaseException) -> None:
+        """Raise RankFailedError from an error of NCCL if a rank has died, which NCCL may know first."""
+        until = time.monotonic() + _NOTICE_S
+        while (gone := noted_failure(self._world.failure)) is None and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        if gone is not None:
+            raise gone from error
 
     def _scene(self) -> Scene:
         own = standings(self.records.beside(self.ranks.words))

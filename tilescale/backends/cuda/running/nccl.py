@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,8 +32,8 @@ class Member(Protocol):
     by_nccl: bool
 
 
-_EXIT_S = 5.0
-"""Longest time that the end of NCCL may take when the process exits."""
+_EXIT_S, _ABORT_S = 5.0, 10.0
+"""Longest time that the end of NCCL may take when the process exits, and when a peer is gone."""
 
 Groups = tuple[tuple[int, ...], ...]
 """Devices, or ranks of the job, by process group."""
@@ -117,16 +118,35 @@ def reduce_op(reduction: str) -> Any:
 
 
 def abort() -> None:
-    """End the collectives that run on this device, and all groups with them. `renew` allows new ones."""
+    """End the collectives that run on this device, and all groups with them. `renew` allows new ones.
+
+    All groups at once: the end of one waits for the whole device, where a kernel of another one may be what hangs
+    (https://github.com/pytorch/pytorch/issues/119797).
+    """
     global _aborted
     if not _groups or _aborted:
         return
+    _aborted = True
+    ends = [threading.Thread(target=_abort, args=(made,), daemon=True) for made in _groups.values()]
+    for end in ends:
+        end.start()
+    until = time.monotonic() + _ABORT_S
+    for end in ends:
+        end.join(max(0.0, until - time.monotonic()))
+
+
+def _abort(made: Any) -> None:
     from torch.distributed.distributed_c10d import _abort_process_group
 
-    _aborted = True
-    for made in _groups.values():
-        with contextlib.suppress(RuntimeError, ValueError):  # a group that has never communicated
-            _abort_process_group(made)
+    with contextlib.suppress(RuntimeError, ValueError):  # a group that has never communicated
+        _abort_process_group(made)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an error is one of NCCL, or of PyTorch about it."""
+    import torch.distributed as dist
+
+    return isinstance(error, dist.DistError)
 
 
 def renew() -> None:

@@ -103,7 +103,7 @@ def wait_idle(
     since: float | None = None
     while not idle.within(_LOOK_S):
         if since is None:
-            noted = _noted(failure)
+            noted = noted_failure(failure)
             if noted is not None:
                 stop()
                 abort()
@@ -116,7 +116,8 @@ def wait_idle(
     return True
 
 
-def _noted(failure: Callable[[], Failure | None]) -> RankFailedError | None:
+def noted_failure(failure: Callable[[], Failure | None]) -> RankFailedError | None:
+    """The first failure of a job as an error; None if there is none. `failure` is a call of `World.failure`."""
     try:
         found = failure()
     except RankFailedError as error:  # rank 0 is gone, and the failure log with it

@@ -5,14 +5,15 @@ Why: such a loader runs beside everything else of the program, so nothing may or
 Before: a phase. After: its loops taken apart into loads and statements of units (pipelines.py lowers them). Nothing is
 rewritten.
 
-Declines: launches without room for a loader, clusters, phases that wait for other devices, loops inside loops or
-conditions, tiles that have another use, sources that the program writes, copies that are none in bulk.
+Declines: launches without room for a loader, clusters, loops whose loads a wait before or in them orders, loops inside
+loops or conditions, tiles that have another use, sources that the program writes, copies that are none in bulk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tilelang_core import ir, tl
@@ -22,6 +23,7 @@ from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
 from tilescale.hda import Level, Machine
 from tilescale.program import ops
+from tilescale.program.dependence import Dependence
 
 LOADER_THREADS = 128
 """A warpgroup: registers move from and to whole ones (PTX ISA, `setmaxnreg`)."""
@@ -78,7 +80,7 @@ class _Search:
     def __init__(self, stage: GroupStage):
         self.stage, self.phase = stage, stage.phase.stmt
         self.found: list[Loop] = []
-        self._waits = ir.contains(self.phase, self._waits_for_devices)
+        self._waits: list[ir.Call] = []  # passed so far for other programs or devices
         if self._has_room():
             self._walk(self.phase, [])
 
@@ -89,30 +91,34 @@ class _Search:
         modern = architecture(self.stage.target.machine) >= FIRST_ARCHITECTURE
         return modern and fits and launch.threads[1:] == (1, 1) and launch.cluster_size == 1
 
-    def _waits_for_devices(self, node: Any) -> bool:
+    def _waits_for_others(self, node: Any) -> bool:
         name = ir.op_name(node)
-        if name not in ops.COLLECTIVES | {ops.WAIT.name}:
+        if name not in ops.COLLECTIVES | {ops.WAIT.name, ops.BARRIER.name}:
             return False
         level = ir.attribute(node, "level")
         return level is None or self.stage.level(str(level)).kind != "thread_group"
 
     def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind]) -> None:
         """Loops that every thread reaches, once."""
-        if isinstance(stmt, ir.Bind):
-            binds.append(stmt)
-        elif isinstance(stmt, ir.SeqStmt):
+        if isinstance(stmt, ir.SeqStmt):
             for inner in stmt.seq:
                 self._walk(inner, binds)
-        elif isinstance(stmt, ir.AttrStmt):
-            if str(stmt.attr_key) != ops.SCALE or self.stage.level(str(stmt.value.value)).kind != "thread_group":
-                self._walk(stmt.body, binds)
-        elif isinstance(stmt, ir.For) and "num_stages" in stmt.annotations:
-            loop = self._taken_apart(stmt, binds)
-            if loop is not None and self._waits:
-                name = stmt.loop_var.name
-                self.stage.notes.append(f"T.Pipelined over {name}: in order, as the program waits for other devices")
-            elif loop is not None and self._stands_alone(loop):
-                self.found.append(loop)
+        elif isinstance(stmt, ir.AttrStmt) and self.stage.level_of(stmt) is None:
+            self._walk(stmt.body, binds)
+        else:
+            ir.walk(stmt, lambda node: self._waits.append(node) if self._waits_for_others(node) else None)
+            if isinstance(stmt, ir.Bind):
+                binds.append(stmt)
+            if isinstance(stmt, ir.For) and "num_stages" in stmt.annotations:
+                self._loop(stmt, binds)
+
+    def _loop(self, stmt: ir.For, binds: list[ir.Bind]) -> None:
+        loop = self._taken_apart(stmt, binds)
+        if loop is not None and self._is_gated(loop):
+            name = stmt.loop_var.name
+            self.stage.notes.append(f"T.Pipelined over {name}: in order, as the program waits for what it loads")
+        elif loop is not None and self._stands_alone(loop):
+            self.found.append(loop)
 
     # -- one loop ------------------------------------------------------------------------------------------------------
 
@@ -157,6 +163,15 @@ class _Search:
             if stride % BULK:
                 return False
         return True
+
+    def _is_gated(self, loop: Loop) -> bool:
+        """Whether a wait in front of a loop, or in it, is for what its loads read."""
+        read = {data for load in loop.loads for data, writes in self._named(load.call) if not writes}
+        return any(self._order.gates(wait, data) for wait in self._waits for data in read)
+
+    @cached_property
+    def _order(self) -> Dependence:
+        return Dependence(self.stage.program, self.stage.target.machine)
 
     def _stands_alone(self, loop: Loop) -> bool:
         """Whether nothing but its loads writes the tiles or their sources, and nothing outside names the tiles."""

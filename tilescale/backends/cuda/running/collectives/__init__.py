@@ -6,7 +6,8 @@ one_shot.py two_shot.py direct.py  by a kernel of our own, which exchanges messa
 exchanges.py workspaces.py       grids, forms and memory of messages
 kernels.py                       their CUDA text, compilation and launch
 rounds.py                        by any algorithm, whose rounds one kernel plays
-copy_engine.py nccl.py           by the copy engine; by NCCL
+copy_engine.py copied_sums.py    by the copy engine
+nccl.py                          by NCCL
 hierarchical.py                  over groups that share memory: kernels inside, messages between
 dense.py                         tensors with gaps, and cut along other dimensions than the first
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS
 from tilescale.backends.cuda.running.collectives import (
+    copied_sums,
     copy_engine,
     direct,
     hierarchical,
@@ -28,9 +30,11 @@ from tilescale.backends.cuda.running.collectives.setting import Launcher
 LAUNCHERS: dict[tuple[str, str], Launcher] = {
     ("allreduce", "one_shot"): one_shot.allreduce,
     ("allreduce", "two_shot"): two_shot.allreduce,
+    ("allreduce", "copy_engine"): copied_sums.allreduce,
     ("allreduce", "hierarchical"): hierarchical.allreduce,
     ("allreduce", "nccl"): nccl.allreduce,
     ("reduce_scatter", "direct"): direct.reduce_scatter,
+    ("reduce_scatter", "copy_engine"): copied_sums.reduce_scatter,
     ("reduce_scatter", "hierarchical"): hierarchical.reduce_scatter,
     ("reduce_scatter", "nccl"): nccl.reduce_scatter,
     ("all_gather", "direct"): direct.all_gather,

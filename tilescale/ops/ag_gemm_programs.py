@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""The programs of ag_gemm.py: the copy queue sends rows, tiles of the product wait for them.
+
+Own rows and those of the others are a phase each, as each loop gets a producer of its own.
+"""
+
+from typing import Any
+
+import tilescale.language as T
+from tilescale.ops.products import CHUNKS, Product, activate, add_bias, gate, multiply, multiply_by_two, rescale
+
+
+def program(size: int, of: Product, gathers: bool) -> Any:
+    """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there."""
+    rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
+    products = 2 if of.gated else 1
+    shapes = ((1, rows), (size, rows), (products * N,)) if of.scaled else ((1, 1), (1, 1), (1,))
+    kind = "float32" if of.scaled else of.dtype
+    # With a condition around it, the result does not lie where the steps were.
+    own_stages = tiles.stages if size <= 2 else tiles.stages - 1
+
+    @T.prim_func
+    def all_gather_matmul(
+        A: T.Tensor((1, rows, K), of.dtype),
+        G: T.Tensor((size, rows, K), of.dtype),
+        B: T.Tensor(of.b_shape, of.dtype),
+        Up: T.Tensor(of.b_shape, of.dtype),  # the matrix that is gated
+        bias: T.Tensor((products * N if of.biased else 1,), of.result),
+        of_A: T.Tensor(shapes[0], kind),
+        of_G: T.Tensor(shapes[1], kind),
+        of_B: T.Tensor(shapes[2], kind),
+        C: T.Tensor((size, rows, N), of.result),
+    ):
+        grid = (*tiles.grid(rows, N), max(size - 1, 1))
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
+            arrived, scales = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size,))
+            if gathers and size > 1:
+                with T.Scale("device") as (rank, _):
+                    send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of)
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                is_own = True if size <= 2 else turn == 0
+                m, n = tiles.place(tile, group)
+                make_tile(A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, is_own, None, None, own_stages, of)
+            with T.Scale("device"):  # a phase ends
+                pass
+            if size > 1:
+                with T.Scale("block"), T.Scale("device") as (rank, _):
+                    # The rank before was the first to send here, the one before it the second.
+                    shard = (rank + size - 1 - turn) % size
+                    m, n = tiles.place(tile, group)
+                    come = (arrived, scales) if gathers else (None, None)
+                    make_tile(G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, True, *come, tiles.stages, of)
+
+    return all_gather_matmul
+
+
+def in_turns(size: int, rows: int, of: Product, blocks: int, gathers: bool) -> Any:
+    """As `program`, for whole tiles of rows: as many blocks as run at once, which take tiles in turns.
+
+    A block loads the next tile while it stores this one.
+    """
+    N, K, tiles = of.N, of.K, of.tiles
+    products = 2 if of.gated else 1
+    tiles_n, a_shard = -(-N // tiles.n), rows // tiles.m * -(-N // tiles.n)
+
+    @T.prim_func
+    def all_gather_matmul_in_turns(
+        A: T.Tensor((1, rows, K), of.dtype),
+        G: T.Tensor((size, rows, K), of.dtype),
+        B: T.Tensor(of.b_shape, of.dtype),
+        Up: T.Tensor(of.b_shape, of.dtype),  # the matrix that is gated
+        bias: T.Tensor((products * N if of.biased else 1,), of.result),
+        of_A: T.Tensor((1, 1), of.dtype),
+        of_G: T.Tensor((1, 1), of.dtype),
+        of_B: T.Tensor((1,), of.dtype),
+        C: T.Tensor((size, rows, N), of.result),
+    ):
+        with T.Kernel(device=size, block=blocks, threads=tiles.threads) as block:
+            arrived, scales = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size,))
+            if gathers and size > 1:
+                with T.Scale("device") as (rank, _):
+                    send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of)
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                for turn in T.serial(T.ceildiv(a_shard - block, blocks)):
+                    m, n = tiles.at(block + turn * blocks, tiles_n)
+                    make_tile(A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, True, None, None, tiles.stages, of)
+            with T.Scale("device"):  # a phase ends
+                pass
+            if size > 1:
+                with T.Scale("block"), T.Scale("device") as (rank, _):
+                    for turn in T.serial(T.ceildiv((size - 1) * a_shard - block, blocks)):
+                        tile = block + turn * blocks
+                        # The rank before was the first to send here, the one before it the second.
+                        shard = (rank + size - 1 - tile // a_shard) % size
+                        m, n = tiles.at(tile % a_shard, tiles_n)
+                        come = arrived if gathers else None
+                        make_tile(G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, True, come, None, tiles.stages, of)
+
+    return all_gather_matmul_in_turns
+
+
+@T.macro
+def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of):
+    """The queue sends the own rows to everybody, chunk by chunk, and in front of them their scales."""
+    rows = A.shape[1]
+    for step in T.serial(1, size):
+        if of.scaled:
+            T.copy(of_A[0, :], of_G[rank, :], dst=(rank + step) % size, signal=scales[rank])
+        for i in T.serial(T.ceildiv(rows, of.chunk)):
+            first, last = i * of.chunk, T.min((i + 1) * of.chunk, rows)
+            T.copy(A[0, first:last, :], G[rank, first:last, :], dst=(rank + step) % size, signal=arrived[rank, i])
+
+
+@T.macro
+def make_tile(A, source, m, n, B, Up, bias, of_A, of_B, C, shard, applies, arrived, scales, stages, of):
+    """A tile of the result, from the rows of A[source]; with flags, when these and their scales have arrived."""
+    tiles, rows, N = of.tiles, A.shape[1], of.N
+    a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
+    b = T.alloc(of.b_tile, of.dtype, level="l1")
+    c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+    out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+    if of.gated:
+        up = T.alloc(of.b_tile, of.dtype, level="l1")
+        c_up = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+    if applies:
+        T.clear(c)
+        if of.gated:
+            T.clear(c_up)
+        if arrived is not None:
+            T.wait(arrived[source, m // of.chunk], ">=", 1)
+        if of.gated:
+            multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, stages, of.transposed)
+        else:
+            multiply(A, source, m, B, n, a, b, c, of.K, stages, of.transposed)
+        if of.scaled:
+            if scales is not None:
+                T.wait(scales[source], ">=", 1)
+            rescale(c, of_A, source, m, of_B, 0, n, rows, N)
+            if of.gated:
+                rescale(c_up, of_A, source, m, of_B, N, n, rows, N)
+        if of.biased:
+            add_bias(c, bias, n, N)
+            if of.gated:
+                add_bias(c_up, bias, n, N, N)
+        if of.activation != "":
+            activate(c, of.activation)
+        if of.gated:
+            gate(c, c_up)
+        T.copy(c, out)
+        T.copy(out, C[shard, m, n])
