@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Finished operators for PyTorch, each a program of the language behind a `torch.library` operator.
 
-    ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them
+    ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them; ag_gemm_programs.py: the first one's
     all_gather.py reduce_scatter.py all_reduce.py all_to_all.py all_to_all_v.py    collectives
     all_reduce_rms_norm.py              what ends a block of a transformer
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
