@@ -42,7 +42,9 @@ class ParallelLinear(nn.Linear):
 
         Args:
             linear: a torch.nn.Linear; its parameters become this rank's shards.
-            group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+            group: a process group, a slice of a DeviceMesh, or None for all ranks of the job. With a mesh parameters
+                become DTensors, as PyTorch's own plans make them: optimisers, norms of gradients and checkpoints see
+                whole tensors.
             sequence: whether the tokens lie over the ranks outside of the pair of layers.
 
         Returns:
@@ -59,13 +61,19 @@ class ParallelLinear(nn.Linear):
                 f"linear has {extent} {'output' if cls.cut == 0 else 'input'} features, the group has {size} ranks",
                 hint=f"served are multiples of {size * MULTIPLE}",
             )
-        linear.weight = nn.Parameter(linear.weight.detach().chunk(size, cls.cut)[rank].contiguous())
-        if linear.bias is not None and cls.cut == 0:
-            linear.bias = nn.Parameter(linear.bias.detach().chunk(size)[rank].clone())
-        linear.out_features, linear.in_features = linear.weight.shape
+        weight = linear.weight.detach().chunk(size, cls.cut)[rank].contiguous()
+        linear.out_features, linear.in_features = weight.shape
+        linear.weight = _parameter(weight, group, cls.cut)
+        if linear.bias is not None:
+            bias = linear.bias.detach()
+            linear.bias = _parameter(bias, group) if cls.cut else _parameter(bias.chunk(size)[rank].clone(), group, 0)
         linear.__class__ = cls
         linear.group, linear.sequence = name, sequence  # type: ignore[assignment]
         return linear
+
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """This rank's part of the weight, and of the bias."""
+        return local_tensor(self.weight), self.bias if self.bias is None else local_tensor(self.bias)
 
     def extra_repr(self) -> str:
         """The shard's features, and whether tokens lie over the ranks."""
@@ -85,7 +93,7 @@ class ColumnParallelLinear(ParallelLinear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The own outputs for all tokens."""
         if not self.sequence:
-            return nn.functional.linear(_Everywhere.apply(local_tensor(x), self.group), self.weight, self.bias)
+            return nn.functional.linear(_Everywhere.apply(local_tensor(x), self.group), *self.parts())
         if self._siblings is not None:
             return self._siblings.result(self, x)
         return _gathered(local_tensor(x), [self])[0]
@@ -106,11 +114,11 @@ class RowParallelLinear(ParallelLinear):
         Raises:
             ArgumentError: the tokens cannot be split among the ranks.
         """
-        x = local_tensor(x)
-        shape, N = x.shape, self.weight.shape[0]
+        x, (weight, bias) = local_tensor(x), self.parts()
+        shape, N = x.shape, weight.shape[0]
         if not self.sequence:
             flat = x.reshape(-1, shape[-1])
-            y = matmul_all_reduce(flat, self.weight.t(), bias=self.bias, group=self.group)
+            y = matmul_all_reduce(flat, weight.t(), bias=bias, group=self.group)
             return y.view(*shape[:-1], N)
         size = size_of(self.group)
         if shape[TOKENS] % size:
@@ -120,8 +128,18 @@ class RowParallelLinear(ParallelLinear):
         tokens = shape[TOKENS] // size
         # Rows of one owner lie together.
         rows = x.reshape(-1, size, tokens, shape[-1]).transpose(0, 1).reshape(-1, shape[-1])
-        y = matmul_reduce_scatter(rows, self.weight.t(), bias=self.bias, group=self.group)
+        y = matmul_reduce_scatter(rows, weight.t(), bias=bias, group=self.group)
         return y.view(*shape[:TOKENS], tokens, N)
+
+
+def _parameter(part: torch.Tensor, group: Any, cut: int | None = None) -> nn.Parameter:
+    """This rank's part as a parameter: of a DTensor cut along a dimension, or whole everywhere, if there is a mesh."""
+    if not hasattr(group, "device_type"):
+        return nn.Parameter(part)
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    placement = Replicate() if cut is None else Shard(cut)
+    return nn.Parameter(DTensor.from_local(part, group, [placement], run_check=False))
 
 
 def gather_once(*layers: ColumnParallelLinear) -> None:
@@ -174,8 +192,9 @@ def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch
     """The layers' outputs for the tokens of all ranks."""
     size, tokens, before = size_of(layers[0].group), x.shape[TOKENS], x.shape[:TOKENS]
     flat = x.reshape(-1, x.shape[-1])
-    weights, biases = [layer.weight.t() for layer in layers], [layer.bias for layer in layers]
-    results = all_gather_matmul(flat, weights, bias=biases, group=layers[0].group)
+    parts = [layer.parts() for layer in layers]
+    biases = [bias for _, bias in parts]
+    results = all_gather_matmul(flat, [weight.t() for weight, _ in parts], bias=biases, group=layers[0].group)
     # Rows come rank by rank; the tokens of one sequence belong together.
-    parts = [y.view(size, math.prod(before), tokens, y.shape[-1]).transpose(0, 1) for y in results]
-    return [y.reshape(*before, size * tokens, y.shape[-1]) for y in parts]
+    sequences = [y.view(size, math.prod(before), tokens, y.shape[-1]).transpose(0, 1) for y in results]
+    return [y.reshape(*before, size * tokens, y.shape[-1]) for y in sequences]

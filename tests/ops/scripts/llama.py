@@ -91,7 +91,8 @@ PLAN = {
 def losses(model: nn.Module) -> list[float]:
     """Of each step on the same batch of random tokens."""
     numbers = torch.randint(VOCABULARY, (BATCH, TOKENS + 1), generator=torch.Generator().manual_seed(1))
-    optimiser, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    # All at once, as optimisers do on GPUs: PyTorch takes no DTensors and others side by side then.
+    optimiser, found = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True), []
     for _ in range(STEPS):
         logits = model(numbers[:, :-1]).float()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), numbers[:, 1:].flatten())
@@ -138,12 +139,21 @@ def check_dtensors(mesh: DeviceMesh) -> None:
             wrong()
 
 
+def check_whole_parameters(parallel: nn.Module, alone: nn.Module) -> None:
+    """What looks at parameters sees whole tensors: checkpoints have names and shapes, norms of gradients are one."""
+    given = {name: tuple(x.shape) for name, x in parallel.state_dict().items()}
+    assert given == {name: tuple(x.shape) for name, x in alone.state_dict().items()}
+    norms = [torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) for model in (parallel, alone)]
+    torch.testing.assert_close(norms[0].full_tensor().float(), norms[1].float(), rtol=2e-2, atol=0)
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     small.SMALL_BYTES = 0  # overlap as if the model were large
     torch.manual_seed(0)
     model = Llama().half()
-    alone = losses(copy.deepcopy(model))
+    alone_model = copy.deepcopy(model)
+    alone = losses(alone_model)
     mesh = init_device_mesh("cpu", (WORLD.size,), mesh_dim_names=("tp",))
     parallel = ops.parallelize_module(model, mesh["tp"], PLAN)
     kinds = [type(layer).__name__ for layer in parallel.modules() if isinstance(layer, nn.Linear)]
@@ -154,6 +164,7 @@ if __name__ == "__main__":
     torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), rtol=3e-3, atol=0)
     assert alone[-1] < 0.7 * alone[0]
     check_dtensors(mesh["tp"])
+    check_whole_parameters(parallel, alone_model)
     if WORLD.rank == 0:
         print("passed", flush=True)
     dist.destroy_process_group()
