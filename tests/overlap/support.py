@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 import tilescale
 from tilescale.hda import Machine
+from tilescale.passes.overlap.legality import sites
 from tilescale.passes.overlap.rewrite import overlap
-from tilescale.passes.overlap.schedule import Schedule
+from tilescale.passes.overlap.schedule import Move, Schedule
+from tilescale.passes.retrace import for_machine
+from tilescale.passes.structure import structure
+from tilescale.program.dependence import Dependence
 
 H200 = Machine.load("h200-sxm-8")
 
@@ -24,10 +27,8 @@ def overlapped(
     func: Any, *, chunk: int | None = None, carrier: str | None = None, ordered: bool = True
 ) -> tuple[Any, Schedule]:
     """A program with every collective beside its grids that may be, whether or not it pays."""
-    _, first = overlap(func, H200)
-    wanted = [
-        replace(move, overlapped=True, chunk=chunk, carrier=carrier, adds=None, ordered=ordered) for move in first.moves
-    ]
+    found = (site for site, _ in sites(Dependence(structure(for_machine(func, H200), H200), H200)))
+    wanted = [Move(site.name, site.tensors, chunk=chunk, carrier=carrier, ordered=ordered) for site in found]
     return overlap(func, H200, Schedule(wanted))
 
 
