@@ -27,7 +27,7 @@ processes=$1
 shift
 
 # Each process would otherwise start as many threads as there are cores.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 if [ -n "${HOSTFILE:-}" ] && [ -z "${MASTER_ADDR:-}" ]; then
     # The first line that is no comment, up to a number of ranks: "node0:8", "node0 slots=8".
     MASTER_ADDR=$(sed -E '/^[[:space:]]*(#|$)/d; s/^[[:space:]]*([^[:space:]:]+).*/\1/; q' "$HOSTFILE")

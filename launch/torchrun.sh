@@ -45,7 +45,7 @@ else
 fi
 
 # Each process would otherwise start as many threads as there are cores.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 # shellcheck disable=SC2016 # torchrun fills it in: the rank, before every line
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[${rank}] '
 python=${PYTHON:-python}

@@ -2,13 +2,13 @@
 """`tilescale new`: what it makes runs, is right, and replaces nothing."""
 
 import ast
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.comm.conftest import run_words
+from tests.comm.conftest import command, run_words
 from tilescale.cli import main
 
 
@@ -16,23 +16,27 @@ def new(*words: object) -> Result:
     return CliRunner().invoke(main, ["new", *map(str, words)])
 
 
-def test_the_program_and_its_test_run(tmp_path: Path):
+def test_the_program_and_its_test_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     made = new("halo_sum", "--folder", tmp_path / "mine")
     assert made.exit_code == 0 and "halo_sum.py && python -m pytest" in made.output
     program, test = tmp_path / "mine/halo_sum.py", tmp_path / "mine/test_halo_sum.py"
     assert sorted(tmp_path.joinpath("mine").iterdir()) == [program, test]
     assert ast.get_docstring(ast.parse(program.read_text())).startswith("Halo sum: every device sends")
     assert "$" not in program.read_text() + test.read_text()
-    run = (
-        f"import runpy, sys; sys.path.insert(0, {str(tmp_path / 'mine')!r}); import halo_sum; halo_sum.main(); "
-        "import test_halo_sum as t; [t.test_each_device_adds_what_its_left_neighbour_has(n, s) "
-        "for n, s in ((1, None), (3, 2))]"
-    )
-    done = run_words([sys.executable, "-c", run], TILESCALE_EMULATE="1")
+    runpy.run_path(str(program), run_name="__main__")
+    assert right(capsys.readouterr().out) == {f"device {device}: right" for device in range(4)}
+    monkeypatch.syspath_prepend(program.parent)
+    own = runpy.run_path(str(test))["test_each_device_adds_what_its_left_neighbour_has"]
+    for devices, seed in ((1, None), (3, 2)):
+        own(devices, seed)
+    done = run_words([*command("tilescale run", 2), str(program)], TILESCALE_EMULATE="1")
     assert done.code == 0, done.output
-    assert [line for line in done.output.splitlines() if line.startswith("device ") and "right" in line] == [
-        f"device {device}: right" for device in range(4)
-    ]
+    assert right(done.output) == {f"[{device}] device {device}: right" for device in range(2)}
+
+
+def right(output: str) -> set[str]:
+    """The lines of devices whose result is right."""
+    return {line for line in output.splitlines() if "device " in line and line.endswith("right")}
 
 
 def test_nothing_is_replaced(tmp_path: Path):

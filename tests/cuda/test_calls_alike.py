@@ -10,7 +10,8 @@ import torch
 
 import tilescale.language as T
 from tests.cuda.fakes import Device
-from tests.cuda.test_execute_calls import on_tensors, put, reduced
+from tests.cuda.test_execute_calls import put
+from tests.cuda.test_where_devices_synchronize import on_tensors, reduced
 from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE
 
 
