@@ -38,17 +38,17 @@ def copies(args: Tensors) -> Tensors:
 
 
 def check_same(func: Any, changed: Any, args: Tensors, seeds: Sequence[int | None] = (None, 1, 2)) -> None:
-    """Both programs leave the same bits in all arguments, the changed one without races under several interleavings."""
+    """Both programs leave the same bits in all arguments, the changed one under several interleavings without races."""
     want = copies(args)
-    tilescale.emulate(func, want, machine=H200, time=False)
+    tilescale.emulate(func, want, machine=H200, time=False, check="none")
     check_leaves(changed, args, want, seeds)
 
 
 def check_leaves(changed: Any, args: Tensors, want: Tensors, seeds: Sequence[int | None]) -> None:
-    """A program leaves these bits in its arguments, without races under several interleavings."""
-    for seed in seeds:
-        got = copies(args)
-        tilescale.emulate(changed, got, machine=H200, time=False, schedule_seed=seed)
+    """A program leaves these bits in its arguments under several interleavings; one run finds the races of all."""
+    for number, seed in enumerate(seeds):
+        got, check = copies(args), "none" if number else None
+        tilescale.emulate(changed, got, machine=H200, time=False, schedule_seed=seed, check=check)
         for mine, expected in zip(got, want, strict=True):
             for a, b in zip(mine, expected, strict=True):
                 assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
