@@ -110,13 +110,13 @@ def _few_places(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def sums(turns: int = 2, barrier: bool = False) -> Any:
+def sums(turns: int = 2, barrier: bool = False, level: str = "l1", extent: int = EXTENT) -> Any:
     """Each program adds up tiles of all devices, several times."""
 
     @T.prim_func
-    def summed(X: T.Tensor((PROGRAMS, turns, EXTENT), "float32")):
+    def summed(X: T.Tensor((PROGRAMS, turns, extent), "float32")):
         with T.Kernel(device=RANKS, block=PROGRAMS, threads=32) as bx:
-            tile = T.alloc((EXTENT,), "float32", level="l1")
+            tile = T.alloc((extent,), "float32", level=level)
             with T.Scale("block"), T.Scale("device"):
                 for turn in T.serial(turns):
                     T.copy(X[bx, turn, 0], tile)
@@ -167,6 +167,15 @@ def test_sums_in_any_order(seed: int, barrier: bool):
     interleaved(kernel_of(sums(barrier=barrier)), tensors, seed, calls=2)
     want = sum(given) * RANKS
     assert all((mine == want).all() for (mine,) in tensors)
+
+
+def test_tiles_in_registers_travel_as_rows_of_shared_memory():
+    extent = 128
+    kernel, given = kernel_of(sums(1, level="l0", extent=extent)), numbers(PROGRAMS, 1, extent)
+    assert "exchange0_staged" in str(kernel.func)
+    tensors = [[x.copy()] for x in given]
+    interleaved(kernel, tensors, seed=0)
+    assert all((mine == sum(given)).all() for (mine,) in tensors)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -94,12 +94,12 @@ def test_an_external_function_is_opaque_and_may_write_what_it_is_handed(block: P
 
 
 def test_signals_and_waits_say_of_which_flag_and_whose(block: Program):
-    (own,), (far,) = effects_at(block, "signal").tells, effects_at(block, "signal a peer").tells
+    (own,), (far,) = effects_at(block, "signal").releases, effects_at(block, "signal a peer").releases
     assert own.flag.at is None and far.flag.at.level == "device" and (str(own.value), own.op) == ("1", "add")
-    (told,) = effects_at(block, "put with signal").tells
-    assert str(told.value) == "3" and str(told.flag.begins[0]) == "bx" and told.flag.at.level == "device"
-    (awaited,) = effects_at(block, "wait").awaits
-    assert (awaited.compare, str(awaited.value)) == (">=", "N[3]") and awaited.flag.at is None
+    (release,) = effects_at(block, "put with signal").releases
+    assert str(release.value) == "3" and str(release.flag.begins[0]) == "bx" and release.flag.at.level == "device"
+    (acquire,) = effects_at(block, "wait").acquires
+    assert (acquire.compare, str(acquire.value)) == (">=", "N[3]") and acquire.flag.at is None
 
 
 def test_who_synchronizes(block: Program):
@@ -133,7 +133,7 @@ def test_statements_of_a_device_phase():
     program = taken_apart(f)
     assert effects_at(program, "in order").completes is Completion.DEFERRED
     queued = effects_at(program, "asynchronous")
-    assert queued.completes is Completion.QUEUED and len(queued.tells) == 1
+    assert queued.completes is Completion.QUEUED and len(queued.releases) == 1
     assert text(program, queued) == ["r X[0+16, 0+8]", "w Y@device[0+16, 0+8]", "rwa F@device[rank]"]
     assert text(program, effects_at(program, "in order"))[0] == "r X[2+2, 0+8]"
     assert text(program, effects_at(program, "all_to_all")) == ["r Y[0+16, 0+8]", "w X[0+16, 0+8]"]

@@ -22,5 +22,5 @@ def written_by_peers(program: Program) -> frozenset[str]:
     for stmt, _, _ in statements(program.body):
         effects = names.effects(stmt)
         found.update(access.root for access in effects.writes if access.at is not None)
-        found.update(told.flag.root for told in effects.tells)
+        found.update(release.flag.root for release in effects.releases)
     return frozenset(names.homes[root].name for root in found if root in names.homes)

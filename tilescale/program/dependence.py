@@ -171,7 +171,7 @@ class Dependence:
                 return Ordered(self.names, everything=True)
             found = [s for s in self.steps if any(s is u or self.precedes(s, u) for u in updates)]
             before |= {step.number: step for step in found}
-            flags += [awaited.flag.root for step in found for awaited in step.effects.awaits]
+            flags += [acquire.flag.root for step in found for acquire in step.effects.acquires]
         return self._after(before.values())
 
     def _after(self, steps: Iterable[Step]) -> Ordered:
@@ -215,7 +215,7 @@ class Dependence:
         if mine is None:
             return tuple(deferred)
         before = [s for s in deferred if s is mine or self.precedes(s, mine)]
-        after = self._learn_of([told.flag.root for told in mine.effects.tells])
+        after = self._learn_of([release.flag.root for release in mine.effects.releases])
         if after is None:
             return tuple(before)
         return tuple(s for s in before if s is mine or _shared_roots(_moved(s.effects), _accesses(after)))
@@ -231,13 +231,13 @@ class Dependence:
             if flag in done:
                 continue
             done.add(flag)
-            waits = [s for s in self.steps if any(w.flag.root.same_as(flag) for w in s.effects.awaits)]
+            waits = [s for s in self.steps if any(w.flag.root.same_as(flag) for w in s.effects.acquires)]
             polls = [s for s in self.steps if any(a.reads and a.root.same_as(flag) for a in s.effects.accesses)]
-            if not waits or len([s for s in polls if not s.effects.awaits and not s.effects.tells]) > 0:
+            if not waits or len([s for s in polls if not s.effects.acquires and not s.effects.releases]) > 0:
                 return None  # somebody reads it by other means, or outside of the program
             later = [s for s in self.steps if any(self.precedes(w, s) for w in waits)]
             found |= {step.number: step for step in later}
-            todo += [told.flag.root for step in later for told in step.effects.tells]
+            todo += [release.flag.root for step in later for release in step.effects.releases]
         # Who synchronizes with them later learns of it too, and may be anywhere.
         return self.steps if any(step.effects.synchronizes for step in found.values()) else list(found.values())
 
@@ -282,13 +282,13 @@ class Dependence:
         """Whether what orders units orders the other statement too."""
         if sync.synchronizes and any(not self._private(a) for a in other.accesses):
             return True
-        for awaited in sync.awaits:
-            ordered = self._released(awaited.flag.root)
+        for acquire in sync.acquires:
+            ordered = self._released(acquire.flag.root)
             if any(ordered.store(a.root) if a.writes else ordered.load(a.root) for a in other.accesses):
                 return True
-        if not sync.tells:
+        if not sync.releases:
             return False
-        after = self._learn_of([told.flag.root for told in sync.tells])
+        after = self._learn_of([release.flag.root for release in sync.releases])
         visible = [a for a in other.accesses if self._reaches_others(a)]
         return bool(visible) and (after is None or _shared_roots(visible, _accesses(after)))
 
@@ -321,7 +321,7 @@ def _accesses(steps: Iterable[Step]) -> list[Access]:
 
 def _moved(effects: Effects) -> list[Access]:
     """What a copy reads and writes, without the flag that tells of it."""
-    flags = {told.flag.root for told in effects.tells}
+    flags = {release.flag.root for release in effects.releases}
     return [access for access in effects.accesses if access.root not in flags]
 
 

@@ -57,7 +57,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Told:
+class Release:
     """An update of a flag that releases what its unit did before.
 
     Attributes:
@@ -70,7 +70,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Awaited:
+class Acquire:
     """A wait for `flag compare value`, which acquires what was released with the flag."""
 
     flag: Access
@@ -101,8 +101,8 @@ class Effects:
     """
 
     accesses: tuple[Access, ...] = ()
-    tells: tuple[Told, ...] = ()
-    awaits: tuple[Awaited, ...] = ()
+    releases: tuple[Release, ...] = ()
+    acquires: tuple[Acquire, ...] = ()
     synchronizes: tuple[Synchronization, ...] = ()
     completes: Completion = Completion.AT_ONCE
     fixed: bool = False
@@ -111,7 +111,7 @@ class Effects:
     @property
     def orders(self) -> bool:
         """Whether it orders units or threads, or may."""
-        return bool(self.tells or self.awaits or self.synchronizes or self.fixed or self.opaque)
+        return bool(self.releases or self.acquires or self.synchronizes or self.fixed or self.opaque)
 
     @property
     def reads(self) -> tuple[Access, ...]:
@@ -130,8 +130,8 @@ def union(effects: Iterable[Effects]) -> Effects:
     order = list(Completion)
     return Effects(
         tuple(a for part in parts for a in part.accesses),
-        tuple(t for part in parts for t in part.tells),
-        tuple(w for part in parts for w in part.awaits),
+        tuple(t for part in parts for t in part.releases),
+        tuple(w for part in parts for w in part.acquires),
         tuple(m for part in parts for m in part.synchronizes),
         max((part.completes for part in parts), key=order.index, default=Completion.AT_ONCE),
         any(part.fixed for part in parts),
@@ -224,8 +224,8 @@ class Surroundings:
         if isinstance(made, Signal):
             at = None if made.peer is None or made.level is None else Peer(made.level, made.peer)
             flag = self.region(made.flag, "rw", at, atomic=True)
-            told = Effects((flag,), tells=(Told(flag, made.value, made.op),))
-            return union([told, self._values([made.flag], made.value, made.peer)])
+            signal = Effects((flag,), releases=(Release(flag, made.value, made.op),))
+            return union([signal, self._values([made.flag], made.value, made.peer)])
         if isinstance(made, Wait):
             return self._wait(made)
         if isinstance(made, Barrier):
@@ -242,7 +242,7 @@ class Surroundings:
 
     def _wait(self, wait: Wait) -> Effects:
         flag = self.region(wait.flag, "r", atomic=True)
-        waits = Effects((flag,), awaits=(Awaited(flag, wait.compare, wait.value),))
+        waits = Effects((flag,), acquires=(Acquire(flag, wait.compare, wait.value),))
         return union([waits, self._values([wait.flag], wait.value)])
 
     def _copy(self, copy: Copy, on_device: bool) -> Effects:
@@ -253,21 +253,21 @@ class Surroundings:
         )
         completes = Completion.DEFERRED if copy.to_peer else Completion.AT_ONCE
         flags: tuple[Access, ...] = ()
-        tells: tuple[Told, ...] = ()
+        releases: tuple[Release, ...] = ()
         if copy.signal is not None:
             flags = (self.region(copy.signal, "rw", far, atomic=True),)
-            tells = (Told(flags[0], copy.value, copy.op or "add"),)
+            releases = (Release(flags[0], copy.value, copy.op or "add"),)
         if on_device and is_asynchronous(copy.call):
             completes = Completion.QUEUED
         after = self._wait(copy.after) if copy.after is not None else Effects()
-        return union([after, Effects((*moved, *flags), tells, completes=completes)])
+        return union([after, Effects((*moved, *flags), releases, completes=completes)])
 
     def _collective(self, made: Collective) -> Effects:
         if made.flags is not None:
             all_units = Peer(made.level, None)
             flag = self.region(made.flags, "rw", all_units, atomic=True)
             moved = (self.region(made.source, "r"), self.region(made.target, "w", all_units), flag)
-            return Effects(moved, (Told(flag, None, "add"),), completes=Completion.QUEUED)
+            return Effects(moved, (Release(flag, None, "add"),), completes=Completion.QUEUED)
         tiles = (
             [self.region(tile, "rw") for tile in made.tiles]
             if made.is_in_place
@@ -301,4 +301,3 @@ def statements(part: Part) -> Iterator[tuple[ir.Stmt, DevicePhase | GridPhase | 
     for inner in (part.body,) if isinstance(part, Launch) else part.parts:
         for stmt, phase, launch in statements(inner):
             yield stmt, phase, launch or (part if isinstance(part, Launch) else None)
-

@@ -41,7 +41,7 @@ from tilelang_core import ir
 from tilelang_core.accesses import leaves_loop
 from tilescale.hda import Machine
 from tilescale.program.dependence import Dependence, Step
-from tilescale.program.effects import Access, Awaited, Completion, Effects, Peer, Told
+from tilescale.program.effects import Access, Acquire, Completion, Effects, Peer, Release
 from tilescale.program.grids import Grid, Unknown, grid_of
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, location
 from tilescale.program.ops import SCALE
@@ -103,7 +103,7 @@ def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[
 
     def arrives(effects: Effects) -> bool:
         reads = [a for a in effects.reads if a.at is not None and not a.atomic]
-        return bool(effects.tells) and not reads and all(told.flag.root in awaited for told in effects.tells)
+        return bool(effects.releases) and not reads and all(one.flag.root in awaited for one in effects.releases)
 
     found = _Search(graph, reverse=True, arrives=arrives).last()
     if isinstance(found, ir.Stmt):
@@ -144,7 +144,7 @@ def only_phase_with_others(program: Program, machine: Machine) -> DevicePhase | 
 
 
 def _involves_others(effects: Effects, levels: Sequence[str]) -> bool:
-    return bool(effects.tells or effects.awaits) or _reaches_out(effects, levels)
+    return bool(effects.releases or effects.acquires) or _reaches_out(effects, levels)
 
 
 _ALONE = "no device accesses another one's memory"
@@ -213,17 +213,17 @@ class _Search:
         """Whether one of the statements behind a copy, which the same units execute, completes it and tells its peer,
         who waits for that."""
         effects = self.graph.names.effects(copy)
-        if list(ir.children(copy)) or effects.completes is not Completion.DEFERRED or effects.tells:
+        if list(ir.children(copy)) or effects.completes is not Completion.DEFERRED or effects.releases:
             return False
         (to,) = (access.at for access in effects.writes)
         return any(self._completes(signal, copy, to) for signal in behind)
 
     def _completes(self, signal: ir.Stmt, copy: ir.Stmt, to: Peer | None) -> bool:
         effects = self.graph.names.effects(signal)
-        if list(ir.children(signal)) or not effects.tells or not self.arrives(effects):
+        if list(ir.children(signal)) or not effects.releases or not self.arrives(effects):
             return False
         known = any(step.stmt.same_as(copy) for step in self.graph.complete_before(signal.value))
-        return known and all(_is_same(told.flag.at, to) for told in effects.tells)
+        return known and all(_is_same(release.flag.at, to) for release in effects.releases)
 
     def _first(self, search: Callable[[Any], Any], inside: Sequence[Any]) -> Any:
         for inner in reversed(inside) if self.reverse else inside:
@@ -293,27 +293,27 @@ class _Arrivals:
 
     def _is_awaited(self, flag: ir.Var) -> bool:
         steps = [s for s in self.graph.steps if any(a.root.same_as(flag) for a in s.effects.accesses)]
-        told: Counter[tuple[int, ...]] = Counter()
+        signals: Counter[tuple[int, ...]] = Counter()
         wanted: dict[tuple[int, ...], int] = {}
         try:
             for step, device in product(steps, range(self.devices)):
-                known: list[Told | Awaited] = [*step.effects.tells, *step.effects.awaits]
+                known: list[Release | Acquire] = [*step.effects.releases, *step.effects.acquires]
                 events = [event for event in known if event.flag.root.same_as(flag)]
                 touched = [a for a in step.effects.accesses if a.root.same_as(flag)]
                 if any(all(a is not event.flag for event in events) for a in touched):
                     return False  # it is changed, or looked at, by other means
                 for event in events:
-                    self._count(step, event, device, told, wanted)
+                    self._count(step, event, device, signals, wanted)
         except Unknown:
             return False
-        return bool(told) and all(wanted.get(place, 0) >= count for place, count in told.items())
+        return bool(signals) and all(wanted.get(place, 0) >= count for place, count in signals.items())
 
     def _count(
         self,
         step: Step,
-        event: Told | Awaited,
+        event: Release | Acquire,
         device: int,
-        told: Counter[tuple[int, ...]],
+        signals: Counter[tuple[int, ...]],
         wanted: dict[tuple[int, ...], int],
     ) -> None:
         """Add what a step does on one device: for each flag, of (device, index), signals or the number waited for."""
@@ -323,19 +323,19 @@ class _Arrivals:
         if grid is None:
             raise Unknown
         for at, runs in _iterations(step, grid):
-            if isinstance(event, Told) and event.value is None:
+            if isinstance(event, Release) and event.value is None:
                 for _ in filter(None, runs):
-                    told.update(self._raised(event.flag, device))
+                    signals.update(self._raised(event.flag, device))
                 continue
             index = [_column(grid, begin, at) for begin in _begins(event.flag)]
             value = _column(grid, event.value, at)
             whose = self._whose(event.flag.at, device, grid, at)
             for place, number, active in zip(zip(whose, *index, strict=True), value, runs, strict=True):
-                if active and isinstance(event, Told):
+                if active and isinstance(event, Release):
                     if event.op != "add" or number <= 0:
                         raise Unknown
-                    told[place] += number
-                elif active and isinstance(event, Awaited) and event.compare in _AT_LEAST:
+                    signals[place] += number
+                elif active and isinstance(event, Acquire) and event.compare in _AT_LEAST:
                     wanted[place] = max(wanted.get(place, 0), number + _AT_LEAST[event.compare])
 
     def _whose(self, peer: Peer | None, device: int, grid: Grid, at: Mapping[ir.Var, int]) -> list[int]:

@@ -53,8 +53,8 @@ def waits_across(
         # Programs of a cluster start together.
         if launch.cluster_size == 1 and any(machine.level(m.level).kind == "program" for m in effects.synchronizes):
             return location(stmt, "waits here")
-        uses += [_Use(stmt, guards, told.flag, waits=False) for told in effects.tells]
-        uses += [_Use(stmt, guards, awaited.flag, waits=True) for awaited in effects.awaits]
+        uses += [_Use(stmt, guards, release.flag, waits=False) for release in effects.releases]
+        uses += [_Use(stmt, guards, acquire.flag, waits=True) for acquire in effects.acquires]
     grid = grid_of(phase, launch, machine, sizes)
     planes = grid_of(phase, launch, machine, sizes, in_part=True)
     for root in {use.flag.root for use in uses}:

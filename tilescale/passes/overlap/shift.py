@@ -118,7 +118,10 @@ def _check_apart(shift: _Shift, graph: Dependence, own: set[ir.Var]) -> None:
             effects = names.effects(stmt)
             if effects.opaque:
                 raise Declined("a function from elsewhere may touch what it moves", location(stmt))
-            flags = [*(told.flag.root for told in effects.tells), *(awaited.flag.root for awaited in effects.awaits)]
+            flags = [
+                *(release.flag.root for release in effects.releases),
+                *(acquire.flag.root for acquire in effects.acquires),
+            ]
             if synchronizes_programs(effects, graph.machine) or any(f not in own for f in flags):
                 raise Declined("programs of the grid order units", location(stmt))
     for at in shift.turns.values():

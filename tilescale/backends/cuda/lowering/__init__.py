@@ -18,6 +18,7 @@ signals.py completion.py     rules: signals, waits and barriers, and where copie
 exchange.py                  rules: collectives of devices on tiles
 rails.py                     the same between devices of which groups share memory
 window.py                    places in their workspaces for programs that are on a device at once
+unknown_ends.py              pipelined loops of unknown length, on machines that wait for groups of copies
 implemented.py               which algorithms there are for which collective
 tile.py combine.py           a tile as a unit holds it, and how elements of several units combine
 split.py kernel.py           the last stages: threads that load ahead, and the function with all its parameters

@@ -287,7 +287,7 @@ def _written(program: Program) -> set[ir.Var]:
     found: set[ir.Var] = set()
     for stmt, _, _ in statements(program.body):
         effects = names.effects(stmt)
-        found.update(a.root for a in effects.writes if all(a is not told.flag for told in effects.tells))
+        found.update(a.root for a in effects.writes if all(a is not release.flag for release in effects.releases))
     return found
 
 

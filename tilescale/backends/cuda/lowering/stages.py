@@ -21,6 +21,7 @@ from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed
 from tilescale.backends.cuda.lowering.roles import without_single_turns
 from tilescale.backends.cuda.lowering.specialisation import lower as in_roles
+from tilescale.backends.cuda.lowering.unknown_ends import shortened
 from tilescale.backends.cuda.lowering.window import in_turns, window
 
 
@@ -37,6 +38,7 @@ def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
 def begun(phase: Phase) -> Phase:
     """A phase as the first stage takes it: with numbers of units, without loops of a single turn."""
     made = replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
+    made = replace(made, stmt=shortened(made))
     return replace(made, window=window(made))
 
 
