@@ -3,7 +3,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import tilescale.language as T
@@ -136,7 +135,6 @@ def at_once() -> int:
     return machine.count(machine.program_level.name, machine.tensor_level.name)
 
 
-@lru_cache(4096)
 def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) -> Tiling:
     """The tiles with which a product of `shards` times `rows` rows and N columns takes the least time in waves.
 
