@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from greenlet import getcurrent, greenlet
 
 import tilescale
@@ -250,6 +251,30 @@ def waiting(first: int) -> Any:
 def test_programs_that_wait_for_later_ones_keep_places_of_their_own():
     assert places(waiting(first=9)) == {PROGRAMS}
     assert places(waiting(first=0)) == {PLACES}
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "reduce_scatter", "all_gather"])
+def test_the_emulator_tells_of_the_same_memory(operation: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    source, target = {"reduce_scatter": (512, 256), "all_gather": (256, 512)}.get(operation, (512, 512))
+
+    @T.prim_func
+    def many(X: T.Tensor((300, source), "float16"), Y: T.Tensor((300, target), "float16")):
+        with T.Kernel(device=2, block=300, threads=1024) as bx:
+            given = T.alloc((source,), "float16", level="l0")
+            taken = T.alloc((target,), "float16", level="l0")
+            with T.Scale("block"), T.Scale("device"):
+                T.copy(X[bx, 0], given)
+                if operation == "allreduce":
+                    T.allreduce(given)
+                else:
+                    getattr(T, operation)(given, taken)
+
+    with tilescale.use_machine(MACHINE):
+        (kernel,) = lowered(many, MACHINE, 2).kernels
+        report = tilescale.emulate(many, [[torch.zeros(300, n).half() for n in (source, target)] for _ in range(2)])
+    (shape,) = {a.shape for a in kernel.arguments if getattr(a, "name", "").startswith("exchange")}
+    assert [[*did.workspaces.values()] for did in report.activity] == [[2 * int(np.prod(shape))]] * 2
 
 
 def test_memory_is_that_of_resident_programs(monkeypatch: pytest.MonkeyPatch):
