@@ -32,7 +32,7 @@ from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
-from tilescale.ops.products import ROWS, Product, at_once, beside_stores, takes_turns, tiling
+from tilescale.ops.products import ROWS, TURNS, Product, at_once, beside_stores, takes_turns, tiling
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
 
@@ -255,7 +255,7 @@ def _kernel(
 ) -> Kernel:
     tiles = tiling(rows, 1, N, transposed, 1 + gated)
     of = Product(N, K, dtype, tiles, transposed, biased, activation, gated)
-    if takes_turns(of, rows):
+    if takes_turns(rows, TURNS) and not of.scaled:
         return kernel(in_turns, team, rows, beside_stores(of, gcd(WIDE_GROUP, rows // tiles.m)), at_once(), gathers)
     return kernel(program, team, of, gathers)
 

@@ -26,6 +26,8 @@ from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
     ROWS,
+    SCALED_TURNS,
+    SUM_TURNS,
     Product,
     add,
     add_arrived,
@@ -141,7 +143,7 @@ def _overlapped(
 def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Kernel:
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
     of = Product(N, K, dtype, tiles, transposed, biased)
-    if takes_turns(of, rows):
+    if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
         return kernel(in_turns, team, rows, beside_stores(of, tiles.group), at_once())
     return kernel(program, team, of)
 
