@@ -158,8 +158,8 @@ def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) 
 
 
 def takes_turns(rows: int, chunks: int) -> bool:
-    """Whether as many blocks as run at once take the tiles of a shard in turns: of whole chunks, so many at least, which
-    are worth a program for each number of rows."""
+    """Whether as many blocks as run at once take the tiles of a shard in turns: one of whole chunks, so many at least.
+    That is worth a program for each number of rows."""
     return rows % CHUNK == 0 and rows >= chunks * CHUNK
 
 
