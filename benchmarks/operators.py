@@ -6,9 +6,9 @@
 
 Works: ag_gemm, gemm_rs and gemm_ar at 16 to 8192 rows, the small ones in CUDA graphs, the first two of float8 too; in
 graphs, experts (tokens there and back), all_reduce_rms_norm and all_to_all (tokens to heads); sequence_attention and
-mla_decode, beside one GPU that has all keys; and the layers of models by their names (llama3_8b), gated ones with the
-activation. Workspaces are made before; all else that a call needs, handshakes included, is in its time. `suite.py` says
-how a run goes on when one contender hangs.
+mla_decode, beside one GPU that has all keys; the layers of models by their names (llama3_8b), gated ones with the
+activation; and training_step, by one plan of tensor parallelism. Workspaces are made before; all else that a call
+needs, handshakes included, is in its time. `suite.py` says how a run goes on when one contender hangs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import fused  # noqa: E402
 import layers  # noqa: E402
 import long_sequences  # noqa: E402
 import scaled  # noqa: E402
+import training  # noqa: E402
 from suite import Suite, command  # noqa: E402
 
 from tilescale.tuning.race import Heat  # noqa: E402
@@ -32,7 +33,7 @@ from tilescale.tuning.race import Heat  # noqa: E402
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     """All works."""
-    for part in (exchanges, long_sequences, scaled, fused, layers):
+    for part in (exchanges, long_sequences, scaled, fused, layers, training):
         yield from part.heats(quick, gpus)
 
 

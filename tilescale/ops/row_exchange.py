@@ -21,8 +21,9 @@ THREADS = 256
 TILE, PIECE = 8192, 4096
 """Words that one block moves at once, and of one row, at most: eight times 16 bytes in flight for each thread."""
 
-SUMMED, SUMMED_PIECE = 2048, 1024
-"""The same of elements that are summed up: for each thread 16 bytes of all copies are in flight."""
+SUMMED, SUMMED_PIECE = 4096, 2048
+"""The same of elements that are summed up: for each thread twice 16 bytes of all copies are in flight, or as many as a
+row's divisors allow. Measured on two H200, 4096 rows of 7168: 225 us, with half as many 230."""
 
 SENDERS, SUMMING_SENDERS = 128, 256
 """Blocks that send rows, and that send sums: as many as fill the network, the others have what is left."""

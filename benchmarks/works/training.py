@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""Steps of training: blocks of Llama 3 8B over the GPUs, by a plan as PyTorch carries it out, and with our layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import trials
+from torch import nn
+from trials import Case, checked
+
+from tilescale.tuning.race import Contender, Heat, Runner
+
+HIDDEN, HEADS, OF_KEYS, INNER, BLOCKS = 4096, 32, 8, 14336, 2
+DIM = HIDDEN // HEADS
+SEED = 7
+
+
+def heats(quick: bool, gpus: int) -> Iterator[Heat]:
+    """Tokens of all GPUs x features x blocks."""
+    if gpus == 1 or quick:
+        return
+    for tokens in (4096, 8192):
+        work = Step(tokens)
+        entries = [Contender("torch", work.torch), Contender("tilescale", work.ours)]
+        yield Heat("training_step", (tokens, HIDDEN, BLOCKS), "bfloat16", gpus, "eager", "torch", entries, calls=3)
+
+
+class Attention(nn.Module):
+    """Causal, of the heads that this rank has, over all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq, self.wo = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(2))
+        self.wk, self.wv = (nn.Linear(HIDDEN, OF_KEYS * DIM, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(1, tokens, features) of all tokens."""
+        q, k, v = (w(x).unflatten(-1, (-1, DIM)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.wo(y.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(HIDDEN, INNER, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(INNER, HIDDEN, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(1, tokens, features) of all tokens."""
+        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    """A block of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.attention, self.feed_forward = Attention(), FeedForward()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(1, tokens, features) of the own tokens."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+def plan() -> dict[str, Any]:
+    """As torchtitan has it for Llama: tokens lie over the ranks between the layers of a block."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+    found: dict[str, Any] = {}
+    for norm, part, columns, rows in (
+        ("attention_norm", "attention", "w[qkv]", "wo"),
+        ("ffn_norm", "feed_forward", "w[13]", "w2"),
+    ):
+        found[f"*.{norm}"] = SequenceParallel()
+        found[f"*.{part}"] = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+        found[f"*.{part}.{columns}"] = ColwiseParallel()
+        found[f"*.{part}.{rows}"] = RowwiseParallel(output_layouts=Shard(1))
+    return found
+
+
+class Step:
+    """Forward, backward and the optimiser of some blocks; each rank has its part of the tokens."""
+
+    def __init__(self, tokens: int):
+        self.tokens = tokens
+
+    def draw(self, seed: int) -> Case:
+        """The own tokens, and what the blocks make of them where one GPU has everything."""
+        whole = torch.randn(1, self.tokens, HIDDEN, generator=self.generator(seed), device=trials.device()).bfloat16()
+        with torch.no_grad():
+            want = self.mine(self.model()(whole)).float()
+        return Case((self.mine(whole),), want, 2.0**-5 * want.abs().clamp(min=1))
+
+    def mine(self, whole: torch.Tensor) -> torch.Tensor:
+        """The own tokens."""
+        return whole.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
+
+    def generator(self, seed: int) -> torch.Generator:
+        """The same on all ranks."""
+        return torch.Generator(trials.device()).manual_seed(seed)
+
+    def model(self) -> nn.Sequential:
+        """The whole model, the same each time."""
+        made = self.generator(SEED)
+        with torch.device(trials.device()):
+            model = nn.Sequential(*(Block() for _ in range(BLOCKS))).bfloat16()
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                nn.init.normal_(weight, std=HIDDEN**-0.5 / 2, generator=made)
+        return model
+
+    def torch(self) -> Runner:
+        """PyTorch's layers."""
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        return self._runner(parallelize_module)
+
+    def ours(self) -> Runner:
+        """Our layers, by the same plan."""
+        from tilescale import ops
+
+        return self._runner(ops.parallelize_module)
+
+    def _runner(self, parallelize: Callable[..., nn.Module]) -> Runner:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+        model = parallelize(self.model(), mesh, plan())
+        optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)  # so many steps that others would go astray
+        x = trials.nothing(1, self.tokens // mesh.size(), HIDDEN)
+
+        def step() -> torch.Tensor:
+            y = model(x)
+            y.float().pow(2).mean().backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            return y.detach()
+
+        return checked(self.draw, trials.into(x), step)
