@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from tilescale.backends.cuda.running import nccl
 from tilescale.cli import main
 from tilescale.cli.doctor import command, host, job
 from tilescale.cli.doctor.finding import Finding, ask
@@ -103,9 +105,45 @@ def test_ranks_check_together(run_ranks, monkeypatch) -> None:
 
     first, second = run_ranks(2, work)
     names = [finding.name for finding in first]
-    assert names == ["ranks", "devices", "binding", "ports", "store", "clocks", "heap"]
+    assert names == ["ranks", "devices", "binding", "ports", "store", "clocks", "heap", "NCCL"]
     assert [f.works for f in first] == [f.works for f in second]
-    assert all(finding.works for finding in first if finding.name not in {"binding", "ports", "store"}), first
+    assert all(finding.works for finding in first if finding.name not in {"binding", "ports", "store", "NCCL"}), first
+
+
+@pytest.mark.parametrize(
+    ("sums", "said"),
+    [
+        ((1.0, 1.0), ""),
+        ((1.0, 3.0), "rank 1: a wrong sum: [3.0]"),
+        ((None, 1.0), "rank 0: no result within 0.2 s"),
+        ((RuntimeError("no way"), 1.0), "rank 0: no way"),
+    ],
+)
+def test_nccl_between_all_ranks(monkeypatch, sums: tuple, said: str) -> None:
+    """Each rank may have a sum, an error, or nothing in time."""
+    aborted: list[int] = []
+    told: list[str] = []
+
+    def added_up(world) -> float:
+        if isinstance(sums[world.rank], RuntimeError):
+            raise sums[world.rank]
+        if sums[world.rank] is None:
+            time.sleep(2)
+        return sums[world.rank]
+
+    def all_gather(own: str) -> list[str]:
+        told.append(own)
+        return [*told, ""][:2]
+
+    monkeypatch.setattr(job, "_added_up", added_up)
+    monkeypatch.setattr(job, "_NCCL_WITHIN_S", 0.2)
+    monkeypatch.setattr(nccl, "abort", lambda: aborted.append(1))
+    device = SimpleNamespace(type="cuda")
+    for rank in range(2):
+        found = job._nccl(SimpleNamespace(rank=rank, size=2, device=device, all_gather=all_gather))
+    assert found.works == (not said) and (said in found.found if said else "right" in found.found)
+    assert len(aborted) == sum(not isinstance(one, float) for one in sums)
+    assert job._nccl(SimpleNamespace(device=SimpleNamespace(type="cpu"))).works is None
 
 
 @pytest.mark.parametrize(

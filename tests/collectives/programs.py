@@ -2,6 +2,7 @@
 """One collective of each kind as a program, with what it takes and what it must leave."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def collective(operation: str, impl: str | None, source: Any, target: Any):
         getattr(T, operation)(source, target, impl=impl)
 
 
+@cache
 def program(operation: str, form: str, impl: str | None = None, dtype: str = "float32") -> Any:
     """A program of one collective of a kind, from X to Y; within a device a unit's tensors are its rows of X and Y."""
     return {TENSORS: _tensors, TILES: _tiles, PROGRAMS: _programs, THREAD_GROUPS: _thread_groups}[form](

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical, kernels, rounds
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, copied_sums, exchanges, kernels, rounds
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.steps import Work, run
@@ -157,7 +157,7 @@ class Post:
 
         def wait() -> None:
             parts = [given if peer == rank else self._boxes[peer, rank].get(timeout=60) for peer in rail]
-            tensor.copy_(hierarchical.combined(torch.stack(parts), reduction))
+            tensor.copy_(copied_sums.combined(parts, reduction))
 
         return wait
 

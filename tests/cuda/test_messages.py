@@ -13,7 +13,7 @@ import torch
 
 from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks
 from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS, ON_TENSORS
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical, rounds
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, copied_sums, exchanges, hierarchical, rounds
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving, moving_units
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.timeouts import Kind
@@ -239,7 +239,7 @@ def test_groups_that_share_memory(name: str, library: Library, monkeypatch: pyte
 
 def test_sums_of_groups_are_added_in_float32():
     parts = torch.tensor([[256.0], [1.0], [1.0]], dtype=torch.bfloat16)
-    assert hierarchical.combined(parts, "sum").item() == 258.0
+    assert copied_sums.combined(parts, "sum").item() == 258.0
 
 
 @pytest.mark.parametrize("count", [50, 2500])

@@ -92,6 +92,43 @@ def test_they_have_the_emulators_bits(operation: str, nodes: int, devices: int, 
         assert torch.from_numpy(arrays[rank][1].astype("float32")).equal(args[rank][1].float()), f"rank {rank}"
 
 
+def composed(a: Any, b: Any) -> Any:
+    """Of maps x -> offset + slope * x the one after the other: the order of ranks counts."""
+    return a[0] + a[1] * b[0], a[1] * b[1]
+
+
+@pytest.mark.parametrize(("nodes", "devices", "level"), [(3, 2, "l1"), (2, 2, "l0")])
+def test_tiles_that_belong_together_have_the_emulators_bits(nodes: int, devices: int, level: str, describe: Any):
+    """One of them has a dimension less."""
+    ranks, machine, rows = nodes * devices, describe(nodes, devices), SMALL * devices
+
+    @T.prim_func
+    def compose(X: T.Tensor((TURNS, rows, COLUMNS), "float32"), W: T.Tensor((TURNS, rows), "float32")):
+        with T.Kernel(device=ranks, block=1, threads=32):
+            tile, weights = T.alloc((rows, COLUMNS), "float32", level=level), T.alloc((rows,), "float32", level=level)
+            with T.Scale("block"), T.Scale("device"):
+                for turn in T.serial(TURNS):
+                    T.copy(X[turn, 0, 0], tile)
+                    T.copy(W[turn, 0], weights)
+                    T.allreduce(tile, weights, fn=composed, impl=BETWEEN)
+                    T.copy(tile, X[turn, 0, 0])
+                    T.copy(weights, W[turn, 0])
+
+    with tilescale.use_machine(machine):
+        made = lowered(compose, machine)
+        args = [[torch.randn(TURNS, rows, COLUMNS), torch.rand(TURNS, rows) + 0.5] for _ in range(ranks)]
+        arrays = [[x.numpy().copy() for x in mine] for mine in args]
+        wanted = args[-1][0].double()
+        for offset, slope in args[-2::-1]:
+            wanted = offset + slope[..., None] * wanted
+        tilescale.emulate(compose, args)
+    Job(made.kernels[0], ranks, devices).run(arrays)
+    for rank in range(ranks):
+        for found, emulated in zip(arrays[rank], args[rank], strict=True):
+            assert torch.from_numpy(found).equal(emulated), f"rank {rank}"
+    torch.testing.assert_close(args[0][0].double(), wanted, rtol=1e-5, atol=1e-5)
+
+
 def noted(func: Any, machine: str) -> str:
     """What the schedule says of a program's collective."""
     return lowered(func, machine).notes[0]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from greenlet import getcurrent, greenlet
 
 import tilescale
@@ -110,13 +111,13 @@ def _few_places(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def sums(turns: int = 2, barrier: bool = False) -> Any:
+def sums(turns: int = 2, barrier: bool = False, level: str = "l1", extent: int = EXTENT) -> Any:
     """Each program adds up tiles of all devices, several times."""
 
     @T.prim_func
-    def summed(X: T.Tensor((PROGRAMS, turns, EXTENT), "float32")):
+    def summed(X: T.Tensor((PROGRAMS, turns, extent), "float32")):
         with T.Kernel(device=RANKS, block=PROGRAMS, threads=32) as bx:
-            tile = T.alloc((EXTENT,), "float32", level="l1")
+            tile = T.alloc((extent,), "float32", level=level)
             with T.Scale("block"), T.Scale("device"):
                 for turn in T.serial(turns):
                     T.copy(X[bx, turn, 0], tile)
@@ -167,6 +168,15 @@ def test_sums_in_any_order(seed: int, barrier: bool):
     interleaved(kernel_of(sums(barrier=barrier)), tensors, seed, calls=2)
     want = sum(given) * RANKS
     assert all((mine == want).all() for (mine,) in tensors)
+
+
+def test_tiles_in_registers_travel_as_rows_of_shared_memory():
+    extent = 128
+    kernel, given = kernel_of(sums(1, level="l0", extent=extent)), numbers(PROGRAMS, 1, extent)
+    assert "exchange0_staged" in str(kernel.func)
+    tensors = [[x.copy()] for x in given]
+    interleaved(kernel, tensors, seed=0)
+    assert all((mine == sum(given)).all() for (mine,) in tensors)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -241,6 +251,30 @@ def waiting(first: int) -> Any:
 def test_programs_that_wait_for_later_ones_keep_places_of_their_own():
     assert places(waiting(first=9)) == {PROGRAMS}
     assert places(waiting(first=0)) == {PLACES}
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "reduce_scatter", "all_gather"])
+def test_the_emulator_tells_of_the_same_memory(operation: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    source, target = {"reduce_scatter": (512, 256), "all_gather": (256, 512)}.get(operation, (512, 512))
+
+    @T.prim_func
+    def many(X: T.Tensor((300, source), "float16"), Y: T.Tensor((300, target), "float16")):
+        with T.Kernel(device=2, block=300, threads=1024) as bx:
+            given = T.alloc((source,), "float16", level="l0")
+            taken = T.alloc((target,), "float16", level="l0")
+            with T.Scale("block"), T.Scale("device"):
+                T.copy(X[bx, 0], given)
+                if operation == "allreduce":
+                    T.allreduce(given)
+                else:
+                    getattr(T, operation)(given, taken)
+
+    with tilescale.use_machine(MACHINE):
+        (kernel,) = lowered(many, MACHINE, 2).kernels
+        report = tilescale.emulate(many, [[torch.zeros(300, n).half() for n in (source, target)] for _ in range(2)])
+    (shape,) = {a.shape for a in kernel.arguments if getattr(a, "name", "").startswith("exchange")}
+    assert [[*did.workspaces.values()] for did in report.activity] == [[2 * int(np.prod(shape))]] * 2
 
 
 def test_memory_is_that_of_resident_programs(monkeypatch: pytest.MonkeyPatch):

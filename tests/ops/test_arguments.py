@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.distributed_c10d import GroupMember
 
 from tilescale import ops
 from tilescale.errors import ArgumentError
@@ -71,6 +73,8 @@ def routing() -> ops.Routing:
         (lambda: ops.all_gather(half(2), dim=1), "dim is 1, the tensor has 1 dimensions"),
         (lambda: ops.all_to_all(half(2, 2), cut=2), "cut is 2"),
         (lambda: ops.all_gather(half(2), group=3), "group is int"),
+        (lambda: ops.all_gather(half(2), group="tp"), "group is 'tp', the name of no process group here"),
+        (lambda: ops.all_gather(half(2), group=GroupMember.NON_GROUP_MEMBER), "group is one that this rank is not in"),
         (lambda: ops.all_to_all_v(half(3, 8), [2], [2]), "a has 3 rows, sent names 2"),
         (lambda: ops.all_to_all_v(half(3, 8), [3], [4], most=3), "received has 4, most is 3"),
         (lambda: ops.all_to_all_v(half(3, 8), torch.tensor([3])), "most is None"),
@@ -113,6 +117,31 @@ def test_tensors_that_lie_anyhow():
     want = a.float() @ b.float()
     for call in (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce):
         torch.testing.assert_close(call(a, b).float(), want, rtol=1e-2, atol=2e-2)
+
+
+def test_autocast_says_the_type():
+    x, layer = torch.randn(4, 16, requires_grad=True), nn.Linear(16, 24)
+    for kind in (ops.ColumnParallelLinear, ops.RowParallelLinear):
+        with torch.autocast("cpu", torch.bfloat16):
+            want, got = layer(x), kind.shard(copy.deepcopy(layer))(x)
+        assert got.dtype == torch.bfloat16
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+        (grad,) = torch.autograd.grad(got.float().sum(), x)
+        assert grad.dtype == torch.float32
+    q = torch.randn(1, 4, 2, 64)
+    with torch.autocast("cpu", torch.float16):
+        assert ops.sequence_attention(q, q, q).dtype == torch.float16
+    with pytest.raises(ArgumentError, match=r"a is torch.float64"), torch.autocast("cpu", torch.bfloat16):
+        ops.matmul_all_reduce(x.detach().double(), x.detach().double().t())
+
+
+def test_tensors_without_memory_have_shapes():
+    """Of the device "meta", as models are made and tried before they are loaded."""
+    x, w = (half(n, 16).to("meta") for n in (4, 24))
+    assert ops.all_gather_matmul(x, [w.t()], activation="silu")[0].is_meta
+    assert ops.matmul_reduce_scatter(ops.all_gather_matmul(x, w.t()), w).shape == (4, 16)
+    with pytest.raises(ArgumentError, match="b is meta, a is cpu"):
+        ops.all_gather_matmul(half(4, 16), w.t())
 
 
 def test_one_rank_is_a_linear_layer():

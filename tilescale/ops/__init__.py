@@ -9,6 +9,7 @@
     linear.py parallelize.py            layers, and the plan that puts them into a model
     workspace.py                        memory beside the arguments, made once
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
+    dtensors.py                         DTensors in and out
     operator.py                         what an operator of torch.library is, at the cost of its function
     products.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share
     small.py chunks.py                  what is too small to overlap, and what goes between nodes

@@ -17,7 +17,8 @@ from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import chunks, small
 from tilescale.ops.ag_gemm_programs import in_turns, program
-from tilescale.ops.arguments import NARROW, check_like, check_product, dense, operands, scale_of_each
+from tilescale.ops.arguments import NARROW, as_autocast, check_like, check_product, dense, operands, scale_of_each
+from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -43,6 +44,7 @@ WIDE_GROUP = 16
 """Rows of tiles that are walked together in turns, at most: 8192 x 3584 x 8192 on two H200 took 1 % less than by 8."""
 
 
+@takes_dtensors(1, a=0, b=1, bias=0)
 def all_gather_matmul(
     a: torch.Tensor,
     b: Any,
@@ -76,8 +78,8 @@ def all_gather_matmul(
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    weights = list(b) if isinstance(b, Sequence) else [b]
-    biases = list(bias) if isinstance(bias, Sequence) else [bias] * len(weights)
+    a, *weights = as_autocast(a, *b) if isinstance(b, Sequence) else as_autocast(a, b)
+    biases = as_autocast(*bias) if isinstance(bias, Sequence) else as_autocast(bias) * len(weights)
     if not weights or len(biases) != len(weights):
         raise ArgumentError(f"b is {len(weights)} matrices, bias {len(biases)}", hint="one bias, or None, for each")
     for i, (weight, added) in enumerate(zip(weights, biases, strict=True)):

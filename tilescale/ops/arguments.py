@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tilescale.errors import ArgumentError
+from tilescale.ops.dtensors import is_dtensor
 
 MULTIPLE = 8
 """Columns come in groups of so many: bulk copies move 16 bytes at least."""
@@ -35,10 +38,22 @@ def check_tensor(
     """Raises ArgumentError unless it is a tensor of a type that is served, with so many dimensions."""
     if not isinstance(x, torch.Tensor):
         raise ArgumentError(f"{name} is {type(x).__name__}", hint=f"pass a tensor as {name}")
+    if is_dtensor(x):
+        raise ArgumentError(f"{name} is a DTensor", hint=f"pass this rank's part: {name}.to_local()")
     if x.dtype not in served:
         raise ArgumentError(f"{name} is {x.dtype}", hint=f"served are {', '.join(map(str, served))}: convert {name}")
     if dims is not None and x.ndim != dims:
         raise ArgumentError(f"{name} has shape {tuple(x.shape)}", hint=f"{name} has {dims} dimensions: reshape it")
+
+
+def as_autocast(*tensors: torch.Tensor | None) -> list[Any]:
+    """Tensors of the type that torch.autocast says, where it is on, as PyTorch's own products take theirs."""
+    return [_as_autocast(x) if isinstance(x, torch.Tensor) and x.dtype in SUMS else x for x in tensors]
+
+
+def _as_autocast(x: torch.Tensor) -> torch.Tensor:
+    kind = x.device.type
+    return x if x.is_meta or not torch.is_autocast_enabled(kind) else x.to(torch.get_autocast_dtype(kind))
 
 
 def check_like(name: str, x: torch.Tensor, other_name: str, other: torch.Tensor) -> None:

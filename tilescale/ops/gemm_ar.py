@@ -13,7 +13,8 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import chunks, small
-from tilescale.ops.arguments import check_product, dense, operand, scales_of_both
+from tilescale.ops.arguments import as_autocast, check_product, dense, operand, scales_of_both
+from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -40,6 +41,7 @@ Measured on two H200, N 8192 and K 3584: with 2048 rows 299 us chunk by chunk, 1
 """
 
 
+@takes_dtensors(None, a=1, b=0, bias=None)
 def matmul_all_reduce(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -68,6 +70,7 @@ def matmul_all_reduce(
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
+    a, b, bias = as_autocast(a, b, bias)
     check_product(a, b, bias, scaled=scales is not None)
     name = group_name(group)
     if a.shape[0] > ROWS * size_of(name):

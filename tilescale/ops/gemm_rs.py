@@ -16,7 +16,8 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import chunks, small
-from tilescale.ops.arguments import check_divides, check_product, dense, operand, scales_of_both
+from tilescale.ops.arguments import as_autocast, check_divides, check_product, dense, operand, scales_of_both
+from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -41,6 +42,7 @@ from tilescale.ops.products import (
 from tilescale.ops.workspace import workspace_of
 
 
+@takes_dtensors(0, a=1, b=0, bias=None)
 def matmul_reduce_scatter(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -68,6 +70,7 @@ def matmul_reduce_scatter(
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
+    a, b, bias = as_autocast(a, b, bias)
     check_product(a, b, bias, scaled=scales is not None)
     name = group_name(group)
     check_divides("a", a, 0, size_of(name))

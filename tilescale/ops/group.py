@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tilescale.comm import Team, init
 from tilescale.errors import ArgumentError
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     Group = ProcessGroup | DeviceMesh | str | None
+
+
+NOT_A_MEMBER = -100
+"""What torch.distributed.new_group gives to ranks that it does not name."""
 
 
 def group_name(group: Group) -> str:
@@ -39,9 +45,8 @@ def group_name(group: Group) -> str:
             )
         group = group.get_group()
     if not hasattr(group, "group_name"):
-        raise ArgumentError(
-            f"group is {type(group).__name__}", hint="pass a process group, a slice of a DeviceMesh, or None for all"
-        )
+        what = "one that this rank is not in" if group == NOT_A_MEMBER else type(group).__name__
+        raise ArgumentError(f"group is {what}", hint="pass a process group, a slice of a DeviceMesh, or None for all")
     return str(group.group_name)
 
 
@@ -60,12 +65,18 @@ def rank_of(name: str) -> int:
     return _ranks(name).index(init().rank)
 
 
+@torch.compiler.assume_constant_result
 def _ranks(name: str) -> tuple[int, ...]:
     if not name:
         return init().ranks
     from torch.distributed import distributed_c10d as c10d
 
-    group: Any = c10d._resolve_process_group(name)
+    try:
+        group: Any = c10d._resolve_process_group(name)
+    except (RuntimeError, ValueError) as error:
+        raise ArgumentError(
+            f"group is {name!r}, the name of no process group here", hint="pass one that this rank is in"
+        ) from error
     return tuple(c10d.get_process_group_ranks(group))
 
 

@@ -14,7 +14,8 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops import attention_backward
-from tilescale.ops.arguments import check_like, check_tensor, dense
+from tilescale.ops.arguments import as_autocast, check_like, check_tensor, dense
+from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, rank_of, size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -27,6 +28,7 @@ QUERIES, KEYS = 128, 128
 """Queries of a block, and keys of a step."""
 
 
+@takes_dtensors(1, q=1, k=1, v=1)
 def sequence_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -56,6 +58,7 @@ def sequence_attention(
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
+    q, k, v = as_autocast(q, k, v)
     check_tensor("q", q, 4)
     for name, x in ("k", k), ("v", v):
         check_tensor(name, x, 4)

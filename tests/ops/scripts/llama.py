@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: MIT
-"""A small Llama-style model, trained as one process would and tensor-parallel: the losses of 20 steps are the same."""
+"""A small Llama-style model, trained as one process would and tensor-parallel: the losses of 20 steps are the same.
+
+And DTensors, of which such models are made: operators take them, and give them.
+"""
 
 from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
 import tilescale
 from tilescale import ops
+from tilescale.errors import ArgumentError
 from tilescale.ops import small
 
 HIDDEN, HEADS, TOKENS, BATCH, VOCABULARY, LAYERS, STEPS = 64, 4, 16, 2, 48, 1, 20
@@ -97,6 +102,42 @@ def losses(model: nn.Module) -> list[float]:
     return found
 
 
+def mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Of DTensors."""
+    hidden = ops.all_gather_matmul(x, [up.t()])[0]
+    return ops.matmul_reduce_scatter(hidden, down.t(), bias=bias)
+
+
+def check_dtensors(mesh: DeviceMesh) -> None:
+    """Results and gradients are those of the whole tensors, and lie as the arguments; what lies otherwise is named."""
+    layouts = Shard(0), Shard(0), Shard(1), Replicate()
+    whole = [torch.randn(shape).half() for shape in ((6, 16), (32, 16), (24, 32), (24,))]
+    plain = [x.float().requires_grad_() for x in whole]
+    want = plain[0] @ plain[1].t() @ plain[2].t() + plain[3]
+    want.pow(2).sum().backward()
+    for call in (mlp, torch.compile(mlp, fullgraph=True, backend="aot_eager")):
+        given = [distribute_tensor(x, mesh, [lies]).requires_grad_() for x, lies in zip(whole, layouts, strict=True)]
+        got = call(*given)
+        got.float().pow(2).sum().backward()
+        assert got.placements == (Shard(0),) and [x.grad.placements for x in given] == [x.placements for x in given]
+        for one, other in zip([got, *(x.grad for x in given)], [want, *(x.grad for x in plain)], strict=True):
+            bound = 0.01 * float(other.detach().abs().max())
+            torch.testing.assert_close(one.full_tensor().float(), other, rtol=0, atol=bound)
+    x, up, down, bias = given
+    everywhere = ops.matmul_all_reduce(down, distribute_tensor(whole[1], mesh, [Shard(0)]), bias=bias[:16])
+    assert everywhere.placements == (Replicate(),)
+    torch.testing.assert_close(everywhere.full_tensor(), whole[2] @ whole[1] + whole[3][:16], rtol=1e-2, atol=1e-1)
+    for wrong, said in (
+        (lambda: ops.matmul_reduce_scatter(x, down.t()), r"a lies as S\(0\)"),
+        (lambda: ops.all_gather_matmul(x, [up.t(), up]), r"b\[1\] lies as"),
+        (lambda: ops.all_gather_matmul(distribute_tensor(whole[0][:5], mesh, [Shard(0)]), up.t()), "of a is 5"),
+        (lambda: ops.all_gather_matmul(x, up.t(), group=dist.new_group([0, 1])), "group is another one"),
+        (lambda: ops.all_reduce(distribute_tensor(whole[0], mesh, [Replicate()])), "a is a DTensor"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            wrong()
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     small.SMALL_BYTES = 0  # overlap as if the model were large
@@ -112,6 +153,7 @@ if __name__ == "__main__":
         print(alone, together, sep="\n")
     torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), rtol=3e-3, atol=0)
     assert alone[-1] < 0.7 * alone[0]
+    check_dtensors(mesh["tp"])
     if WORLD.rank == 0:
         print("passed", flush=True)
     dist.destroy_process_group()

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 from tilescale.cli.doctor.finding import Finding, ask
 from tilescale.comm import SymmetricHeap, World
@@ -16,6 +17,7 @@ __all__ = ["findings"]
 
 _ADAPTERS = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NVSHMEM_HCA_PE_MAPPING", "UCX_NET_DEVICES")
 _CONNECT_WITHIN_S = 5.0
+_NCCL_WITHIN_S = 30.0
 _MOST_SKEW_S = 1.0
 _ROUNDS = 20
 
@@ -31,6 +33,7 @@ def findings(world: World) -> Iterator[Finding]:
         "store": _store,
         "clocks": _clocks,
         "heap": _heap,
+        "NCCL": _nccl,
     }
     for name, check in checks.items():
         yield ask(name, lambda check=check: check(world))
@@ -126,3 +129,41 @@ def _heap(world: World) -> Finding:
         del tensor, everybody
     whose = "every other one's memory" + (" on its node" if world.nodes > 1 else "")
     return Finding("heap", all(told), f"{name}: every rank reads {'' if all(told) else 'not '}{whose}")
+
+
+def _nccl(world: World) -> Finding:
+    """The numbers of all ranks, added up by NCCL, which may find no way and wait for ever."""
+    if world.device.type != "cuda":
+        return Finding("NCCL", None, "not in use without GPUs")
+    from tilescale.backends.cuda.running import nccl
+    from tilescale.backends.cuda.running.streams import Idle
+
+    found: list[float] = []
+    adding = Idle(lambda: found.append(_added_up(world)))
+    try:
+        said = "" if adding.within(_NCCL_WITHIN_S) else f"no result within {_NCCL_WITHIN_S:g} s"
+    except RuntimeError as error:
+        said = " ".join(str(error).split())
+    if said:
+        nccl.abort()
+    told = world.all_gather(said or ("" if found == [world.size * (world.size - 1) / 2] else f"a wrong sum: {found}"))
+    wrong = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+    return Finding(
+        "NCCL",
+        not wrong,
+        wrong[0] if wrong else "an all-reduce of all ranks is right",
+        "NCCL_DEBUG=INFO says which interfaces and adapters it takes; tilescale bind --show true, which it should",
+    )
+
+
+def _added_up(world: World) -> float:
+    import torch
+    import torch.distributed as dist
+
+    from tilescale.backends.cuda.running import nccl
+
+    torch.cuda.set_device(world.device)
+    ranks = SimpleNamespace(world=world, team=world, device=world.device, sizes=(("device", world.size),), by_nccl=True)
+    number = torch.full((1,), float(world.rank), device=world.device)
+    dist.all_reduce(number, group=nccl.group_of(ranks, (tuple(range(world.size)),)))
+    return number.item()

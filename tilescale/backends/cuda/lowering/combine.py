@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tilelang_core import ir
@@ -77,9 +77,13 @@ def reduced(values: Sequence[Any], op: str, dtype: str, result: str) -> ir.PrimE
 
 
 def fold(
-    lowering: Lowering, combine: Combine, which: int, tiles: Sequence[Target], exchanges: Sequence[Received]
-) -> ir.Stmt:
-    """tiles[which] = the user's combination of what all units hold, in the order of ranks."""
+    lowering: Lowering, combine: Combine, which: int, tiles: Sequence[Target], exchanges: Sequence[Received],
+    store: Callable[[ir.PrimExpr, list[ir.Var]], ir.Stmt] | None = None,
+) -> ir.Stmt:  # fmt: skip
+    """tiles[which] = the user's combination of what all units hold, in the order of ranks.
+
+    `store` puts an element elsewhere, from its value and indices in the tile.
+    """
     rank = len(tiles[which].extents)
     left, right, results = combine.left, combine.right, combine.results
     loops = [ir.Var(f"i{axis}", "int32") for axis in range(rank)]
@@ -104,5 +108,6 @@ def fold(
                 )
             body.append(ir.Bind(following[n], value))
         total = following
-    body.append(ir.BufferStore(tiles[which].buffer, total[which], tiles[which].at(loops)))
+    own = tiles[which]
+    body.append(store(total[which], loops) if store else ir.BufferStore(own.buffer, total[which], own.at(loops)))
     return tir.parallel(loops, tiles[which].extents, tir.sequence(body))

@@ -24,11 +24,17 @@ from tilescale.backends.cuda.lowering.implemented import ON_TILES
 from tilescale.backends.cuda.lowering.markers import by_nvshmem
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.signals import barrier, epochs
+from tilescale.backends.cuda.lowering.statements import stages_of
 from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.collectives import TILES
 from tilescale.program import ops
+from tilescale.program.model import bytes_of
 from tilescale.program.operations import Collective, Combine
+from tilescale.program.residency import tile_bytes
+
+WIDE = 16
+"""Bytes that a thread loads or stores at once, at most."""
 
 
 def tile_of(stage: DeviceStage, region: ir.Call) -> Tile:
@@ -84,6 +90,29 @@ class Exchange:
         """Where what `sender` sends lies in the workspace of its receiver. The remainder proves it in bounds."""
         return (self.parity % 2 * self.stage.window + self.program) * self.devices + sender
 
+    def staged(self, tile: Tile) -> tuple[list[ir.Stmt], Tile]:
+        """A tile as it is sent, and what is done before.
+
+        A thread has a few neighbouring elements of a tile in registers. Sent as they are, packets are mostly headers;
+        through shared memory whole rows go, 16 bytes a thread.
+        """
+        if not tile.in_registers or self.stage.executing is not None or not self._has_room(tile):
+            return [], tile
+        buffer = tir.local_buffer(f"{self.name}_staged", tile.extents, tile.dtype, "shared.dyn")
+        self.stage.tiles.append(buffer)
+        dense = Tile.whole(buffer)
+        return [tir.tile_call("copy", tile.region("r"), dense.region("w"))], dense
+
+    def _has_room(self, tile: Tile) -> bool:
+        """Whether shared memory has room for a tile that has work for all threads, beside what pipelines hold."""
+        stage, machine = self.stage, self.stage.target.machine
+        nbytes = bytes_of(tile.extents, tile.dtype) or 0
+        depths = [1]
+        ir.walk(stage.phase.stmt, lambda n: depths.append(stages_of(n)))
+        taken = max(depths) * sum(tile_bytes(machine, stage.launch, ir.SHARED).values())
+        room = machine.capacity(machine.layer_for("shared").name)
+        return WIDE * stage.launch.thread_count <= nbytes <= room - taken
+
     def begin(self) -> ir.Stmt:
         """Which half of the workspace this collective uses: all devices count the same barriers."""
         load = ir.BufferLoad(epochs(self.stage, self.level), [self.program])
@@ -92,11 +121,11 @@ class Exchange:
     def _slot(self, peer: Any) -> ir.PrimExpr:
         return self.stage.slot(self.stage.device_number(self.level, peer))
 
-    def send(self, tile: ir.Call) -> list[ir.Stmt]:
+    def send(self, tile: Tile) -> list[ir.Stmt]:
         """Copy a tile of the part's extents to every peer."""
         if self.far:
-            return [stored(tile, *self._sent(1, 0)), *self._put(lambda peer: 0, 1)]
-        return [self._send(tile, peer) for peer in self._in_turn()]
+            return [stored(tile.region("r"), *self._sent(1, 0)), *self._put(lambda peer: 0, 1)]
+        return [self._send(tile.region("r"), peer) for peer in self._in_turn()]
 
     def _in_turn(self) -> list[Any]:
         """All devices, the next one first and this one last: no two begin with the same."""
@@ -190,8 +219,10 @@ def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
         return _allreduce_function(stage, call, made.combine)
     tile = tile_of(stage, made.target)
     exchange = Exchange(stage, call, tile.extents, tile.dtype)
-    sends = exchange.send(tile.region("r"))
-    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(tile, made.reduction)])
+    before, dense = exchange.staged(tile)
+    back = [] if dense is tile else [tir.tile_call("copy", dense.region("r"), tile.region("w"))]
+    summed = exchange.combined(dense, made.reduction)
+    return tir.sequence([*before, exchange.begin(), *exchange.send(dense), exchange.barrier(), summed, *back])
 
 
 def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> ir.Stmt:
@@ -201,7 +232,7 @@ def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> 
     exchanges = [Exchange(stage, call, tile.extents, tile.dtype) for tile in tiles]
     for other in exchanges[1:]:
         other.parity = exchanges[0].parity
-    sends = [sent for e, t in zip(exchanges, tiles, strict=True) for sent in e.send(t.region("r"))]
+    sends = [sent for e, t in zip(exchanges, tiles, strict=True) for sent in e.send(t)]
     folds = [fold(stage, combine, which, tiles, exchanges) for which in range(len(tiles))]
     return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].barrier(), *folds])
 
@@ -212,8 +243,9 @@ def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
     part, _ = parts(source, axis, siblings(stage, made))
     exchange = Exchange(stage, call, part, source.dtype)
-    sends = exchange.send_parts(source, axis)
-    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), exchange.combined(target, made.reduction)])
+    before, dense = exchange.staged(source)
+    sends = [*before, exchange.begin(), *exchange.send_parts(dense, axis)]
+    return tir.sequence([*sends, exchange.barrier(), exchange.combined(target, made.reduction)])
 
 
 @lowers(ops.ALL_GATHER.name, impl="direct")
@@ -224,8 +256,9 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
     part, _ = parts(target, axis, siblings(stage, made))
     exchange = Exchange(stage, call, part, source.dtype)
-    sends = exchange.send(source.region("r"))
-    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
+    before, dense = exchange.staged(source)
+    sends = exchange.send(dense)
+    return tir.sequence([*before, exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
 
 
 @lowers(ops.ALL_TO_ALL.name, impl="direct")
@@ -234,8 +267,9 @@ def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
     part, _ = parts(source, axis, siblings(stage, made))
     exchange = Exchange(stage, call, part, source.dtype)
-    sends = exchange.send_parts(source, axis)
-    return tir.sequence([exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
+    before, dense = exchange.staged(source)
+    sends = [*before, exchange.begin(), *exchange.send_parts(dense, axis)]
+    return tir.sequence([*sends, exchange.barrier(), *exchange.take_parts(target, axis)])
 
 
 @lowers(ops.BROADCAST.name, impl="direct")
@@ -244,5 +278,6 @@ def _broadcast(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     tile = tile_of(stage, made.target)
     exchange = Exchange(stage, call, tile.extents, tile.dtype)
     root = stage.expr(made.root)
-    sends = when(exchange.rank == root, tir.sequence(exchange.send(tile.region("r"))))
-    return tir.sequence([exchange.begin(), sends, exchange.barrier(), exchange.take(root, tile.region("w"))])
+    before, dense = exchange.staged(tile)
+    sends = when(exchange.rank == root, tir.sequence(exchange.send(dense)))
+    return tir.sequence([*before, exchange.begin(), sends, exchange.barrier(), exchange.take(root, tile.region("w"))])

@@ -90,15 +90,16 @@ def _by_rail(made: Collective, target: Target) -> bool:
 def _by_levels(made: Collective, target: Target) -> bool:
     """The same of tiles of programs, which NVSHMEM carries between groups. Groups share out an all-reduce."""
     groups = split(target, made.level)
-    if groups is None or groups.across == 1 or groups.inside == 1 or made.combine is not None:
+    if groups is None or groups.across == 1 or groups.inside == 1:
         return False
     return made.name != "allreduce" or shared_axis(made, groups.inside) is not None
 
 
 def shared_axis(made: Collective, count: int) -> int | None:
-    """The first axis of an all-reduce's tile that so many share out evenly; None if there is none."""
-    extents = [ir.constant(n) for n in ir.region_parts(made.target)[2]]
-    return next((axis for axis, n in enumerate(extents) if n is not None and n % count == 0), None)
+    """The first axis of an all-reduce's tiles that so many share out evenly; None if there is none."""
+    extents = [[ir.constant(n) for n in ir.region_parts(tile)[2]] for tile in made.tiles]
+    shared = [all(n is not None and n % count == 0 for n in sizes) for sizes in zip(*extents, strict=False)]
+    return shared.index(True) if True in shared else None
 
 
 def _has_nccl(made: Collective, target: Target) -> bool:

@@ -5,7 +5,8 @@ A device's *rail* is those of the same place in all groups. What groups need of 
 stores into workspaces of peers; NVSHMEM puts it along the rail of who has it, so each number travels once between two
 groups and all adapters work. Three workspaces: `near` has what the group sends here first, `rail` what comes along the
 rail, `spread` what the group passes on last. As in exchange.py they have two halves in turn. Partial sums travel in the
-tile's type and are added in the order of ranks, inside and then between groups, and rounded in each stage.
+tile's type and are added in the order of ranks, inside and then between groups, and rounded in each stage; a user's
+combination takes their place, for all tiles that belong together.
 
 Who writes into a half for the second time after it was read has been through two barriers of its kind, inside or along
 the rail, since; and whoever reads there was at the second one only when it was done with what it had read.
@@ -13,12 +14,13 @@ the rail, since; and whoever reads there was at the second one only when it was 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.combine import reduced
+from tilescale.backends.cuda.lowering.combine import fold, reduced
 from tilescale.backends.cuda.lowering.copies import nvshmem
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.exchange import siblings, stored, tile_of, when
@@ -29,7 +31,7 @@ from tilescale.backends.cuda.lowering.signals import RAIL, barrier_inside, barri
 from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.program import ops
-from tilescale.program.operations import Collective
+from tilescale.program.operations import Collective, Combine
 
 Element = Callable[[list[Any]], Any]
 """An element of a part by its indices there."""
@@ -149,9 +151,13 @@ class Rails:
         groups = [self.received("rail", self.across, group) for group in range(self.across)]
         return lambda index: reduced([part(index) for part in groups], op, self.dtype, result)
 
+    def to_all(self, count: int, number: Any) -> list[tuple[ir.Buffer, list[Any]]]:
+        """Where part `number` of `spread` lies at each device of the group."""
+        return [self.to_peer("spread", count, number, place) for place in range(self.inside)]
+
     def spread(self, value: Element, count: int, number: Any) -> ir.Stmt:
         """A part goes to all of the group, into part `number` of `spread`."""
-        return self._each(value, *(self.to_peer("spread", count, number, place) for place in range(self.inside)))
+        return self._each(value, *self.to_all(count, number))
 
     def take(self, name: str, count: int, target: Tile, axis: int) -> list[ir.Stmt]:
         """The parts of a workspace become those of a tile along an axis."""
@@ -180,11 +186,67 @@ class Rails:
         return barrier_of_rail(self.stage, self.what, self.level)
 
 
+@dataclass(frozen=True)
+class _Came:
+    """The parts of a workspace as what units have sent, for a user's combination."""
+
+    rails: Rails
+    name: str
+    devices: int
+
+    def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
+        """An element of one of them."""
+        return self.rails.received(self.name, self.devices, sender)(index)
+
+
+def _with_function(stage: DeviceStage, call: ir.Call, combine: Combine, axis: int, inside: int) -> ir.Stmt:
+    """An all-reduce of tiles that belong together: inside and then between groups, a fold over each one's."""
+    tiles = [tile_of(stage, region) for region in Collective.of(call).tiles]
+    shared = [replace(tile, extents=parts(tile, axis, inside)[0]) for tile in tiles]
+    several = [Rails(stage, call, part.extents, part.dtype) for part in shared]
+    first = several[0]
+    for other in several[1:]:
+        other.parity = first.parity
+
+    def folded(name: str, devices: int, to: Callable[[Rails], Sequence[tuple[ir.Buffer, list[Any]]]]) -> list[ir.Stmt]:
+        came = [_Came(rails, name, devices) for rails in several]
+        made = []
+        for which, rails in enumerate(several):
+
+            def store(value: ir.PrimExpr, index: list[ir.Var], rails: Rails = rails) -> ir.Stmt:
+                held = ir.Var("held", rails.dtype)
+                stores = [ir.BufferStore(buffer, held, [*at, *index]) for buffer, at in to(rails)]
+                return tir.sequence([ir.Bind(held, value), *stores])
+
+            made.append(fold(stage, combine, which, shared, came, store))
+        return made
+
+    def along(rails: Rails) -> list[ir.Stmt]:
+        return rails.along_rail(lambda group: rails.sent(1, 0))
+
+    pairs = list(zip(several, tiles, strict=True))
+    return tir.sequence(
+        [
+            first.begin(),
+            *(move for rails, tile in pairs for move in rails.scatter(tile, axis, 1)),
+            first.barrier_inside(),
+            *folded("near", inside, lambda rails: [rails.sent(1, 0)]),
+            *(move for rails in several for move in along(rails)),
+            first.barrier_of_rail(),
+            *folded("rail", first.across, lambda rails: rails.to_all(inside, rails.place)),
+            first.barrier_inside(),
+            *(move for rails, tile in pairs for move in rails.take("spread", inside, tile, axis)),
+        ]
+    )
+
+
 @lowers(ops.ALLREDUCE.name, impl=BETWEEN)
 def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made, groups = Collective.of(call), split(stage.target, Collective.of(call).level)
     axis = None if groups is None else shared_axis(made, groups.inside)
     assert groups is not None and axis is not None, "the choice of the algorithm has asked for it"
+    if made.combine is not None:
+        return _with_function(stage, call, made.combine, axis, groups.inside)
     tile = tile_of(stage, made.target)
     rails = Rails(stage, call, parts(tile, axis, groups.inside)[0], tile.dtype)
     return tir.sequence(

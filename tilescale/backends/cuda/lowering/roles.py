@@ -34,6 +34,7 @@ from tilescale.backends.cuda.lowering.statements import (
     is_pull,
     is_region,
     is_scalar,
+    is_setting,
     is_wait,
     orders,
     reads_memory,
@@ -365,7 +366,7 @@ class _Placement:
         is_loop = stmts[at].same_as(self.loop)
         for stmt in before:
             # What a branch sets before a loop around it, TileLang would set again in each turn.
-            if not (is_wait(stmt) or is_scalar(stmt) or (is_loop and is_fill(stmt))):
+            if not (is_wait(stmt) or is_scalar(stmt) or is_setting(stmt) or (is_loop and is_fill(stmt))):
                 where = location(stmt)
                 place = f" (line {where.line})" if where is not None else ""
                 raise _DeclinedError(f"more than waits, scalars and fills stands before it{place}")

@@ -19,7 +19,12 @@ _BULK_BYTES, _BULK_DIMENSIONS = 16, 4
 
 def is_pipelined(node: Any) -> bool:
     """Whether a node is a loop whose loads run ahead."""
-    return isinstance(node, ir.For) and (ir.constant(node.annotations.get(specialise.STAGES, 0)) or 0) > 0
+    return stages_of(node) > 0
+
+
+def stages_of(node: Any) -> int:
+    """Turns that the loads of a loop run ahead; 0 if they do not."""
+    return (ir.constant(node.annotations.get(specialise.STAGES, 0)) or 0) if isinstance(node, ir.For) else 0
 
 
 def orders(node: Any) -> bool:
@@ -55,6 +60,11 @@ def in_device_memory(stmt: ir.Stmt) -> bool:
 def is_scalar(stmt: ir.Stmt) -> bool:
     """Whether a statement binds a value that depends on nothing on the chip, or does nothing."""
     return tir.is_nothing(stmt) or isinstance(stmt, ir.Bind) and is_movable(stmt)
+
+
+def is_setting(stmt: ir.Stmt) -> bool:
+    """Whether a statement says how many registers roles have."""
+    return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) in (tl.PRODUCER_REGISTERS, tl.CONSUMER_REGISTERS)
 
 
 def is_fill(stmt: ir.Stmt) -> bool:

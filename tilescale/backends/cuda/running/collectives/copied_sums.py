@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.lowering.combine import accumulator
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.setting import Bound, Stand, Team
 from tilescale.backends.cuda.running.collectives.workspaces import Landing
@@ -22,8 +21,20 @@ from tilescale.backends.cuda.running.steps import Work
 if TYPE_CHECKING:
     import torch
 
-COMBINING = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-"""Reductions in PyTorch's words."""
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+"""What PyTorch calls combining operations."""
+
+
+def combined(parts: Sequence[torch.Tensor] | torch.Tensor, reduction: str) -> torch.Tensor:
+    """The combination of tensors in their order, of short floating types in float32."""
+    import torch
+
+    combine, dtype = getattr(torch, COMBINE[reduction]), parts[0].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    total: torch.Tensor = parts[0].to(wide)
+    for part in parts[1:]:
+        total = combine(total, part.to(wide))
+    return total
 
 
 def reduce_scatter(own: Owner, stand: Stand) -> Bound:
@@ -87,14 +98,10 @@ class _Parts:
         """Exchange parts; what comes here is combined into `out`."""
         rank = self.team.rank
         brought = [parts[rank] if r == rank else mine[: out.numel()] for r, mine in enumerate(landing)]
-        return [self.barrier, *self.sent(parts, landing), self.barrier, partial(self._combine, brought, out)]
-
-    def _combine(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        import torch
-
-        combine = getattr(torch, COMBINING[self._made.reduction])
-        wide = getattr(torch, accumulator(str(out.dtype).removeprefix("torch.")))
-        total = parts[0].to(wide, copy=True)
-        for part in parts[1:]:
-            combine(total, part.to(wide), out=total)
-        out.copy_(total)
+        reduction = self._made.reduction
+        return [
+            self.barrier,
+            *self.sent(parts, landing),
+            self.barrier,
+            lambda: out.copy_(combined(brought, reduction)),
+        ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.reach import chunk_bytes, split
 from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives.copied_sums import combined
 from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from tilescale.backends.cuda.running.steps import Work
-
-COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-"""What PyTorch calls combining operations."""
-
 
 @dataclass(frozen=True)
 class Groups:
@@ -243,18 +240,6 @@ def _padded(flat: torch.Tensor, multiple: int, launch: Callable[[torch.Tensor], 
     longer = torch.nn.functional.pad(flat, (0, missing))
     launch(longer)
     flat.copy_(longer[: flat.numel()])
-
-
-def combined(parts: torch.Tensor, reduction: str) -> torch.Tensor:
-    """The combination of rows in their order, of short floating types in float32."""
-    import torch
-
-    wide = torch.float32 if parts.dtype in (torch.float16, torch.bfloat16) else parts.dtype
-    combine: Callable[..., torch.Tensor] = getattr(torch, COMBINE[reduction])
-    total = parts[0].to(wide)
-    for part in parts[1:]:
-        total = combine(total, part.to(wide))
-    return total
 
 
 def _along(stand: Stand, launch: Callable[[torch.Tensor, torch.Tensor], None]) -> Bound:

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""DTensors in and out: operators work on shards, and a DTensor says how its shards lie over a mesh.
+
+An operator takes DTensors that lie as it takes shards, and gives one that lies as its result does. It moves nothing to
+make them fit: how tensors lie is the user's decision, `redistribute` says it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from tilescale.errors import ArgumentError
+from tilescale.ops.group import group_name
+
+
+def takes_dtensors(result: int | None, **inputs: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a function of shards, with an argument `group`, take DTensors of one mesh of one dimension.
+
+    Args:
+        result: the dimension along which the result lies over the ranks; None: each has it whole.
+        inputs: the same of the arguments that may be DTensors, or lists of them. Plain tensors beside them are shards.
+
+    The function raises ArgumentError for a DTensor that lies otherwise, or on another mesh.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not any(map(_has_dtensor, (*args, *kwargs.values()))):
+                return function(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            mesh = _mesh(given, inputs)
+            shards = {name: _shards(name, x, inputs.get(name), mesh) for name, x in given.items()}
+            made = function(**{**shards, "group": mesh})
+            return _as_dtensor(made, mesh, result)
+
+        return call
+
+    return decorate
+
+
+def is_dtensor(x: Any) -> bool:
+    """Whether something is a DTensor. To import them takes seconds, so who has one has done it."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(x, loaded.DTensor)
+
+
+def _has_dtensor(x: Any) -> bool:
+    return any(map(is_dtensor, x)) if isinstance(x, list | tuple) else is_dtensor(x)
+
+
+def _mesh(given: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    """The mesh of all DTensors. Raises ArgumentError if there are several, or if it is not the group."""
+    found: dict[str, Any] = {}
+    for name, x in given.items():
+        for i, one in enumerate(x if isinstance(x, Sequence) else [x]):
+            if is_dtensor(one):
+                label = f"{name}[{i}]" if isinstance(x, Sequence) else name
+                if name not in inputs:
+                    raise ArgumentError(f"{label} is a DTensor", hint=f"pass this rank's part: {label}.to_local()")
+                found[label] = one.device_mesh
+    (first, mesh), *others = found.items()
+    if mesh.ndim != 1:
+        raise ArgumentError(
+            f"{first} lies on a mesh of {mesh.ndim} dimensions",
+            hint="pass DTensors of the slice that the operator spans, or shards: to_local(), and group=",
+        )
+    for name, other in others:
+        if other != mesh:
+            raise ArgumentError(f"{name} lies on {other}, {first} on {mesh}", hint="distribute both over one mesh")
+    if given.get("group") is not None and group_name(given["group"]) != group_name(mesh):
+        raise ArgumentError(f"group is another one than the mesh of {first}", hint="leave group out")
+    return mesh
+
+
+def _shards(name: str, x: Any, dim: int | None, mesh: Any) -> Any:
+    """What of an argument is this rank's. Raises ArgumentError for a DTensor that lies otherwise."""
+    if isinstance(x, Sequence) and not isinstance(x, str):
+        return [_shards(f"{name}[{i}]", one, dim, mesh) for i, one in enumerate(x)]
+    if not is_dtensor(x):
+        return x
+    wanted = _placement(dim)
+    if tuple(x.placements) != (wanted,):
+        raise ArgumentError(
+            f"{name} lies as {x.placements[0]}", hint=f"it is to lie as {wanted}: {name}.redistribute(placements=...)"
+        )
+    if dim is not None and x.shape[dim] % mesh.size():
+        raise ArgumentError(
+            f"dimension {dim} of {name} is {x.shape[dim]}, its mesh has {mesh.size()} ranks",
+            hint=f"pad {name} to a multiple of {mesh.size()}",
+        )
+    return x.to_local()
+
+
+def _as_dtensor(made: Any, mesh: Any, dim: int | None) -> Any:
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(made, list):
+        return [_as_dtensor(one, mesh, dim) for one in made]
+    return DTensor.from_local(made, mesh, [_placement(dim)], run_check=False)
+
+
+def _placement(dim: int | None) -> Any:
+    from torch.distributed.tensor import Replicate, Shard
+
+    return Replicate() if dim is None else Shard(dim)
