@@ -32,6 +32,14 @@ def result_files() -> list[Path]:
     return [path for path in every if path.stem not in OLDER and "_check" not in path.stem]
 
 
+@pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("n*_check.json")), ids=lambda path: path.stem)
+def test_checks_between_nodes_passed_as_the_page_says(path: Path):
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert all(row["passed"] == row["ranks"] and not row["failures"] for row in rows if row["part"] != "death")
+    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    assert f"({len(rows)} checks, `benchmarks/results/{path.name}`)" in page
+
+
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Callable[[str], ModuleType]]:
     """Scripts of the folder by name: nobody imports them as a package."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Generated text of programs, and the examples' programs."""
 
+import itertools
 import re
 import subprocess
 import tempfile
@@ -55,6 +56,19 @@ def ptxas(text: str, arch: str = "sm_90a") -> str:
             [*command, "-o", str(Path(folder) / "text.cubin")], check=True, capture_output=True, text=True, timeout=240
         )
     return done.stderr
+
+
+def apart(text: str, number: int) -> str:
+    """A text whose kernels and shared arrays have other names than those of other texts in the same file."""
+    text = re.sub(r"\b(\w+_kernel)\(", rf"program{number}_\1(", text)
+    counted = itertools.count()
+
+    def own_array(found: re.Match[str]) -> str:
+        array = re.search(r"extern __shared__ .*?(\w+)\[\];", found[0])
+        own = f"shared{number}_{next(counted)}"
+        return re.sub(rf"(?<!\.)\b{array[1]}\b", own, found[0]) if array else found[0]
+
+    return KERNEL.sub(own_array, text)
 
 
 def bodies(text: str) -> str:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""What is generated compiles: every example's program and the small ones, for each architecture, in one file."""
+"""What is generated compiles: every example's program and the small ones, for each architecture."""
 
-import itertools
-import re
 import shutil
+from typing import Any
 
 import pytest
 
-from tests.cuda import cluster_programs, programs
-from tests.cuda.support import KERNEL, example_programs, source
+from tests.cuda import cluster_programs, programs, thread_group_programs
+from tests.cuda.support import apart, example_programs, source
+from tests.cuda.thread_group_programs import CASES
+from tests.language import programs as reference
 from tilelang_core import compile as stock
 from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnknownLevelError, UsageError
@@ -41,65 +42,65 @@ LACKS = {"a100-sxm-8": {"08_tp_gemm", "10_cluster_gemm", "tma"}}
 """Programs of levels (warpgroups, clusters) or mechanisms (bulk copies) that a machine does not have."""
 
 
-@pytest.mark.parametrize("machine", EXAMPLES)
-def test_text_compiles(machine: str):
+def clusters() -> list[Any]:
+    """Programs whose blocks share tiles."""
+    return [
+        cluster_programs.ring(8),
+        cluster_programs.allreduce(4, "bfloat16", "sum"),
+        cluster_programs.allreduce(2, "int8", "max", "l0"),
+        cluster_programs.skewed(4),
+        cluster_programs.collectives(),
+        cluster_programs.product(),
+        cluster_programs.product(split="columns"),
+        cluster_programs.product(size=4, tile=(256, 64, 64)),
+        cluster_programs.epilogue(bm=256),
+        cluster_programs.persistent(bm=256),
+        cluster_programs.variables(),
+    ]
+
+
+def operators() -> list[Any]:
+    """Those whose blocks move data, or multiply, by tables."""
+    return [
+        row_exchange.scatter_program(2, 3584, 8),
+        row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
+        grouped_gemm.scaled_program(512, 512, 528, "float8_e4m3fn"),
+    ]
+
+
+def thread_groups() -> list[Any]:
+    """Programs of units inside a block."""
+    return [
+        *(CASES[name].make() for name in ("roles", "columns split", "nested")),
+        thread_group_programs.couriers(4),
+        thread_group_programs.namesakes(4),
+        reference.context_parallel_mla(4, 1, 16, 256, 64, 32, 16, 64, reference.exchanged),
+    ]
+
+
+GROUPS = {"examples": [], "others": [clusters, operators, thread_groups], "b200": [clusters], "a100": []}
+
+
+@pytest.mark.parametrize(
+    ("machine", "which"),
+    [("h200-sxm-8", "examples"), ("h200-sxm-8", "others"), ("b200-sxm-8", "b200"), ("a100-sxm-8", "a100")],
+)
+def test_text_compiles(machine: str, which: str):
+    """In few files: two or three seconds of each are its headers'."""
     described = Machine.load(machine)
     examples = {name: make for name, make in example_programs().items() if name in EXAMPLES[machine]}
+    groups = {group.__name__: group for group in GROUPS[which]}
+    made = groups if which == "others" else {**examples, **PROGRAMS, **groups}
     texts: list[str] = []
     lacking: set[str] = set()
     with use_machine(described):
-        for name, make in {**examples, **PROGRAMS}.items():
+        for name, make in made.items():
             try:
                 texts += [source(func, machine) for func in make()]
             except (UnknownLevelError, UsageError):
                 lacking.add(name)
     assert lacking == LACKS.get(machine, set())
-    _compile("\n".join(_apart(text, number) for number, text in enumerate(texts)), target_for(described))
-
-
-@pytest.mark.parametrize("machine", ["h200-sxm-8", "b200-sxm-8"])
-def test_clusters_compile(machine: str):
-    described = Machine.load(machine)
-    with use_machine(described):
-        made = [
-            cluster_programs.ring(8),
-            cluster_programs.allreduce(4, "bfloat16", "sum"),
-            cluster_programs.allreduce(2, "int8", "max", "l0"),
-            cluster_programs.skewed(4),
-            cluster_programs.collectives(),
-            cluster_programs.product(),
-            cluster_programs.product(split="columns"),
-            cluster_programs.product(size=4, tile=(256, 64, 64)),
-            cluster_programs.epilogue(bm=256),
-            cluster_programs.persistent(bm=256),
-            cluster_programs.variables(),
-        ]
-        texts = [source(func, machine) for func in made]
-    _compile("\n".join(_apart(text, number) for number, text in enumerate(texts)), target_for(described))
-
-
-def test_operators_compile():
-    """Those whose blocks move data, or multiply, by tables."""
-    made = [
-        row_exchange.scatter_program(2, 3584, 8),
-        row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
-        grouped_gemm.scaled_program(512, 512, 528, "float8_e4m3fn"),
-    ]
-    texts = [_apart(source(func), number) for number, func in enumerate(made)]
-    _compile("\n".join(texts), target_for(Machine.load("h200-sxm-8")))
-
-
-def _apart(text: str, number: int) -> str:
-    """A text whose kernels and shared arrays have other names than those of other texts in the same file."""
-    text = re.sub(r"\b(\w+_kernel)\(", rf"program{number}_\1(", text)
-    counted = itertools.count()
-
-    def own_array(found: re.Match[str]) -> str:
-        array = re.search(r"extern __shared__ .*?(\w+)\[\];", found[0])
-        own = f"shared{number}_{next(counted)}"
-        return re.sub(rf"\b{array[1]}\b", own, found[0]) if array else found[0]
-
-    return KERNEL.sub(own_array, text)
+    _compile("\n".join(apart(text, number) for number, text in enumerate(texts)), target_for(described))
 
 
 def _compile(text: str, target: dict[str, str]) -> None:

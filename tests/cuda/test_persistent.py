@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import tilescale.language as T
 from tests.cuda import overlap_programs as programs
 from tests.cuda.support import bodies, notes, source
 
@@ -66,3 +67,33 @@ def test_roles_side_by_side_need_room_for_all_tiles(blocks: int, senders: int, k
 
 def test_a_grid_of_one_tile_each_has_no_turns():
     assert not is_kept(programs.ag_gemm(shape=SMALL))
+
+
+def sums_in_turns() -> Any:
+    """Programs that go through tiles in turns and wait for nothing; a reduction needs shared memory of its own."""
+
+    @T.prim_func
+    def f(A: T.Tensor((512, 512), "bfloat16"), B: T.Tensor((512, 512), "bfloat16"), C: T.Tensor((512,), "float32")):
+        with T.Kernel(device=2, block=2, threads=256) as b:
+            with T.Scale("block"), T.Scale("device"):
+                x = T.alloc((128, 64), "bfloat16", level="l1")
+                y = T.alloc((64, 128), "bfloat16", level="l1")
+                c = T.alloc((128, 128), "float32", level="l0")
+                total = T.alloc((128,), "float32", level="l0")
+                for turn in T.serial(2):
+                    T.clear(c)
+                    for k in T.Pipelined(8, num_stages=2):
+                        T.copy(A[(b + 2 * turn) * 128, k * 64], x)
+                        T.copy(B[k * 64, 0], y)
+                        T.gemm(x, y, c)
+                    T.reduce_sum(c, total, dim=1)
+                    T.copy(total, C[(b + 2 * turn) * 128])
+
+    return f
+
+
+def test_where_nothing_is_in_order_nothing_is_said_of_roles_that_stock_has():
+    """Its loop gets a producer from stock TileLang, though its roles do not stand around the turns."""
+    func = sums_in_turns()
+    assert not is_kept(func) and not any("without a producer" in note for note in notes(func))
+    assert "tl::tma_load(" in source(func)

@@ -187,3 +187,44 @@ def test_attention_fits():
     """With a merge of splits; that the example's programs do, which have none, is seen where they are compiled."""
     module = load(NUMBERED[9])
     assert source(module.cp_mla(2, 1, 64, 1024, module.DIM, module.PE_DIM, splits=2))
+
+
+@pytest.mark.parametrize(
+    ("waits", "written", "ahead"),
+    [("before", "A", False), ("before", "X", True), ("behind", "A", True), ("behind", "X", True)],
+)
+def test_a_loader_is_kept_from_a_loop_by_waits_for_what_it_loads(waits: str, written: str, ahead: bool):
+    @T.prim_func
+    def run(
+        A: T.Tensor((M, K), "bfloat16"),
+        B: T.Tensor((K, N), "bfloat16"),
+        C: T.Tensor((M, N), "float32"),
+        X: T.Tensor((M, K), "bfloat16"),
+        F: T.Tensor((1,), "int32"),
+    ):
+        with T.Kernel(device=1, block=1, threads=256):
+            a = T.alloc((M, 64), "bfloat16", level="l1")
+            b = T.alloc((64, N), "bfloat16", level="l1")
+            c = T.alloc((M, N), "float32", level="l0")
+            with T.Scale("device"):
+                T.clear(A if written == "A" else X)
+            with T.Scale("block"):
+                with T.Scale("warpgroup"):
+                    T.clear(T.view(c, layout=T.Replica))
+                if waits == "before":
+                    T.wait(F[0], ">=", 1)
+                for step in T.Pipelined(K // 64, num_stages=3):
+                    T.copy(A[0, step * 64], a)
+                    T.copy(B[step * 64, 0], b)
+                    with T.Scale("warpgroup"):
+                        T.gemm(T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow), T.view(c, layout=T.Replica))
+                with T.Scale("warpgroup"):
+                    T.allreduce(T.view(c, layout=T.Replica))
+                if waits == "behind":
+                    T.wait(F[0], ">=", 1)
+                T.copy(c, C)
+
+    said = [note for note in notes(run) if note.startswith("T.Pipelined over step")]
+    in_order = "T.Pipelined over step: in order, as the program waits for what it loads"
+    loaded = "T.Pipelined over step: threads 256 to 383 load a, b by TMA, 3 ahead; 2 warpgroups work on them"
+    assert said == [loaded if ahead else in_order]

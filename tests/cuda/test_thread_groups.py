@@ -6,7 +6,6 @@ copies, ranks and exchanges are right, though not that a GPU orders them so (tes
 """
 
 import re
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +18,6 @@ import tilescale
 import tilescale.language as T
 from tests.cuda import thread_group_programs
 from tests.cuda.support import bodies, lowered, program, source
-from tests.cuda.test_compiles import _apart as apart
-from tests.cuda.test_compiles import _compile as compile_text
 from tests.cuda.thread_group_exchanges import large_sum
 from tests.cuda.thread_group_programs import CASES
 from tests.ladder import NUMBERED, load
@@ -31,9 +28,7 @@ from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.groups.ranges import _Ranges
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Groups
-from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnsupportedError
-from tilescale.hda import Machine
 
 
 def kernel(func: Any, devices: int = 1) -> LoweredKernel:
@@ -192,16 +187,6 @@ def test_a_private_tile_of_a_thread_is_a_local_array():
                 Y[t] = own[1]
 
     assert re.search(r"\bfloat own\[2\];", source(run))
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-def test_text_compiles():
-    machine = "h200-sxm-8"
-    funcs = [CASES[name].make() for name in ("roles", "columns split", "nested")]
-    funcs += [thread_group_programs.couriers(4), thread_group_programs.namesakes(4)]
-    funcs += [reference.context_parallel_mla(4, 1, 16, 256, 64, 32, 16, 64, reference.exchanged)]
-    texts = [source(func, machine) for func in funcs]
-    compile_text("\n".join(apart(t, number) for number, t in enumerate(texts)), target_for(Machine.load(machine)))
 
 
 # -- what has no lowering, or would be dropped in silence --------------------------------------------------------------

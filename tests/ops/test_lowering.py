@@ -96,12 +96,18 @@ def test_whole_waves_decide():
     assert (tiling(1024, 2, 3584, True).n, tiling(4096, 2, 8192, True).n) == (224, 256)
 
 
-@pytest.mark.parametrize("words", [132, 268])
-def test_rows_of_any_width_have_a_layout(words: int):
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("scatter_program", (2, 132, 1)),
+        ("scatter_program", (2, 268, 1)),
+        # Rows of 67 units would be summed in tiles of one, which any number of threads share.
+        ("sum_program", (2, 264, 2, "bfloat16", 8, False)),
+    ],
+)
+def test_rows_of_any_width_have_a_layout(name: str, given: tuple[Any, ...]):
     """Of 33 and of 67 units, which 256 threads do not share evenly: float8 with its scales has such rows."""
-    made = import_module("tilescale.ops.row_exchange")
-    source(made.scatter_program(2, words, 1))
-    source(made.sum_program(2, 2 * words, 2, "bfloat16", 8, False))
+    source(getattr(import_module("tilescale.ops.row_exchange"), name)(*given))
 
 
 def test_rows_wait_for_blocks_of_lower_numbers_only():

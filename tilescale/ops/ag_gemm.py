@@ -17,14 +17,24 @@ from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import chunks, small
 from tilescale.ops.ag_gemm_programs import in_turns, program
-from tilescale.ops.arguments import NARROW, as_autocast, check_like, check_product, dense, operands, scale_of_each
+from tilescale.ops.arguments import (
+    NARROW,
+    as_autocast,
+    check_like,
+    check_product,
+    dense,
+    operands,
+    scale_of_each,
+    unread,
+)
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
-from tilescale.ops.kernels import kernel
+from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
-from tilescale.ops.products import ROWS, Product, at_once, beside_stores, takes_turns, tiling
+from tilescale.ops.products import ROWS, TURNS, Product, at_once, beside_stores, takes_turns, tiling
 from tilescale.ops.workspace import workspace_of
+from tilescale.runtime.kernel import Kernel
 
 ACTIVATIONS = {
     "relu": torch.relu,
@@ -219,20 +229,35 @@ def _overlapped(
     order = sorted(range(len(together)), key=lambda i: -widths[i]) if rows else []
     for i in order:
         rights, transposed = operands(together[i])
-        N, one = together[i][0].shape[1], rights[0].view(-1)[:1]
-        tiles = tiling(rows, 1, N, transposed, len(rights))
-        added = results[i].view(-1)[:1] if biases[i] is None else biases[i]
-        given = [one.view(1, 1), one.view(1, 1), one]
+        N, (vector, matrix) = together[i][0].shape[1], unread(a.dtype, a.device)
+        added = unread(_made(a), a.device)[0] if biases[i] is None else biases[i]
+        given = [matrix, matrix, vector]
         if scales is not None:
             given = [scales[0].view(1, rows), *of_gathered, scales[1].split(widths)[i]]
-        of = Product(N, K, dtype_of(a), tiles, transposed, bias is not None, activation, gated)
-        if takes_turns(of, rows):
-            beside = beside_stores(of, gcd(WIDE_GROUP, rows // tiles.m))
-            call = kernel(in_turns, team, rows, beside, at_once(), i == order[0])
-        else:
-            call = kernel(program, team, of, i == order[0])
+        how = transposed, bias is not None, activation, gated
+        call = _kernel(team, rows, N, K, dtype_of(a), i == order[0], *how)
         call(dense(a).view(1, rows, K), gathered, rights[0], rights[-1], added, *given, results[i])
     return [result.flatten(0, 1) for result in results], gathered
+
+
+@chosen
+def _kernel(
+    team: Team,
+    rows: int,
+    N: int,
+    K: int,
+    dtype: str,
+    gathers: bool,
+    transposed: bool,
+    biased: bool,
+    activation: str,
+    gated: bool,
+) -> Kernel:
+    tiles = tiling(rows, 1, N, transposed, 1 + gated)
+    of = Product(N, K, dtype, tiles, transposed, biased, activation, gated)
+    if takes_turns(rows, TURNS) and not of.scaled:
+        return kernel(in_turns, team, rows, beside_stores(of, gcd(WIDE_GROUP, rows // tiles.m)), at_once(), gathers)
+    return kernel(program, team, of, gathers)
 
 
 @_operator.register_fake

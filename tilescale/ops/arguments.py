@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -137,11 +138,18 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+@cache
+def unread(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What stands for a vector, and for a matrix, that a program does not read: one element."""
+    vector = torch.zeros(1, dtype=dtype, device=device)
+    return vector, vector.view(1, 1)
+
+
 def operand(b: torch.Tensor) -> tuple[torch.Tensor, bool]:
     """The right operand of a product as it lies in memory, and whether that is its transpose, (N, K)."""
-    if b.is_contiguous() or not b.t().is_contiguous():
-        return dense(b), False
-    return dense(b.t()), True
+    if not b.is_contiguous() and (across := b.t()).is_contiguous():
+        return dense(across), True
+    return dense(b), False
 
 
 def operands(matrices: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:

@@ -13,11 +13,11 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import chunks, small
-from tilescale.ops.arguments import as_autocast, check_product, dense, operand, scales_of_both
+from tilescale.ops.arguments import as_autocast, check_product, dense, operand, scales_of_both, unread
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
-from tilescale.ops.kernels import kernel
+from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.products import (
     CHUNK,
@@ -33,6 +33,7 @@ from tilescale.ops.products import (
     tiling,
 )
 from tilescale.ops.workspace import workspace_of
+from tilescale.runtime.kernel import Kernel
 
 WHOLE_BYTES = 32 << 20
 """What is summed as a whole at most, behind the product: less has too few chunks to hide the first and the last one.
@@ -159,20 +160,23 @@ def _large(
 ) -> torch.Tensor:
     (M, K), N, made = a.shape, b.shape[1], a.dtype if scales is None else torch.bfloat16
     (right, transposed), rows = operand(b), -(-M // team.size)
-    given, one = _padded(dense(a), rows * team.size), right.view(-1)[:1]
-    of_a, of_b = (one.view(1, 1), one)
+    given, (of_b, of_a) = _padded(dense(a), rows * team.size), unread(a.dtype, a.device)
     if scales is not None:
         of_a, of_b = _padded(scales[0], rows * team.size).view(team.size, rows), scales[1]
     shape, space = (team.size, rows, N), workspace_of(team)
     (parts,) = space.own(made, shape)
     inbox, gathered = space.symmetric(made, shape, shape)
     result = a.new_empty(shape, dtype=made)
-    added = result.view(-1)[:1] if bias is None else dense(bias)
-    tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
-    of = Product(N, K, dtype_of(a), tiles, transposed, bias is not None)
-    call = kernel(program, team, of)
+    added = unread(made, a.device)[0] if bias is None else dense(bias)
+    call = _kernel(team, rows, N, K, dtype_of(a), transposed, bias is not None)
     call(given.view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, gathered, result)
     return result.view(-1, N)[:M]
+
+
+@chosen
+def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Kernel:
+    tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
+    return kernel(program, team, Product(N, K, dtype, tiles, transposed, biased))
 
 
 def _padded(x: torch.Tensor, rows: int) -> torch.Tensor:

@@ -16,16 +16,18 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import chunks, small
-from tilescale.ops.arguments import as_autocast, check_divides, check_product, dense, operand, scales_of_both
+from tilescale.ops.arguments import as_autocast, check_divides, check_product, dense, operand, scales_of_both, unread
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
-from tilescale.ops.kernels import kernel
+from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
     ROWS,
+    SCALED_TURNS,
+    SUM_TURNS,
     Product,
     add,
     add_arrived,
@@ -40,6 +42,7 @@ from tilescale.ops.products import (
     tiling,
 )
 from tilescale.ops.workspace import workspace_of
+from tilescale.runtime.kernel import Kernel
 
 
 @takes_dtensors(0, a=1, b=0, bias=None)
@@ -125,18 +128,24 @@ def _overlapped(
     if not rows:
         return result
     right, transposed = operand(b)
-    space, one = workspace_of(team), right.view(-1)[:1]
-    (parts,), (inbox,) = (take(made, (team.size, rows, N)) for take in (space.own, space.symmetric))
-    tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
-    of_a, of_b = (one.view(1, 1), one) if scales is None else (scales[0].view(team.size, rows), scales[1])
-    added = result.view(-1)[:1] if bias is None else dense(bias)
-    given = dense(a).view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, result
-    of = Product(N, K, dtype_of(a), tiles, transposed, bias is not None)
-    if takes_turns(of, rows):
-        kernel(in_turns, team, rows, beside_stores(of, tiles.group), at_once())(*given)
-    else:
-        kernel(program, team, of)(*given)
+    space, shape = workspace_of(team), (team.size, rows, N)
+    (parts,), (inbox,) = space.own(made, shape), space.symmetric(made, shape)
+    of_b, of_a = unread(a.dtype, a.device)
+    if scales is not None:
+        of_a, of_b = scales[0].view(team.size, rows), scales[1]
+    added = unread(made, a.device)[0] if bias is None else dense(bias)
+    call = _kernel(team, rows, N, K, dtype_of(a), transposed, bias is not None)
+    call(dense(a).view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, result)
     return result
+
+
+@chosen
+def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Kernel:
+    tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
+    of = Product(N, K, dtype, tiles, transposed, biased)
+    if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
+        return kernel(in_turns, team, rows, beside_stores(of, tiles.group), at_once())
+    return kernel(program, team, of)
 
 
 @_operator.register_fake

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache, wraps
 from typing import Any
 
 from tilescale.comm import Team
@@ -12,6 +12,15 @@ from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.runtime.kernel import Kernel
+
+SHAPES = 4096
+"""Choices of one operator that are kept, those used last."""
+
+
+def chosen(choose: Callable[..., Kernel]) -> Callable[..., Kernel]:
+    """A function that chooses a kernel by types and shapes: asked once for the same arguments and current machine."""
+    kept = lru_cache(SHAPES)(lambda machine, *given: choose(*given))
+    return wraps(choose)(lambda *given: kept(current_machine(), *given))
 
 
 def kernel(build: Callable[..., Any], team: Team, *given: Any) -> Kernel:

@@ -7,6 +7,7 @@ themselves work inside nodes and between them at once. A program is made for a n
 rounded up; what is large, inside a node, has a program that learns the number with the call.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.cost.reach import linked
+from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
@@ -29,8 +31,13 @@ def is_whole(nbytes: int, team: Team, most: int = SMALL_BYTES) -> bool:
 
 def spans_nodes(team: Team) -> bool:
     """Whether no network of their own links all devices of a team, by the current machine."""
-    machine = current_machine()
-    return linked(machine, ((machine.tensor_level.name, team.size),)) < team.size
+    return _links(current_machine(), team.size) < team.size
+
+
+@cache
+def _links(machine: Machine, size: int) -> int:
+    """How many of so many devices a network of their own links."""
+    return linked(machine, ((machine.tensor_level.name, size),))
 
 
 def room(rows: int) -> int:

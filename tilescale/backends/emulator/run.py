@@ -55,6 +55,8 @@ class Activity:
         signals: flags it updated.
         collectives: how often it took part in which collective, by level, name and algorithm.
         contributed: bytes it brought into collectives with other devices.
+        workspaces: bytes of memory through which its programs exchange tiles with other devices, for each collective
+            of the program: from each sender two messages to each program that is on the device at once.
     """
 
     programs: int = 0
@@ -64,6 +66,7 @@ class Activity:
     signals: int = 0
     contributed: int = 0
     collectives: dict[str, int] = field(default_factory=dict)
+    workspaces: dict[int, int] = field(default_factory=dict)
 
 
 class Run:
@@ -220,6 +223,10 @@ class Run:
             account.contributed += size
         label = f"{level} {name} ({algorithm})"
         account.collectives[label] = account.collectives.get(label, 0) + 1
+
+    def exchanged(self, unit: Unit, made: int, size: int) -> None:
+        """Programs of a unit exchange tiles, by the collective of that number, through `size` bytes of memory."""
+        self._of(unit).workspaces[made] = size
 
     def programs_ended(self, unit: Unit, count: int, collectives: Mapping[str, int]) -> None:
         """So many tile programs have ended, which took part in collectives that were not told yet."""

@@ -133,7 +133,7 @@ def _heap(world: World) -> Finding:
 
 def _nccl(world: World) -> Finding:
     """The numbers of all ranks, added up by NCCL, which may find no way and wait for ever."""
-    if world.device.type != "cuda":
+    if world.device.type == "cpu":
         return Finding("NCCL", None, "not in use without GPUs")
     from tilescale.backends.cuda.running import nccl
     from tilescale.backends.cuda.running.streams import Idle

@@ -20,7 +20,7 @@ from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.kernel import lower as kernel
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.roles import AHEAD, Roles, assign, declined, fits
-from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined, must_keep_order
+from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined, must_keep_order, orders
 from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnsupportedError
 
@@ -34,6 +34,8 @@ def lower(phase: Phase, rest: Callable[[Phase], Phase]) -> LoweredKernel:
         return made
     if not lowered.ordered and (agreed := _agreed(lowered, made)):
         return agreed
+    if not ir.contains(phase.stmt, orders):
+        return kernel(rest(_with(phase, Roles(phase.stmt))))
     reason = "stock TileLang would not move all its loads and waits there"
     return kernel(rest(_with(phase, declined(phase.stmt, reason))))
 

@@ -68,12 +68,17 @@ def in_turns(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
     def uses_place(node: Any) -> bool:
         return isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.data in own
 
-    stmts = flat(body)
-    using = [number for number, stmt in enumerate(stmts) if ir.contains(stmt, uses_place)]
-    if not stage.is_shared or not using:
-        return body
-    first, last = using[0], using[-1] + 1
-    return tir.sequence([*stmts[:first], _take(stage), *stmts[first:last], _pass(stage), *stmts[last:]])
+    def surrounded(body: ir.Stmt) -> ir.Stmt:
+        stmts = flat(body)
+        using = [number for number, stmt in enumerate(stmts) if ir.contains(stmt, uses_place)]
+        first, last = using[0], using[-1] + 1
+        only = stmts[first]
+        if last == first + 1 and isinstance(only, ir.AttrStmt):  # an annotation around all that follows it
+            inside = ir.AttrStmt(only.node, only.attr_key, only.value, surrounded(only.body))
+            return tir.sequence([*stmts[:first], inside, *stmts[last:]])
+        return tir.sequence([*stmts[:first], _take(stage), *stmts[first:last], _pass(stage), *stmts[last:]])
+
+    return surrounded(body) if stage.is_shared and ir.contains(body, uses_place) else body
 
 
 def _turns(stage: DeviceStage) -> tuple[Any, Any, Any]:

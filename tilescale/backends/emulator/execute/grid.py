@@ -112,6 +112,11 @@ class Grid:
         self.device.run.grids.remove(self)
 
     @property
+    def places(self) -> int:
+        """Programs that are on the device at once."""
+        return min(self.count, self.plan.resident)
+
+    @property
     def not_started(self) -> int:
         """Programs that wait for room."""
         return len(list(self.waiting)) * self.plan.launch.cluster_size

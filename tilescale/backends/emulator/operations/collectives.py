@@ -29,6 +29,9 @@ from tilescale.errors import RankMismatchError, UnsupportedError
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Combine
 
+DIVIDED = ("reduce_scatter", "all_to_all")
+"""Collectives that send each unit a part of what one brings."""
+
 Values = list[list[np.ndarray]]
 """For each rank the tiles that it brings."""
 
@@ -111,6 +114,7 @@ def _collective(
     name, level, where, chosen = made.name, made.level, compiler.where, Chosen(compiler, made)
     arguments = _Tiles(compiler, made.tiles, brings or (lambda frame: len(made.tiles)))
     brought, whole = _bytes_of(compiler, made.tiles), _bytes_of(compiler, made.whole)
+    sent = brought if made.combine is not None else _bytes_of(compiler, [made.source])
 
     def run(frame: Frame) -> None:
         def finish(payloads: list) -> None:
@@ -122,6 +126,10 @@ def _collective(
 
         moves = chosen.moves(frame, whole(frame))
         frame.run.collected(frame.unit, name, level, brought(frame), moves.algorithm)
+        if frame.program is not None and compiler.machine.level(level).kind == "unit":
+            grid, senders = frame.program.grid, frame.unit.around(level).siblings
+            message = sent(frame) // (senders if name in DIVIDED else 1)
+            frame.run.exchanged(frame.unit, id(chosen), 2 * grid.places * senders * message)
         if compiler.data:
             rendezvous(frame, level, name, where, arguments.payload(frame), finish, moves)
         else:

@@ -166,7 +166,8 @@ class _Search:
 
     def _is_gated(self, loop: Loop) -> bool:
         """Whether a wait in front of a loop, or in it, is for what its loads read."""
-        read = {data for load in loop.loads for data, writes in self._named(load.call) if not writes}
+        tiles = {tile.data for tile in loop.tiles}
+        read = {data for load in loop.loads for data, _ in self._named(load.call)} - tiles
         return any(self._order.gates(wait, data) for wait in self._waits for data in read)
 
     @cached_property
