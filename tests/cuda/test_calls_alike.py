@@ -12,7 +12,7 @@ import tilescale.language as T
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import put
 from tests.cuda.test_where_devices_synchronize import on_tensors, reduced
-from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE
+from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE, SET_BEFORE
 
 
 @pytest.fixture
@@ -48,9 +48,13 @@ def test_calls_with_tensors_elsewhere_share_a_graph(device: Device):
     (place,) = (i for i, t in enumerate(launched[0][1:]) if torch.is_tensor(t) and t.data_ptr() == x.data_ptr())
     passed = [kernel[place].data_ptr() for (kernel,) in device.replayed]
     assert passed == [other.data_ptr() for other in others[LAUNCHED_BEFORE - 1 :]]
-    for _ in range(3):  # used so often that a graph of its own pays
+    for _ in range(SET_BEFORE + LAUNCHED_BEFORE):  # at one place
         own([others[0], y])
-    assert len(device.graphs) == 2 and device.names() == ["replay"] * 3
+    assert len(device.graphs) == 1
+    for _ in range(SET_BEFORE):  # set from one to the other, until one of both has its own
+        own([others[1], y])
+        own([others[0], y])
+    assert len(device.graphs) == 2 and set(device.names()) == {"replay"}
 
 
 def turned() -> Any:

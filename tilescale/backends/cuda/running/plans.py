@@ -2,9 +2,9 @@
 """Plans: what a call launches, kept for later calls with tensors at the same places.
 
 A plan has everything bound that arguments decide, so a call that finds one evaluates nothing. When it is used for the
-third time its launches become a CUDA graph, and from then on the host's part of a call is one launch. Until then it
-takes the graph of a plan that differs only in what kernels are passed, if there is one. A plan owns none of the
-caller's memory: it is right for whatever tensors lie where those of its first call lay.
+third time its launches become a CUDA graph, and from then on the host's part of a call is one launch. Plans that differ
+only in what kernels are passed share a graph, as long as it need not be set from one to the other too often. A plan
+owns none of the caller's memory: it is right for whatever tensors lie where those of its first call lay.
 
 The first plan of a program may have to be a graph at once, so that all kernels are loaded before one of them runs: the
 driver may wait for the device to load one (CUDA C++ Programming Guide, Lazy Loading), and the kernel that runs then may
@@ -27,6 +27,9 @@ KEPT = 512
 LAUNCHED_BEFORE = 2
 """Calls after which a plan becomes a graph: capturing one takes as long as some twenty calls without."""
 
+SET_BEFORE = 6
+"""Calls for which another plan's graph was set anew, after which a plan has its own: capturing takes as long."""
+
 Key = tuple[Any, ...]
 
 
@@ -48,13 +51,14 @@ class Plan:
             passed: positions of the scalars that kernels take and nothing else depends on: calls may differ in them.
             can_repeat: whether a graph of them does the same in each call, and may be kept: NCCL's groups can end.
             at_once: whether the first call is to be a graph already, if it can.
-            like: the plan of a call whose graph differs in what kernels take alone: it serves this one too, until this
-                one has been used so often that a graph of its own pays.
+            like: the plan of a call whose graph differs in what kernels take alone: it serves this one too, until it
+                has been set anew for this one so often that a graph of its own pays.
         """
         self._launches, self.can_repeat, self._like = launches, can_repeat, like
         self._kernels = [launch for launch in launches if isinstance(launch, KernelLaunch)]
         self._passed = tuple(passed)
         self._calls = LAUNCHED_BEFORE if at_once else 0
+        self._times_set = 0
         self._graph: Replay | None = None
 
     def launch(self, values: Sequence[Any], capturing: bool) -> None:
@@ -65,8 +69,8 @@ class Plan:
         graph = self._replayed() if self.can_repeat and not capturing else None
         if graph is None:
             run(self._launches)
-        else:
-            graph.run(self._kernels)
+        elif graph.run(self._kernels):
+            self._times_set += 1
 
     def of(self, values: Sequence[Any], moving: frozenset[int]) -> Plan:
         """The plan of another call, which differs in scalars that kernels take, and in where `moving` tensors lie."""
@@ -76,12 +80,14 @@ class Plan:
         return Plan(launches, self._passed, can_repeat=self.can_repeat, like=self)
 
     def _replayed(self) -> Replay | None:
-        """The graph of a call, from its third one on, or its third one of a kind."""
+        """The graph of a call, if there is one by now."""
         if self._graph is not None:
             return self._graph
-        if self._calls < LAUNCHED_BEFORE:
+        if self._like is not None and self._times_set < SET_BEFORE:
+            return self._like._replayed()
+        if self._like is None and self._calls < LAUNCHED_BEFORE:
             self._calls += 1
-            return None if self._like is None else self._like._replayed()
+            return None
         self._graph = Replay(self._launches)
         return self._graph
 

@@ -43,14 +43,19 @@ class Replay:
                 self._graph.capture_end()
         self._graph.instantiate()
 
-    def run(self, kernels: Sequence[KernelLaunch]) -> None:
-        """Replay it with the arguments of these kernels: those among the launches, or of a call like theirs."""
+    def run(self, kernels: Sequence[KernelLaunch]) -> bool:
+        """Replay it with the arguments of these kernels: those among the launches, or of a call like theirs.
+
+        Whether any had to be set anew.
+        """
+        is_set = False
         for i, kernel in enumerate(kernels):
             given = kernel.given()
             if given != self._given[i]:
                 self._set(self._nodes[i], kernel)
-                self._given[i] = given
+                self._given[i], is_set = given, True
         self._graph.replay()
+        return is_set
 
     def _set(self, node: Any, kernel: KernelLaunch) -> None:
         """Pass what another launch of the kernel of a node passes."""
