@@ -21,6 +21,7 @@
     recent.py    a dictionary that forgets, for what is made again often
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
     falling.py   indices that fall, in a form that the stock compiler gets right
+    short_loops.py loops of at most one step, in a form that it leaves alone
     empty_loops.py   loads and barriers of loops and branches that are left out
     texts.py     rewrites of generated text, by which compiled kernels are told apart
 

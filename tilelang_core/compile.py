@@ -21,6 +21,7 @@ from tvm import tirx
 from tilelang_core import empty_loops, logs
 from tilelang_core.falling import with_rising_dividends
 from tilelang_core.recent import Recent
+from tilelang_core.short_loops import with_kept_extents
 from tilelang_core.texts import Rewrite, keyed, through
 
 __all__ = [
@@ -93,9 +94,14 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
     return _generated[key]
 
 
+def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function without what stock TileLang gets wrong."""
+    return with_kept_extents(with_rising_dividends(func))
+
+
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:
     with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target:
-        lowered = tilelang.lower(with_rising_dividends(func), target=target)
+        lowered = tilelang.lower(_mended(func), target=target)
     return Generated(empty_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
 
 
@@ -130,7 +136,7 @@ def compile_kernel(
     """
     if empty_loops.may_be_left_out(func):
         rewrites = empty_loops.mended, *rewrites
-    made = keyed(with_rising_dividends(func), rewrites, check)
+    made = keyed(_mended(func), rewrites, check)
     with logs.following(), _text_through(rewrites), _seen_by(check):
         return tilelang.compile(made, **options)
 
