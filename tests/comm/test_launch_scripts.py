@@ -84,8 +84,9 @@ def launched(folder: Path, *words: str, **variables: str) -> Done:
     return run_words(words, PATH=path, PYTHON=warm.python(), **variables)
 
 
-def test_mpirun(tmp_path: Path) -> None:
-    done = launched(tmp_path, f"{ROOT}/launch/mpirun.sh", "2", COLLECTIVES, "MPI", "2")
+def test_mpirun() -> None:
+    # With Python as it is: MPICH killed ranks at their end that the warm server had forked.
+    done = run_words([str(ROOT / "launch/mpirun.sh"), "2", COLLECTIVES, "MPI", "2"])
     assert done.code == 0 and done.output.count("is content") == 2, done.output
 
 
