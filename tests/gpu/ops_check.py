@@ -39,6 +39,7 @@ SHAPES = [
     (300, 512, 1024, True),
     (1100, 3584, 1024, True),
     (1536, 3584, 1024, False),
+    (2048, 2048, 4096, True),  # tiles in turns, fewer than processors
 ]
 """Rows of a rank, N, K, and whether the right operand is a transposed one."""
 
