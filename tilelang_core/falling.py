@@ -16,7 +16,7 @@ from tvm import tirx
 from tilelang_core.ir import constant, contains, simplify, substitute, variables, walk
 from tilelang_core.rewrite import at, rewrite
 
-__all__ = ["with_rising_dividends"]
+__all__ = ["loops_and_names", "spelled_out", "with_rising_dividends"]
 
 _DIVISIONS = tirx.FloorMod, tirx.FloorDiv
 _ARITHMETIC = tirx.Add, tirx.Sub, tirx.Mul, *_DIVISIONS, tirx.Min, tirx.Max
@@ -24,7 +24,7 @@ _ARITHMETIC = tirx.Add, tirx.Sub, tirx.Mul, *_DIVISIONS, tirx.Min, tirx.Max
 
 def with_rising_dividends(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such numbers one that computes the same without them."""
-    loops, names = _variables(func.body)
+    loops, names = loops_and_names(func.body)
     changed = False
 
     def risen(value: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -33,7 +33,7 @@ def with_rising_dividends(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return value
         a, b = risen(value.a), risen(value.b)
         divisor = constant(b) if isinstance(value, _DIVISIONS) else None
-        if divisor is not None and divisor > 0 and _falls(_spelled_out(a, names), divisor, loops):
+        if divisor is not None and divisor > 0 and _falls(spelled_out(a, names), divisor, loops):
             changed = True
             before = -1 * a - 1  # -y % n = n - 1 - (y - 1) % n, and -y // n = -1 - (y - 1) // n
             if isinstance(value, tirx.FloorMod):
@@ -57,7 +57,7 @@ def with_rising_dividends(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(body) if changed else func
 
 
-def _variables(body: tirx.Stmt) -> tuple[set[tirx.Var], dict[tirx.Var, tirx.PrimExpr]]:
+def loops_and_names(body: tirx.Stmt) -> tuple[set[tirx.Var], dict[tirx.Var, tirx.PrimExpr]]:
     """Variables of loops and threads, and names of numbers, with their values, which TileLang puts in their places."""
     loops: set[tirx.Var] = set()
     names: dict[tirx.Var, tirx.PrimExpr] = {}
@@ -68,13 +68,14 @@ def _variables(body: tirx.Stmt) -> tuple[set[tirx.Var], dict[tirx.Var, tirx.Prim
         elif isinstance(node, tirx.AttrStmt) and isinstance(node.node, tirx.IterVar):
             loops.add(node.node.var)
         elif isinstance(node, tirx.Bind) and isinstance(node.value, (*_ARITHMETIC, tirx.Var)):
-            names[node.var] = _spelled_out(node.value, names)
+            names[node.var] = spelled_out(node.value, names)
 
     walk(body, visit)
     return loops, names
 
 
-def _spelled_out(value: tirx.PrimExpr, names: dict[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
+def spelled_out(value: tirx.PrimExpr, names: dict[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
+    """A number with names of others replaced by what they stand for."""
     return substitute(value, names) if variables(value) & names.keys() else value
 
 

@@ -14,7 +14,8 @@ from tvm import tirx
 from tvm.arith import Analyzer
 from tvm.ir import Range
 
-from tilelang_core.ir import constant, substitute, variables, walk
+from tilelang_core.falling import loops_and_names, spelled_out
+from tilelang_core.ir import constant, walk
 from tilelang_core.rewrite import at, rewrite
 
 __all__ = ["with_kept_extents"]
@@ -22,41 +23,54 @@ __all__ = ["with_kept_extents"]
 
 def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such loops one that computes the same and keeps doing so."""
-    analyzer, names = _bounds(func.body)
+    analyzer, names = _bounds(func.body), loops_and_names(func.body)[1]
+    short: set[tirx.Var] = set()  # names of such extents
+    same: dict[tirx.Var, tirx.Var] = {}  # names of names
     changed = False
 
-    def leave(node: Any) -> Any:
-        nonlocal changed
-        if not isinstance(node, tirx.For):
-            return None
-        extent = substitute(node.extent, names) if variables(node.extent) & names.keys() else node.extent
-        if not isinstance(extent, tirx.FloorDiv) or (constant(extent.b) or 0) < 1:
-            return None
-        bound = analyzer.const_int_bound(extent)
-        if bound.min_value >= 1 or bound.max_value > 1:
-            return None
-        changed = True
-        kept = -1 - tirx.floordiv(-1 * extent.a - 1, extent.b)
-        made = tirx.For(
-            node.loop_var, node.min, kept, node.kind, node.body, node.thread_binding, node.annotations, node.step
-        )
-        return at(made, like=node)
+    def is_short(extent: tirx.PrimExpr) -> bool:
+        value = spelled_out(extent, names)
+        if not isinstance(value, tirx.FloorDiv) or (constant(value.b) or 0) < 1:
+            return False
+        bound = analyzer.const_int_bound(value)
+        return bound.min_value < 1 and bound.max_value <= 1
 
+    def named(node: Any) -> None:
+        if isinstance(node, tirx.Bind) and isinstance(node.value, tirx.Var):
+            same[node.var] = same.get(node.value, node.value)
+        elif isinstance(node, tirx.For) and isinstance(node.extent, tirx.Var) and is_short(node.extent):
+            short.add(same.get(node.extent, node.extent))
+
+    def kept(value: tirx.FloorDiv) -> tirx.PrimExpr:
+        nonlocal changed
+        changed = True
+        return -1 - tirx.floordiv(-1 * value.a - 1, value.b)
+
+    def leave(node: Any) -> Any:
+        if isinstance(node, tirx.Bind) and node.var in short and isinstance(node.value, tirx.FloorDiv):
+            return at(tirx.Bind(node.var, kept(node.value)), like=node)
+        if isinstance(node, tirx.For) and isinstance(node.extent, tirx.FloorDiv) and is_short(node.extent):
+            extent = kept(node.extent)
+            made = tirx.For(
+                node.loop_var, node.min, extent, node.kind, node.body, node.thread_binding, node.annotations, node.step
+            )
+            return at(made, like=node)
+        return None
+
+    walk(func.body, named)
     body = rewrite(func.body, leave=leave)
     return func.with_body(body) if changed else func
 
 
-def _bounds(body: tirx.Stmt) -> tuple[Analyzer, dict[tirx.Var, tirx.PrimExpr]]:
-    """What is known of variables of loops and threads, and names of numbers, with their values."""
-    analyzer, names = Analyzer(), dict[tirx.Var, tirx.PrimExpr]()
+def _bounds(body: tirx.Stmt) -> Analyzer:
+    """What is known of variables of loops and threads."""
+    analyzer = Analyzer()
 
     def visit(node: Any) -> None:
         if isinstance(node, tirx.For) and constant(node.extent) is not None:
             analyzer.bind(node.loop_var, Range.from_min_extent(node.min, node.extent))
         elif isinstance(node, tirx.AttrStmt) and isinstance(node.node, tirx.IterVar) and constant(node.value):
             analyzer.bind(node.node.var, Range.from_min_extent(0, node.value))
-        elif isinstance(node, tirx.Bind) and isinstance(node.value, tirx.PrimExpr):
-            names[node.var] = substitute(node.value, names) if variables(node.value) & names.keys() else node.value
 
     walk(body, visit)
-    return analyzer, names
+    return analyzer
