@@ -114,6 +114,12 @@ class Effects:
         return bool(self.releases or self.acquires or self.synchronizes or self.fixed or self.opaque)
 
     @property
+    def flags(self) -> tuple[ir.Var, ...]:
+        """The tensors of flags that it signals or waits for."""
+        events: tuple[Release | Acquire, ...] = (*self.releases, *self.acquires)
+        return tuple(event.flag.root for event in events)
+
+    @property
     def reads(self) -> tuple[Access, ...]:
         """The accesses that read."""
         return tuple(a for a in self.accesses if a.reads)

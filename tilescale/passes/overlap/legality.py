@@ -130,10 +130,9 @@ def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> N
         effects = step.effects
         if effects.opaque:
             raise Declined("a function from elsewhere may rely on it", location(step.stmt))
-        flags = [*(t.flag.root for t in effects.releases), *(w.flag.root for w in effects.acquires)]
-        ordered = any(flag not in brought for flag in flags)
+        ordered = any(flag not in brought for flag in effects.flags)
         levels = [access.at.level for access in effects.accesses if access.at is not None]
-        reached = any(is_around_programs(level, graph.machine) for level in levels) and not flags
+        reached = any(is_around_programs(level, graph.machine) for level in levels) and not effects.flags
         collective = operation(step.stmt.value) if isinstance(step.stmt, ir.Evaluate) else None
         together = synchronizes_programs(effects, graph.machine)
         if ordered or reached or together and not isinstance(collective, Collective):

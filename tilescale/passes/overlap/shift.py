@@ -118,11 +118,7 @@ def _check_apart(shift: _Shift, graph: Dependence, own: set[ir.Var]) -> None:
             effects = names.effects(stmt)
             if effects.opaque:
                 raise Declined("a function from elsewhere may touch what it moves", location(stmt))
-            flags = [
-                *(release.flag.root for release in effects.releases),
-                *(acquire.flag.root for acquire in effects.acquires),
-            ]
-            if synchronizes_programs(effects, graph.machine) or any(f not in own for f in flags):
+            if synchronizes_programs(effects, graph.machine) or any(flag not in own for flag in effects.flags):
                 raise Declined("programs of the grid order units", location(stmt))
     for at in shift.turns.values():
         known = shift.turns.known(at)

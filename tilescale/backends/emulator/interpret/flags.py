@@ -22,7 +22,7 @@ def named(program: Program, names: Surroundings) -> set[ir.Var]:
     written: set[ir.Var] = set()
     for stmt, _, _ in statements(program.body):
         effects = names.effects(stmt)
-        found.update(event.flag.root for event in (*effects.releases, *effects.acquires))
+        found.update(effects.flags)
         if isinstance(stmt, ir.While):
             polled.update(a.root for a in names.all_effects(stmt).accesses if a.reads and _could_be_flag(a.buffer))
         elif isinstance(stmt, ir.BufferStore) or any(access.atomic for access in effects.writes):
