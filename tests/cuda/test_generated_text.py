@@ -117,6 +117,7 @@ def test_a_broken_text_is_found(text: str, found: str, line: int):
 GATE = "      tilescale::wait_by_warp<tilescale::GE, int>((&(F[0])), 0, 8, 1, n, F, 0);"
 LOOP, BULK = "    for (int k = 0; k < 4; ++k) {", "      tl::tma_load(X_desc, b, s, 0, 0);"
 ELECT, TMA_STORE = "  if (tl::tl_shuffle_elect<128>()) {", "    tl::tma_store(Y_peers_desc, s, 0, 0);"
+OTHER = BULK.replace("X_desc", "O_desc")
 KEEP, RELEASE = "    kept0 = tilescale::address((&(F[0])), 0, 8, F, 0);", "    tilescale::release<0, int>(kept0, 1);"
 
 
@@ -133,6 +134,7 @@ def kept(*turn: str, after: tuple[str, ...] = ()) -> str:
     return "\n".join([HEAD, "  for (int w = 0; w < n; ++w) {", *turn, "  }", *after, "}"])
 
 
+HELD = (ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)
 WAITING = [ONE, WAIT, "  }", SYNC, ACQUIRED]
 FLUSHED = elected(DRAIN, RELEASE)
 
@@ -141,18 +143,33 @@ FLUSHED = elected(DRAIN, RELEASE)
     "text",
     [
         gated("      if (k == 0) {", GATE, "      }", BULK),
+        gated(OTHER, GATE, BULK),
+        gated("      released[0].wait(0);", BULK.replace("X_desc", "Z_desc"), others=HELD),
+        gated(GATE, BULK).replace("    }\n  } else", "\n".join(["    }", LOOP, GATE, BULK, "    }", "  } else"])),
         gated(BULK, others=("    tl::__sync_thread_partial<3, 64>();", LOAD)),
-        gated(BULK, others=(ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)),
+        gated(BULK, others=HELD),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL), "}"]),
         "\n".join([HEAD, *elected("    tilescale::complete_stores<2>();", "for (;;) {", SIGNAL, "}"), "}"]),
         kept(*FLUSHED, *WAITING, KEEP, after=tuple(FLUSHED)),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(LEAVE), "}"]),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", DRAIN, SYNC, ONE, LEAVE, "  }", "}"]),
     ],
-    ids=["gate", "producer", "unordered loads", "issuer", "some left", "kept", "drains itself", "drained by all"],
+    ids=[
+        "gate",
+        "what it does not order",
+        "released",
+        "two loops",
+        "producer",
+        "unordered loads",
+        "issuer",
+        "some left",
+        "kept",
+        "drains itself",
+        "drained by all",
+    ],
 )
 def test_texts_with_roles_pass(text: str):
-    check_text(text, ahead=frozenset({"X"}))
+    check_text(text, ahead=frozenset({"X"}), free=frozenset({"O"}))
 
 
 @pytest.mark.parametrize(
@@ -162,12 +179,12 @@ def test_texts_with_roles_pass(text: str):
         (gated(GATE).replace("}\n  } else", "}\n" + BULK + "\n  } else"), "does not come before the load in line 6"),
         (gated(BULK, others=(GATE,)), "a wait outside the role that loads"),
         (gated(ELECT, GATE, "  }", BULK), "a wait of whole warps in a branch of one thread"),
+        (gated(BULK.replace("X_desc", "Z_desc"), others=HELD), "a wait outside the role that loads"),
         (
-            gated(BULK, others=(ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)).replace(
-                "X_desc", "Z_desc"
-            ),
+            gated(BULK.replace("X_desc", "Z_desc"), "      released[0].wait(0);", others=HELD),
             "a wait outside the role that loads",
         ),
+        (gated(BULK, LOOP, GATE, BULK, "    }"), "a wait does not come before the load in line 4"),
         ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(SIGNAL, DRAIN), "}"]), "before the stores"),
         ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL)[1:], "}"]), "threads do not synchronize"),
         ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(LEAVE)[1:], "}"]), "threads do not synchronize"),

@@ -26,6 +26,12 @@ CARRIER = "carrier"
 CARRIED = frozenset((ops.COPY.name, ops.SIGNAL.name, *ops.COLLECTIVES))
 """Operations of programs that a library can carry."""
 
+BY_WARP = "by_warp"
+"""Annotation of a wait that every warp makes for itself, without a barrier of the program."""
+
+BY_WARP_FUNCTION = "tilescale::wait_by_warp"
+"""What such a wait calls."""
+
 LOADER = "tilescale.loader"
 """AttrStmt key: the statements inside are executed by threads that load ahead, beside those before them. Their node
 says how many registers a thread of either has (split.py)."""
@@ -72,6 +78,17 @@ def loading(stmt: ir.Stmt, registers: tuple[int, int]) -> ir.Stmt:
 def is_loading(stmt: Any) -> bool:
     """Whether a statement is one of threads that load ahead."""
     return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == LOADER
+
+
+def by_warp(stmt: ir.Stmt) -> ir.Stmt:
+    """A statement whose waits every warp makes for itself."""
+
+    def leave(node: Any) -> Any:
+        if ir.op_name(node) != ops.WAIT.name:
+            return None
+        return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), BY_WARP: ir.IntImm("int32", 1)})
+
+    return tir.rewrite(stmt, leave=leave)
 
 
 def sync(by: Executing | None = None) -> ir.Stmt:

@@ -71,12 +71,14 @@ class Groups:
         reducing: threads of the largest unit that reduces across its warps beside its siblings; 0 without.
         tiles: data variable of a tile that each unit has for itself -> how, in words.
         arrays: names of what units hold of the same tile in registers.
+        free: tensors of which those threads load ahead of all waits.
     """
 
     loader: bool = False
     reducing: int = 0
     tiles: Mapping[ir.Var, str] = field(default_factory=dict)
     arrays: tuple[tuple[str, ...], ...] = ()
+    free: frozenset[ir.Var] = frozenset()
 
 
 @dataclass(frozen=True)

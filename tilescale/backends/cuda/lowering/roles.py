@@ -22,6 +22,7 @@ from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy, data_of
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
+from tilescale.backends.cuda.lowering.markers import BY_WARP, BY_WARP_FUNCTION, by_warp
 from tilescale.backends.cuda.lowering.senders import Senders
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
@@ -47,16 +48,10 @@ from tilescale.program.dependence import Dependence
 from tilescale.program.model import Launch, Program
 from tilescale.program.operations import Copy
 
-BY_WARP = "by_warp"
-"""Annotation of a wait that every warp makes for itself, without a barrier of the program."""
-
-BY_WARP_FUNCTION = "tilescale::wait_by_warp"
-"""What such a wait calls."""
-
 AHEAD = "ahead"
 """Annotation of a copy from a peer that a producer makes ahead of its use, by bulk copies."""
 
-_POLLING = 40
+POLLING = 40
 """Registers of a producer's thread that waits; of the 24 that it gets otherwise it would spill some."""
 
 _WARP = 32
@@ -249,7 +244,7 @@ class _Placement:
         if self.around is not None:
             self._check_ahead(own | pulled)
         elif self.gates:
-            stmt = tir.sequence([specialise.registers(_POLLING, self.phase.launch.thread_count), stmt])
+            stmt = tir.sequence([specialise.registers(POLLING, self.phase.launch.thread_count), stmt])
         gates, kept = self._waits(), tuple(self.left.kept)
         ahead, far = frozenset(own), frozenset(pulled)
         return Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
@@ -274,7 +269,7 @@ class _Placement:
         while self.body and is_wait(self.body[0]):
             if not is_movable(self.body[0]):
                 raise _DeclinedError("a wait in it depends on a variable that changes")
-            self.gates.append(tir.rewrite(self.body.pop(0), leave=_by_warp))
+            self.gates.append(by_warp(self.body.pop(0)))
         self.body = [self._bulk(s) for s in self.body]
         loads = [found for s in self.body if (found := _loaded(s)) is not None]
         rest = [s for s in self.body if _loaded(s) is None]
@@ -389,7 +384,7 @@ class _Placement:
         first = ir.EQ(self.loop.loop_var, self.loop.min)
         for position, stmt in reversed(list(enumerate(before))):
             if is_wait(stmt) and is_movable(stmt):
-                gate = ir.IfThenElse(first, tir.rewrite(stmt, leave=_by_warp), None)
+                gate = ir.IfThenElse(first, by_warp(stmt), None)
                 self.gates.insert(0, tir.at(gate, stmt))
             elif is_wait(stmt) or reads_memory(stmt):
                 return [*before[: position + 1], *reversed(stay)]
@@ -419,9 +414,3 @@ def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:
         return None
     pulled = Copy.of(stmt.value)
     return pulled.far, pulled.near, True
-
-
-def _by_warp(node: Any) -> Any:
-    if ir.op_name(node) != ops.WAIT.name:
-        return None
-    return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), BY_WARP: ir.IntImm("int32", 1)})
