@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whole tensors by NVSHMEM's collectives: what it is passed, by a stand-in whose ranks are threads, and what it takes."""
+"""Whole tensors by NVSHMEM's collectives: what it is passed, by a stand-in whose ranks are threads; what it takes."""
 
 import ctypes
 import sys
