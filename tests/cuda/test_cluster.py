@@ -46,10 +46,11 @@ def test_a_cluster_begins_and_ends_together(name):
     body = text[text.index("{") :]
     begin, barrier = body.index("cudaGridDependencySynchronize();"), body.index("tilescale::cluster_barrier();")
     together = body.find("tl::cluster_sync();")  # where there are barriers that peers arrive at
-    uses = [m.start() for m in re.finditer(r"cluster_(put|get|load|store|allreduce)\b|tma_load|\b[A-Z]\[", body)]
-    assert begin < min(uses) and (0 < together < min(uses) or begin < barrier < min(uses))
-    assert body.rindex("tilescale::cluster_barrier();") > max(uses)
-    assert body[body.rindex("tilescale::cluster_barrier();") :].strip(" ;}\n").count(";") == 0
+    touches = [m.start() for m in re.finditer(r"cluster_(put|get|load|store|allreduce)\b|tma_load_multicast", body)]
+    loads = [m.start() for m in re.finditer(r"tma_load|\b[A-Z]\[", body)]
+    assert begin < min(touches + loads)
+    assert 0 < together < min(touches) or begin < barrier < min(touches)
+    assert body.rindex("tilescale::cluster_barrier();") > max(touches)
 
 
 def test_tiles_that_peers_touch_share_no_memory_with_others():

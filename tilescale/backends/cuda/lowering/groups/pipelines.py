@@ -90,6 +90,11 @@ class Pipelines:
         """Threads of the loader."""
         return LOADER_THREADS if self.loops else 0
 
+    @property
+    def ahead(self) -> frozenset[ir.Var]:
+        """The tensors that it loads."""
+        return frozenset(ir.region_parts(load.source)[0].data for loop in self.loops for load in loop.loads)
+
     # -- units ---------------------------------------------------------------------------------------------------------
 
     def work(self, loop: Loop, unit: Unit, statements: Statements) -> ir.Stmt:
