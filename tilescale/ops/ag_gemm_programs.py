@@ -23,8 +23,8 @@ def program(size: int, of: Product, gathers: bool) -> Any:
     def all_gather_matmul(
         A: T.Tensor((1, rows, K), of.dtype),
         G: T.Tensor((size, rows, K), of.dtype),
-        B: T.Tensor(of.b_shape, of.dtype),
-        Up: T.Tensor(of.b_shape, of.dtype),  # the matrix that is gated
+        B: T.Tensor(of.b_shape, of.b_dtype),
+        Up: T.Tensor(of.b_shape, of.b_dtype),  # the matrix that is gated
         bias: T.Tensor((products * N if of.biased else 1,), of.result),
         of_A: T.Tensor(shapes[0], kind),
         of_G: T.Tensor(shapes[1], kind),
@@ -67,8 +67,8 @@ def in_turns(size: int, rows: int, of: Product, blocks: int, gathers: bool) -> A
     def all_gather_matmul_in_turns(
         A: T.Tensor((1, rows, K), of.dtype),
         G: T.Tensor((size, rows, K), of.dtype),
-        B: T.Tensor(of.b_shape, of.dtype),
-        Up: T.Tensor(of.b_shape, of.dtype),  # the matrix that is gated
+        B: T.Tensor(of.b_shape, of.b_dtype),
+        Up: T.Tensor(of.b_shape, of.b_dtype),  # the matrix that is gated
         bias: T.Tensor((products * N if of.biased else 1,), of.result),
         of_A: T.Tensor((1, 1), of.dtype),
         of_G: T.Tensor((1, 1), of.dtype),
@@ -116,11 +116,11 @@ def make_tile(A, source, m, n, B, Up, bias, of_A, of_B, C, shard, applies, arriv
     """A tile of the result, from the rows of A[source]; with flags, when these and their scales have arrived."""
     tiles, rows, N = of.tiles, A.shape[1], of.N
     a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
-    b = T.alloc(of.b_tile, of.dtype, level="l1")
+    b = T.alloc(of.b_tile, of.b_dtype, level="l1")
     c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
     out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
     if of.gated:
-        up = T.alloc(of.b_tile, of.dtype, level="l1")
+        up = T.alloc(of.b_tile, of.b_dtype, level="l1")
         c_up = T.alloc((tiles.m, tiles.n), "float32", level="l0")
     if applies:
         T.clear(c)
