@@ -16,6 +16,10 @@ Inside a block the two warpgroups split two products differently: of Q KV^T each
 weights x KV half of the columns too (latent dimensions), but that one needs the weights of all keys. So they exchange
 halves in between, in two spellings: `gathered` says what is wanted, `exchanged` who sends what to whom.
 
+Where a device has more processors than tiles, several blocks, a cluster, share the keys of a tile (`splits`). They
+merge what they made of them through each other's l1, each some rows, which it exchanges with the other devices itself:
+no second grid, and nothing in device memory but what travels.
+
 Things to try: a `merge` that returns the mean of the outputs; `exchanged` without its barrier, and what the emulator
 says of it; `--size 4096` on `--machine gb200-nvl72 --devices 64`.
 """

@@ -454,3 +454,5 @@ def test_a_device_alone_exchanges_nothing(collective: str):
     x = torch.randn(64, 64)
     _, y = interpret_on_all(program, [[x, torch.full((64, 64), torch.nan)]])
     assert torch.equal(x, y[0])
+    report = tilescale.emulate(program, [[x, torch.full((64, 64), torch.nan)]])
+    assert not report.activity[0].workspaces

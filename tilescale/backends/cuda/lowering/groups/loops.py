@@ -30,6 +30,8 @@ from tilescale.program.dependence import Dependence
 LOADER_THREADS = 128
 """A warpgroup: registers move from and to whole ones (PTX ISA, `setmaxnreg`)."""
 
+WARP = 32
+
 MOST_THREADS = 1024
 FIRST_ARCHITECTURE = 9
 """Compute capability of the first processors with bulk copies and barriers that count bytes."""
