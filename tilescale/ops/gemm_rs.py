@@ -15,7 +15,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import ways
 from tilescale.ops.arguments import (
     as_autocast,
     check_divides,
@@ -115,8 +115,7 @@ def _scaled(
 
 
 def _scattered(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:
-    rows, N = a.shape[0] // team.size, b.shape[1]
-    if team.size > 1 and rows and small.is_whole(rows * N * result_type(a).itemsize, team):
+    if len(a) and not ways.overlaps(ways.of_sum("reduce_scatter", a, b, team), team):
         return scattered_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team)
 
