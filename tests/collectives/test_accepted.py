@@ -19,7 +19,7 @@ from tilescale.collectives import FORMS, TENSORS, TILES, names, records
 from tilescale.collectives.table import family
 from tilescale.errors import UnsupportedError, UsageError
 
-BETWEEN_GROUPS = {(TENSORS, "hierarchical"), (TILES, BETWEEN)}
+BETWEEN_GROUPS = {(TENSORS, BETWEEN), (TILES, BETWEEN)}
 """What is generated only where devices do not all share memory; here they do."""
 
 every_kind = pytest.mark.parametrize(

@@ -87,6 +87,7 @@ def routing() -> ops.Routing:
         (lambda: ops.all_gather(half(2), group=GroupMember.NON_GROUP_MEMBER), "group is one that this rank is not in"),
         (lambda: ops.all_to_all_v(half(3, 8), [2], [2]), "a has 3 rows, sent names 2"),
         (lambda: ops.all_to_all_v(half(3, 8), [3], [4], most=3), "received has 4, most is 3"),
+        (lambda: ops.all_to_all_v(half(3, 8), [3], [2]), "sent has 3 for rank 0 itself, received 2"),
         (lambda: ops.all_to_all_v(half(3, 8), torch.tensor([3])), "most is None"),
         (lambda: ops.moe_route(torch.ones(4, 2), 2), "chosen is torch.float32"),
         (lambda: ops.moe_route(torch.ones(4, 2).int(), 0), "experts is 0"),
@@ -107,6 +108,7 @@ def routing() -> ops.Routing:
         (lambda: ops.sequence_attention(half(1, 4, 2, 64), half(1, 4, 2, 64), half(1, 6, 2, 64)), "v is"),
         (lambda: ops.workspace(0, 8), "rows=0"),
         (lambda: ops.RowParallelLinear.shard(nn.Linear(12, 8)), "linear has 12 input features"),
+        (lambda: ops.RowParallelLinear.shard(nn.ReLU()), "linear is ReLU"),
         (lambda: ops.all_gather_matmul(half(1 << 17, 8), half(8, 8)), "a has 131072 rows on each rank"),
     ],
 )

@@ -56,8 +56,10 @@ class ParallelLinear(nn.Linear):
             The layer itself, of its new class.
 
         Raises:
-            ArgumentError: the layer's features cannot be split among the ranks.
+            ArgumentError: it is no torch.nn.Linear, or its features cannot be split among the ranks.
         """
+        if not isinstance(linear, nn.Linear):
+            raise ArgumentError(f"linear is {type(linear).__name__}", hint="pass a torch.nn.Linear")
         name = group_name(group)
         size, rank = size_of(name), team_of(name).rank
         extent, multiple = linear.weight.shape[cls.cut], size * MULTIPLE * (1 if float8 is None else 2)

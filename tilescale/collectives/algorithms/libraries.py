@@ -25,6 +25,7 @@ ALGORITHMS = (
         forms=(TENSORS,),
         dtypes=("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"),
         library="nccl",
+        in_order=False,
         takes_functions=False,
     ),
     Algorithm(
@@ -39,6 +40,7 @@ ALGORITHMS = (
         },
         forms=(TENSORS,),
         mechanism="nvshmem",
+        in_order=False,
         on_request=True,
         takes_functions=False,
     ),

@@ -138,23 +138,23 @@ _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl
 ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("allreduce", "one_shot"): (_KERNEL, Implementation(_by_tiles, on_tiles=True)),
     ("allreduce", "two_shot"): (_KERNEL,),
-    ("allreduce", "hierarchical"): _RAILS,
+    ("allreduce", "hierarchical_direct"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
     ("allreduce", "copy_engine"): _COPIED_SUMS,
     ("reduce_scatter", "direct"): _PARTS,
-    ("reduce_scatter", "hierarchical"): _RAILS,
+    ("reduce_scatter", "hierarchical_direct"): _RAILS,
     ("reduce_scatter", "nccl"): _NCCL,
     ("reduce_scatter", "copy_engine"): _COPIED_SUMS,
     ("all_gather", "direct"): _PARTS,
-    ("all_gather", "hierarchical"): _RAILS,
+    ("all_gather", "hierarchical_direct"): _RAILS,
     ("all_gather", "nccl"): _NCCL,
     ("all_gather", "copy_engine"): _COPIES,
     ("all_to_all", "direct"): _PARTS,
-    ("all_to_all", "hierarchical"): _RAILS,
+    ("all_to_all", "hierarchical_direct"): _RAILS,
     ("all_to_all", "nccl"): _NCCL,
     ("all_to_all", "copy_engine"): _COPIES,
     ("broadcast", "direct"): _PARTS,
-    ("broadcast", "hierarchical"): _RAILS,
+    ("broadcast", "hierarchical_direct"): _RAILS,
     ("broadcast", "nccl"): _NCCL,
     ("broadcast", "copy_engine"): _COPIES,
 }
@@ -171,7 +171,7 @@ ON_TILES = {
 """Kind of collective -> operation -> how it is made of tiles, where all that take part share memory."""
 
 BETWEEN = "hierarchical_direct"
-"""How it is made of tiles of programs between groups that share memory: inside them, and along rails."""
+"""How it is made between groups that share memory: inside them, and along rails."""
 
 WITH_FUNCTION = "one_shot"
 """How everybody combines tiles by a user's function."""
@@ -192,7 +192,8 @@ def _played(name: str) -> tuple[Implementation, ...]:
 def _without_relays(made: Collective, name: str, units: int) -> bool:
     """Whether parts of an all-to-all go directly to their destinations: on their way they would have no place."""
     rounds = schedule(made.name, name, units).rounds if made.name == "all_to_all" else ()
-    return all((r.first // units == r.source).all() and (r.count <= 1).all() for r in rounds)
+    sent = [r for r in rounds if r.count.any()]
+    return all((r.first // units == r.source).all() and (r.count <= 1).all() for r in sent)
 
 
 def _has_no_kernel(operation: str, name: str) -> bool:
