@@ -18,7 +18,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 
-GATE = re.compile(r"tilescale::wait_by_warp<|released\[0\]\.wait|(?:Y|B)_desc, full|empty\[[^.]*\.wait|arrive")
+GATE = re.compile(r"tilescale::wait_by_producer<|released\[0\]\.wait|(?:Y|B)_desc, full|empty\[[^.]*\.wait|arrive")
 
 
 def loops(func: Any) -> list[str]:
@@ -41,7 +41,7 @@ def test_the_loader_waits_in_front_of_what_a_wait_orders(name: str):
     order = [found.split("::")[-1].split("[")[0].split("<")[0] for found in GATE.findall(loader)]
     by_units = "in front" in name and "turns" not in name
     first = ["released"] if by_units else []
-    gates = [] if name == "in front" else ["wait_by_warp"]
+    gates = [] if name == "in front" else ["wait_by_producer"]
     expected = [*first, "empty", "B_desc, full", *gates, *(["arrive"] if gates else ["arrive"]), "Y_desc, full"]
     assert order == expected
     assert units.count("tilescale::wait<") == by_units
@@ -59,7 +59,7 @@ def test_notes_say_who_waits(name: str):
 
 def test_a_wait_in_front_is_one_of_the_first_iteration():
     loader, _ = branches(text(turns=2, waits="in front"))
-    assert re.search(r"if \(step == 0\) \{\s*tilescale::wait_by_warp<", loader)
+    assert re.search(r"if \(step == 0\) \{\s*tilescale::wait_by_producer<", loader)
 
 
 def test_units_say_that_they_reach_the_loop_once_they_have_waited():

@@ -114,16 +114,21 @@ def test_a_broken_text_is_found(text: str, found: str, line: int):
     assert found in str(caught.value)
 
 
-GATE = "      tilescale::wait_by_warp<tilescale::GE, int>((&(F[0])), 0, 8, 1, n, F, 0);"
+GATE = "      tilescale::wait_by_producer<tilescale::GE, int>((&(F[0])), 0, 8, 1, n, F, 0);"
 LOOP, BULK = "    for (int k = 0; k < 4; ++k) {", "      tl::tma_load(X_desc, b, s, 0, 0);"
 ELECT, TMA_STORE = "  if (tl::tl_shuffle_elect<128>()) {", "    tl::tma_store(Y_peers_desc, s, 0, 0);"
-OTHER = BULK.replace("X_desc", "O_desc")
+ISSUED = "\n".join([ELECT, BULK, "  }"])
 KEEP, RELEASE = "    kept0 = tilescale::address((&(F[0])), 0, 8, F, 0);", "    tilescale::release<0, int>(kept0, 1);"
 
 
 def gated(*loop: str, others: tuple[str, ...] = ()) -> str:
     producer = ["  if (((int)threadIdx.x) < 64) {", LOOP, *loop, "    }"]
     return "\n".join([HEAD, *producer, "  } else {", *others, "  }", "}"])
+
+
+def loaded_by_warp(end: int) -> str:
+    lines = [HEAD, "  if (256 <= ((int)threadIdx.x)) {", f"    if (((int)threadIdx.x) < {end}) {{", LOOP, GATE]
+    return "\n".join([*lines, ISSUED.replace("elect<128>", "elect<32>"), "    }", "    }", "  }", "}"])
 
 
 def elected(*inside: str, sync: str = SYNC, elect: str = ELECT) -> list[str]:
@@ -142,10 +147,11 @@ FLUSHED = elected(DRAIN, RELEASE)
 @pytest.mark.parametrize(
     "text",
     [
-        gated("      if (k == 0) {", GATE, "      }", BULK),
-        gated(OTHER, GATE, BULK),
+        gated(ISSUED.replace("X_desc", "O_desc"), GATE, ISSUED),
+        loaded_by_warp(288),
         gated("      released[0].wait(0);", BULK.replace("X_desc", "Z_desc"), others=HELD),
-        gated(GATE, BULK).replace("    }\n  } else", "\n".join(["    }", LOOP, GATE, BULK, "    }", "  } else"])),
+        gated(GATE, ISSUED).replace("    }\n  } else", "\n".join(["    }", LOOP, GATE, ISSUED, "    }", "  } else"])),
+        gated("      if (k == 0) {", GATE, "      }", ISSUED),
         gated(BULK, others=("    tl::__sync_thread_partial<3, 64>();", LOAD)),
         gated(BULK, others=HELD),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL), "}"]),
@@ -157,6 +163,7 @@ FLUSHED = elected(DRAIN, RELEASE)
     ids=[
         "gate",
         "what it does not order",
+        "one warp",
         "released",
         "two loops",
         "producer",
@@ -178,8 +185,11 @@ def test_texts_with_roles_pass(text: str):
         (gated(BULK, "      if (k == 0) {", GATE, "      }"), "a wait does not come before the load in line 4"),
         (gated(GATE).replace("}\n  } else", "}\n" + BULK + "\n  } else"), "does not come before the load in line 6"),
         (gated(BULK, others=(GATE,)), "a wait outside the role that loads"),
-        (gated(ELECT, GATE, "  }", BULK), "a wait of whole warps in a branch of one thread"),
         (gated(BULK.replace("X_desc", "Z_desc"), others=HELD), "a wait outside the role that loads"),
+        (gated(ELECT, GATE, "  }", BULK), "a producer's wait in a branch of one thread"),
+        (gated(GATE, BULK), "a producer waits for what other threads load in line 5"),
+        (loaded_by_warp(288).replace("elect<32>", "elect<64>"), "a producer waits for what other threads load"),
+        (loaded_by_warp(320), "a producer waits for what other threads load"),
         (
             gated(BULK.replace("X_desc", "Z_desc"), "      released[0].wait(0);", others=HELD),
             "a wait outside the role that loads",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import tilescale
 import tilescale.language as T
 from tests.cuda.support import bodies, notes, source
 from tests.cuda.test_thread_groups import interpret, kernel
@@ -128,7 +129,7 @@ def test_a_sum_that_is_only_stored_stays_in_halves(after: Any, exchanges: int):
         {"around": "while", "said": "it is a loop of one unit, or stands in one that is not serial"},
         {"around": "tile used", "said": "a tile that it loads is used outside it too"},
         {"around": "source written", "said": "the program writes what it loads"},
-        {"k": 258, "tile_k": 6, "said": "a copy in it is none in bulk (line 24)"},
+        {"k": 258, "tile_k": 6, "said": "a copy in it is none in bulk (line 25)"},
     ],
     ids=lambda declined: declined["said"],
 )
@@ -203,6 +204,57 @@ def test_attention_fits():
     assert source(module.cp_mla(2, 1, 64, 1024, module.DIM, module.PE_DIM, splits=2))
 
 
+def in_clusters(*, meets_before: bool) -> Any:
+    """Two blocks of a cluster each have half of the product's K; each gets the sum of half of the rows."""
+
+    @T.prim_func
+    def run(
+        A: T.Tensor((M, 2 * K), "bfloat16"),
+        B: T.Tensor((2 * K, N), "bfloat16"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(cta_cluster=2, block=2, threads=256) as part, T.Scale("block"):
+            a = T.alloc((M, 64), "bfloat16", level="l1")
+            b = T.alloc((64, N), "bfloat16", level="l1")
+            c = T.alloc((M, N), "float32", level="l0")
+            sums, share = (T.alloc((rows, N), "float32", level="l1") for rows in (M, M // 2))
+            with T.Scale("warpgroup"):
+                T.clear(T.view(c, layout=T.Replica))
+            if meets_before:
+                T.barrier()
+            for step in T.Pipelined(K // 64, num_stages=3):
+                T.copy(A[0, part * K + step * 64], a)
+                T.copy(B[part * K + step * 64, 0], b)
+                with T.Scale("warpgroup"):
+                    T.gemm(T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow), T.view(c, layout=T.Replica))
+            with T.Scale("warpgroup"):
+                T.allreduce(T.view(c, layout=T.Replica))
+            T.copy(c, sums)
+            T.reduce_scatter(sums, share)
+            T.copy(share, C[part * (M // 2), 0])
+
+    return run
+
+
+def test_a_loader_runs_beside_a_cluster_that_meets_behind_its_loop():
+    """All threads of a cluster come to its barriers: loaders have ended by then, or there is none."""
+    assert any("load a, b by TMA" in note for note in notes(in_clusters(meets_before=False)))
+    assert not any("by TMA" in note for note in notes(in_clusters(meets_before=True)))
+    text = first_kernel(in_clusters(meets_before=False))
+    loader, units = branches(text)
+    assert "cluster_barrier" not in loader and units.count("cluster_barrier") == 2
+    # The loader waits for the grid before, too.
+    assert text.index("cudaGridDependencySynchronize();") < text.index("if (256 <= ((int)threadIdx.x)) {")
+
+
+def test_a_split_product_of_a_cluster_is_the_product():
+    rng = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=rng).bfloat16() for shape in [(M, 2 * K), (2 * K, N)])
+    c = torch.full((M, N), torch.nan)
+    tilescale.emulate(in_clusters(meets_before=False), [a, b, c])
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("waits", "written", "loader"),
     [("before", "A", "make 1 T.wait and load b, a"), ("before", "X", "load a, b"), ("behind", "A", "load a, b")],
@@ -242,4 +294,4 @@ def test_a_loader_makes_waits_in_front_of_a_loop_for_what_it_loads(waits: str, w
     who = f"threads 256 to 383 {loader} by TMA, 3 ahead; 2 warpgroups work on them"
     assert said == [f"T.Pipelined over step: {who}"]
     loads, works = branches(first_kernel(run))
-    assert ("tilescale::wait_by_warp<" in loads) == ("T.wait" in loader) == ("tilescale::wait<" not in works)
+    assert ("tilescale::wait_by_producer<" in loads) == ("T.wait" in loader) == ("tilescale::wait<" not in works)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tilelang_core import specialise
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.errors import AllocationTooLargeError, Location
 from tilescale.hda import Machine
@@ -20,7 +21,9 @@ from tilescale.hda import Machine
 KERNEL = re.compile(r'^extern "C" __global__ void .*\b(\w+)\((.*)\) \{$')
 BOUNDS = re.compile(r"__launch_bounds__\((\d+)")
 WAIT = re.compile(r"\btilescale::(wait<|barrier\w*\()")
-GATE = re.compile(r"\btilescale::wait_by_warp<")
+ELECTED, ELECTED_OF_WARP = (f"tl_shuffle_elect<{threads}>" for threads in (specialise.PRODUCER_THREADS, 32))
+BEGIN, END = re.compile(r"\((\d+) <= \(\(int\)threadIdx\.x\)\)"), re.compile(r"\(\(\(int\)threadIdx\.x\) < (\d+)\)")
+GATE = re.compile(r"\btilescale::wait_by_producer<")
 RELEASED = re.compile(r"^released\w*\[0\]\.wait\(")
 """Where threads that load wait until the others have come to a loop, and have waited for what orders its loads."""
 SIGNAL = re.compile(r"\btilescale::(signal(_pe)?<|release<|barrier\w*\(|leave\()")
@@ -251,10 +254,10 @@ def _is_held_back(kernel: KernelText, load: Node) -> bool:
 
 
 def _check_gate(kernel: KernelText, node: Node, free: frozenset[str]) -> None:
-    """A wait of each warp stands, in all threads of the branch that loads, before every load of its loop, but those of
-    tensors that it does not order. Other loops have their own waits."""
+    """A producer's wait stands, in all its threads, before every load of its loop, which the warp that waits issues;
+    but for those of tensors that it does not order. Other loops have their own waits."""
     if any(block.by_thread and ONE_THREAD.search(block.text) for block in node.around):
-        raise kernel.fail("a wait of whole warps in a branch of one thread", node)
+        raise kernel.fail("a producer's wait in a branch of one thread", node)
     loops = [block for block in node.around if block.text.startswith(("for", "while"))]
     loop = loops[0] if loops else kernel.body
     loads = [leaf for leaf in kernel.body.leaves() if BULK_LOAD.search(leaf.text) and _role(leaf) == _role(node)]
@@ -268,6 +271,17 @@ def _check_gate(kernel: KernelText, node: Node, free: frozenset[str]) -> None:
             is_wrong = inner is kernel.body or inner in node.around
         if is_wrong:
             raise kernel.fail(f"a wait does not come before the load in line {load.line}", node)
+        if not _is_by_first_warp(load):
+            raise kernel.fail(f"a producer waits for what other threads load in line {load.line}", node)
+
+
+def _is_by_first_warp(load: Node) -> bool:
+    """Whether one thread of the first warp of its role issues a load."""
+    heads = [block.text for block in load.around]
+    if any(ELECTED in head for head in heads):
+        return True
+    begins, ends = ([int(found[1]) for head in heads if (found := test.search(head))] for test in (BEGIN, END))
+    return any(ELECTED_OF_WARP in head for head in heads) and any(end - 32 in begins for end in ends)
 
 
 def _check_signal(kernel: KernelText, node: Node) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir, trace
+from tilelang_core import ir, tl, trace
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.program import ops
@@ -26,10 +26,10 @@ CARRIER = "carrier"
 CARRIED = frozenset((ops.COPY.name, ops.SIGNAL.name, *ops.COLLECTIVES))
 """Operations of programs that a library can carry."""
 
-BY_WARP = "by_warp"
-"""Annotation of a wait that every warp makes for itself, without a barrier of the program."""
+BY_PRODUCER = "by_producer"
+"""Annotation of a wait that threads that load make for their loads, without a barrier of the program."""
 
-BY_WARP_FUNCTION = "tilescale::wait_by_warp"
+BY_PRODUCER_FUNCTION = "tilescale::wait_by_producer"
 """What such a wait calls."""
 
 LOADER = "tilescale.loader"
@@ -80,15 +80,24 @@ def is_loading(stmt: Any) -> bool:
     return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == LOADER
 
 
-def by_warp(stmt: ir.Stmt) -> ir.Stmt:
-    """A statement whose waits every warp makes for itself."""
+def by_producer(stmt: ir.Stmt) -> ir.Stmt:
+    """A statement whose waits the threads make that load behind them."""
 
     def leave(node: Any) -> Any:
         if ir.op_name(node) != ops.WAIT.name:
             return None
-        return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), BY_WARP: ir.IntImm("int32", 1)})
+        said = {**dict(node.annotations), BY_PRODUCER: ir.IntImm("int32", 1)}
+        return ir.Call(node.dtype, node.op, list(node.args), said)
 
     return tir.rewrite(stmt, leave=leave)
+def grid_wait() -> ir.Stmt:
+    """All threads wait for the grid before this one on the stream, where this one may begin earlier."""
+    return tir.evaluate(tir.call(tl.WAIT_FOR_KERNEL_BEFORE, dtype="void"))
+
+
+def is_grid_wait(stmt: Any) -> bool:
+    """Whether a statement is that."""
+    return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.WAIT_FOR_KERNEL_BEFORE
 
 
 def sync(by: Executing | None = None) -> ir.Stmt:

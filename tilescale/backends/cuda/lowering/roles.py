@@ -4,11 +4,11 @@
 Why: stock TileLang gives a pipelined loop a producer of its own, which is what makes it fast, but knows nothing of
 waits: it would load ahead of them, so by default a phase with waits has no producer. Before: waits before and inside
 a pipelined loop, copies from peers in it, signals and copies to peers after it. After: the same statements, waits that
-gate the loop's loads as its first statements (`if k == 0: wait`, by each warp for itself), which TileLang moves into
-the producer together with the loads; everything after the loop belongs to the other threads. Copies from peers among
-the loads are bulk copies, even where loads by threads would take less for one alone: several are under way. Declines
-what it cannot prove right, with the reason as a note: the phase then keeps one role, and the loop loads in the order
-of the program.
+gate the loop's loads as its first statements (`if k == 0: wait`, by the warp that issues the loads), which TileLang
+moves into the producer together with the loads; everything after the loop belongs to the other threads. Copies from
+peers among the loads are bulk copies, even where loads by threads would take less for one alone: several are under way.
+Declines what it cannot prove right, with the reason as a note: the phase then keeps one role, and the loop loads in the
+order of the program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy, data_of
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
-from tilescale.backends.cuda.lowering.markers import BY_WARP, BY_WARP_FUNCTION, by_warp
+from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, BY_PRODUCER_FUNCTION, by_producer
 from tilescale.backends.cuda.lowering.senders import Senders
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
@@ -100,8 +100,8 @@ def _count(stmt: ir.Stmt, what: Callable[[Any], bool]) -> int:
 
 
 def is_gate(node: Any) -> bool:
-    """Whether a node is a wait of a lowered phase that every warp makes for itself."""
-    return (tir.extern_name(node) or "").startswith(f"{BY_WARP_FUNCTION}<")
+    """Whether a node is a wait of a lowered phase that a producer makes for its loads."""
+    return (tir.extern_name(node) or "").startswith(f"{BY_PRODUCER_FUNCTION}<")
 
 
 class _DeclinedError(Exception):
@@ -269,7 +269,7 @@ class _Placement:
         while self.body and is_wait(self.body[0]):
             if not is_movable(self.body[0]):
                 raise _DeclinedError("a wait in it depends on a variable that changes")
-            self.gates.append(by_warp(self.body.pop(0)))
+            self.gates.append(by_producer(self.body.pop(0)))
         self.body = [self._bulk(s) for s in self.body]
         loads = [found for s in self.body if (found := _loaded(s)) is not None]
         rest = [s for s in self.body if _loaded(s) is None]
@@ -384,7 +384,7 @@ class _Placement:
         first = ir.EQ(self.loop.loop_var, self.loop.min)
         for position, stmt in reversed(list(enumerate(before))):
             if is_wait(stmt) and is_movable(stmt):
-                gate = ir.IfThenElse(first, by_warp(stmt), None)
+                gate = ir.IfThenElse(first, by_producer(stmt), None)
                 self.gates.insert(0, tir.at(gate, stmt))
             elif is_wait(stmt) or reads_memory(stmt):
                 return [*before[: position + 1], *reversed(stay)]
@@ -400,7 +400,7 @@ class _Placement:
         if effects.opaque or tensors & {access.root for access in effects.writes}:
             raise _DeclinedError("the loop around it writes what it loads")
         waits: list[ir.Call] = []
-        ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_WARP) else None)
+        ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_PRODUCER) else None)
         if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
             raise _DeclinedError("the loop around it waits for what may order its loads")
 

@@ -6,10 +6,11 @@ tiles themselves, waits in the loop, which it makes itself (gates.py), and what 
 whose loads something before it orders. Before: a phase. After: its loops taken apart into what the loader does and
 statements of units (pipelines.py lowers them). Nothing is rewritten.
 
-Declines, each with its reason in a note where units work in the loop: launches without room for a loader, clusters,
-loops of units of their own, loops that run for different numbers of iterations each time, tiles that have another use,
-sources that the program writes, copies that are none in bulk, waits behind what units do in an iteration or of units
-themselves for what is loaded, and waits for flags that the program may change before it comes to them.
+Declines, each with its reason in a note where units work in the loop: launches without room for a loader, loops of
+units of their own, loops that run for different numbers of iterations each time, tiles that have another use, sources
+that the program writes, copies that are none in bulk, waits behind what units do in an iteration or of units themselves
+for what is loaded, waits for flags that the program may change before it comes to them, and loops before whose end
+programs of a cluster synchronize, for which all threads have to come.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
+from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.gates import DeclinedError, Gates, flag_of, is_lasting, waits_in
 from tilescale.backends.cuda.lowering.groups.loads import is_bulk_load
@@ -37,6 +39,8 @@ from tilescale.program.effects import Effects
 
 LOADER_THREADS = 128
 """A warpgroup: registers move from and to whole ones (PTX ISA, `setmaxnreg`)."""
+
+WARP = 32
 
 MOST_THREADS = 1024
 FIRST_ARCHITECTURE = 9
@@ -59,6 +63,7 @@ class _Search:
         self.stage, self.phase = stage, stage.phase.stmt
         self.found: list[Loop] = []
         self._before: list[ir.Call] = []  # waits, barriers and collectives passed so far
+        self._has_met_cluster = False
         self._walk(self.phase, [], ())
 
     def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt] = ()) -> None:
@@ -84,24 +89,25 @@ class _Search:
                 for loop in filter(is_pipelined, ir.statements(stmt)):
                     self._loop(loop, binds, around, leading if loop is stmt else None)
             self._before += self._waits_for_others(stmt)
+            self._has_met_cluster |= ir.contains(stmt, is_barrier)
 
     def _loop(self, stmt: ir.For, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt] | None) -> None:
         """A loop in which units work; nothing leads to one to which they do not come together."""
         try:
             if leading is None:
                 raise DeclinedError("it is a loop of one unit, or stands in one that is not serial")
-            self._check_room()
+            self._check_room(around)
             self.found.append(self._taken_apart(stmt, binds, around, leading))
         except DeclinedError as reason:
             self.stage.notes.append(f"T.Pipelined over {stmt.loop_var.name} without a loader: {reason}")
 
-    def _check_room(self) -> None:
+    def _check_room(self, around: Around) -> None:
         launch, machine = self.stage.launch, self.stage.target.machine
         threads = launch.thread_count
         if architecture(machine) < FIRST_ARCHITECTURE:
             raise DeclinedError(f"{machine.name} has no bulk copies")
-        if launch.cluster_size > 1:
-            raise DeclinedError("its program is one of a cluster")
+        if self._has_met_cluster or any(ir.contains(loop, is_barrier) for loop in loops_of(around)):
+            raise DeclinedError("programs of a cluster synchronize in front of it, for which all threads have to come")
         if threads % LOADER_THREADS or threads + LOADER_THREADS > MOST_THREADS:
             raise DeclinedError(f"a warpgroup that loads does not fit beside {threads} threads")
 

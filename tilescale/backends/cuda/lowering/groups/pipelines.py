@@ -25,10 +25,10 @@ from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.handover import Handover, parts_of
 from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressions, loops_of, used_binds
-from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS, architecture, asynchronous
+from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS, WARP, architecture, asynchronous
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit
-from tilescale.backends.cuda.lowering.markers import by_warp, loading
+from tilescale.backends.cuda.lowering.markers import by_producer, loading
 from tilescale.backends.cuda.lowering.roles import POLLING
 
 REGISTERS, LOADER_REGISTERS, MOST_REGISTERS = 65536, 24, 240
@@ -160,7 +160,9 @@ class Pipelines:
         registers = POLLING if any(loop.gates for loop in self.loops) else LOADER_REGISTERS
         left = (REGISTERS - LOADER_THREADS * registers) // self.stage.whole.threads
         limits = (registers, min(left // 8 * 8, MOST_REGISTERS))
-        return [loading(tir.sequence([*map(self._load, self.loops)]), limits)]
+        # One warp of it: who sees a phase of a barrier late may miss the next one, and waits for it for ever.
+        first = ir.simplify(self.stage.thread < self.stage.whole.threads + WARP, {})
+        return [loading(ir.IfThenElse(first, tir.sequence([*map(self._load, self.loops)]), None), limits)]
 
     def _load(self, loop: Loop) -> ir.Stmt:
         return self._within(loop, loop.around, {})
@@ -197,7 +199,7 @@ class Pipelines:
     def _issued(self, loop: Loop, place: Any, part: int, fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
         """The loads of a part, which one thread issues; before the first part, the waits in front of them."""
         full = self._handed[loop.stmt][0]
-        elected = tir.call(tl.ELECT, LOADER_THREADS, dtype="bool")
+        elected = tir.call(tl.ELECT, WARP, dtype="bool")
         result: list[ir.Stmt] = []
         copies: list[ir.Stmt] = []
         for step in loop.steps:
@@ -205,7 +207,7 @@ class Pipelines:
                 copies.append(self._copy(step, ir.BufferLoad(full, [place]), place, part, fresh))
             elif part == 0:
                 result += [ir.IfThenElse(elected, tir.sequence(copies), None)] if copies else []
-                result.append(tir.at(by_warp(ir.substitute(step, fresh)), step))
+                result.append(tir.at(by_producer(ir.substitute(step, fresh)), step))
                 copies = []
         return [*result, ir.IfThenElse(elected, tir.sequence([*copies, _arrive(full, place)]), None)]
 
