@@ -15,7 +15,7 @@ import torch
 
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import small, ways
 from tilescale.ops.ag_gemm_programs import in_turns, program
 from tilescale.ops.arguments import (
     as_autocast,
@@ -44,13 +44,6 @@ ACTIVATIONS = {
     "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
 }
 """What may become of a result before it is stored, as PyTorch has it."""
-
-WHOLE_BYTES = 8 << 20
-"""What comes to a rank at most of what is gathered first: a product of so few rows has too few waves of tiles to part.
-
-Measured on two H200, N 3584 and K 8192: with 512 rows of each rank 119 us chunk by chunk, 115 one after the other.
-"""
-
 
 WIDE_GROUP = 16
 """Rows of tiles that are walked together in turns, at most: 8192 x 3584 x 8192 on two H200 took 1 % less than by 8."""
@@ -181,8 +174,7 @@ def _products(
     gated: bool,
 ) -> list[torch.Tensor]:
     """The results, and behind them the gathered rows if asked to keep them."""
-    most = max(small.SMALL_BYTES, WHOLE_BYTES // max(team.size - 1, 1))
-    if team.size > 1 and a.nbytes and small.is_whole(a.nbytes, team, most):
+    if a.nbytes and not ways.overlaps(_job(a, weights, activation, gated), team):
         biases = [None] * len(weights) if bias is None else bias.split([weight.shape[1] for weight in weights])
         return gathered_products(a, weights, biases, scales, keeps, team, partial(_ended, activation, gated))
     results, gathered = _overlapped(a, weights, bias, scales, team, activation, gated)
@@ -190,6 +182,15 @@ def _products(
         gathered[team.rank].copy_(a)
         results.append(gathered.flatten(0, 1).clone())
     return results
+
+
+def _job(a: torch.Tensor, weights: list[torch.Tensor], activation: str, gated: bool) -> ways.Job:
+    (rows, K), N, products = a.shape, sum(w.shape[1] for w in weights), 1 + gated
+    # Overlapped, each product is a grid of its own, or both that are gated one: the largest has the most tiles.
+    widest = max(w.shape[1] for w in weights)
+    tiles = tiling(rows, 1, widest, True, products)
+    ending = 2.5 if gated else 2.0 if activation else 0.0
+    return ways.Job("all_gather", rows, N, K, dtype_of(a), K * a.itemsize, tiles, products, ending)
 
 
 def _ended(activation: str, gated: bool, made: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import ways
 from tilescale.ops.arguments import (
     as_autocast,
     check_divides,
@@ -26,6 +26,7 @@ from tilescale.ops.arguments import (
     scales_of_both,
     unread,
 )
+from tilescale.ops.blocks import turns_of
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
@@ -115,8 +116,7 @@ def _scaled(
 
 
 def _scattered(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:
-    rows, N = a.shape[0] // team.size, b.shape[1]
-    if team.size > 1 and rows and small.is_whole(rows * N * result_type(a).itemsize, team):
+    if len(a) and not ways.overlaps(ways.of_sum("reduce_scatter", a, b, team), team):
         return scattered_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team)
 
@@ -220,7 +220,7 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 with T.Scale("device") as (rank, _):
-                    for turn in T.serial(T.ceildiv(size * tiles_m * tiles_n - block, blocks)):
+                    for turn in T.serial(turns_of(block, blocks, size * tiles_m * tiles_n)):
                         tile = block + turn * blocks
                         owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # the own rows last
                         m, n = tiles.at(tile % (tiles_m * tiles_n), tiles_n)

@@ -129,7 +129,8 @@ def _collective(
         if frame.program is not None and compiler.machine.level(level).kind == "unit":
             grid, senders = frame.program.grid, frame.unit.around(level).siblings
             message = sent(frame) // (senders if name in DIVIDED else 1)
-            frame.run.exchanged(frame.unit, id(chosen), 2 * grid.places * senders * message)
+            if senders > 1:  # who is alone has everything
+                frame.run.exchanged(frame.unit, id(chosen), 2 * grid.places * senders * message)
         if compiler.data:
             rendezvous(frame, level, name, where, arguments.payload(frame), finish, moves)
         else:
