@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tilescale.comm import Team, init
 from tilescale.errors import ArgumentError
 
