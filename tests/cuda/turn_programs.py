@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""Products whose blocks take tiles in turns, and combine each with those of the other devices."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tilescale.language as T
+
+DTYPE = "bfloat16"
+TILE = (128, 256, 64)
+
+Shape = tuple[int, int, int]
+
+
+def sums(devices: int, shape: Shape, blocks: int, level: str = "l1", tile: Shape = TILE) -> Any:
+    """C = the sum of A B^T over all devices; its tiles lie at a level of the chip's memory."""
+    m_all, n_all, k_all = shape
+    bm, bn, bk = tile
+    across = n_all // bn
+    tiles = m_all // bm * across
+
+    @T.prim_func
+    def summed(A: T.Tensor((m_all, k_all), DTYPE), B: T.Tensor((n_all, k_all), DTYPE), C: T.Tensor((m_all, n_all), DTYPE)):
+        with T.Kernel(device=devices, block=blocks, threads=256) as block:
+            with T.Scale("block"), T.Scale("device"):
+                a = T.alloc((bm, bk), DTYPE, level="l1")
+                b = T.alloc((bn, bk), DTYPE, level="l1")
+                c = T.alloc((bm, bn), "float32", level="l0")
+                out = T.alloc((bm, bn), DTYPE, level=level)
+                for turn in T.serial(T.ceildiv(tiles - block, blocks)):
+                    row, column = (block + turn * blocks) // across * bm, (block + turn * blocks) % across * bn
+                    T.clear(c)
+                    for k in T.Pipelined(k_all // bk, num_stages=2):
+                        T.copy(A[row, k * bk], a)
+                        T.copy(B[column, k * bk], b)
+                        T.gemm(a, b, c, transpose_B=True)
+                    T.copy(c, out)
+                    T.allreduce(out)
+                    T.copy(out, C[row, column])
+
+    return summed
+
+
+def parts(devices: int, shape: Shape, blocks: int, tile: Shape = TILE) -> Any:
+    """Of each tile of the sum, each device has its part of the rows; twice that is stored."""
+    m_all, n_all, k_all = shape
+    bm, bn, bk = tile
+    across, high = n_all // bn, bm // devices
+    tiles = m_all // bm * across
+
+    @T.prim_func
+    def scattered(
+        A: T.Tensor((m_all, k_all), DTYPE), B: T.Tensor((n_all, k_all), DTYPE), C: T.Tensor((m_all // devices, n_all), DTYPE)
+    ):
+        with T.Kernel(device=devices, block=blocks, threads=256) as block:
+            with T.Scale("block"), T.Scale("device"):
+                a = T.alloc((bm, bk), DTYPE, level="l1")
+                b = T.alloc((bn, bk), DTYPE, level="l1")
+                c = T.alloc((bm, bn), "float32", level="l0")
+                out = T.alloc((bm, bn), DTYPE, level="l1")
+                mine = T.alloc((high, bn), DTYPE, level="l1")
+                for turn in T.serial(T.ceildiv(tiles - block, blocks)):
+                    row, column = (block + turn * blocks) // across, (block + turn * blocks) % across * bn
+                    T.clear(c)
+                    for k in T.Pipelined(k_all // bk, num_stages=2):
+                        T.copy(A[row * bm, k * bk], a)
+                        T.copy(B[column, k * bk], b)
+                        T.gemm(a, b, c, transpose_B=True)
+                    T.copy(c, out)
+                    T.reduce_scatter(out, mine)
+                    for i, j in T.Parallel(high, bn):
+                        mine[i, j] = mine[i, j] + mine[i, j]
+                    T.copy(mine, C[row * high, column])
+
+    return scattered
+
+
+PROGRAMS: dict[str, Callable[[int, Shape, int], Any]] = {
+    "sums": sums,
+    "sums in registers": lambda devices, shape, blocks: sums(devices, shape, blocks, "l0", (128, 128, 64)),
+    "parts": parts,
+}
+
+TURNS = [
+    ("sums", (1024, 2048, 256), 12),
+    ("sums", (1024, 2048, 256), 64),
+    ("sums", (512, 1024, 128), 17),
+    ("sums in registers", (1024, 1024, 256), 12),
+    ("parts", (1024, 2048, 256), 12),
+]
+"""Programs with shapes and blocks: whole and broken turns, one turn, blocks without a tile."""
+
+
+def rows_of_result(name: str, rows: int, devices: int) -> int:
+    """Rows of C on each device."""
+    return rows // devices if name == "parts" else rows
+
+
+def expected(name: str, products: Sequence[Any], rank: int) -> Any:
+    """C of a rank, of the products of all devices (arrays or tensors of float32)."""
+    total = sum(products[1:], products[0])
+    if name != "parts":
+        return total
+    rows, columns = total.shape
+    tiles = total.reshape(rows // TILE[0], len(products), TILE[0] // len(products), columns)
+    return 2 * tiles[:, rank].reshape(rows // len(products), columns)
