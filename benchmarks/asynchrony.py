@@ -6,9 +6,9 @@
     python benchmarks/asynchrony.py                                           the works of one GPU
 
 Works: ag_gemm, gemm_rs, product_allreduce, put, small_put, allreduce, mla_decode on all GPUs; gemm, cluster_gemm,
-mla_decode, plain_call on one. `tilescale.tuning.race` says how they are measured. Kernels are first compiled by jobs beside one another, whose
-results the races find in TileLang's cache. Rows of each work are written when it is done. A step that takes too long
-ends the run; with --resume the next one goes on without the contender whose step it was.
+mla_decode, plain_call on one. `tilescale.tuning.race` says how they are measured. Kernels are first compiled by jobs
+beside one another, whose results the races find in TileLang's cache. Rows of each work are written when it is done. A
+step that takes too long ends the run; with --resume the next one goes on without the contender whose step it was.
 """
 
 from __future__ import annotations

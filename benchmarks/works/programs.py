@@ -295,43 +295,6 @@ def gemm_rs_direct(devices: int, M: int, N: int, K: int, t: Tiling, blocks: int)
     return gemm_rs_by_tiles
 
 
-# -- a product, and the sum of its tiles over all devices --------------------------------------------------------------
-
-
-def gemm_ar_tiles(devices: int, M: int, N: int, K: int, t: Tiling, blocks: int = 0):
-    """Each tile is summed over the devices by the block that has multiplied it.
-
-    `blocks`: so many that take tiles in turns, 0 for one a tile.
-    """
-    tiles_m, tiles_n = M // t.m, N // t.n
-    tiles = tiles_m * tiles_n
-    blocks = min(blocks or tiles, tiles)
-
-    @T.prim_func
-    def gemm_then_sum(
-        A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((N, K), "bfloat16"), C: T.Tensor((M, N), "bfloat16")
-    ):
-        with T.Kernel(device=devices, block=blocks, threads=THREADS) as block:
-            with T.Scale("block"):
-                a = T.alloc((t.m, t.k), "bfloat16", level="l1")
-                b = T.alloc((t.n, t.k), "bfloat16", level="l1")
-                c = T.alloc((t.m, t.n), "float32", level="l0")
-                out = T.alloc((t.m, t.n), "bfloat16", level="l1")
-                with T.Scale("device"):
-                    for turn in T.serial(T.ceildiv(tiles - block, blocks) if blocks < tiles else 1):
-                        row, column = raster(block + turn * blocks, tiles_m, tiles_n)
-                        T.clear(c)
-                        for k in T.Pipelined(K // t.k, num_stages=t.stages):
-                            T.copy(A[row * t.m, k * t.k], a)
-                            T.copy(B[column * t.n, k * t.k], b)
-                            T.gemm(a, b, c, transpose_B=True)
-                        T.copy(c, out)
-                        T.allreduce(out)
-                        T.copy(out, C[row * t.m, column * t.n])
-
-    return gemm_then_sum
-
-
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import fused
-import programs
-import torch
 import trials
 from programs import Tiling
+from tile_programs import product_allreduce
 from trials import checked, ours, returning
 
 import tilescale
@@ -50,10 +49,10 @@ class Summed(fused.Summed):
         return Tiling(stages=3) if self.m > Tiling.m else Tiling(n=64)
 
     def _program(self, tiling: Tiling, blocks: int = 0) -> Callable[[], Any]:
-        return lambda: programs.gemm_ar_tiles(tilescale.init().size, self.m, self.n, self.k, tiling, blocks)
+        return lambda: product_allreduce(tilescale.init().size, self.m, self.n, self.k, tiling, blocks)
 
     def own(self, kernel: Any) -> Runner:
         """A program of ours."""
         (a, b), c = self.operands(), trials.nothing(self.m, self.n)
-        call = returning(c, kernel, a, b, c)
+        call = returning(c, kernel, a[None], b, c)
         return checked(self.draw, trials.into(a, b), call, [c], kernel.synchronize)

@@ -20,7 +20,9 @@ def sums(devices: int, shape: Shape, blocks: int, level: str = "l1", tile: Shape
     tiles = m_all // bm * across
 
     @T.prim_func
-    def summed(A: T.Tensor((m_all, k_all), DTYPE), B: T.Tensor((n_all, k_all), DTYPE), C: T.Tensor((m_all, n_all), DTYPE)):
+    def summed(
+        A: T.Tensor((m_all, k_all), DTYPE), B: T.Tensor((n_all, k_all), DTYPE), C: T.Tensor((m_all, n_all), DTYPE)
+    ):
         with T.Kernel(device=devices, block=blocks, threads=256) as block:
             with T.Scale("block"), T.Scale("device"):
                 a = T.alloc((bm, bk), DTYPE, level="l1")
@@ -50,7 +52,9 @@ def parts(devices: int, shape: Shape, blocks: int, tile: Shape = TILE) -> Any:
 
     @T.prim_func
     def scattered(
-        A: T.Tensor((m_all, k_all), DTYPE), B: T.Tensor((n_all, k_all), DTYPE), C: T.Tensor((m_all // devices, n_all), DTYPE)
+        A: T.Tensor((m_all, k_all), DTYPE),
+        B: T.Tensor((n_all, k_all), DTYPE),
+        C: T.Tensor((m_all // devices, n_all), DTYPE),
     ):
         with T.Kernel(device=devices, block=blocks, threads=256) as block:
             with T.Scale("block"), T.Scale("device"):

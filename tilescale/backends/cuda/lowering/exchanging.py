@@ -17,6 +17,7 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import Gemm
 from tilescale.backends.cuda.lowering.markers import Executing, by_nvshmem, executed
 from tilescale.backends.cuda.lowering.statements import is_fill, is_scalar, orders
 from tilescale.passes.structure import location
@@ -29,6 +30,13 @@ BESIDE = "tilescale.beside"
 
 THREADS = 128
 """Threads of that warpgroup."""
+
+_COLUMNS = 128
+"""Columns of C in one instruction of a warpgroup beside three others, at most: its threads begin with 128 registers,
+and what one instruction takes has to fit into these."""
+
+_SQUARE = 0
+"""TileLang's policy to share out rows and columns of C alike."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,18 @@ def ending(phase: ir.Stmt, loop: ir.For, last: Sequence[ir.Stmt], order: Depende
     return Ending([*first, tir.at(beside, collective)], tiles, note, True)
 
 
+def narrowed(stmt: ir.Stmt) -> ir.Stmt:
+    """A statement of a pipelined loop in which no product has instructions of too many columns."""
+
+    def leave(node: Any) -> Any:
+        if ir.op_name(node) != tl.GEMM:
+            return None
+        columns = ir.constant(Gemm.of(node).sizes[1])
+        return None if columns is None or columns <= _COLUMNS else Gemm.of(node).shared_out(_SQUARE)
+
+    return tir.rewrite(stmt, leave=leave)
+
+
 @dataclass(frozen=True)
 class _Split:
     """A turn in two parts: `first`, and `rest`, which begins with a collective."""
@@ -130,7 +150,7 @@ class _Split:
             ir.walk(stmt, lambda n: calls.append(n) if _is_collective(n) else None)
         for access in read:
             if any(self.order.gates(call, access.root) for call in calls):
-                raise _DeclinedError(f"devices may write {self._name(access)!r}, of which tiles are computed, before it")
+                raise _DeclinedError(f"devices may write {self._name(access)!r} before it, of which tiles are computed")
 
     def _check_tiles(self, before: Effects, after: Effects) -> None:
         """Tiles: both parts share those that the first one writes when it is about to hand them over."""

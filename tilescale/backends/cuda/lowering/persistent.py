@@ -29,7 +29,7 @@ TURNS, STEPS = "turns", "steps"
 COMPUTE, LOAD, BESIDE = "compute", "load", "beside"
 """Names of the roles."""
 
-_LOADING, _POLLING, _EXCHANGING = 24, 40, 144
+_LOADING, _POLLING, _EXCHANGING = 24, 40, 96
 """Registers of a thread that loads, of one that waits too, and of one that exchanges tiles."""
 
 _WARPGROUP = 128

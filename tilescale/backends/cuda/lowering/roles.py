@@ -22,7 +22,7 @@ from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy, data_of
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
-from tilescale.backends.cuda.lowering.exchanging import Ending, ending
+from tilescale.backends.cuda.lowering.exchanging import Ending, ending, narrowed
 from tilescale.backends.cuda.lowering.senders import Senders
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
@@ -396,6 +396,8 @@ class _Placement:
         if self.phase.beside:
             first_thread = self.phase.launch.thread_count + specialise.PRODUCER_THREADS
             self.end = ending(self.phase.stmt, around, last, self.phase.order, first_thread)
+        if self.end.is_beside:
+            self.body = list(map(narrowed, self.body))
         return self.end.stmts if self.end.is_beside else self.left.end(last)
 
     def _sink(self, before: list[ir.Stmt]) -> list[ir.Stmt]:
