@@ -18,7 +18,8 @@ from tilelang_core.ir import op_name
 from tilelang_core.specialise import made_roles
 
 __all__ = [
-    "Duties", "Role", "Transfer", "can_be_made", "named", "scheduled", "statements", "tiles", "without_bulk_loads",
+    "Duties", "Plan", "Role", "Transfer", "can_be_made", "named", "plan", "scheduled", "statements", "tiles",
+    "without_bulk_loads",
 ]  # fmt: skip
 
 _KEY = "tl.ws_schedule"
@@ -136,6 +137,48 @@ def scheduled(
         return tirx.SBlock(*given, node.alloc_buffers, node.match_buffers, notes)
 
     return func.with_body(stmt_functor.ir_transform(func.body, None, leave, ["tirx.SBlock"]))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A function's schedule, to look at.
+
+    Attributes:
+        roles: their names.
+        root, loops: the duties of each role around the loops, and in each: names, and (kind, transfer) where it
+            synchronizes; kinds are "acquire", "commit", "wait" and "release".
+        named: the statements.
+    """
+
+    roles: Sequence[str]
+    root: Duties
+    loops: Mapping[str, Duties]
+    named: Mapping[str, tirx.Stmt]
+
+
+def plan(func: tirx.PrimFunc) -> Plan:
+    """The schedule of a function that has one."""
+    made, names = _root(func).annotations[_KEY], {}
+
+    def visit(node: Any) -> None:
+        notes = node.value.annotations if isinstance(node, tirx.Evaluate) else getattr(node, "annotations", {})
+        if isinstance(node, tirx.AttrStmt) and str(node.attr_key) == WSID:
+            names[str(node.value.value)] = node.body
+        elif isinstance(node, tirx.For | tirx.Evaluate) and notes and WSID in notes:
+            names[str(getattr(notes[WSID], "value", notes[WSID]))] = node
+
+    stmt_functor.post_order_visit(func.body, visit)
+    duties = {str(scope.id): {str(k): list(map(_step, v)) for k, v in scope.bodies.items()} for scope in made.scopes}
+    root = duties.pop(WSScope.ROOT)
+    return Plan([str(role.name) for role in made.roles], root, duties, names)
+
+
+def _step(step: Any) -> Any:
+    if not isinstance(step, WSSync):
+        return str(step.id)
+    kinds = ("producer_acquire", "producer_commit", "consumer_wait", "consumer_release")
+    kind = next(k for k in kinds if getattr(WSSync, k)(step.pipeline).kind == step.kind)
+    return kind.split("_")[1], str(step.pipeline)
 
 
 def _lists(duties: Duties) -> dict[str, list[Any]]:

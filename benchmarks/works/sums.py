@@ -18,6 +18,8 @@ from tilescale.tuning.race import Contender, Heat, Runner
 ROWS = (4096, 1024, 128)
 BLOCKS = 132
 """A grid that is on an H100 or H200 as a whole."""
+FEW_WAVES = 4
+"""Up to so many, small tiles take less time: the last wave has nothing beside which it is sent."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
@@ -35,21 +37,25 @@ class Summed(fused.Summed):
 
     def contenders(self) -> list[Contender]:
         """Libraries, then ours."""
-        forms = {"tilescale": self._tiling(), "tilescale, 128 wide": Tiling(n=128)}
-        one_each = Tiling(n=128 if self.m > Tiling.m else 64)
-        return [
-            Contender("cublas alone", self.alone),
-            Contender("nccl+cublas", self.libraries),
-            *(ours(name, self._program(tiling, BLOCKS), self.own) for name, tiling in forms.items()),
-            ours("tilescale, a block a tile", self._program(one_each), self.own),
-        ]
+        libraries = [Contender("cublas alone", self.alone), Contender("nccl+cublas", self.libraries)]
+        return [*libraries, *(ours(*form, self.own) for form in self._forms())]
 
-    def _tiling(self) -> Tiling:
-        """A wave of tiles if there is no more, otherwise large ones, in stages that lie beside the result."""
-        return Tiling(stages=3) if self.m > Tiling.m else Tiling(n=64)
+    def _forms(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Names and programs. One wave of narrow tiles, if there is no more; otherwise blocks take tiles in turns, in
+        as many stages as lie beside the result."""
+        if self.m == Tiling.m:
+            yield "tilescale", self._program(Tiling(n=64, k=128))
+            yield "tilescale, short steps", self._program(Tiling(n=64, stages=6))
+            return
+        large, small = Tiling(stages=3), Tiling(n=128, stages=5)
+        waves = self.m // large.m * (self.n // large.n) / BLOCKS
+        first, second = (large, small) if waves > FEW_WAVES else (small, large)
+        yield "tilescale", self._program(first, BLOCKS)
+        yield f"tilescale, {second.n} wide", self._program(second, BLOCKS)
+        yield "tilescale, a block a tile", self._program(large)
 
-    def _program(self, tiling: Tiling, blocks: int = 0) -> Callable[[], Any]:
-        return lambda: product_allreduce(tilescale.init().size, self.m, self.n, self.k, tiling, blocks)
+    def _program(self, t: Tiling, blocks: int = 0) -> Callable[[], Any]:
+        return lambda: product_allreduce(tilescale.init().size, self.m, self.n, self.k, t, blocks)
 
     def own(self, kernel: Any) -> Runner:
         """A program of ours."""

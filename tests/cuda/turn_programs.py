@@ -12,18 +12,19 @@ TILE = (128, 256, 64)
 Shape = tuple[int, int, int]
 
 
-def sums(devices: int, shape: Shape, blocks: int, level: str = "l1", tile: Shape = TILE) -> Any:
+def sums(devices: int, shape: Shape, blocks: int, tile: Shape = TILE, level: str = "l1") -> Any:
     """C = the sum of A B^T over all devices; its tiles lie at a level of the chip's memory."""
     m_all, n_all, k_all = shape
     bm, bn, bk = tile
     across = n_all // bn
     tiles = m_all // bm * across
+    threads = min(256, 2 * bm)
 
     @T.prim_func
     def summed(
         A: T.Tensor((m_all, k_all), DTYPE), B: T.Tensor((n_all, k_all), DTYPE), C: T.Tensor((m_all, n_all), DTYPE)
     ):
-        with T.Kernel(device=devices, block=blocks, threads=256) as block:
+        with T.Kernel(device=devices, block=blocks, threads=threads) as block:
             with T.Scale("block"), T.Scale("device"):
                 a = T.alloc((bm, bk), DTYPE, level="l1")
                 b = T.alloc((bn, bk), DTYPE, level="l1")
@@ -49,6 +50,7 @@ def parts(devices: int, shape: Shape, blocks: int, tile: Shape = TILE) -> Any:
     bm, bn, bk = tile
     across, high = n_all // bn, bm // devices
     tiles = m_all // bm * across
+    threads = min(256, 2 * bm)
 
     @T.prim_func
     def scattered(
@@ -56,7 +58,7 @@ def parts(devices: int, shape: Shape, blocks: int, tile: Shape = TILE) -> Any:
         B: T.Tensor((n_all, k_all), DTYPE),
         C: T.Tensor((m_all // devices, n_all), DTYPE),
     ):
-        with T.Kernel(device=devices, block=blocks, threads=256) as block:
+        with T.Kernel(device=devices, block=blocks, threads=threads) as block:
             with T.Scale("block"), T.Scale("device"):
                 a = T.alloc((bm, bk), DTYPE, level="l1")
                 b = T.alloc((bn, bk), DTYPE, level="l1")
@@ -79,11 +81,13 @@ def parts(devices: int, shape: Shape, blocks: int, tile: Shape = TILE) -> Any:
     return scattered
 
 
-PROGRAMS: dict[str, Callable[[int, Shape, int], Any]] = {
-    "sums": sums,
-    "sums in registers": lambda devices, shape, blocks: sums(devices, shape, blocks, "l0", (128, 128, 64)),
-    "parts": parts,
-}
+def sums_in_registers(devices: int, shape: Shape, blocks: int, tile: Shape = (128, 128, 64)) -> Any:
+    """As `sums`; the tile that is summed lies in registers."""
+    return sums(devices, shape, blocks, tile, "l0")
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {"sums": sums, "sums in registers": sums_in_registers, "parts": parts}
+"""Of a number of devices, the extents of A B^T, a number of blocks, and the extents of their tiles."""
 
 TURNS = [
     ("sums", (1024, 2048, 256), 12),
@@ -100,11 +104,11 @@ def rows_of_result(name: str, rows: int, devices: int) -> int:
     return rows // devices if name == "parts" else rows
 
 
-def expected(name: str, products: Sequence[Any], rank: int) -> Any:
-    """C of a rank, of the products of all devices (arrays or tensors of float32)."""
+def expected(name: str, products: Sequence[Any], rank: int, high: int = TILE[0]) -> Any:
+    """C of a rank, of the products of all devices (arrays or tensors of float32), by tiles of so many rows."""
     total = sum(products[1:], products[0])
     if name != "parts":
         return total
     rows, columns = total.shape
-    tiles = total.reshape(rows // TILE[0], len(products), TILE[0] // len(products), columns)
+    tiles = total.reshape(rows // high, len(products), high // len(products), columns)
     return 2 * tiles[:, rank].reshape(rows // len(products), columns)

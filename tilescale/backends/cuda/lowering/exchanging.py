@@ -65,7 +65,9 @@ def is_beside(node: Any) -> bool:
     return isinstance(node, ir.AttrStmt) and str(node.attr_key) == BESIDE
 
 
-def ending(phase: ir.Stmt, loop: ir.For, last: Sequence[ir.Stmt], order: Dependence, first_thread: int) -> Ending:
+def ending(
+    phase: ir.Stmt, loop: ir.For, last: Sequence[ir.Stmt], order: Dependence, first_thread: int, fits: bool = True
+) -> Ending:
     """The last statements of a loop's turn, what begins with a collective marked.
 
     Args:
@@ -73,6 +75,7 @@ def ending(phase: ir.Stmt, loop: ir.For, last: Sequence[ir.Stmt], order: Depende
         loop: its loop.
         last: what stands in a turn after the tile has been computed.
         first_thread: of the warpgroup.
+        fits: whether the tiles of both turns have room side by side.
     """
     at = next((i for i, stmt in enumerate(last) if ir.contains(stmt, _is_collective)), None)
     if at is None:
@@ -82,6 +85,8 @@ def ending(phase: ir.Stmt, loop: ir.For, last: Sequence[ir.Stmt], order: Depende
     name = _names(collective)
     what = f"{name} (line {where.line})" if where is not None else name
     try:
+        if not fits:
+            raise _DeclinedError("its tile has no room beside those that are loaded, or its loop is no persistent one")
         split = _Split(phase, loop, list(last[:at]), list(last[at:]), order)
         split.check()
         first, rest, tiles = split.through_shared_memory()

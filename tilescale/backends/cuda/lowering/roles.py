@@ -393,9 +393,8 @@ class _Placement:
 
     def _ended(self, around: ir.For, last: list[ir.Stmt]) -> list[ir.Stmt]:
         """The end of a turn: beside the next one, or with what it leaves open to that."""
-        if self.phase.beside:
-            first_thread = self.phase.launch.thread_count + specialise.PRODUCER_THREADS
-            self.end = ending(self.phase.stmt, around, last, self.phase.order, first_thread)
+        phase, first_thread = self.phase, self.phase.launch.thread_count + specialise.PRODUCER_THREADS
+        self.end = ending(phase.stmt, around, last, phase.order, first_thread, phase.beside)
         if self.end.is_beside:
             self.body = list(map(narrowed, self.body))
         return self.end.stmts if self.end.is_beside else self.left.end(last)
