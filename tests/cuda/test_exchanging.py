@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives that end the turns of a persistent loop: a warpgroup makes them, while the others compute the next tile."""
+"""Collectives that end turns of a persistent loop: a warpgroup makes them while the others compute the next tile."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import tilescale
 import tilescale.language as T
 from tests.cuda import lowered_ranks, turn_programs
 from tests.cuda.lowered_ranks import Job, Rank
-from tests.cuda.support import bodies, lowered, notes, source
+from tests.cuda.support import bodies, lowered, source
 from tests.cuda.test_window import FUNCTIONS
 from tilelang_core import ir, schedule
 from tilelang_core.tiles import Fill, Gemm
+from tilescale.backends.cuda.lowering import exchanging
 
 MACHINE = "h200-sxm-8"
 SHAPE = (1024, 2048, 256)
@@ -27,18 +28,12 @@ TINY = (64, 16, 16)
 """A tile that is quickly computed element by element."""
 
 
-def beside(func: Any) -> list[str]:
-    """What the notes say of collectives and the next tile."""
-    return [note for note in notes(func) if "the next tile" in note]
-
-
 # -- who executes what -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", turn_programs.PROGRAMS)
+@pytest.mark.parametrize("name", ["sums", "parts"])
 def test_a_warpgroup_makes_the_collective_and_nothing_else(name: str):
-    func = turn_programs.PROGRAMS[name](2, SHAPE, 12)
-    text = bodies(source(func))
+    text = bodies(source(turn_programs.PROGRAMS[name](2, SHAPE, 12)))
     computes, loads, exchanges = re.split(r"tl::warpgroup_reg_(?:de)?alloc<\d+>", text)[1:]
     assert "wgmma" in computes and "tilescale::" not in computes and "tma_" not in computes
     assert loads.count("tl::tma_load(") == 2 and "wgmma" not in loads and "tilescale::" not in loads
@@ -49,7 +44,9 @@ def test_a_warpgroup_makes_the_collective_and_nothing_else(name: str):
 
 def test_products_have_instructions_that_fit_into_the_registers_of_four_warpgroups():
     @T.prim_func
-    def wide(A: T.Tensor((256, 64), "bfloat16"), B: T.Tensor((256, 64), "bfloat16"), C: T.Tensor((256, 256), "bfloat16")):
+    def wide(
+        A: T.Tensor((256, 64), "bfloat16"), B: T.Tensor((256, 64), "bfloat16"), C: T.Tensor((256, 256), "bfloat16")
+    ):
         with T.Kernel(device=2, block=1, threads=256):
             with T.Scale("block"), T.Scale("device"):
                 a = T.alloc((128, 64), "bfloat16", level="l1")
@@ -66,14 +63,15 @@ def test_products_have_instructions_that_fit_into_the_registers_of_four_warpgrou
                     T.allreduce(out)
                     T.copy(out, C[turn * 128, 0])
 
-    assert beside(wide) and "kFloat32, 64, 128, 16" in source(wide)
+    text = source(wide)
+    assert "results_full" in text and "kFloat32, 64, 128, 16" in text
 
 
 # -- what keeps its order ----------------------------------------------------------------------------------------------
 
 
-def turns(ends: Callable[..., None], *, deep: int = 64, after: Callable[..., None] | None = None) -> Any:
-    """A product by steps so deep, whose turns end with given statements."""
+def turns(ends: Callable[..., None], *, times: int = 1, after: Callable[..., None] | None = None) -> Any:
+    """A product, made so many times, whose turns end with given statements."""
 
     @T.prim_func
     def f(
@@ -84,17 +82,18 @@ def turns(ends: Callable[..., None], *, deep: int = 64, after: Callable[..., Non
     ):
         with T.Kernel(device=2, block=2, threads=256) as block:
             with T.Scale("block"), T.Scale("device") as (rank, size):
-                a = T.alloc((128, deep), "bfloat16", level="l1")
-                b = T.alloc((256, deep), "bfloat16", level="l1")
+                a = T.alloc((128, 64), "bfloat16", level="l1")
+                b = T.alloc((256, 64), "bfloat16", level="l1")
                 c = T.alloc((128, 256), "float32", level="l0")
                 out = T.alloc((128, 256), "bfloat16", level="l1")
-                for turn in T.serial(4):
-                    T.clear(c)
-                    for k in T.Pipelined(256 // deep, num_stages=2):
-                        T.copy(A[(block + turn * 2) * 128, k * deep], a)
-                        T.copy(B[0, k * deep], b)
-                        T.gemm(a, b, c, transpose_B=True)
-                    ends(A, C, flags, c, out, (block + turn * 2) * 128, rank)
+                for _again in T.serial(times):
+                    for turn in T.serial(4):
+                        T.clear(c)
+                        for k in T.Pipelined(4, num_stages=2):
+                            T.copy(A[(block + turn * 2) * 128, k * 64], a)
+                            T.copy(B[0, k * 64], b)
+                            T.gemm(a, b, c, transpose_B=True)
+                        ends(C, flags, c, out, (block + turn * 2) * 128, rank)
                 if after is not None:
                     after(out, flags)
 
@@ -102,7 +101,7 @@ def turns(ends: Callable[..., None], *, deep: int = 64, after: Callable[..., Non
 
 
 @T.macro
-def adds_to_what_there_is(A, C, flags, c, out, row, rank):
+def adds_to_what_there_is(C, flags, c, out, row, rank):
     for i, j in T.Parallel(128, 256):
         c[i, j] += C[row + i, j]
     T.copy(c, out)
@@ -111,7 +110,7 @@ def adds_to_what_there_is(A, C, flags, c, out, row, rank):
 
 
 @T.macro
-def signals(A, C, flags, c, out, row, rank):
+def signals(C, flags, c, out, row, rank):
     T.copy(c, out)
     T.allreduce(out)
     T.copy(out, C[row, 0])
@@ -119,21 +118,21 @@ def signals(A, C, flags, c, out, row, rank):
 
 
 @T.macro
-def stores_before(A, C, flags, c, out, row, rank):
+def stores_before(C, flags, c, out, row, rank):
     T.copy(c, out)
     T.copy(out, C[row, 0])
     T.allreduce(out)
 
 
 @T.macro
-def sums_the_accumulator(A, C, flags, c, out, row, rank):
+def sums_the_accumulator(C, flags, c, out, row, rank):
     T.allreduce(c)
     T.copy(c, out)
     T.copy(out, C[row, 0])
 
 
 @T.macro
-def sums(A, C, flags, c, out, row, rank):
+def sums(C, flags, c, out, row, rank):
     T.copy(c, out)
     T.allreduce(out)
     T.copy(out, C[row, 0])
@@ -149,6 +148,7 @@ IN_ORDER = {
     "a signal follows": (turns(signals), r"signals or copies to peers follow it \(line \d+\)"),
     "a store comes first": (turns(stores_before), "what computes the tile writes 'C'"),
     "the accumulator": (turns(sums_the_accumulator), "'c' is used where the next tile is computed, too"),
+    "two loops": (turns(sums, times=2), "or its loop is no persistent one"),
     "more follows the loop": (turns(sums, after=signals_at_the_end), "more than scalars stands around the loop"),
 }
 
@@ -156,9 +156,10 @@ IN_ORDER = {
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_what_depends_keeps_its_order_and_says_why(name: str):
     func, reason = IN_ORDER[name]
-    (said,) = beside(func)
+    made = lowered(func, MACHINE, 2)
+    (said,) = [note for note in made.notes if "the next tile" in note]
     assert re.search(rf"T\.allreduce \(line \d+\) ends before the next tile is computed: .*{reason}", said)
-    assert "results_full" not in source(func)
+    assert not any(exchanging.is_beside(stmt) for stmt in ir.statements(made.kernels[0].func.body))
 
 
 # -- roles that take turns in any order --------------------------------------------------------------------------------

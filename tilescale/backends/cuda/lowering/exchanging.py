@@ -11,7 +11,7 @@ reason and the line, where a turn cannot go on before the one before it has ende
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +81,8 @@ def ending(
     if at is None:
         return Ending(list(last))
     collective = last[at]
-    where = location(collective)
-    name = _names(collective)
-    what = f"{name} (line {where.line})" if where is not None else name
+    name = str(ir.op_name(_calls(collective, _is_collective)[0])).removeprefix("tilescale.")
+    what = f"T.{name}{_line(collective)}"
     try:
         if not fits:
             raise _DeclinedError("its tile has no room beside those that are loaded, or its loop is no persistent one")
@@ -134,11 +133,10 @@ class _Split:
 
     def _check_operations(self) -> None:
         for stmt in self.rest:
-            calls: list[ir.Call] = []
-            ir.walk(stmt, lambda n, found=calls: found.append(n) if orders(n) else None)
-            if any(by_nvshmem(call) for call in calls):
+            calls = _calls(stmt, orders)
+            if any(map(by_nvshmem, calls)):
                 raise _DeclinedError("it goes to devices without common memory")
-            if any(not _is_collective(call) for call in calls):
+            if not all(map(_is_collective, calls)):
                 raise _DeclinedError(f"waits, signals or copies to peers follow it{_line(stmt)}")
 
     def _check_tensors(self, before: Effects, after: Effects) -> None:
@@ -150,9 +148,7 @@ class _Split:
         changed = {a.root for a in after.writes}
         if any(a.root in changed for a in read):
             raise _DeclinedError("what follows it writes what the next tile is computed of")
-        calls: list[ir.Call] = []
-        for stmt in self.rest:
-            ir.walk(stmt, lambda n: calls.append(n) if _is_collective(n) else None)
+        calls = [call for stmt in self.rest for call in _calls(stmt, _is_collective)]
         for access in read:
             if any(self.order.gates(call, access.root) for call in calls):
                 raise _DeclinedError(f"devices may write {self._name(access)!r} before it, of which tiles are computed")
@@ -226,11 +222,10 @@ def _is_collective(node: Any) -> bool:
     return ir.op_name(node) in ops.COLLECTIVES
 
 
-def _names(stmt: ir.Stmt) -> str:
-    """The first collective of a statement, as users write it."""
-    found: list[str] = []
-    ir.walk(stmt, lambda n: found.append(str(ir.op_name(n))) if _is_collective(n) else None)
-    return f"T.{found[0].removeprefix('tilescale.')}"
+def _calls(stmt: ir.Stmt, what: Callable[[Any], bool]) -> list[ir.Call]:
+    found: list[ir.Call] = []
+    ir.walk(stmt, lambda n: found.append(n) if what(n) else None)
+    return found
 
 
 def _line(stmt: ir.Stmt) -> str:

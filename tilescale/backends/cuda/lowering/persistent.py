@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Give a persistent loop's roles to warps that keep them: a warpgroup that loads for all turns, and those that compute.
+"""Give a persistent loop's roles to warps that keep them: a warpgroup that loads for all turns, those that compute, and
+one that exchanges what they have computed.
 
 Why: inside another loop stock TileLang branches between its producer and the others in each turn, which leaves no place
 where registers could be handed over: products of 8192 x 8192 x 3584 take 9 % longer on an H200 than with roles around
@@ -32,7 +33,7 @@ COMPUTE, LOAD, BESIDE = "compute", "load", "beside"
 _LOADING, _POLLING, _EXCHANGING = 24, 40, 96
 """Registers of a thread that loads, of one that waits too, and of one that exchanges tiles."""
 
-_WARPGROUP = 128
+_WARPGROUP, _MOST_THREADS = 128, 1024
 
 _KNOWN = (tl.COPY, tl.TMA_COPY, tl.FILL, tl.GEMM, *tl.ATOMICS_ON_TILES)
 """Tile operations that take no shared memory of their own, as reductions do."""
@@ -77,6 +78,8 @@ def scheduled(func: ir.PrimFunc, threads: int, room: int, target: dict[str, str]
     if launch is None or turn is None or not is_pipelined(turn.loop) or threads % _WARPGROUP:
         return None
     if not all(map(_is_scalar, launch.before)):
+        return None
+    if threads + 2 * _WARPGROUP > _MOST_THREADS:
         return None
     if _bytes(func, turn) > room or ir.contains(schedule.statements(func), _may_need_more):
         return None
