@@ -12,8 +12,8 @@ assignment covers prim_func, macro, lazy and eager jit. Ours does two things mor
 Functions that make programs run many times, for other sizes and machines, and TileLang rewrites the source each time.
 What becomes of the same lines is kept: all that it depends on beside them are the few names that are evaluated.
 
-A builder failure is logged by TileLang with the whole rewritten source; for errors that already name the user's line
-(`QUIET_ATTR` on the exception) that record is dropped.
+A builder failure is logged by TileLang with the whole rewritten source, beside an error whose traceback has the user's
+own lines: that record shows where our logger shows what is for debugging.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from typing import Any
 import tilelang
 from tilelang.language.eager import ast as eager_ast
 
+from tilelang_core.logs import LOGGER
 from tilelang_core.recent import Recent
 
 SCOPE_ATTR = "__tilelang_core_scope__"
-QUIET_ATTR = "__tilelang_core_located__"
 
 _TILELANG_ROOT = str(Path(tilelang.__file__).parent)
 _StockMutator = eager_ast.DSLMutator
@@ -157,15 +157,15 @@ def _stored(name: ast.Name) -> ast.Name:
     return ast.copy_location(ast.Name(name.id, ast.Store()), name)
 
 
-class _DropLocatedErrors(logging.Filter):
-    """Drops records of errors that name the user's line; one of TileLang's that says nothing at all gets it."""
+class _DropSources(logging.Filter):
+    """Drops rewritten sources, unless they are asked for; TileLang's errors without a word get the user's line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = sys.exc_info()[1]
         if isinstance(error, AssertionError) and not str(error):
             file, line = _user_line(error)
             error.args = (f"TileLang does not take this: {linecache.getline(file, line).strip()} ({file}:{line})",)
-        return not getattr(error, QUIET_ATTR, False)
+        return record.levelno < logging.CRITICAL or logging.getLogger(LOGGER).isEnabledFor(logging.DEBUG)
 
 
 def _user_line(error: BaseException) -> tuple[str, int]:
@@ -192,4 +192,4 @@ def install() -> None:
     if eager_ast.DSLMutator is Mutator:
         return
     eager_ast.DSLMutator = Mutator
-    logging.getLogger("tilelang.language.eager.builder").addFilter(_DropLocatedErrors())
+    logging.getLogger("tilelang.language.eager.builder").addFilter(_DropSources())

@@ -157,8 +157,10 @@ class Plan:
 
 
 def plan(func: tirx.PrimFunc) -> Plan:
-    """The schedule of a function that has one."""
-    made, names = _root(func).annotations[_KEY], {}
+    """The schedule of a function; one without roles if it has none."""
+    made, names = _root(func).annotations.get(_KEY), dict[str, tirx.Stmt]()
+    if made is None:
+        return Plan((), {}, {}, {})
 
     def visit(node: Any) -> None:
         notes = node.value.annotations if isinstance(node, tirx.Evaluate) else getattr(node, "annotations", {})

@@ -69,7 +69,10 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = importlib.import_module(f"tilescale.{name}")
     else:
-        raise AttributeError(f"module 'tilescale' has no attribute {name!r}")
+        from tilescale.errors import did_you_mean
+
+        known = did_you_mean(name, __all__)
+        raise AttributeError(f"module 'tilescale' has no attribute {name!r}; {known}".rstrip("; "))
     globals()[name] = value
     return value
 

@@ -7,9 +7,10 @@ several when two places disagree), and what to do next. Raise sites give the par
 
 from __future__ import annotations
 
+import difflib
 import linecache
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -64,6 +65,12 @@ class Location:
         return f"{self.file}:{self.line}{role}" + (f"\n        {text}" if text else "")
 
 
+def did_you_mean(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """A question for the hint of an error about an unknown name; empty where no known one is like it."""
+    close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=cutoff)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
 class TileScaleError(Exception):
     """Base of all errors below.
 
@@ -72,9 +79,6 @@ class TileScaleError(Exception):
         hint: what to do next, or None.
         where: the places in the user's program, most important first.
     """
-
-    # Tells TileLang's front end not to log the rewritten source: the error names the user's line itself.
-    __tilelang_core_located__ = True
 
     def __init__(self, message: str, *, hint: str | None = None, where: Location | Sequence[Location] | None = None):
         self.message = message

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tilescale.errors import UsageError
+from tilescale.errors import UsageError, did_you_mean
 
 __all__ = ["Settings", "set_default", "settings"]
 
@@ -73,7 +73,17 @@ class Settings:
                 values[name] = parse(text)
             except ValueError:
                 raise UsageError(f"{variable}={text!r} is not understood", hint=f"set it to {valid}") from None
+        _check_names(env)
         return cls(**values)
+
+
+def _check_names(env: Mapping[str, str]) -> None:
+    """Raise UsageError for a variable whose name is nearly that of a setting; others may be of other programs."""
+    known = [variable for variable, _, _ in _VARIABLES.values()]
+    for variable in env:
+        guess = did_you_mean(variable, known, 0.87) if variable.startswith("TILESCALE_") else ""
+        if guess and variable not in known:
+            raise UsageError(f"there is no setting {variable}", hint=guess.strip())
 
 
 def _seconds(text: str) -> float:

@@ -53,3 +53,11 @@ def test_read_once(monkeypatch) -> None:
     monkeypatch.setenv("TILESCALE_TIMEOUT_S", "8")
     assert settings().timeout_s == 7
     settings.cache_clear()
+
+
+def test_a_misspelled_variable_is_an_error_and_variables_of_other_programs_are_none() -> None:
+    with pytest.raises(UsageError, match="there is no setting TILESCALE_CHECKS") as caught:
+        Settings.from_env({"TILESCALE_CHECKS": "none"})
+    assert caught.value.hint == "did you mean 'TILESCALE_CHECK'?"
+    others = ("TILESCALE_JOB_KEY", "TILESCALE_RUN", "TILESCALE_STORE_FD", "TILESCALE_ALLOW_NO_KEY", "TILESCALE_USE_VMM")
+    assert Settings.from_env(dict.fromkeys(others, "1")) == Settings()

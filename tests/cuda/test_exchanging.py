@@ -20,7 +20,7 @@ from tests.cuda.support import bodies, lowered, source
 from tests.cuda.test_window import FUNCTIONS
 from tilelang_core import ir, schedule
 from tilelang_core.tiles import Fill, Gemm
-from tilescale.backends.cuda.lowering import exchanging
+from tilescale.backends.cuda.lowering import persistent
 
 MACHINE = "h200-sxm-8"
 SHAPE = (1024, 2048, 256)
@@ -159,7 +159,7 @@ def test_what_depends_keeps_its_order_and_says_why(name: str):
     made = lowered(func, MACHINE, 2)
     (said,) = [note for note in made.notes if "the next tile" in note]
     assert re.search(rf"T\.allreduce \(line \d+\) ends before the next tile is computed: .*{reason}", said)
-    assert not any(exchanging.is_beside(stmt) for stmt in ir.statements(made.kernels[0].func.body))
+    assert persistent.BESIDE not in schedule.plan(made.kernels[0].func).roles
 
 
 # -- roles that take turns in any order --------------------------------------------------------------------------------

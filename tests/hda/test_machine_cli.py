@@ -109,6 +109,8 @@ def test_show_writes_the_file(tmp_path):
     assert ET.parse(tmp_path / "wafer.svg")
     result = run("show", "wafer-mesh", "--svg", tmp_path / "no" / "such" / "wafer.svg")
     assert result.exit_code == 2 and "cannot be written" in result.output
+    result = run("show", "wafer-mesh", "--svg", tmp_path / "wafer.png")
+    assert result.exit_code == 2 and f"name the file {tmp_path / 'wafer.svg'}" in result.output
 
 
 def test_detect_shows_this_host():
@@ -124,10 +126,16 @@ def test_check(describe):
     assert result.exit_code == 2 and f"{wrong}:21" in result.output and "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(("file", "found"), [("nothing.yaml", "does not exist"), (".", "is a directory")])
+def test_check_reads_files_alone(file: str, found: str):
+    result = run("check", file)
+    assert result.exit_code == 2 and f"File '{file}' {found}." in result.output
+
+
 def test_errors_are_messages():
     result = run("show", "h200-sxm8")
     assert result.exit_code == 2
-    assert "error: no machine 'h200-sxm8'" in result.output and "did you mean 'h200-sxm-8'" in result.output
+    assert "Error: no machine 'h200-sxm8'" in result.output and "did you mean 'h200-sxm-8'" in result.output
 
 
 def test_help_teaches():

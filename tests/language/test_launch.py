@@ -233,6 +233,27 @@ def test_an_extent_that_is_no_number(mistake, level: str, extent):
                 A[bx] = 1
 
 
+@pytest.mark.parametrize("threads", [0, -128, 128.0, "128", (), (128, 0), (1, 1, 1, 32)])
+def test_threads_that_are_no_number(mistake, threads):
+    with mistake(LaunchError, f"threads={threads!r}", "a positive number of threads"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            with T.Kernel(device=2, block=1, threads=threads):  # <-
+                A[0] = 1
+
+
+@pytest.mark.parametrize("levels", [{}, {"device": 2}])
+def test_a_launch_inside_another(mistake, levels):
+    with mistake(UsageError, "T.Kernel inside another T.Kernel", "one after the other"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            with T.Kernel(device=2, block=1, threads=32):
+                with T.Kernel(1, threads=32, **levels):  # <-
+                    A[0] = 1
+
+
 def test_threads_and_a_level_of_threads_that_disagree(mistake):
     with mistake(LaunchError, "warpgroup=2 means 256 threads, but threads=128"):
 

@@ -168,6 +168,16 @@ def test_under_a_rank(mistake, level: str):
         reaches(level, wrong)
 
 
+@pytest.mark.parametrize("root", ["rank", "next"])
+def test_a_root_that_differs_between_units(mistake, root: str):
+    @T.macro
+    def wrong(X, tile, flags, reals, bx):
+        T.broadcast(tile, root=(T.rank("device") + (root == "next")) % 4)  # <-
+
+    with mistake(UsageError, "depends on the rank of level 'device'", "units name different ones", "the same root"):
+        on_devices(wrong)
+
+
 def test_in_the_other_branch(mistake):
     @T.macro
     def wrong(tile, rank, bx):

@@ -8,6 +8,7 @@ import pytest
 import tilelang.language
 from tvm.ir import structural_equal
 
+import tilescale
 import tilescale.language
 
 STOCK = tilelang.language
@@ -39,9 +40,19 @@ def test_star_import_gives_both():
     assert names["Scale"] is OURS.Scale and names["copy"] is OURS.copy and names["gemm"] is STOCK.gemm
 
 
-def test_a_name_that_nobody_has_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="nothing_like_this"):
-        _ = OURS.nothing_like_this
+@pytest.mark.parametrize(
+    ("module", "name", "advice"),
+    [
+        (OURS, "all_reduce", "; did you mean 'allreduce'?"),
+        (tilescale, "emulat", "; did you mean 'emulate'?"),
+        (OURS, "nothing_like_this", ""),
+        (tilescale, "nothing_like_this", ""),
+    ],
+)
+def test_a_name_that_nobody_has_is_an_attribute_error(module, name: str, advice: str):
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
+    assert str(caught.value) == f"module {module.__name__!r} has no attribute {name!r}{advice}"
 
 
 STATEMENTS = {

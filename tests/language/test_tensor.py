@@ -272,6 +272,44 @@ def test_the_programs_of_a_cluster_hold_a_tile_together(mistake):
                     T.copy(A, a)
 
 
+@pytest.mark.parametrize("shape", [(-64,), (64, 4 / 2), "float32", None])
+@pytest.mark.parametrize("alloc", [T.alloc, T.alloc_flags])
+def test_shapes_that_are_none(mistake, alloc, shape):
+    with mistake(ShapeError, f"of shape {shape!r}: an extent is an integer from 0 on"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            with T.Kernel(device=4, block=2, threads=128):
+                alloc(shape, "int32")  # <-
+
+
+@pytest.mark.parametrize("dtype", ["f32", (8,), None])
+@pytest.mark.parametrize("alloc", [T.alloc, T.alloc_flags])
+def test_data_types_that_are_none(mistake, alloc, dtype):
+    with mistake(UsageError, f"dtype={dtype!r} is no data type", "torch's type"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            with T.Kernel(device=4, block=2, threads=128):
+                alloc((8,), dtype)  # <-
+
+
+def test_extents_of_zero_and_types_of_torch():
+    @T.prim_func
+    def f(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.alloc((0, 8), torch.float16)
+            flags = T.alloc_flags((0,), torch.int64)
+            tile = T.alloc((8,), torch.float32)
+            T.fill(tile, 3)
+            for i in T.serial(0):
+                T.wait(flags[i], ">=", 1)
+            T.copy(tile, A)
+
+    tilescale.emulate(f, [a := torch.zeros(8)])
+    assert a.tolist() == [3] * 8
+
+
 @pytest.mark.parametrize("level", ["l0", "l1"])
 def test_on_chip_tile_in_a_device_phase(mistake, level: str):
     with mistake(PhaseError, "phase of level 'device'", "runs no threads", "T.Scale('block')"):
@@ -334,6 +372,7 @@ def test_blocks_that_do_not_divide(mistake):
         (lambda i, j: i * i % 4, "not a block or cyclic split of dimension 0"),
         (lambda i, j: min(i, 3), "not a block or cyclic split"),
         (lambda i: i, "the layout function failed"),
+        (lambda i, j: i // 0, "the layout function failed"),
         ("rows", "layout='rows' is not a layout"),
         (T.Shard(2), "splits dimension 2, but the tile has 2"),
     ],
@@ -380,6 +419,22 @@ def test_view_of_a_slice_of_a_parameter(mistake):
                 with T.Scale("device"):
                     a = T.view(A[0:4, :], layout=T.FullRow)  # <-
                     a[0, 0] = 1
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_layout_without_its_name(mistake, swapped: bool):
+    with mistake(UsageError, "T.view(layout=) takes one tile", "T.view(buffer, layout=...)"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8, 8), "float32")):
+            with T.Kernel(device=4, block=2, threads=128):
+                with T.Scale("device"):
+                    T.view(*((T.FullRow, A) if swapped else (A, T.FullRow)))  # <-
+
+
+def test_a_dimension_that_is_no_number(mistake):
+    with pytest.raises(LayoutError, match="a dimension is named by its number"):
+        T.Shard("rows")
 
 
 @pytest.mark.parametrize("arguments", [{"shape": (4, 16)}, {"dtype": "int32"}])

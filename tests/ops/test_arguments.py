@@ -28,6 +28,10 @@ def half(*shape: int) -> torch.Tensor:
     return torch.randn(shape).half()
 
 
+def brain(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).bfloat16()
+
+
 def eighth(*shape: int) -> torch.Tensor:
     return torch.randn(shape).to(torch.float8_e4m3fn)
 
@@ -57,6 +61,12 @@ def routing() -> ops.Routing:
         (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8), gated=True), r"gated is set, b has \[8\] columns"),
         (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8), half(8, 16)], gated=True), r"b has \[8, 16\] columns"),
         (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8), scales=ONES), "a is torch.float16"),
+        (lambda: ops.all_gather_matmul(half(4, 16), half(16, 16), float8=ops.Float8()), "a is torch.float16"),
+        (lambda: ops.matmul_all_reduce(eighth(4, 16), eighth(16, 16), scales=ONES, float8=ops.Float8()), "scales and"),
+        (lambda: ops.matmul_reduce_scatter(brain(4, 16), brain(16, 16), float8="rowwise"), "float8 is 'rowwise'"),
+        (lambda: ops.matmul_reduce_scatter(brain(4, 8), brain(8, 16), float8=ops.Float8()), "b has 8 rows"),
+        (lambda: ops.Float8("blockwise"), "scaling is 'blockwise'"),
+        (lambda: ops.Float8(gradients=torch.float16), "gradients is torch.float16"),
         (lambda: ops.all_gather_matmul(eighth(4, 16), eighth(16, 16), scales=ONES), r"b has strides \(16, 1\)"),
         (lambda: ops.all_gather_matmul(eighth(4, 8), eighth(8, 16), scales=ONES), "b has 8 rows"),
         (lambda: ops.all_gather_matmul(eighth(4, 16), eighth(16, 16).t()), "a is torch.float8_e4m3fn"),
@@ -77,6 +87,7 @@ def routing() -> ops.Routing:
         (lambda: ops.all_gather(half(2), group=GroupMember.NON_GROUP_MEMBER), "group is one that this rank is not in"),
         (lambda: ops.all_to_all_v(half(3, 8), [2], [2]), "a has 3 rows, sent names 2"),
         (lambda: ops.all_to_all_v(half(3, 8), [3], [4], most=3), "received has 4, most is 3"),
+        (lambda: ops.all_to_all_v(half(3, 8), [3], [2]), "sent has 3 for rank 0 itself, received 2"),
         (lambda: ops.all_to_all_v(half(3, 8), torch.tensor([3])), "most is None"),
         (lambda: ops.moe_route(torch.ones(4, 2), 2), "chosen is torch.float32"),
         (lambda: ops.moe_route(torch.ones(4, 2).int(), 0), "experts is 0"),
@@ -97,6 +108,7 @@ def routing() -> ops.Routing:
         (lambda: ops.sequence_attention(half(1, 4, 2, 64), half(1, 4, 2, 64), half(1, 6, 2, 64)), "v is"),
         (lambda: ops.workspace(0, 8), "rows=0"),
         (lambda: ops.RowParallelLinear.shard(nn.Linear(12, 8)), "linear has 12 input features"),
+        (lambda: ops.RowParallelLinear.shard(nn.ReLU()), "linear is ReLU"),
         (lambda: ops.all_gather_matmul(half(1 << 17, 8), half(8, 8)), "a has 131072 rows on each rank"),
     ],
 )

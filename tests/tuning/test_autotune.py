@@ -208,8 +208,9 @@ def test_the_command_shows_and_keeps(asked: list[str]):
     [
         (["nowhere.py"], "there is no file nowhere.py"),
         (["no.such.module:f"], "neither a file nor a module"),
-        ([str(PROGRAMS)], "which function? autotuned in"),
-        ([f"{PROGRAMS}:product"], "matmul, total, scaled"),
+        ([str(PROGRAMS)], "has several autotuned functions: say one of"),
+        ([__file__], "has no autotuned function: write @tilescale.autotune"),
+        ([f"{PROGRAMS}:product"], "has no autotuned function 'product': say one of"),
         ([f"{PROGRAMS}:matmul", "--machine", "h900"], "h900"),
     ],
 )

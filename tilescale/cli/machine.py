@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
 
 import click
 from rich.console import Console
@@ -35,15 +34,9 @@ shows how. Pass its path wherever a machine's name is asked for:
 
 
 class Failure(click.ClickException):
-    """An error of the user: its message and hint, no traceback, exit code 2."""
+    """An error of the user: its message and hint, no traceback."""
 
     exit_code = 2
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Prints to stderr, or `file`."""
-        console = Console(file=file, stderr=file is None, soft_wrap=True, highlight=False)
-        console.print("[bold red]error:[/]", end=" ")
-        console.print(self.message, markup=False, emoji=False)
 
 
 @contextmanager
@@ -101,7 +94,7 @@ def detect(svg: Path | None) -> None:
 
 
 @machine.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def check(file: Path) -> None:
     """Check a description FILE and say what is wrong with it, line by line.
 
@@ -120,6 +113,8 @@ def _show(found: Machine, svg: Path | None) -> None:
         return
     from tilescale.hda.draw.svg import picture
 
+    if svg.suffix != ".svg":
+        raise Failure(f"a machine is drawn as SVG: name the file {svg.with_suffix('.svg')}")
     try:
         svg.write_text(picture(found), encoding="utf-8")
     except OSError as error:

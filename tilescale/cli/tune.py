@@ -91,10 +91,13 @@ def find(program: str) -> Autotuned:
     where, _, name = program.partition(":")
     module = _module(where)
     known = {key: value for key, value in vars(module).items() if isinstance(value, Autotuned)}
-    if name and name not in known or not name and len(known) != 1:
-        found = ", ".join(known) or "none; write @tilescale.autotune(configs=[...]) above @tilescale.jit"
-        raise Failure(f"{program}: which function? autotuned in {where}: {found}")
-    return known[name] if name else next(iter(known.values()))
+    if not known:
+        advice = "write @tilescale.autotune(configs=[...]) above @tilescale.jit"
+        raise Failure(f"{where} has no autotuned function: {advice}")
+    if name not in known and (name or len(known) > 1):
+        missing = f"no autotuned function {name!r}" if name else "several autotuned functions"
+        raise Failure(f"{where} has {missing}: say one of {', '.join(f'{where}:{function}' for function in known)}")
+    return known.get(name) or next(iter(known.values()))
 
 
 def _module(where: str) -> Any:

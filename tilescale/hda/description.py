@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tilescale.errors import UnknownLayerError, UnknownLevelError
+from tilescale.errors import UnknownLayerError, UnknownLevelError, did_you_mean
 from tilescale.hda.model import Identify, Level, MemoryLayer, Network
 from tilescale.hda.schema import spec
 
@@ -67,7 +65,7 @@ class Description:
             return self.level_names.index(name)
         known = f"its levels are {', '.join(self.level_names)}"
         raise UnknownLevelError(
-            f"machine {self.name} has no level {name!r}", hint=_suggest(name, self.level_names) + known
+            f"machine {self.name} has no level {name!r}", hint=did_you_mean(name, self.level_names) + known
         )
 
     @cached_property
@@ -91,7 +89,8 @@ class Description:
             return self.memory[names.index(name)]
         known = ", ".join(f"{m.name} ({m.title})" if m.title else m.name for m in self.memory)
         raise UnknownLayerError(
-            f"machine {self.name} has no memory layer {name!r}", hint=f"{_suggest(name, names)}its layers are {known}"
+            f"machine {self.name} has no memory layer {name!r}",
+            hint=f"{did_you_mean(name, names)}its layers are {known}",
         )
 
     def layer_for(self, scope: str) -> MemoryLayer:
@@ -104,8 +103,3 @@ class Description:
             if scope in layer.scopes:
                 return layer
         raise UnknownLayerError(f"machine {self.name} has no memory layer of scope {scope!r}")
-
-
-def _suggest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(str(name), names, n=1)
-    return f"did you mean {close[0]!r}? " if close else ""

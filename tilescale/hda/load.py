@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
 
-from tilescale.errors import MachineFileError, UnknownMachineError, check_type
+from tilescale.errors import MachineFileError, UnknownMachineError, check_type, did_you_mean
 from tilescale.hda import topology, units
 from tilescale.hda.document import Entry, merge, read
 from tilescale.hda.machine import Machine
@@ -35,11 +34,9 @@ def load(name_or_path: str | PathLike[str]) -> Machine:
     given = fspath(name_or_path)
     path = _locate(given, Path.cwd())
     if path is None:
-        close = difflib.get_close_matches(given, names(), n=1, cutoff=0.4)
-        guess = f"did you mean {close[0]!r}? " if close else ""
         raise UnknownMachineError(
             f"no machine {given!r}: neither a built-in name nor a file",
-            hint=f"{guess}the built-in machines are {', '.join(names())}",
+            hint=f"{did_you_mean(given, names(), 0.4)}the built-in machines are {', '.join(names())}",
         )
     return _built_in(path) if path.parent == BUILT_IN else _load(path)
 

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from tilescale.errors import MachineFileError
+from tilescale.errors import MachineFileError, did_you_mean
 from tilescale.hda import schema, units
 from tilescale.hda.document import Entry
 
@@ -55,9 +54,7 @@ class Reader:
             return {}
         for name, below in entry.value.items():
             if name not in fields:
-                close = difflib.get_close_matches(name, fields, n=1)
-                guess = f"did you mean {close[0]!r}? " if close else ""
-                hint = f"{guess}the fields here are {', '.join(fields)}"
+                hint = f"{did_you_mean(name, fields)}the fields here are {', '.join(fields)}"
                 self.problems.append(below.problem("there is no such field", hint=hint))
         return {name: below for name, below in entry.value.items() if name in fields}
 

@@ -9,16 +9,46 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir, trace
+from tilelang_core import ir, stock, trace
 from tilelang_core.ir import scope_kind
 from tilescale.collectives import FORMS, form_of, names
-from tilescale.errors import CollectiveNotReachedError, NoPathError, PeerOutOfRangeError, UsageError
+from tilescale.errors import CollectiveNotReachedError, NoPathError, PeerOutOfRangeError, ShapeError, UsageError
 from tilescale.hda import Level, Network
 from tilescale.hda.query import advice_at_the_end
-from tilescale.language.context import Context, here
+from tilescale.language.context import Context, here, plain
 from tilescale.program.grids import Grid, Unknown
 from tilescale.program.operations import Rank
 from tilescale.program.ops import RANK, REDUCTIONS
+
+
+def checked_shape(context: Context, shape: Any) -> tuple[Any, ...]:
+    """The shape of an allocation as a tuple; raises ShapeError for an extent that is negative or no integer."""
+    extents = tuple(shape) if isinstance(shape, tuple | list | ir.Array) else (shape,)
+    for extent in map(plain, extents):
+        integer = extent.dtype.startswith(("int", "uint")) if isinstance(extent, ir.PrimExpr) else _is_extent(extent)
+        if not integer:
+            raise ShapeError(
+                f"{context.name} of shape {shape!r}: an extent is an integer from 0 on",
+                hint=f"write {context.name}((rows, columns), ...); a / b of integers is no integer, a // b is",
+                where=here(),
+            )
+    return extents
+
+
+def _is_extent(value: Any) -> bool:
+    return isinstance(value, Integral) and value >= 0
+
+
+def checked_dtype(context: Context, dtype: Any) -> Any:
+    """A data type as TileLang has it, of its name or of torch's; raises UsageError for an unknown one."""
+    try:
+        return stock.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{context.name}: dtype={dtype!r} is no data type of TileLang",
+            hint='write its name or torch\'s type: "float32", "bfloat16", "int32", torch.float16',
+            where=here(),
+        ) from error
 
 
 def check_peer(context: Context, level: Level, peer: Any) -> None:
@@ -175,6 +205,17 @@ def check_reached(context: Context, level: Level) -> None:
                 hint=f"move {name} out of the condition, or make the condition the same on every {level.name}",
                 where=here(),
             )
+
+
+def check_same(context: Context, level: Level, root: Any) -> None:
+    """Raise UsageError for a root that tells siblings of `level` apart: all of them name the same one."""
+    blame = _blame(context, level, ir.int_node(root))
+    if blame is not None:
+        raise UsageError(
+            f"{context.name}(root={root}): the root depends on {blame}, so units name different ones",
+            hint=f"name the same root on every {level.name}; what each has for the others goes by T.all_to_all",
+            where=here(),
+        )
 
 
 def _blame(context: Context, level: Level, condition: Any) -> str | None:

@@ -24,6 +24,7 @@ from tilescale.language.checks import (
     check_peer,
     check_reached,
     check_reduction,
+    check_same,
 )
 from tilescale.language.context import Context, extents_of, here
 from tilescale.program.asynchronous import Parts
@@ -234,7 +235,7 @@ def broadcast(*args: Any, **kwargs: Any) -> Any:
 
     Raises:
         PeerOutOfRangeError: a constant root that the launch does not have.
-        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`.
+        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`; a root that differs between units.
     """
     if args and isinstance(args[0], ir.Buffer | ir.BufferRegion):
         return _broadcast_tile(*args, **kwargs)
@@ -246,6 +247,7 @@ def _broadcast_tile(x: Any, root: Any = 0, impl: str | None = None) -> ir.Call:
     region = _region(context, x, "rw")
     level = _enter(context, impl)
     check_peer(context, level, root)
+    check_same(context, level, root)
     return trace.call(BROADCAST, region, root, level=level.name, impl=impl)
 
 

@@ -14,7 +14,7 @@ from tilescale.hda.current import current_machine
 from tilescale.program.ops import EXTENT
 
 
-class _NotTracedError(UsageError, trace.JITNoBuilderError):
+class NotTracedError(UsageError, trace.JITNoBuilderError):
     """A construct used in plain Python. TileLang's error too: by it `jit` sees that a function is in eager style."""
 
 
@@ -27,7 +27,7 @@ def here(what: str = "") -> tuple[Location, ...]:
 def require_trace(name: str) -> None:
     """Raise UsageError unless a function is being traced."""
     if not trace.is_tracing():
-        raise _NotTracedError(
+        raise NotTracedError(
             f"{name} was called outside a traced function",
             hint="use it inside a function decorated with @T.prim_func, @T.macro or @tilescale.jit",
         )

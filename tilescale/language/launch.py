@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from tilelang_core import ir, stock, trace
-from tilescale.errors import LaunchError, TileScaleError
+from tilescale.errors import LaunchError, TileScaleError, UsageError
 from tilescale.hda import Level, Machine
 from tilescale.hda.current import current_machine
 from tilescale.hda.units import format_count
@@ -45,9 +45,15 @@ def Kernel(  # noqa: N802 - a name of the language
     Raises:
         UnknownLevelError: a name that the machine does not describe.
         LaunchError: more units than the machine has, or extents that contradict each other.
-        UsageError: outside a traced function.
+        UsageError: outside a traced function, or inside another launch.
     """
     require_trace("T.Kernel")
+    if trace.launch() is not None:
+        raise UsageError(
+            "T.Kernel inside another T.Kernel",
+            hint="launch one after the other, or name more levels: T.Kernel(device=4, block=n)",
+            where=here(),
+        )
     trace.state()["scales"] = []
     if not levels:
         return stock.Kernel(*blocks, threads=threads, prelude=prelude, cluster_dims=cluster_dims)
@@ -69,7 +75,7 @@ class _Request:
     def __init__(self, machine: Machine, blocks: tuple[Any, ...], threads: Any, cluster: Any):
         self.machine = machine
         self.blocks = blocks
-        self.threads = threads
+        self.threads = _threads(threads)
         self.cluster = cluster
         self.units: dict[str, Any] = {}
 
@@ -164,6 +170,18 @@ def _count(level: Level, extent: Any, otherwise: str = "") -> int:
             where=here(),
         )
     return count
+
+
+def _threads(threads: Any) -> Any:
+    """`threads=` of a launch: a positive number, or up to three; None leaves the choice to the back end."""
+    counts = [plain(n) for n in (threads if isinstance(threads, tuple | list) else [threads])]
+    if threads is not None and not (1 <= len(counts) <= 3 and all(map(_is_count, counts))):
+        raise LaunchError(
+            f"threads={threads!r}: a program has a positive number of threads, or a tuple of up to three",
+            hint="write threads=n or threads=(nx, ny)",
+            where=here(),
+        )
+    return threads
 
 
 def _is_count(value: Any) -> bool:

@@ -13,6 +13,8 @@ from tilescale.language.checks import (
     check_peer,
     check_reached,
     check_whole_warps,
+    checked_dtype,
+    checked_shape,
     scope_kind,
 )
 from tilescale.language.context import Context, here
@@ -31,14 +33,15 @@ def alloc_flags(shape: Any, dtype: Any = "int32") -> ir.Buffer:
         dtype: an integer type.
 
     Raises:
+        ShapeError: an extent that is negative or no integer.
         UsageError: outside a launch, or a type that is no integer.
     """
-    Context("T.alloc_flags")
+    context = Context("T.alloc_flags")
+    shape, dtype = checked_shape(context, shape), checked_dtype(context, dtype)
     if not str(dtype).startswith(("int", "uint")):
         raise UsageError(
             f"T.alloc_flags(dtype={str(dtype)!r}): a flag is an integer", hint="leave dtype out", where=here()
         )
-    shape = tuple(shape) if isinstance(shape, tuple | list | ir.Array) else (shape,)
     flags = stock.alloc_global(shape, dtype)
     trace.note_buffer(FLAGS, flags, 1)
     return flags

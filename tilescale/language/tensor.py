@@ -13,7 +13,7 @@ from tilelang_core import ir, stock, trace
 from tilescale.errors import AllocationTooLargeError, LayoutError, PhaseError, TileScaleError, UsageError
 from tilescale.hda.model import MemoryLayer
 from tilescale.hda.units import format_bytes
-from tilescale.language.checks import scope_kind
+from tilescale.language.checks import checked_dtype, checked_shape, scope_kind
 from tilescale.language.context import Context, here, plain, shape_of
 from tilescale.program.layout import RECOGNISED, Layout, from_function
 from tilescale.program.ops import OWNER, VIEW
@@ -32,14 +32,15 @@ def alloc(shape: Any, dtype: Any, level: str | None = None) -> ir.Buffer:
         UnknownLayerError: the machine has no such layer.
         AllocationTooLargeError: the tile is larger than the layer has room for.
         PhaseError: an on-chip tile in a device-level phase.
-        UsageError: outside a launch, or a layer in which programs place no tiles.
+        ShapeError: an extent that is negative or no integer.
+        UsageError: outside a launch, an unknown data type, or a layer in which programs place no tiles.
     """
     context = Context("T.alloc")
     try:
         layer = context.machine.layer_for("shared") if level is None else context.machine.layer(level)
     except TileScaleError as error:
         raise error.at(*here()) from None
-    shape = tuple(shape) if isinstance(shape, tuple | list | ir.Array) else (shape,)
+    shape, dtype = checked_shape(context, shape), checked_dtype(context, dtype)
     _check_room(context, layer, [plain(n) for n in shape], str(dtype))
     allocate = next((_ALLOCATIONS[scope] for scope in _ALLOCATIONS if scope in layer.scopes), None)
     if allocate is None:
@@ -127,9 +128,9 @@ def view(*args: Any, layout: Any = None, **kwargs: Any) -> ir.Buffer:
     Raises:
         LayoutError: a layout that is not recognised (the message lists those that are).
         ShapeError: a dimension that does not divide among the units.
-        UsageError: no scale is open, or other arguments beside `layout`.
+        UsageError: no scale is open, other arguments beside `layout`, or a layout without its name.
     """
-    if layout is None:
+    if layout is None and not any(isinstance(x, Layout) for x in (*args, *kwargs.values())):
         return stock.view(*args, **kwargs)
     context = Context("T.view")
     level = context.selected()

@@ -55,6 +55,11 @@ def all_to_all_v(
         )
     for argument, sizes in ("sent", sent), ("received", received):
         _check_sizes(argument, sizes, size_of(name), most)
+    rank = team_of(name).rank
+    if sent[rank] != received[rank]:
+        raise ArgumentError(
+            f"sent has {sent[rank]} for rank {rank} itself, received {received[rank]}", hint="they are the same rows"
+        )
     if sum(sent) != a.shape[0]:
         raise ArgumentError(f"a has {a.shape[0]} rows, sent names {sum(sent)}", hint="name each row of a once")
     return _operator(a, list(sent), list(received), most or 0, name)

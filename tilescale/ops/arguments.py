@@ -68,13 +68,23 @@ def check_like(name: str, x: torch.Tensor, other_name: str, other: torch.Tensor)
 
 
 def check_product(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, b_name: str = "b", *, scaled: bool = False
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    b_name: str = "b",
+    *,
+    scaled: bool = False,
+    rounds: bool = False,
 ) -> None:
     """Raises ArgumentError unless a (M, K), b (K, N) and bias (N,) or None belong together, K and N as served.
 
-    `scaled`: a and b are float8, b the transpose of a contiguous matrix, as tensor cores take it.
+    Args:
+        scaled: a and b are float8, b the transpose of a contiguous matrix, as tensor cores take it.
+        rounds: they become float8 on the way.
     """
-    served = NARROW if scaled else PRODUCTS
+    if scaled and rounds:
+        raise ArgumentError("scales and float8 are given", hint="float8 rounds a and b, scales are of float8 matrices")
+    served = NARROW if scaled else (torch.bfloat16,) if rounds else PRODUCTS
     check_tensor("a", a, 2, served)
     check_tensor(b_name, b, 2, served)
     check_like(b_name, b, "a", a)
@@ -84,7 +94,7 @@ def check_product(
             hint=f"a is (M, K), {b_name} is (K, N); for a weight of torch.nn.Linear pass weight.t()",
         )
     for what, extent in zip(("rows", "columns"), b.shape, strict=True):
-        multiple = 2 * MULTIPLE if scaled else MULTIPLE
+        multiple = 2 * MULTIPLE if scaled or rounds else MULTIPLE
         if extent % multiple or not extent:
             raise ArgumentError(f"{b_name} has {extent} {what}", hint=f"served are multiples of {multiple}: pad it")
     if scaled and not b.t().is_contiguous():
@@ -95,8 +105,7 @@ def check_product(
         if x.requires_grad:
             raise ArgumentError(
                 f"{name} is float8 and requires a gradient",
-                hint="products of float8 have none: round to float8 inside a torch.autograd.Function, whose backward "
-                "multiplies what was there before",
+                hint="pass what was rounded, in bfloat16, with float8=tilescale.ops.Float8()",
             )
     if bias is not None:
         name = b_name.replace("b", "bias", 1)
@@ -105,6 +114,11 @@ def check_product(
             raise ArgumentError(
                 f"{name} has {bias.shape[0]} elements, {b_name} has {b.shape[1]} columns", hint="one for each column"
             )
+
+
+def result_type(a: torch.Tensor) -> torch.dtype:
+    """The type of a product's result."""
+    return torch.bfloat16 if a.dtype in SCALED else a.dtype
 
 
 def scale_of_each(name: str, scale: torch.Tensor, extent: int) -> torch.Tensor:

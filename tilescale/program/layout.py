@@ -85,8 +85,10 @@ def Shard(dim: int, block: int | None = None) -> Layout:  # noqa: N802 - a name 
     """Split along `dim`; `block` elements at a time go round the units (None: one contiguous share each).
 
     Raises:
-        LayoutError: block is not a positive integer.
+        LayoutError: dim is no integer, or block no positive one.
     """
+    if not isinstance(dim, int):
+        raise LayoutError(f"T.Shard({dim!r}): a dimension is named by its number", hint=RECOGNISED)
     if block is not None and (not isinstance(block, int) or block < 1):
         raise LayoutError(f"T.Shard(block={block!r}): a block is a positive number of elements", hint=RECOGNISED)
     return Layout(dim=dim, block=block)
@@ -123,7 +125,7 @@ def _called(function: Callable[..., Any], shape: Sequence[int]) -> RankOf:
     def rank_of(index: Sequence[int]) -> int:
         try:
             return int(function(*index))
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises
             raise LayoutError(
                 f"the layout function failed for index {tuple(index)} of a tile {tuple(shape)}: {error}",
                 hint="it takes one index for each dimension and returns a rank",

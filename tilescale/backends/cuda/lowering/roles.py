@@ -4,11 +4,11 @@
 Why: stock TileLang gives a pipelined loop a producer of its own, which is what makes it fast, but knows nothing of
 waits: it would load ahead of them, so by default a phase with waits has no producer. Before: waits before and inside
 a pipelined loop, copies from peers in it, signals and copies to peers after it. After: the same statements, waits that
-gate the loop's loads as its first statements (`if k == 0: wait`, by each warp for itself), which TileLang moves into
-the producer together with the loads; everything after the loop belongs to the other threads. Copies from peers among
-the loads are bulk copies, even where loads by threads would take less for one alone: several are under way. Declines
-what it cannot prove right, with the reason as a note: the phase then keeps one role, and the loop loads in the order
-of the program.
+gate the loop's loads as its first statements (`if k == 0: wait`, by the warp that issues the loads), which TileLang
+moves into the producer together with the loads; everything after the loop belongs to the other threads. Copies from
+peers among the loads are bulk copies, even where loads by threads would take less for one alone: several are under way.
+Declines what it cannot prove right, with the reason as a note: the phase then keeps one role, and the loop loads in the
+order of the program.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from tilescale.program.dependence import Dependence
 from tilescale.program.model import Launch, Program
 from tilescale.program.operations import Copy
 
-BY_WARP = "by_warp"
-"""Annotation of a wait that every warp makes for itself, without a barrier of the program."""
+BY_PRODUCER = "by_producer"
+"""Annotation of a wait that a producer makes for its loads, without a barrier of the program."""
 
-BY_WARP_FUNCTION = "tilescale::wait_by_warp"
+BY_PRODUCER_FUNCTION = "tilescale::wait_by_producer"
 """What such a wait calls."""
 
 AHEAD = "ahead"
@@ -108,8 +108,8 @@ def _count(stmt: ir.Stmt, what: Callable[[Any], bool]) -> int:
 
 
 def is_gate(node: Any) -> bool:
-    """Whether a node is a wait of a lowered phase that every warp makes for itself."""
-    return (tir.extern_name(node) or "").startswith(f"{BY_WARP_FUNCTION}<")
+    """Whether a node is a wait of a lowered phase that a producer makes for its loads."""
+    return (tir.extern_name(node) or "").startswith(f"{BY_PRODUCER_FUNCTION}<")
 
 
 class _DeclinedError(Exception):
@@ -286,7 +286,7 @@ class _Placement:
         while self.body and is_wait(self.body[0]):
             if not is_movable(self.body[0]):
                 raise _DeclinedError("a wait in it depends on a variable that changes")
-            self.gates.append(tir.rewrite(self.body.pop(0), leave=_by_warp))
+            self.gates.append(tir.rewrite(self.body.pop(0), leave=_by_producer))
         self.body = [self._bulk(s) for s in self.body]
         loads = [found for s in self.body if (found := _loaded(s)) is not None]
         rest = [s for s in self.body if _loaded(s) is None]
@@ -409,7 +409,7 @@ class _Placement:
         first = ir.EQ(self.loop.loop_var, self.loop.min)
         for position, stmt in reversed(list(enumerate(before))):
             if is_wait(stmt) and is_movable(stmt):
-                gate = ir.IfThenElse(first, tir.rewrite(stmt, leave=_by_warp), None)
+                gate = ir.IfThenElse(first, tir.rewrite(stmt, leave=_by_producer), None)
                 self.gates.insert(0, tir.at(gate, stmt))
             elif is_wait(stmt) or reads_memory(stmt):
                 return [*before[: position + 1], *reversed(stay)]
@@ -425,7 +425,7 @@ class _Placement:
         if effects.opaque or tensors & {access.root for access in effects.writes}:
             raise _DeclinedError("the loop around it writes what it loads")
         waits: list[ir.Call] = []
-        ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_WARP) else None)
+        ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_PRODUCER) else None)
         if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
             raise _DeclinedError("the loop around it waits for what may order its loads")
 
@@ -441,7 +441,7 @@ def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:
     return pulled.far, pulled.near, True
 
 
-def _by_warp(node: Any) -> Any:
+def _by_producer(node: Any) -> Any:
     if ir.op_name(node) != ops.WAIT.name:
         return None
-    return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), BY_WARP: ir.IntImm("int32", 1)})
+    return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), BY_PRODUCER: ir.IntImm("int32", 1)})
