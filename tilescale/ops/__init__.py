@@ -11,9 +11,10 @@
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
     dtensors.py                         DTensors in and out
     operator.py                         what an operator of torch.library is, at the cost of its function
-    products.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share
+    products.py blocks.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share
     float8.py                           how products round bfloat16 to float8, forward and backward
-    small.py unfused.py chunks.py       what is too small to overlap, and what goes between nodes
+    ways.py                             whether a product is overlapped
+    small.py unfused.py chunks.py       what is not overlapped, and what goes between nodes
 """
 
 from tilescale.ops.ag_gemm import all_gather_matmul

@@ -7,6 +7,7 @@ Own rows and those of the others are a phase each, as each loop gets a producer 
 from typing import Any
 
 import tilescale.language as T
+from tilescale.ops.blocks import turns_of
 from tilescale.ops.products import CHUNKS, Product, activate, add_bias, gate, multiply, multiply_by_two, rescale
 
 
@@ -81,14 +82,14 @@ def in_turns(size: int, rows: int, of: Product, blocks: int, gathers: bool) -> A
                 with T.Scale("device") as (rank, _):
                     send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                for turn in T.serial(T.ceildiv(a_shard - block, blocks)):
+                for turn in T.serial(turns_of(block, blocks, a_shard)):
                     m, n = tiles.at(block + turn * blocks, tiles_n)
                     make_tile(A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, True, None, None, tiles.stages, of)
             with T.Scale("device"):  # a phase ends
                 pass
             if size > 1:
                 with T.Scale("block"), T.Scale("device") as (rank, _):
-                    for turn in T.serial(T.ceildiv((size - 1) * a_shard - block, blocks)):
+                    for turn in T.serial(turns_of(block, blocks, (size - 1) * a_shard)):
                         tile = block + turn * blocks
                         # The rank before was the first to send here, the one before it the second.
                         shard = (rank + size - 1 - tile // a_shard) % size

@@ -2,7 +2,7 @@
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
 Large products are summed by the owners of rows as in gemm_rs.py, and the copy queue sends finished chunks on to
-everybody. Small ones are multiplied first: see small.py; between nodes chunk by chunk: see chunks.py.
+everybody. Small ones are multiplied first: see ways.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -12,8 +12,8 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
-from tilescale.ops.arguments import as_autocast, check_product, dense, operand, result_type, scales_of_both, unread
+from tilescale.ops import ways
+from tilescale.ops.arguments import as_autocast, check_product, dense, operand, result_type, scales_of, unread
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.float8 import Float8, gradients_of_times, rounded, spelled
@@ -36,12 +36,6 @@ from tilescale.ops.products import (
 from tilescale.ops.unfused import Scales, summed_product
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
-
-WHOLE_BYTES = 32 << 20
-"""What is summed as a whole at most, behind the product: less has too few chunks to hide the first and the last one.
-
-Measured on two H200, N 8192 and K 3584: with 2048 rows 299 us chunk by chunk, 158 and 106 one after the other.
-"""
 
 
 @takes_dtensors(None, a=1, b=0, bias=None)
@@ -81,7 +75,7 @@ def matmul_all_reduce(
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
     if scales is None:
         return _operator(a, b, bias, name, spelled(float8))
-    return _scaled(a, b, bias, *scales_of_both(scales, a, b), name)
+    return _scaled(a, b, bias, *scales_of(scales, a, [b]), name)
 
 
 @operator("matmul_all_reduce")
@@ -102,10 +96,10 @@ def _scaled(
 
 
 def _summed(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:
-    M, N = a.shape[0], b.shape[1]
-    if not M:
-        return a.new_empty(0, N, dtype=result_type(a))
-    if team.size > 1 and small.is_whole(M * N * result_type(a).itemsize, team, WHOLE_BYTES):
+    if not len(a):
+        return a.new_empty(0, b.shape[1], dtype=result_type(a))
+    job = ways.Job("allreduce", -(-len(a) // team.size), (b.shape[1],), a.shape[1], a.dtype)
+    if not ways.overlaps(job, team):
         return summed_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team)
 

@@ -4,8 +4,8 @@
 Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
 chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
 added up in float32 and in one order, so results have the same bits each time. A program for a number of rows that it
-knows keeps its blocks, which is worth its compilation for whole chunks. Few rows are multiplied first: see small.py;
-between nodes chunk by chunk: see chunks.py.
+knows keeps its blocks, which is worth its compilation for whole chunks. Few rows are multiplied first: see ways.py;
+between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import ways
 from tilescale.ops.arguments import (
     as_autocast,
     check_divides,
@@ -23,9 +23,10 @@ from tilescale.ops.arguments import (
     dense,
     operand,
     result_type,
-    scales_of_both,
+    scales_of,
     unread,
 )
+from tilescale.ops.blocks import turns_of
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
@@ -94,7 +95,7 @@ def matmul_reduce_scatter(
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
     if scales is None:
         return _operator(a, b, bias, name, spelled(float8))
-    return _scaled(a, b, bias, *scales_of_both(scales, a, b), name)
+    return _scaled(a, b, bias, *scales_of(scales, a, [b]), name)
 
 
 @operator("matmul_reduce_scatter")
@@ -115,8 +116,8 @@ def _scaled(
 
 
 def _scattered(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:
-    rows, N = a.shape[0] // team.size, b.shape[1]
-    if team.size > 1 and rows and small.is_whole(rows * N * result_type(a).itemsize, team):
+    job = ways.Job("reduce_scatter", len(a) // team.size, (b.shape[1],), a.shape[1], a.dtype)
+    if len(a) and not ways.overlaps(job, team):
         return scattered_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team)
 
@@ -220,7 +221,7 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 with T.Scale("device") as (rank, _):
-                    for turn in T.serial(T.ceildiv(size * tiles_m * tiles_n - block, blocks)):
+                    for turn in T.serial(turns_of(block, blocks, size * tiles_m * tiles_n)):
                         tile = block + turn * blocks
                         owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # the own rows last
                         m, n = tiles.at(tile % (tiles_m * tiles_n), tiles_n)

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 import tilescale
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import ways
 
 HIDDEN, HEADS, TOKENS, BATCH, VOCABULARY, LAYERS, STEPS, FLOAT8_STEPS = 64, 4, 16, 2, 48, 1, 20, 6
 WORLD = tilescale.init()
@@ -160,7 +160,7 @@ def check_whole_parameters(parallel: nn.Module, alone: nn.Module) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    small.SMALL_BYTES = 0  # overlap as if the model were large
+    ways.overlaps = lambda job, team: True  # as if the model were large
     torch.manual_seed(0)
     model = Llama().half()
     alone_model = copy.deepcopy(model)

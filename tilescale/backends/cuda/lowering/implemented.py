@@ -106,6 +106,13 @@ def _has_nccl(made: Collective, target: Target) -> bool:
     return target.nccl and _types(made) <= {*records()["nccl"].dtypes}
 
 
+def _has_nvshmem(made: Collective, target: Target) -> bool:
+    """The heap is NVSHMEM's, all of whose ranks take part; of a type, an operation, and sizes that it takes."""
+    everybody = dict(target.sizes)[made.level] == target.devices
+    takes = records()["nvshmem"].against(target.devices, made.dtype, made.op) is None and len(_types(made)) == 1
+    return target.nvshmem and everybody and takes and made.combine is None and _is_constant(made, target)
+
+
 def _copied_by_host(made: Collective, target: Target) -> bool:
     """A network between the units has a mechanism that the host starts, and devices have an address."""
     network = network_of(made.call, target.machine, dict(target.sizes))
@@ -131,6 +138,7 @@ _NCCL = (Implementation(_has_nccl),)
 # Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.
 _COPIES = (Implementation(_copied_to_targets, on_request=_by_kernel),)
 _COPIED_SUMS = (Implementation(_copied_and_combined, on_request=_by_kernel),)
+_NVSHMEM = (Implementation(_has_nvshmem, on_request=lambda made, target: True),)
 _RAILS = (Implementation(_by_rail),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
@@ -140,22 +148,27 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("allreduce", "two_shot"): (_KERNEL,),
     ("allreduce", "hierarchical_direct"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
+    ("allreduce", "nvshmem"): _NVSHMEM,
     ("allreduce", "copy_engine"): _COPIED_SUMS,
     ("reduce_scatter", "direct"): _PARTS,
     ("reduce_scatter", "hierarchical_direct"): _RAILS,
     ("reduce_scatter", "nccl"): _NCCL,
+    ("reduce_scatter", "nvshmem"): _NVSHMEM,
     ("reduce_scatter", "copy_engine"): _COPIED_SUMS,
     ("all_gather", "direct"): _PARTS,
     ("all_gather", "hierarchical_direct"): _RAILS,
     ("all_gather", "nccl"): _NCCL,
+    ("all_gather", "nvshmem"): _NVSHMEM,
     ("all_gather", "copy_engine"): _COPIES,
     ("all_to_all", "direct"): _PARTS,
     ("all_to_all", "hierarchical_direct"): _RAILS,
     ("all_to_all", "nccl"): _NCCL,
+    ("all_to_all", "nvshmem"): _NVSHMEM,
     ("all_to_all", "copy_engine"): _COPIES,
     ("broadcast", "direct"): _PARTS,
     ("broadcast", "hierarchical_direct"): _RAILS,
     ("broadcast", "nccl"): _NCCL,
+    ("broadcast", "nvshmem"): _NVSHMEM,
     ("broadcast", "copy_engine"): _COPIES,
 }
 """(operation, algorithm) -> ways to make it of whole tensors, of which the first that is able is taken. Preferred

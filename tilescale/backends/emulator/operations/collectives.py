@@ -58,7 +58,7 @@ class Chosen:
             self._wanted = wanted_of(made, self.machine, extents, frame.program is not None, frame.run.mesh)
             name = made.impl or self._select(base.Target(self.machine, tuple(extents.items())))
             self._record = records()[name]
-            reason = self._record.against(frame.unit.around(made.level).siblings, made.dtype)
+            reason = self._record.against(frame.unit.around(made.level).siblings, made.dtype, made.op)
             if reason is not None:
                 raise UnsupportedError(f"T.{made.name} by {name}: {reason}", where=self.where)
         return self._record
