@@ -113,6 +113,36 @@ def test_a_loader_beside_a_grid_that_synchronizes_devices_by_itself():
     assert "tilescale::come" not in text()
 
 
+def test_a_wait_of_the_loader_comes_after_what_orders_its_flag():
+    """Nothing orders B. But before the barrier a flag may be one of an earlier round."""
+
+    @T.prim_func
+    def run(
+        B: T.Tensor((4 * STEP, COLUMNS), "bfloat16"),
+        C: T.Tensor((COLUMNS, COLUMNS), "float32"),
+        flags: T.Tensor((4,), "int32"),
+    ):
+        with T.Kernel(device=2, block=1, threads=256):
+            with T.Scale("block"), T.Scale("device") as (d, n):
+                b = T.alloc((STEP, COLUMNS), "bfloat16", level="l1")
+                c = T.alloc((COLUMNS, COLUMNS), "float32", level="l0")
+                T.signal(flags[0], dst=(d + 1) % n)
+                T.barrier()
+                for step in T.Pipelined(4, num_stages=2):
+                    T.wait(flags[step], ">=", 1)
+                    T.copy(B[step * STEP, 0], b)
+                    with T.Scale("warpgroup"):
+                        T.gemm(
+                            T.view(b, layout=T.FullRow), T.view(b, layout=T.FullRow), T.view(c, layout=T.Replica), True
+                        )
+                with T.Scale("warpgroup"):
+                    T.allreduce(T.view(c, layout=T.Replica))
+                T.copy(c, C)
+
+    (said,) = loops(run)
+    assert "make 1 T.wait and load b" in said and "once the program reaches the loop" in said
+
+
 # -- what the text means -----------------------------------------------------------------------------------------------
 
 

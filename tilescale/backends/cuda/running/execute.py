@@ -301,7 +301,7 @@ class DeviceProgram:
         if not self._waits:
             return self._launch(plan, values, capturing)
         self.guard.check()
-        if self._generation != nccl.generation():
+        if plan is None and self._generation != nccl.generation():
             self._build()
         # What is captured has the order of its graph.
         with _NO_TURN if capturing else self._turns:

@@ -77,7 +77,8 @@ class Gates:
     def wait_for(self, calls: Iterable[ir.Call]) -> bool:
         """Whether loads, or what the waits read, have to stay behind other waits, barriers or collectives."""
         nodes = [step.call if isinstance(step, TileCopy) else step for step in self.steps]
-        return self._orders(calls, {data for node in nodes for data in _read_by(node)})
+        flags = {flag_of(wait).data for wait in self.waits}
+        return self._orders(calls, {data for node in nodes for data in _read_by(node)} | flags)
 
     def _orders(self, calls: Iterable[ir.Call], read: set[ir.Var]) -> bool:
         names = self.order.names
