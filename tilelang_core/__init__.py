@@ -18,6 +18,7 @@
     stock.py     TileLang's language under one name
     logs.py      what TileLang logs while it compiles for us
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
+    mixed.py     products of both float8 types (installed likewise)
     recent.py    a dictionary that forgets, for what is made again often
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
     falling.py   indices that fall, in a form that the stock compiler gets right
@@ -32,10 +33,11 @@ from tilelang_core.version import TESTED, TileLangVersionError, require_tilelang
 
 require_tilelang()
 
-from tilelang_core import dialect, logs, modules  # noqa: E402
+from tilelang_core import dialect, logs, mixed, modules  # noqa: E402
 
 dialect.install()
 logs.install()
+mixed.install()
 modules.install()
 
 __all__ = ["TESTED", "TileLangVersionError", "require_tilelang"]

@@ -13,12 +13,16 @@ from contextvars import ContextVar
 
 LOGGER = "tilescale"
 
+_ADVICE = "consider using `@tilelang.jit`"
+"""Of a warning to who compiles a function twice. Our users do not: a barrier of ranks is a part of many programs."""
+
 _following: ContextVar[bool] = ContextVar("following", default=False)
 
 
 class _Follows(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        return not _following.get() or logging.getLogger(LOGGER).isEnabledFor(record.levelno)
+        level = logging.INFO if _ADVICE in str(record.msg) else record.levelno
+        return not _following.get() or logging.getLogger(LOGGER).isEnabledFor(level)
 
 
 def install() -> None:

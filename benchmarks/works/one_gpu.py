@@ -83,8 +83,6 @@ class Decode:
         """Ours; beside it on one GPU libraries, on several the program on one."""
         other = Contender(*(("cublas and softmax", self.libraries) if self.gpus == 1 else ("one GPU", self.on_one)))
         entries = [other, ours("tilescale", self.program, self.own)]
-        if self.gpus > 1:
-            entries.append(ours("tilescale, sent as float16", lambda: self.program(sent="float16"), self.own))
         if self.gpus == 1:
             entries.append(ours("tilescale, 64 keys a step", lambda: self.program(64), self.own))
         flops = 2 * BATCH * HEADS * self.share * (2 * DIM + PE_DIM)
@@ -100,10 +98,10 @@ class Decode:
         job = jobs.Served(SCRIPT, [*words, *(["--quick"] if self.quick else [])])
         return Runner(lambda: job.group(1), group=job.group)
 
-    def program(self, step: int | None = None, sent: str = "float32") -> Any:
-        """The example's, with tiles of so many keys, and parts of the result sent in a type."""
+    def program(self, step: int | None = None) -> Any:
+        """The example's, with tiles of so many keys."""
         make = trials.example("09_cp_flash_mla").cp_mla
-        return make(self.gpus, BATCH, HEADS, self.keys, DIM, PE_DIM, tile_n=step, splits=SPLITS, sent=sent)
+        return make(self.gpus, BATCH, HEADS, self.keys, DIM, PE_DIM, tile_n=step, splits=SPLITS)
 
     def draw(self, seed: int) -> Case:
         """The same whole tensors on every rank; this rank's keys."""

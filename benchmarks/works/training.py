@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import trials
 from torch import nn
 from trials import Case, checked
 
+import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
 HIDDEN, HEADS, OF_KEYS, INNER, BLOCKS = 4096, 32, 8, 14336, 2
@@ -25,7 +27,11 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         return
     for tokens in (4096, 8192):
         work = Step(tokens)
-        entries = [Contender("torch", work.torch), Contender("tilescale", work.ours)]
+        entries = [
+            Contender("torch", work.torch),
+            Contender("tilescale", work.ours, lambda work=work: work.ours().call()),
+            Contender("tilescale, float8", work.float8, lambda work=work: work.float8().call()),
+        ]
         yield Heat("training_step", (tokens, HIDDEN, BLOCKS), "bfloat16", gpus, "eager", "torch", entries, calls=3)
 
 
@@ -94,12 +100,15 @@ class Step:
     def __init__(self, tokens: int):
         self.tokens = tokens
 
-    def draw(self, seed: int) -> Case:
-        """The own tokens, and what the blocks make of them where one GPU has everything."""
+    def draw(self, seed: int, bounds: tuple[float, float] = (2.0**-5, 2.0**-4)) -> Case:
+        """The own tokens; what the blocks make of them where one GPU has everything, and their gradients.
+
+        `bounds`: how far both may be off, relative to their magnitudes, or to one.
+        """
         whole = torch.randn(1, self.tokens, HIDDEN, generator=self.generator(seed), device=trials.device()).bfloat16()
-        with torch.no_grad():
-            want = self.mine(self.model()(whole)).float()
-        return Case((self.mine(whole),), want, 2.0**-5 * want.abs().clamp(min=1))
+        results = [self.mine(x).float() for x in forth_and_back(self.model(), whole.requires_grad_())]
+        bound = [share * x.abs().clamp(min=1) for share, x in zip(bounds, results, strict=True)]
+        return Case((self.mine(whole.detach()),), torch.stack(results), torch.stack(bound))
 
     def mine(self, whole: torch.Tensor) -> torch.Tensor:
         """The own tokens."""
@@ -131,19 +140,34 @@ class Step:
 
         return self._runner(ops.parallelize_module)
 
-    def _runner(self, parallelize: Callable[..., nn.Module]) -> Runner:
+    def float8(self) -> Runner:
+        """Our layers with products in float8, which have some bits of the others'."""
+        from tilescale import ops
+
+        rounded = functools.partial(ops.parallelize_module, float8=ops.Float8())
+        return self._runner(rounded, functools.partial(self.draw, bounds=(2.0**-2, 2.0**-1)))
+
+    def _runner(self, parallelize: Callable[..., nn.Module], draw: trials.Draw | None = None) -> Runner:
         from torch.distributed.device_mesh import init_device_mesh
 
-        mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+        mesh = init_device_mesh(trials.device().type, (tilescale.init().size,))
         model = parallelize(self.model(), mesh, plan())
         optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)  # so many steps that others would go astray
-        x = trials.nothing(1, self.tokens // mesh.size(), HIDDEN)
+        x = trials.nothing(1, self.tokens // mesh.size(), HIDDEN).requires_grad_()
 
         def step() -> torch.Tensor:
-            y = model(x)
-            y.float().pow(2).mean().backward()
+            results = forth_and_back(model, x)
             optimiser.step()
             optimiser.zero_grad()
-            return y.detach()
+            return torch.stack(results)
 
-        return checked(self.draw, trials.into(x), step)
+        return checked(draw or self.draw, torch.no_grad()(trials.into(x)), step)
+
+
+def forth_and_back(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a model makes of x, and the gradient of x if the loss is half of the sum of the squares."""
+    x.grad = None
+    y = model(x)
+    y.float().pow(2).sum().mul(0.5).backward()
+    assert x.grad is not None
+    return y.detach(), x.grad

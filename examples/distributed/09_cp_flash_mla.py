@@ -16,6 +16,10 @@ Inside a block the two warpgroups split two products differently: of Q KV^T each
 weights x KV half of the columns too (latent dimensions), but that one needs the weights of all keys. So they exchange
 halves in between, in two spellings: `gathered` says what is wanted, `exchanged` who sends what to whom.
 
+Where a device has more processors than tiles, several blocks, a cluster, share the keys of a tile (`splits`). They
+merge what they made of them through each other's l1, each some rows, which it exchanges with the other devices itself:
+no second grid, and nothing in device memory but what travels.
+
 Things to try: a `merge` that returns the mean of the outputs; `exchanged` without its barrier, and what the emulator
 says of it; `--size 4096` on `--machine gb200-nvl72 --devices 64`.
 """
@@ -29,6 +33,7 @@ import torch
 import tilescale.language as T
 
 TILE_H, KEYS = 64, 128  # of a tile, at most: all that fits in l1
+PAD = 8  # columns of tiles that all threads write at once: their rows begin in other banks of l1
 HEADS, DIM, PE_DIM = 64, 512, 64  # as in DeepSeek-V3, with half of its heads
 
 
@@ -37,7 +42,8 @@ def merge(a, b):
     (out_a, sum_a), (out_b, sum_b) = a, b
     top = T.max(sum_a, sum_b)
     weight_a, weight_b = T.exp2(sum_a - top), T.exp2(sum_b - top)
-    return (out_a * weight_a + out_b * weight_b) / (weight_a + weight_b), top + T.log2(weight_a + weight_b)
+    total = weight_a + weight_b
+    return out_a * (weight_a / total) + out_b * (weight_b / total), top + T.log2(total)
 
 
 @T.macro
@@ -68,17 +74,21 @@ def exchanged(scores, kv, acc):
     # The end of the scale orders too: both have read what came, the next may be sent.
 
 
-def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1, sent=None):
+def cp_mla(
+    devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1, sent="float16"
+):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
-    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h, which splits divides: so many blocks have a
-    part of the keys of a device each, merge what they made of them, and send it to other devices as `sent` or float32.
+    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h, which splits divides: the blocks of a cluster
+    have a part of the keys of a device each. They combine what they made of them, each for some of the heads, and with
+    other devices. All of these parts travel as `sent`; without splits they are whole tensors of float32.
     """
     tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)  # its weights come and go, which takes room
     common.whole("seq", seq, devices * splits * tile_n)
-    keys, sent = seq // (devices * splits), sent or "float32"
     common.whole("heads", heads, tile_h)
     common.whole("tile_h", tile_h, splits)
+    keys, rows = seq // (devices * splits), tile_h // splits
+    clusters = {"cta_cluster": splits} if splits > 1 else {}
     scale = math.log2(math.e) / math.sqrt(dim + pe_dim)
 
     @T.prim_func
@@ -89,13 +99,13 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, 
         K_pe: T.Tensor((batch, seq, 1, pe_dim), "float16"),
         Output: T.Tensor((batch, heads, dim), "float32"),
     ):
-        with T.Kernel(device=devices, block=(splits, heads // tile_h, batch), threads=256) as (part, by, bx):
+        grid = splits, heads // tile_h, batch
+        with T.Kernel(device=devices, **clusters, block=grid, threads=256) as (part, by, bx):
             with T.Scale("device"):
                 Q_dev, Q_pe_dev = (T.view(x, layout=T.Replica) for x in (Q, Q_pe))
                 KV_dev, K_pe_dev = (T.view(x, layout=lambda b, s, h, d: s // (seq // devices)) for x in (KV, K_pe))
                 output = T.view(Output, layout=T.Replica)
                 logsum = T.alloc((batch, heads), "float32", level="l2")
-                outputs, logsums = attention.of_splits(output, logsum, splits)
             with T.Scale("block"):
                 q = T.alloc((tile_h, dim), "float16", level="l1")
                 q_pe = T.alloc((tile_h, pe_dim), "float16", level="l0")  # l1 is full
@@ -116,15 +126,21 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, 
                     attention.softmax_step(scores, top, total, acc, scale, attention.sums_apart)
                     exchange(scores, kv, acc)
                 attention.finish_apart(acc, top, total, scale)
-                T.copy(acc, outputs[part * batch + bx, by * tile_h, 0])
-                T.copy(total, logsums[part * batch + bx, by * tile_h])
+                if splits == 1:
+                    T.copy(acc, output[bx, by * tile_h, 0])
+                    T.copy(total, logsum[bx, by * tile_h])
+                else:
+                    held, received = (T.alloc((tile_h, dim + PAD), sent, level="l1") for _ in range(2))
+                    mean, whole = (T.alloc((rows, dim), dtype, level="l0") for dtype in ("float32", sent))
+                    log = T.alloc((rows,), "float32", level="l0")
+                    attention.merge_splits(acc, total, mean, log, held, received, splits, merge)
+                    T.copy(mean, whole)
+                    with T.Scale("device"):
+                        T.allreduce(whole, log, fn=merge)
+                    T.copy(whole, output[bx, by * tile_h + part * rows, 0])
             if splits == 1:
                 with T.Scale("device"):
                     T.allreduce(output, logsum, fn=merge)
-            else:
-                with T.Scale("device"), T.Scale("block"):  # a second grid: a tile's blocks share out its rows
-                    head = by * tile_h + part * (tile_h // splits)
-                    attention.merge_splits(outputs, logsums, output, bx, head, splits, merge, tile_h // splits, sent)
 
     return cp_flash_mla
 

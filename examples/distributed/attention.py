@@ -65,43 +65,35 @@ def finish_apart(acc, top, total, scale):
     with T.Scale("warpgroup"):
         T.allreduce(T.view(total, layout=T.Replica))
     for i, j in T.Parallel(acc.shape[0], acc.shape[1]):
-        acc[i, j] = acc[i, j] / total[i]
+        acc[i, j] = acc[i, j] * (1.0 / total[i])
     for i in T.Parallel(total.shape[0]):
         total[i] = T.log2(total[i]) + top[i] * scale
 
 
-def of_splits(output, logsum, splits):
-    """Where blocks that have a part of the keys each leave their results, one part after the other."""
-    if splits == 1:
-        return output, logsum
-    batch, *rest = output.shape
-    shapes = (splits * batch, *rest), (splits * batch, rest[0])
-    return tuple(T.alloc(shape, "float32", level="l2") for shape in shapes)
-
-
 @T.macro
-def merge_splits(outputs, logsums, output, b, head, splits, merge, rows, sent):
-    """Combine, by `merge`, what blocks with a part of the keys each left of `rows` heads of sequence b, from `head` on.
+def merge_splits(acc, total, mean, log, held, received, splits, merge):
+    """Combine, by `merge`, what the blocks of a cluster made of their parts of the keys: each gets some rows.
 
-    First those of this device, then, sent in that type, those of all: `output` has the means of all keys.
+    Args:
+        acc, total: (heads, columns) and (heads,), what this block has.
+        mean, log: the same of all blocks, of this one's share of the heads.
+        held, received: (heads, columns or more) in shared memory, in the type in which parts travel.
     """
-    batch, _, columns = output.shape
-    mean, other = (T.alloc((rows, columns), "float32", level="l0") for _ in range(2))
-    log, its_log = (T.alloc((rows,), "float32", level="l0") for _ in range(2))
-    whole = T.alloc((rows, columns), sent, level="l0")
-    T.copy(outputs[b, head, 0], mean)
-    T.copy(logsums[b, head], log)
+    rows, columns = mean.shape
+    logs, its = (T.alloc(total.shape, "float32", level="l1") for _ in range(2))
+    T.copy(acc, held[:, 0:columns])
+    T.copy(total, logs)
+    with T.Scale("block"):
+        T.all_to_all(held[:, 0:columns], received[:, 0:columns])
+        T.all_to_all(logs, its)
+    T.copy(received[0:rows, 0:columns], mean)
+    T.copy(its[0:rows], log)
     for part in T.serial(1, splits):
-        T.copy(outputs[part * batch + b, head, 0], other)
-        T.copy(logsums[part * batch + b, head], its_log)
         for i, j in T.Parallel(rows, columns):
-            mean[i, j] = merge((mean[i, j], log[i]), (other[i, j], its_log[i]))[0]
+            other = received[part * rows + i, j], its[part * rows + i]
+            mean[i, j] = merge((mean[i, j], log[i]), other)[0]
         for i in T.Parallel(rows):
-            log[i] = merge((0.0, log[i]), (0.0, its_log[i]))[1]
-    T.copy(mean, whole)
-    with T.Scale("device"):
-        T.allreduce(whole, log, fn=merge)
-    T.copy(whole, output[b, head, 0])
+            log[i] = merge((0.0, log[i]), (0.0, its[part * rows + i]))[1]
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

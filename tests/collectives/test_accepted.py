@@ -12,14 +12,14 @@ import torch
 
 import tilescale
 from tests.collectives.programs import SHAPES, UNITS, arguments, program, results, wanted
-from tests.cuda.support import lowered
+from tests.cuda.support import lowered, of_nvshmem
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.implemented import BETWEEN, IMPLEMENTED, ON_TENSORS
 from tilescale.collectives import FORMS, TENSORS, TILES, names, records
 from tilescale.collectives.table import family
 from tilescale.errors import UnsupportedError, UsageError
 
-BETWEEN_GROUPS = {(TENSORS, "hierarchical"), (TILES, BETWEEN)}
+BETWEEN_GROUPS = {(TENSORS, BETWEEN), (TILES, BETWEEN)}
 """What is generated only where devices do not all share memory; here they do."""
 
 every_kind = pytest.mark.parametrize(
@@ -47,7 +47,10 @@ def test_what_is_accepted_is_emulated_as_it_is_named(form: str, operation: str):
 
 
 @every_kind
-def test_what_is_accepted_is_generated_as_it_is_named_or_refused(form: str, operation: str):
+def test_what_is_accepted_is_generated_as_it_is_named_or_refused(
+    form: str, operation: str, monkeypatch: pytest.MonkeyPatch
+):
+    of_nvshmem(monkeypatch)
     for name in names(operation, form):
         traced = program(operation, form, name)
         if (operation, form, name) not in IMPLEMENTED or (form, name) in BETWEEN_GROUPS:

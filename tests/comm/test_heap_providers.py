@@ -174,7 +174,8 @@ def library(monkeypatch) -> Library:
 def test_nvshmem_from_start_to_end(library: Library) -> None:
     assert Nvshmem.objection(torch.device("cuda", 0), 1) is None
     heap = Nvshmem.open(Group(ALONE), torch.device("cuda", 0), 1, 1024 * MIB, CALL)
-    assert library.log[:3] == [("NVSHMEM_DISABLE_NVLS", "1"), ("on", 0), ("init", "id", 0, 1, "uid")]
+    settings = [("NVSHMEM_DISABLE_NVLS", "1"), ("NVSHMEM_DISABLE_NCCL", "1")]
+    assert library.log[:4] == [*settings, ("on", 0), ("init", "id", 0, 1, "uid")]
     assert heap.extents == [Extent(0, 512 * MIB)] and heap.addresses.base % 512 == 0
     piece = heap.grow(3 * MIB, 2 * MIB, CALL)
     assert piece.nbytes == 512 * MIB and piece.offset >= 512 * MIB and piece.offset % 512 == 0

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, copied_sums, exchanges, kernels, rounds
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels, rounds
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.steps import Work, run
@@ -128,13 +128,12 @@ class Heap:
 class Post:
     """Messages between ranks that are threads: see `Transport`."""
 
-    def __init__(self, ranks: int, group: int):
+    def __init__(self, ranks: int):
         self._boxes = {pair: queue.Queue() for pair in itertools.product(range(ranks), repeat=2)}
-        self._ranks, self._group = ranks, group
 
     def of(self, rank: int) -> Any:
         """The transport of a rank."""
-        return SimpleNamespace(exchange=partial(self._exchange, rank), reduce=partial(self._reduce, rank))
+        return SimpleNamespace(exchange=partial(self._exchange, rank))
 
     def _exchange(self, rank: int, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         for message in sends:
@@ -147,17 +146,6 @@ class Post:
                 arrived = self._boxes[message.device, rank].get(timeout=60)
                 assert (arrived.shape, arrived.dtype) == (message.tensor.shape, message.tensor.dtype)
                 message.tensor.copy_(arrived)
-
-        return wait
-
-    def _reduce(self, rank: int, tensor: torch.Tensor, reduction: str) -> Callable[[], None]:
-        rail = range(rank % self._group, self._ranks, self._group)
-        given = tensor.clone()
-        self._exchange(rank, [Message(given, peer) for peer in rail if peer != rank], [])
-
-        def wait() -> None:
-            parts = [given if peer == rank else self._boxes[peer, rank].get(timeout=60) for peer in rail]
-            tensor.copy_(copied_sums.combined(parts, reduction))
 
         return wait
 
@@ -176,7 +164,7 @@ class Ranks:
         self._library = library
         self.sizes, self.size = tuple(sizes.items()), torch.Size(sizes.values()).numel()
         self.near = near or self.size
-        self._post = Post(self.size, self.near)
+        self._post = Post(self.size)
         memory = torch.zeros(self.size, STRIDE, dtype=torch.uint8)
         self.reports = torch.zeros(self.size, 8, dtype=torch.int64)
         self.limit_ns = LIMIT_NS
@@ -184,6 +172,7 @@ class Ranks:
             patch.setattr(module, "THREADS", THREADS)
             patch.setattr(module, "launch", self._launch)
             patch.setattr(module, "functions", lambda code, kernel, device: library.functions(kernel))
+        patch.setattr(rounds, "shape_of", lambda machine, level, units, sizes: (len(units),))
         patch.setattr(exchanges, "FEWEST_THREADS", 2)
         patch.setattr(exchanges, "SMALLEST_SLOT", 64)
         patch.setattr(exchanges, "LARGEST_SLOT", 256)

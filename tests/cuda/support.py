@@ -6,6 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tilescale.hda.current import use_machine
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
 from tilescale.program.model import Program
+from tilescale.settings import settings
 
 EMULATED_ONLY = ("19_two_nodes", "20_wafer_mesh", "21_stacked_dram")
 KERNEL = re.compile(r'^extern "C" __global__ void [^;]*? \{\n.*?^\}$', re.MULTILINE | re.DOTALL)
@@ -36,6 +38,11 @@ def lowered(func: Any, machine: str = "h200-sxm-8", devices: int | None = None) 
     """A traced function as the CUDA back end has it."""
     taken_apart = program(func, machine)
     return support.lower(taken_apart, Target.of(taken_apart, Machine.load(machine), devices))
+
+
+def of_nvshmem(patch: pytest.MonkeyPatch) -> None:
+    """From now on programs are lowered for a job whose heap is NVSHMEM's."""
+    patch.setattr(support, "settings", lambda: replace(settings(), heap="nvshmem"))
 
 
 def source(func: Any, machine: str = "h200-sxm-8") -> str:

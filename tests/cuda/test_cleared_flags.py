@@ -7,8 +7,6 @@ What kernels do about it runs here in threads of the host, several ranks in step
 from __future__ import annotations
 
 import ctypes
-import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,53 +15,19 @@ import torch
 
 from tests.cuda import programs
 from tests.cuda.fakes import Device
+from tests.cuda.host_text import on_host
 from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous
 
-HERE = Path(__file__).parent
 RANK_BYTES, REPORT = 4096, 3584
 LONG_NS, SHORT_NS = 250 * 10**9, 10**7
-
-ATOMICS = [
-    (r'asm volatile\("mov.u64 %0, %globaltimer;" : "=l"\((\w+)\)\);', r"\1 = now();"),
-    (r'asm volatile\("fence.acq_rel.sys;" ::: "memory"\);', "__threadfence_system();"),
-    (
-        r'asm volatile\("ld.acquire.sys.global.\w+ %0, \[%1\];" : "=\w"\((\w+)\) : "l"\((\w+)\) : "memory"\);',
-        r"\1 = __atomic_load_n(\2, __ATOMIC_ACQUIRE);",
-    ),
-    (
-        r'asm volatile\("st.(\w+).sys.global.\w+ \[%0\], %1;" ::"l"\((\w+)\), "\w"\((\w+)\) : "memory"\);',
-        r"__atomic_store_n(\2, \3, (int)std::memory_order_\1);",
-    ),
-    (
-        r'asm volatile\("red.(\w+).sys.global.add.\w+ \[%0\], %1;" ::"l"\((\w+)\), "\w"\((\w+)\) : "memory"\);',
-        r"__atomic_fetch_add(\2, \3, (int)std::memory_order_\1);",
-    ),
-    (
-        r'asm volatile\("atom.acq_rel.gpu.global.add.u32 %0, \[%1\], 1;" : "=r"\((\w+)\) : "l"\((.*?)\) : "memory"\);',
-        r"\1 = __atomic_fetch_add(\2, 1, __ATOMIC_ACQ_REL);",
-    ),
-]
-"""PTX and what it is on a host. What stands in `#if __CUDA_ARCH__` is nothing there."""
-
-
-def _on_host(text: str) -> str:
-    for ptx, atomic in ATOMICS:
-        text = re.sub(ptx, atomic, text)
-    return text
 
 
 class Job:
     """Ranks with the memory of one program, made of a text of the device functions."""
 
     def __init__(self, text: str, folder: Path):
-        shim = f'#include "{HERE / "host_calls.h"}"\n'
-        source = folder / "calls.cpp"
-        source.write_text(f"{shim}{_on_host(text)}\n#define AFTER_HEADERS\n{shim}", encoding="utf-8")
-        command = ["g++", "-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-pthread", "-o", str(folder / "calls.so")]
-        done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr[:4000]
-        self._run = ctypes.CDLL(str(folder / "calls.so")).run
+        self._run = on_host(text, "host_calls.h", folder).run
         self._run.restype = ctypes.c_long
 
     def calls(self, memory: Any, blocks: int, calls: int, to_all: bool, absent: int = -1, limit: int = LONG_NS) -> int:

@@ -2,6 +2,7 @@
 """The cluster level: distributed shared memory, and clusters that execute as one unit."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -46,10 +47,11 @@ def test_a_cluster_begins_and_ends_together(name):
     body = text[text.index("{") :]
     begin, barrier = body.index("cudaGridDependencySynchronize();"), body.index("tilescale::cluster_barrier();")
     together = body.find("tl::cluster_sync();")  # where there are barriers that peers arrive at
-    uses = [m.start() for m in re.finditer(r"cluster_(put|get|load|store|allreduce)\b|tma_load|\b[A-Z]\[", body)]
-    assert begin < min(uses) and (0 < together < min(uses) or begin < barrier < min(uses))
-    assert body.rindex("tilescale::cluster_barrier();") > max(uses)
-    assert body[body.rindex("tilescale::cluster_barrier();") :].strip(" ;}\n").count(";") == 0
+    touches = [m.start() for m in re.finditer(r"cluster_(put|get|load|store|allreduce)\b|tma_load_multicast", body)]
+    loads = [m.start() for m in re.finditer(r"tma_load|\b[A-Z]\[", body)]
+    assert begin < min(touches + loads)
+    assert 0 < together < min(touches) or begin < barrier < min(touches)
+    assert body.rindex("tilescale::cluster_barrier();") > max(touches)
 
 
 def test_tiles_that_peers_touch_share_no_memory_with_others():
@@ -71,6 +73,40 @@ def test_tiles_that_peers_touch_share_no_memory_with_others():
     offsets = dict(re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)", text))
     assert abs(int(offsets["early"]) - int(offsets["put"])) >= 1024
     assert text.count("tilescale::in_use((&(((float*)put)[0])));") == 2
+
+
+def exchanged() -> Any:
+    """Each block has half of each tile in the end; what it had before is done with."""
+
+    @T.prim_func
+    def program(X: T.Tensor((8, 4096), "float32"), Y: T.Tensor((8, 4096), "float32")):
+        with T.Kernel(cta_cluster=2, block=8, threads=64) as b:
+            with T.Scale("block"):
+                early, held, got = (T.alloc((4096,), "float32") for _ in range(3))
+                T.copy(X[b, 0], early)
+                for i in T.Parallel(4096):
+                    X[b, i] = early[4095 - i]
+                T.copy(Y[b, 0], held)
+                T.all_to_all(held, got)
+                T.copy(got, Y[b, 0])
+
+    return program
+
+
+def test_what_peers_read_between_barriers_keeps_its_place_that_long():
+    """Longer would cost shared memory: a tile of an exchange at the end may lie where loads of a loop before it lay."""
+    text = bodies(source(exchanged()))
+    offsets = {name: int(at) for name, at in re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)", text)}
+    assert abs(offsets["held"] - offsets["got"]) >= 4 * 4096
+    assert offsets["early"] in (offsets["held"], offsets["got"])
+    begin, end = (m.start() for m in re.finditer(r"cluster_barrier\(\);", text))
+    assert begin < text.index("tilescale::in_use((&(((float*)held)[0])));") < end
+
+
+def test_words_of_a_peer_are_on_their_way_at_once():
+    """Up to eight: 1024 words of 16 bytes, half of them from each block, by 64 threads."""
+    words = re.findall(r"cluster_get<16>\((.*)\);", bodies(source(exchanged())))
+    assert [call.count("(bool)1") for call in words] == [8, 8]
 
 
 def test_words_are_as_wide_as_both_sides_allow():

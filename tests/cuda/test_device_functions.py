@@ -84,8 +84,8 @@ CONTAINED = {
         "tilescale::wait<tilescale::GE, int>(flags, at, 8, 1, limit, report, 0);",
         ["ld.acquire.sys.global.s32"],
     ),
-    "wait_by_warp": (
-        "tilescale::wait_by_warp<tilescale::GE, int>(flags, at, 8, 1, limit, report, 0);",
+    "wait_by_producer": (
+        "tilescale::wait_by_producer<tilescale::GE, int>(flags, at, 8, 1, limit, report, 0);",
         ["ld.acquire.sys.global.s32", "bar.warp.sync fence.proxy.async"],
     ),
     "barrier": (
@@ -188,14 +188,14 @@ def test_a_lost_fence_is_found(name: str, tmp_path: Path):
         ("ld.acquire.sys.global.s32", "ld.relaxed.sys.global.s32", "wait"),
         ("st.release.sys.global.s32", "st.release.gpu.global.s32", "store_release"),
         ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "drain"),
-        ('asm volatile("fence.proxy.async;" ::: "memory");', "", "wait_by_warp"),
+        ('asm volatile("fence.proxy.async;" ::: "memory");', "", "wait_by_producer"),
         ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "barrier"),
         ("st.relaxed.sys.global.s64", "st.relaxed.gpu.global.s64", "come"),
         ("red.relaxed.sys.global.add.u64", "red.relaxed.gpu.global.add.u64", "leave"),
         ("ld.acquire.sys.global.s64", "ld.relaxed.sys.global.s64", "leave"),
         ("wait_group %0;", "wait_group.read %0;", "drain"),
         ('asm volatile("fence.proxy.async;" ::: "memory");', "", "complete_stores"),
-        ("__syncwarp();", "", "wait_by_warp"),
+        ("__syncwarp();", "", "wait_by_producer"),
     ],
 )
 def test_a_weaker_function_is_found(right: str, wrong: str, name: str, tmp_path: Path):

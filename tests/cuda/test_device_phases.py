@@ -276,7 +276,7 @@ def kept_across(X, Y, L, flags, rank, size):
     [
         (read_before, "'first', read from memory before"),
         (kept_across, "'total', which lives across"),
-        (by_library, "impl='nvshmem' of T.broadcast: available here: direct, nccl, copy_engine, ring"),
+        (by_library, "impl='nvshmem' of T.broadcast: available here: direct, nccl, copy_engine, hierarchical, ring"),
         (by_bulk_copies, "impl='tma': moves shared memory, the tile lies in global memory"),
         (until_a_function, "'fabs' in what decides what to launch"),
         (until_a_value, "'first', read from memory before"),

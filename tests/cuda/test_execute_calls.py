@@ -13,6 +13,7 @@ import tilescale
 import tilescale.language as T
 from tests.cuda.fakes import Device
 from tilescale import backends
+from tilescale.backends.cuda.running import streams
 from tilescale.backends.cuda.running.plans import KEPT, LAUNCHED_BEFORE
 from tilescale.errors import UnsupportedError, WaitTimeoutError
 
@@ -240,6 +241,22 @@ def test_programs_take_turns_on_streams(device: Device):
     device.capturing, device.stream = True, 11
     own(given)
     assert len(device.events) == 4, "what is captured has the order of its graph"
+
+
+def test_the_default_stream_needs_no_event_until_another_one_is_used(device: Device):
+    own = device.program(put())
+    given = [device.heap.zeros((64, 64), torch.float32) for _ in range(2)]
+    for stream, events in (
+        (streams.DEFAULT, []),
+        (streams.DEFAULT, []),
+        (9, ["record 0", "9 waits", "record 9"]),
+        (streams.DEFAULT, ["0 waits", "record 0"]),
+        (streams.DEFAULT, ["record 0"]),
+    ):
+        device.stream = stream
+        own(given)
+        assert device.events == events
+        device.events.clear()
 
 
 # -- lowering once -----------------------------------------------------------------------------------------------------

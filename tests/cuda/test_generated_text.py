@@ -114,9 +114,10 @@ def test_a_broken_text_is_found(text: str, found: str, line: int):
     assert found in str(caught.value)
 
 
-GATE = "      tilescale::wait_by_warp<tilescale::GE, int>((&(F[0])), 0, 8, 1, n, F, 0);"
+GATE = "      tilescale::wait_by_producer<tilescale::GE, int>((&(F[0])), 0, 8, 1, n, F, 0);"
 LOOP, BULK = "    for (int k = 0; k < 4; ++k) {", "      tl::tma_load(X_desc, b, s, 0, 0);"
 ELECT, TMA_STORE = "  if (tl::tl_shuffle_elect<128>()) {", "    tl::tma_store(Y_peers_desc, s, 0, 0);"
+ISSUED = "\n".join([ELECT, BULK, "  }"])
 KEEP, RELEASE = "    kept0 = tilescale::address((&(F[0])), 0, 8, F, 0);", "    tilescale::release<0, int>(kept0, 1);"
 
 
@@ -140,7 +141,7 @@ FLUSHED = elected(DRAIN, RELEASE)
 @pytest.mark.parametrize(
     "text",
     [
-        gated("      if (k == 0) {", GATE, "      }", BULK),
+        gated("      if (k == 0) {", GATE, "      }", ISSUED),
         gated(BULK, others=("    tl::__sync_thread_partial<3, 64>();", LOAD)),
         gated(BULK, others=(ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL), "}"]),
@@ -161,7 +162,8 @@ def test_texts_with_roles_pass(text: str):
         (gated(BULK, "      if (k == 0) {", GATE, "      }"), "a wait does not come before the load in line 4"),
         (gated(GATE).replace("}\n  } else", "}\n" + BULK + "\n  } else"), "does not come before the load in line 6"),
         (gated(BULK, others=(GATE,)), "a wait outside the role that loads"),
-        (gated(ELECT, GATE, "  }", BULK), "a wait of whole warps in a branch of one thread"),
+        (gated(ELECT, GATE, "  }", BULK), "a producer's wait in a branch of one thread"),
+        (gated(GATE, BULK), "a producer waits for what other threads load in line 5"),
         (
             gated(BULK, others=(ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)).replace(
                 "X_desc", "Z_desc"

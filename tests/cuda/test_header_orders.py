@@ -42,7 +42,7 @@ ORDERS = {
         "store_whole": ["st.global.v4.b32 ", "st.global.v2.b32 "],
         "wait": ["load_acquire"],
         # The other lanes come after lane 0's acquire, and their bulk copies after them.
-        "wait_by_warp": ["__syncwarp", "acquired"],
+        "wait_by_producer": ["__syncwarp", "acquired"],
         "signal": ["store_release", "add_release"],
         "release": ["store_release", "add_release"],
         "tell_ranks": ["store_relaxed"],

@@ -17,7 +17,10 @@ from tilescale.backends.cuda.running.collectives import LAUNCHERS, copied_sums, 
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving, moving_units
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.timeouts import Kind
-from tilescale.collectives import records
+from tilescale.backends.emulator import numerics
+from tilescale.backends.emulator.numerics.dtypes import to_numpy
+from tilescale.backends.emulator.operations import pieces
+from tilescale.collectives import records, schedule
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -231,10 +234,46 @@ def test_groups_that_share_memory(name: str, library: Library, monkeypatch: pyte
     monkeypatch.setattr(exchanges, "short_up_to", lambda own, stand, ranks: SHORT)
     monkeypatch.setattr(hierarchical, "chunk_bytes", lambda target: 1000)
     six = Ranks(monkeypatch, library, {"device": 6}, shift=0, near=3)
-    call = six.collective(stand(name), "hierarchical")
+    call = six.collective(stand(name), "hierarchical_direct")
     for count in (1, 2, 7, 150, 1300):
         check(call, name, count, 6, torch.bfloat16, shift=count % 2, numbers=whole_numbers)
     assert not six.reports.any()
+
+
+SUMS = [(name, algorithm) for name, algorithm in LAUNCHERS if name in ("allreduce", "reduce_scatter")]
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [pair for pair in SUMS if records()[pair[1]].in_order])
+def test_sums_have_the_bits_of_the_emulator(
+    name: str, algorithm: str, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    """Kernels add as the emulator plays: in 16 bits another order shows. Also where pieces are not of one length."""
+    monkeypatch.setattr(exchanges, "short_up_to", lambda own, stand, ranks: SHORT)
+    monkeypatch.setattr(hierarchical, "chunk_bytes", lambda target: 1000)
+    shape = (2, 3) if algorithm == "hierarchical_direct" else (4,) if (name, algorithm) in by_rounds() else (3,)
+    job, units = Ranks(monkeypatch, library, {"device": math.prod(shape)}, near=shape[-1]), math.prod(shape)
+    call, plan = job.collective(stand(name), algorithm), schedule(name, algorithm, shape)
+    for count in (48, 149):
+        given = [randoms(count * (1 if name == "allreduce" else units), torch.bfloat16) for _ in range(units)]
+        values = [to_numpy(x) for x in given]
+        if name == "allreduce":
+            want = [total for (total,) in pieces.allreduce(plan, [(x.copy(),) for x in values], add)]
+        else:
+            want = pieces.reduce_scatter(plan, values, 0, add)
+        outs = given if name == "allreduce" else [x[:count].clone() for x in given]
+        call([Operands(x, out) for x, out in zip(given, outs, strict=True)])
+        for unit, out in enumerate(outs):
+            assert (to_numpy(out) == want[unit]).all(), (count, unit)
+
+
+def add(values: list[pieces.Value]) -> pieces.Value:
+    """As the emulator adds up."""
+    arrays = [array for (array,) in values]
+    return (numerics.reduce_many(arrays, "sum", arrays[0].dtype),)
+
+
+def by_rounds() -> set[tuple[str, str]]:
+    return {(operation, name) for operation, played in BY_ROUNDS.items() for name in played}
 
 
 def test_sums_of_groups_are_added_in_float32():

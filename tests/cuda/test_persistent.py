@@ -53,8 +53,8 @@ def test_who_loads_does_nothing_else(name: str):
 
 def test_waits_of_loads_are_made_by_who_loads():
     computes, loads = roles(KEPT["gather"]())
-    assert loads.count("tilescale::wait_by_warp<") == 1 and "tilescale::wait" not in computes
-    assert loads.index("tilescale::wait_by_warp<") < loads.index("tl::tma_load(")
+    assert loads.count("tilescale::wait_by_producer<") == 1 and "tilescale::wait" not in computes
+    assert loads.index("tilescale::wait_by_producer<") < loads.index("tl::tma_load(")
 
 
 @pytest.mark.parametrize(("blocks", "senders", "kept"), [(12, 4, True), (132, 16, False)])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import tilescale
 import tilescale.language as T
 from tests.cuda.support import bodies, notes, source
 from tests.cuda.test_thread_groups import interpret, kernel
@@ -187,6 +188,57 @@ def test_attention_fits():
     """With a merge of splits; that the example's programs do, which have none, is seen where they are compiled."""
     module = load(NUMBERED[9])
     assert source(module.cp_mla(2, 1, 64, 1024, module.DIM, module.PE_DIM, splits=2))
+
+
+def in_clusters(*, meets_before: bool) -> Any:
+    """Two blocks of a cluster each have half of the product's K; each gets the sum of half of the rows."""
+
+    @T.prim_func
+    def run(
+        A: T.Tensor((M, 2 * K), "bfloat16"),
+        B: T.Tensor((2 * K, N), "bfloat16"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(cta_cluster=2, block=2, threads=256) as part, T.Scale("block"):
+            a = T.alloc((M, 64), "bfloat16", level="l1")
+            b = T.alloc((64, N), "bfloat16", level="l1")
+            c = T.alloc((M, N), "float32", level="l0")
+            sums, share = (T.alloc((rows, N), "float32", level="l1") for rows in (M, M // 2))
+            with T.Scale("warpgroup"):
+                T.clear(T.view(c, layout=T.Replica))
+            if meets_before:
+                T.barrier()
+            for step in T.Pipelined(K // 64, num_stages=3):
+                T.copy(A[0, part * K + step * 64], a)
+                T.copy(B[part * K + step * 64, 0], b)
+                with T.Scale("warpgroup"):
+                    T.gemm(T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow), T.view(c, layout=T.Replica))
+            with T.Scale("warpgroup"):
+                T.allreduce(T.view(c, layout=T.Replica))
+            T.copy(c, sums)
+            T.reduce_scatter(sums, share)
+            T.copy(share, C[part * (M // 2), 0])
+
+    return run
+
+
+def test_a_loader_runs_beside_a_cluster_that_meets_behind_its_loop():
+    """All threads of a cluster come to its barriers: loaders have ended by then, or there is none."""
+    assert any("load a, b by TMA" in note for note in notes(in_clusters(meets_before=False)))
+    assert not any("by TMA" in note for note in notes(in_clusters(meets_before=True)))
+    text = first_kernel(in_clusters(meets_before=False))
+    loader, units = branches(text)
+    assert "cluster_barrier" not in loader and units.count("cluster_barrier") == 2
+    # The loader waits for the grid before, too.
+    assert text.index("cudaGridDependencySynchronize();") < text.index("if (256 <= ((int)threadIdx.x)) {")
+
+
+def test_a_split_product_of_a_cluster_is_the_product():
+    rng = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=rng).bfloat16() for shape in [(M, 2 * K), (2 * K, N)])
+    c = torch.full((M, N), torch.nan)
+    tilescale.emulate(in_clusters(meets_before=False), [a, b, c])
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def run_all(
     )
     monkeypatch.setattr(stream_memory, "write", written)
     target, traced = Target(Machine.load(described), tuple(sizes.items()), 1 << 36), program(func, described)
-    body, post = plan(traced, target)[0], Post(RANKS, LOCAL)
+    body, post = plan(traced, target)[0], Post(RANKS)
     memory = {
         "X": torch.randn(RANKS, units, ROWS, COLUMNS),
         "Y": torch.zeros(RANKS, units, ROWS, COLUMNS),

@@ -75,7 +75,7 @@ def test_notes_say_which_role_does_what(func: Any, said: list[str]):
 def test_loads_from_peers_run_ahead_behind_what_they_wait_for(persistent: dict[str, int]):
     func = programs.ag_gemm_by_loads(shape=SMALL, waits=True, **persistent)
     text = bodies(source(func))
-    gate, load = text.index("tilescale::wait_by_warp<"), text.index("tl::tma_load(A_peers_desc")
+    gate, load = text.index("tilescale::wait_by_producer<"), text.index("tl::tma_load(A_peers_desc")
     assert gate < load and text.count("tma_load(A_peers_desc") == 1
     assert any(note.endswith("src=): tma (by the producer, ahead of its use)") for note in notes(func))
 
@@ -143,7 +143,7 @@ def waiting(kind: str) -> Any:
 )
 def test_waits_go_where_they_are_right(kind: str, gates: int, said: str):
     text, found = bodies(source(waiting(kind))), told(waiting(kind))
-    assert text.count("tilescale::wait_by_warp<") == gates
+    assert text.count("tilescale::wait_by_producer<") == gates
     assert len(found) == 1 and said in found[0]
     assert ("tl::tma_load(" in text) == ("producer loads" in said)
 

@@ -78,10 +78,11 @@ levels:
     count: {local}
 """
 
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 ENVIRONMENT = {
     "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0",
     "NCCL_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "TILESCALE_WAIT_S": "20", "OMP_NUM_THREADS": "2",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "PYTHONPATH": PATHS, "PYTHONUNBUFFERED": "1",
 }  # fmt: skip
 
 

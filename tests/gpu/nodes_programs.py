@@ -212,7 +212,7 @@ def cases(nodes: int, devices: int) -> Iterator[tuple[str, Callable[[], Case]]]:
     yield "three collectives", lambda: by_hand(nodes, devices)
     yield "queued gather", lambda: queued_gather(nodes, devices)
     yield "queued copies", lambda: queued_copies(nodes, devices)
-    impls = ("hierarchical", "nccl") if devices > 1 else (None,)
+    impls = ("hierarchical_direct", "nccl") if devices > 1 else (None,)
     for name in ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"):
         for impl in impls:
             yield f"{name} {impl}", lambda n=name, i=impl: collective(n, 7, "float32", i, nodes, devices)

@@ -356,6 +356,39 @@ def check_float8(_: slice) -> None:
         )
 
 
+def check_float8_gradients(only: slice) -> None:
+    """Products of bfloat16 matrices that are rounded on the way; the second shape is overlapped."""
+    for rows, n, k in [(200, 256, 512), (2304, 1024, 4096)][only]:
+        a, up, down = random(rows, k), random(n, k).mul_(0.1), random(k, n).mul_(0.1)
+        grad, whole = random(rows, k), everyones(a).view(-1, k).float()
+        hidden = whole @ up.float().t()
+        far = everyones(grad).view(-1, k).float()
+        of_hidden = far @ down.float()
+        for recipe in (ops.Float8(), ops.Float8("tensorwise", torch.float8_e4m3fn)):
+            leaves = [x.clone().requires_grad_() for x in (a, up, down)]
+            poison()
+            middle = ops.all_gather_matmul(leaves[0], leaves[1].t(), float8=recipe)
+            y = ops.matmul_reduce_scatter(middle, leaves[2].t(), float8=recipe)
+            dy, d_up, d_down = torch.autograd.grad(y, leaves, grad)
+            for name, got, want, most in (
+                ("hidden", middle, hidden, 0.06),
+                ("y", y, total(hidden @ down.float().t()).chunk(SIZE)[RANK], 0.09),
+                ("da", dy, total(of_hidden @ up.float()).chunk(SIZE)[RANK], 0.15),
+                ("d_down", d_down, far.t() @ hidden, 0.06),
+                ("d_up", d_up, of_hidden.t() @ whole, 0.12),
+            ):
+                error = float((got.float() - want).norm() / want.norm())
+                say(f"float8 {rows}x{n}x{k} {recipe.scaling} {name}: {error:.4f} of the norm")
+                if not error < most:
+                    raise ValueError(f"{name} is off by {error:.3f} of its norm")
+            poison()
+            summed = ops.matmul_all_reduce(leaves[0], leaves[1].t(), float8=recipe)
+            error = float((summed.float() - (want := total(a.float() @ up.float().t()))).norm() / want.norm())
+            if not error < 0.06:
+                raise ValueError(f"the sum is off by {error:.3f} of its norm")
+        say(f"PASS gradients of float8 {rows}x{n}x{k}")
+
+
 def check_attention_gradients(only: slice) -> None:
     for tokens, causal, zigzag in [(200, True, True), (512, False, False)][only]:
         shapes = ((1, tokens, 8, 128), (1, tokens, 2, 128), (1, tokens, 2, 128))

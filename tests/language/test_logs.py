@@ -2,9 +2,11 @@
 """What TileLang logs while it compiles for us."""
 
 import logging
+from functools import partial
 
 import pytest
 import tilelang
+from tilelang.cache.kernel_cache import KernelCache
 from tvm import tirx
 
 from tilelang_core import compile as stock
@@ -47,3 +49,14 @@ def test_information_is_off_until_our_logger_asks_for_it(compiled):
 
 def test_tilelang_by_itself_logs_as_ever(compiled):
     assert compiled(lambda: tilelang.compile(None)) == ["begins", "minds"]
+
+
+def test_our_users_are_not_advised_how_to_call_tilelang(compiled, monkeypatch: pytest.MonkeyPatch):
+    """Programs share small kernels, such as the barrier of ranks, which TileLang's cache then has."""
+    kernels = KernelCache()
+    monkeypatch.setattr(kernels, "_generate_key", lambda **_: "key")
+    monkeypatch.setattr(kernels, "_memory_cache", {"key": "the kernel"})
+    again = partial(kernels.cached, NOTHING, target="c", verbose=False)
+    monkeypatch.setattr(tilelang, "compile", lambda func: again())
+    assert compiled(lambda: stock.compile_kernel(NOTHING)) == []
+    assert len(compiled(again)) == 1

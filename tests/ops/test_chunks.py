@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import tilescale
-from tilescale.ops import chunks, small
+from tilescale.ops import chunks, small, unfused
 
 RANKS, ROWS, K, N = 4, 300, 24, 16
 
@@ -43,7 +44,8 @@ def test_chunks_are_whole_tiles_of_rows_between_nodes_alone(team: Any, monkeypat
 def test_a_gather_and_a_product(gated: bool, team: Any):
     a, bias = torch.randn(ROWS, K), torch.randn(2 * N)
     weights = [torch.randn(K, N), torch.randn(K, N)]
-    *results, whole = import_module("tilescale.ops.ag_gemm")._in_chunks(a, weights, bias, True, team, "silu", gated)
+    ending = partial(import_module("tilescale.ops.ag_gemm")._ended, "silu", gated)
+    *results, whole = unfused.gathered_products(a, weights, bias.chunk(2), None, True, team, ending)
     each = [a @ w + b for w, b in zip(weights, bias.chunk(2), strict=True)]
     silu = torch.nn.functional.silu
     wanted = [silu(each[0]) * each[1]] if gated else list(map(silu, each))
@@ -57,8 +59,8 @@ def test_a_product_and_a_sum(biased: bool, team: Any):
     a, b = torch.randn(K, RANKS * ROWS).t(), torch.randn(K, N)
     bias = torch.randn(N) if biased else None
     want = RANKS * (a @ b + (0 if bias is None else bias))
-    torch.testing.assert_close(import_module("tilescale.ops.gemm_rs")._in_chunks(a, b, bias, team), want[:ROWS])
-    torch.testing.assert_close(import_module("tilescale.ops.gemm_ar")._in_chunks(a, b, bias, None, a.dtype, team), want)
+    torch.testing.assert_close(unfused.scattered_product(a, b, bias, None, team), want[:ROWS])
+    torch.testing.assert_close(unfused.summed_product(a, b, bias, None, team), want)
 
 
 class Stream:

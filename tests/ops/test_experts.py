@@ -124,8 +124,9 @@ def there_and_back(case: tuple[Any, ...], seed: int | None = None) -> None:
         for r in range(size)
     ]
     name, unit = str(kind).removeprefix("torch."), 16 // kind.itemsize
+    groups = row_exchange.sharers(width, unit, tokens)
     program = row_exchange.sum_program(size, width, choices, name, unit, weighted)
-    tilescale.emulate(program, per_device, schedule_seed=seed)
+    tilescale.emulate(program, [[*tensors, groups] for tensors in per_device], schedule_seed=seed)
     want = torch.zeros(size, tokens, width)
     for rows, (row, *_), weight in zip(y, tables.rows, weights, strict=True):
         part = torch.zeros_like(want)

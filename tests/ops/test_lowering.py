@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from tilelang.cuda.op.gemm.gemm_wgmma import GemmWGMMA
 
 from tests.cuda.support import notes, source
 from tests.cuda.support import program as taken
@@ -71,6 +72,14 @@ def program(name: str, *given: Any) -> Any:
 )
 def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert notes(made()) == said
+
+
+def test_gradients_in_e5m2_are_multiplied_with_weights_in_e4m3(monkeypatch: pytest.MonkeyPatch):
+    of = Product(256, 256, "float8_e5m2", TILINGS[-1], True, False, other="float8_e4m3fn")
+    assert "wgmma_ss<tl::DataType::kFloat8_e5m2, tl::DataType::kFloat8_e4m3," in source(program("gemm_rs", 2, of))
+    monkeypatch.delattr(GemmWGMMA, "allow_f8f6f4_mixed_dtypes")
+    with pytest.raises(ValueError, match="Mixed-dtype"):  # else tilelang_core/mixed.py can go
+        source(program("gemm_rs", 2, replace(of, N=512)))
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 100, 1024, 2048, 2049, 32768])

@@ -23,6 +23,9 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.cache_clear()
 
 
+FLOAT8 = "rowwise torch.float8_e4m3fn torch.float8_e5m2"
+
+
 def leaf(*shape: int) -> torch.Tensor:
     return torch.randn(shape).bfloat16().requires_grad_()
 
@@ -33,8 +36,21 @@ def mlp(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor, down: torch.Tenso
     return ops.all_to_all(ops.matmul_all_reduce(y, down), 1, 0)
 
 
+def float8_mlp() -> Callable[..., torch.Tensor]:
+    recipe = ops.Float8(gradients=torch.float8_e4m3fn)
+    layer = ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32).bfloat16(), sequence=False, float8=recipe)
+
+    def call(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        gated = ops.all_gather_matmul(x, [gate.t(), up.t()], activation="silu", gated=True, float8=recipe)
+        y = ops.matmul_reduce_scatter(gated, down.t(), float8=ops.Float8("tensorwise"))
+        return ops.matmul_all_reduce(layer(y), down.t(), float8=recipe)
+
+    return call
+
+
 def test_a_graph_without_a_break_computes_the_same():
     computes_the_same(mlp, [leaf(4, 16), leaf(32, 16), leaf(32, 16), leaf(16, 32), leaf(32)])
+    computes_the_same(float8_mlp(), [leaf(4, 16), leaf(32, 16), leaf(32, 16), leaf(16, 32)])
     computes_the_same(experts, [leaf(6, 16), leaf(4, 24, 16), torch.rand(6, 2).requires_grad_()])
 
 
@@ -59,10 +75,11 @@ def experts(x: torch.Tensor, w: torch.Tensor, share: torch.Tensor) -> torch.Tens
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("all_gather_matmul", lambda x, w: (x, [w], None, True, "", "silu", False)),
-        ("all_gather_matmul", lambda x, w: (x, [w, w], None, True, "", "silu", True)),
-        ("matmul_reduce_scatter", lambda x, w: (x, w, None, "")),
-        ("matmul_all_reduce", lambda x, w: (x, w, None, "")),
+        ("all_gather_matmul", lambda x, w: (x, [w], None, True, "", "silu", False, "")),
+        ("all_gather_matmul", lambda x, w: (x, [w, w], None, True, "", "silu", True, FLOAT8)),
+        ("matmul_reduce_scatter", lambda x, w: (x, w, None, "", "")),
+        ("matmul_all_reduce", lambda x, w: (x, w, None, "", FLOAT8)),
+        ("matmul_float8", lambda x, w: (x, w, None, FLOAT8)),
         ("all_gather", lambda x, w: (x, 1, "")),
         ("reduce_scatter", lambda x, w: (x, 0, "")),
         ("all_reduce", lambda x, w: (x, "")),

@@ -12,8 +12,8 @@ from tilescale.collectives.table import names, records
 
 OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
-SHAPE, SEGMENTS = (2, 4), 4
-"""Of the units for which rounds and bytes are counted; of tensors that are cut."""
+SHAPE = (2, 4)
+"""Of the units for which rounds and bytes are counted."""
 
 HEADS = ("`impl=`", "what it does", "for", "needs", "rounds", "sent", "on GPUs")
 
@@ -29,7 +29,7 @@ def table(operation: str, generated: Callable[[str, str, str], bool]) -> str:
 
 
 def _row(record: Algorithm, operation: str, generated: Callable[[str, str, str], bool]) -> list[str]:
-    plan = record.schedule(operation, SHAPE, SEGMENTS)
+    plan = record.schedule(operation, SHAPE)
     pieces = plan.pieces
     sent = sum(np.bincount(r.source, r.count, minlength=plan.units) for r in plan.rounds)
     made = [form for form in record.forms if generated(operation, form, record.name)]
@@ -37,15 +37,15 @@ def _row(record: Algorithm, operation: str, generated: Callable[[str, str, str],
         f"`{record.name}`",
         record.title,
         ", ".join(record.forms),
-        "; ".join(_needs(record)) or "-",
+        "; ".join(_needs(record, operation)) or "-",
         str(len(plan.rounds)),
         f"{float(np.max(sent)) / pieces:.3g}",
         ", ".join(made) or "-",
     ]
 
 
-def _needs(record: Algorithm) -> list[str]:
-    needs = []
+def _needs(record: Algorithm, operation: str) -> list[str]:
+    needs, combines = [], operation in ("allreduce", "reduce_scatter")
     if record.power_of_two:
         needs.append("a power of two of units")
     if record.dtypes:
@@ -58,6 +58,10 @@ def _needs(record: Algorithm) -> list[str]:
         needs.append("a mechanism that the host starts")
     if record.on_request:
         needs.append("to be asked for")
+    if combines and record.reductions:
+        needs.append(", ".join(record.reductions))
+    if combines and not record.in_order:
+        needs.append("no need of the emulator's bits")
     if not record.deterministic:
         needs.append("no need of the same bits in every run")
     return needs

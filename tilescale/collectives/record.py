@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from tilescale.collectives.schedule import Schedule
+from tilescale.collectives.schedule import SEGMENTS, Schedule
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level, Machine
 
@@ -48,8 +48,11 @@ class Algorithm:
         forms: kinds of collective that it serves, of `FORMS`.
         segmented: operations of which segments of the tensor follow one another; their schedules take how many.
         deterministic: whether a sum has the same bits in every run.
+        in_order: whether sums are added in the order of its rounds wherever they are made, so that GPUs get the bits of
+            the emulator. A library's order is its own.
         power_of_two: whether it needs a power of two of units.
         dtypes: element types that it takes; () for all.
+        reductions: what it combines by, of "sum", "prod", "max" and "min"; () for all.
         library: the software that makes it, in the words of machine descriptions; "" for this project's own.
         mechanism: the one that carries its messages; "" for the fastest that each round's starter has.
         by_host: whether the host starts messages.
@@ -65,8 +68,10 @@ class Algorithm:
     forms: Iterable[str]
     segmented: frozenset[str] = frozenset()
     deterministic: bool = True
+    in_order: bool = True
     power_of_two: bool = False
     dtypes: tuple[str, ...] = ()
+    reductions: tuple[str, ...] = ()
     library: str = ""
     mechanism: str = ""
     by_host: bool = False
@@ -83,7 +88,7 @@ class Algorithm:
         """Whether it makes an operation, of a kind."""
         return operation in self.schedules and (form is None or form in self.forms)
 
-    def schedule(self, operation: str, shape: Shape, segments: int = 1) -> Schedule:
+    def schedule(self, operation: str, shape: Shape, segments: int = SEGMENTS) -> Schedule:
         """Its rounds.
 
         Raises:
@@ -95,10 +100,12 @@ class Algorithm:
         make = self.schedules[operation]
         return make(shape, segments) if operation in self.segmented else make(shape)
 
-    def against(self, units: int, dtype: str | None = None) -> str | None:
-        """Why it cannot be for so many units, or elements of a type; None if it can."""
+    def against(self, units: int, dtype: str | None = None, reduction: str | None = None) -> str | None:
+        """Why it cannot be for so many units, elements of a type, or a combining operation; None if it can."""
         if self.power_of_two and units & (units - 1):
             return f"it needs a power of two of units, here are {units}"
         if self.dtypes and dtype is not None and dtype not in self.dtypes:
             return f"it takes no {dtype}"
+        if self.reductions and reduction is not None and reduction not in self.reductions:
+            return f"it makes no {reduction}"
         return None

@@ -33,6 +33,7 @@ def wanted_of(
         nbytes=_bytes(made),
         dtype=made.dtype,
         function=made.combine is not None,
+        reduction=made.op,
     )
 
 

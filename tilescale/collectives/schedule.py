@@ -16,6 +16,9 @@ Numbers = NDArray[np.int64]
 BARRIER = 0
 """Pieces of a message that only says "I am here"."""
 
+SEGMENTS = 4
+"""Into how many segments algorithms cut tensors that send one after the other, wherever they are played."""
+
 
 @dataclass(frozen=True, eq=False)
 class Round:

@@ -38,6 +38,7 @@ class Wanted:
             launch only.
         dtype: of its elements.
         function: whether a user's function combines.
+        reduction: the combining operation, if it is one of the language's.
     """
 
     operation: str
@@ -48,6 +49,7 @@ class Wanted:
     nbytes: int | None = None
     dtype: str = "float32"
     function: bool = False
+    reduction: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def everything(machine: Machine, wanted: Wanted) -> Available:
     """All algorithms that a machine has what it takes for: what there is where no back end generates them."""
     count = len(wanted.units)
     known = [records()[name] for name in names(wanted.operation, wanted.form)]
-    able = [r.name for r in known if r.against(count, wanted.dtype) is None and _is_there(machine, r)]
+    fit = [r for r in known if r.against(count, wanted.dtype, wanted.reduction) is None]
+    able = [r.name for r in fit if _is_there(machine, r)]
     kept = [name for name in able if records()[name].on_request or records()[name].most < count]
     return Available(tuple(able), frozenset(kept if len(kept) < len(able) else ()))
 

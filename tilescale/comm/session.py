@@ -95,6 +95,8 @@ class Session:
         Raises UsageError in any other thread than that of the first call.
         """
         thread = threading.get_ident()
+        if self._caller and self._caller[0] == thread:
+            return
         with self._claiming:
             if not self._caller:
                 self._caller.append(thread)

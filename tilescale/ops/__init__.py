@@ -11,8 +11,10 @@
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
     dtensors.py                         DTensors in and out
     operator.py                         what an operator of torch.library is, at the cost of its function
-    products.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share
-    small.py chunks.py                  what is too small to overlap, and what goes between nodes
+    products.py blocks.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share
+    float8.py                           how products round bfloat16 to float8, forward and backward
+    ways.py                             whether a product is overlapped
+    small.py unfused.py chunks.py       what is not overlapped, and what goes between nodes
 """
 
 from tilescale.ops.ag_gemm import all_gather_matmul
@@ -22,6 +24,7 @@ from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
 from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.all_to_all_v import all_to_all_v
 from tilescale.ops.decode import flash_decode, mla_decode
+from tilescale.ops.float8 import Float8
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.grouped_gemm import grouped_matmul
@@ -35,6 +38,7 @@ from tilescale.ops.workspace import Workspace, workspace
 
 __all__ = [
     "ColumnParallelLinear",
+    "Float8",
     "ParallelLinear",
     "Routing",
     "RowParallelLinear",

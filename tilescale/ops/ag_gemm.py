@@ -3,7 +3,7 @@
 
 The copy queue sends the own rows to everybody, chunk by chunk, while the grid multiplies them where they lie; rows of
 others come into a workspace and are multiplied as they arrive. Nobody copies own rows, and no processor moves data.
-Few rows are gathered first: see small.py; between nodes chunk by chunk: see chunks.py.
+Few rows are gathered first: see ways.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from collections.abc import Sequence
@@ -15,24 +15,26 @@ import torch
 
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import chunks, small
+from tilescale.ops import small, ways
 from tilescale.ops.ag_gemm_programs import in_turns, program
 from tilescale.ops.arguments import (
-    NARROW,
     as_autocast,
     check_like,
     check_product,
     dense,
     operands,
-    scale_of_each,
+    result_type,
+    scales_of,
     unread,
 )
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
+from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.products import ROWS, TURNS, Product, at_once, beside_stores, takes_turns, tiling
+from tilescale.ops.unfused import Scales, gathered_products
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
 
@@ -42,13 +44,6 @@ ACTIVATIONS = {
     "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
 }
 """What may become of a result before it is stored, as PyTorch has it."""
-
-WHOLE_BYTES = 8 << 20
-"""What comes to a rank at most of what is gathered first: a product of so few rows has too few waves of tiles to part.
-
-Measured on two H200, N 3584 and K 8192: with 512 rows of each rank 119 us chunk by chunk, 115 one after the other.
-"""
-
 
 WIDE_GROUP = 16
 """Rows of tiles that are walked together in turns, at most: 8192 x 3584 x 8192 on two H200 took 1 % less than by 8."""
@@ -63,6 +58,7 @@ def all_gather_matmul(
     activation: str | None = None,
     gated: bool = False,
     scales: tuple[torch.Tensor, Any] | None = None,
+    float8: Float8 | None = None,
     group: Any = None,
 ) -> torch.Tensor | list[torch.Tensor]:
     """The rows of all ranks times b (+ bias), gathered while they are multiplied. Collective.
@@ -78,22 +74,25 @@ def all_gather_matmul(
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
             of a and for each column of b; the second a list if b is one. Then b is the transpose of a contiguous
             matrix, or several, K and N are multiples of 16, and a bias is bfloat16.
+        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`; K and N are multiples of 16.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
         (ranks * rows, N), of the type of a, bfloat16 for float8; a list of them if b is one, unless it is gated. It can
-        be differentiated, but for float8: `matmul_reduce_scatter` is its backward.
+        be differentiated, but with `scales`: `matmul_reduce_scatter` is its backward.
 
     Raises:
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, *weights = as_autocast(a, *b) if isinstance(b, Sequence) else as_autocast(a, b)
-    biases = as_autocast(*bias) if isinstance(bias, Sequence) else as_autocast(bias) * len(weights)
+    several = isinstance(b, Sequence) and bias is None
+    biases = as_autocast(*bias) if isinstance(bias, Sequence) else as_autocast(bias) * (len(weights) if several else 1)
     if not weights or len(biases) != len(weights):
         raise ArgumentError(f"b is {len(weights)} matrices, bias {len(biases)}", hint="one bias, or None, for each")
     for i, (weight, added) in enumerate(zip(weights, biases, strict=True)):
-        check_product(a, weight, added, f"b[{i}]" if isinstance(b, Sequence) else "b", scaled=scales is not None)
+        name = f"b[{i}]" if isinstance(b, Sequence) else "b"
+        check_product(a, weight, added, name, scaled=scales is not None, rounds=float8 is not None)
         check_like(f"b[{i}]", weight, "b[0]", weights[0])
     if a.shape[0] > ROWS:
         raise ArgumentError(f"a has {a.shape[0]} rows on each rank", hint=f"served are up to {ROWS}")
@@ -104,9 +103,9 @@ def all_gather_matmul(
         raise ArgumentError(f"gated is set, b has {widths} columns", hint="give b as [gate, up], two of one shape")
     added, last = _joined(a, weights, biases), (group_name(group), activation or "", gated)
     if scales is None:
-        results = _operator(a, weights, added, False, *last)
+        results = _operator(a, weights, added, False, *last, spelled(float8))
     else:
-        results = _scaled(a, weights, added, *_each(scales, a, widths), *last)
+        results = _scaled(a, weights, added, *scales_of(scales, a, weights), *last)
     return results if isinstance(b, Sequence) and not gated else results[0]
 
 
@@ -114,25 +113,9 @@ def _joined(a: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Ten
     """One bias for all columns; None if there is none."""
     if len(biases) == 1 or all(bias is None for bias in biases):
         return biases[0]
-    nothing = partial(a.new_zeros, dtype=_made(a))
+    nothing = partial(a.new_zeros, dtype=result_type(a))
     pairs = zip(weights, biases, strict=True)
     return torch.cat([nothing(w.shape[1]) if bias is None else bias for w, bias in pairs])
-
-
-def _each(scales: tuple[torch.Tensor, Any], a: torch.Tensor, widths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales of each row, and of each column of all matrices."""
-    of_a, of_b = scales
-    given = list(of_b) if isinstance(of_b, Sequence) else [of_b]
-    if len(given) != len(widths):
-        raise ArgumentError(f"b is {len(widths)} matrices, scales[1] {len(given)}", hint="give scales of each")
-    columns = [scale_of_each(f"scales[1][{i}]", x, n) for i, (x, n) in enumerate(zip(given, widths, strict=True))]
-    of_columns = columns[0] if len(columns) == 1 else torch.cat(columns)
-    return scale_of_each("scales[0]", of_a, a.shape[0]), of_columns
-
-
-def _made(a: torch.Tensor) -> torch.dtype:
-    """The type of the results."""
-    return torch.bfloat16 if a.dtype in NARROW else a.dtype
 
 
 @operator("all_gather_matmul")
@@ -144,17 +127,15 @@ def _operator(
     group: str,
     activation: str,
     gated: bool,
+    float8: str,
 ) -> list[torch.Tensor]:
     """The products, and behind them the gathered rows if asked to keep them; one bias for all columns."""
     team = team_of(group)
-    most = max(small.SMALL_BYTES, WHOLE_BYTES // max(team.size - 1, 1))
-    if team.size > 1 and a.nbytes and small.is_whole(a.nbytes, team, most):
-        return _in_chunks(dense(a), weights, bias, keeps, team, activation, gated)
-    results, gathered = _overlapped(a, weights, bias, None, team, activation, gated)
-    if keeps:
-        gathered[team.rank].copy_(a)
-        results.append(gathered.flatten(0, 1).clone())
-    return results
+    if not float8:
+        return _products(a, weights, bias, None, keeps, team, activation, gated)
+    left, rights, scales = rounded(a, weights, float8)
+    results = _products(left, rights, bias, scales, False, team, activation, gated)
+    return [*results, small.gathered(dense(a), team)] if keeps else results
 
 
 @operator("all_gather_matmul_scaled")
@@ -169,40 +150,34 @@ def _scaled(
     gated: bool,
 ) -> list[torch.Tensor]:
     """The products of float8 matrices; a scale for each row of a, and for each column of all weights."""
-    return _overlapped(a, weights, bias, (of_a, of_b), team_of(group), activation, gated)[0]
+    return _products(a, weights, bias, (of_a, of_b), False, team_of(group), activation, gated)
 
 
-def _in_chunks(
+def _products(
     a: torch.Tensor,
     weights: list[torch.Tensor],
     bias: torch.Tensor | None,
+    scales: Scales,
     keeps: bool,
     team: Team,
     activation: str,
     gated: bool,
 ) -> list[torch.Tensor]:
-    """The results, and behind them the gathered rows if asked to keep them; the gather of a chunk at a time."""
-    parts = chunks.chunks(a.shape[0], a.shape[1] * a.itemsize, team)
-
-    def multiplied(gathered: torch.Tensor) -> list[torch.Tensor]:
-        results = _after(gathered, weights, bias, activation, gated)
-        return [*results, gathered] if keeps else results
-
-    made = chunks.received_first(parts, lambda part: small.gathered(a[part], team), multiplied)
-    return made[0] if len(made) == 1 else [_joined_rows(each, team.size) for each in zip(*made, strict=True)]
-
-
-def _joined_rows(parts: Sequence[torch.Tensor], size: int) -> torch.Tensor:
-    """The rows of all ranks, rank by rank, of chunks that have some of each."""
-    return torch.cat([part.view(size, -1, part.shape[1]) for part in parts], 1).flatten(0, 1)
+    """The results, and behind them the gathered rows if asked to keep them."""
+    columns, ending = tuple(w.shape[1] for w in weights), 2.5 if gated else 2.0 if activation else 0.0
+    job = ways.Job("all_gather", a.shape[0], columns, a.shape[1], a.dtype, gated, ending)
+    if a.nbytes and not ways.overlaps(job, team):
+        biases = [None] * len(weights) if bias is None else bias.split(columns)
+        return gathered_products(a, weights, biases, scales, keeps, team, partial(_ended, activation, gated))
+    results, gathered = _overlapped(a, weights, bias, scales, team, activation, gated)
+    if keeps:
+        gathered[team.rank].copy_(a)
+        results.append(gathered.flatten(0, 1).clone())
+    return results
 
 
-def _after(
-    whole: torch.Tensor, weights: list[torch.Tensor], bias: torch.Tensor | None, activation: str, gated: bool
-) -> list[torch.Tensor]:
-    """What becomes of gathered rows, by PyTorch."""
-    biases = [None] * len(weights) if bias is None else bias.split([weight.shape[1] for weight in weights])
-    made = [whole @ w if b is None else torch.addmm(b, whole, w) for w, b in zip(weights, biases, strict=True)]
+def _ended(activation: str, gated: bool, made: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What becomes of products, by PyTorch."""
     ending = ACTIVATIONS.get(activation, lambda x: x)
     return [ending(made[0]) * made[1]] if gated else [ending(c) for c in made]
 
@@ -211,7 +186,7 @@ def _overlapped(
     a: torch.Tensor,
     weights: list[torch.Tensor],
     bias: torch.Tensor | None,
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    scales: Scales,
     team: Team,
     activation: str,
     gated: bool,
@@ -224,18 +199,18 @@ def _overlapped(
     shapes = [(size, rows, K * a.itemsize), (size, rows * 4)][: 1 if scales is None else 2]
     room = workspace_of(team).symmetric(torch.uint8, *shapes)
     gathered, of_gathered = room[0].view(a.dtype), [x.view(torch.float32) for x in room[1:]]
-    results = [a.new_empty(size, rows, each[0].shape[1], dtype=_made(a)) for each in together]
+    results = [a.new_empty(size, rows, each[0].shape[1], dtype=result_type(a)) for each in together]
     # The largest product has the most time to hide the gather, so it is the one that gathers.
     order = sorted(range(len(together)), key=lambda i: -widths[i]) if rows else []
     for i in order:
         rights, transposed = operands(together[i])
         N, (vector, matrix) = together[i][0].shape[1], unread(a.dtype, a.device)
-        added = unread(_made(a), a.device)[0] if biases[i] is None else biases[i]
+        added = unread(result_type(a), a.device)[0] if biases[i] is None else biases[i]
         given = [matrix, matrix, vector]
         if scales is not None:
             given = [scales[0].view(1, rows), *of_gathered, scales[1].split(widths)[i]]
         how = transposed, bias is not None, activation, gated
-        call = _kernel(team, rows, N, K, dtype_of(a), i == order[0], *how)
+        call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(rights[0])), i == order[0], *how)
         call(dense(a).view(1, rows, K), gathered, rights[0], rights[-1], added, *given, results[i])
     return [result.flatten(0, 1) for result in results], gathered
 
@@ -246,7 +221,7 @@ def _kernel(
     rows: int,
     N: int,
     K: int,
-    dtype: str,
+    dtypes: tuple[str, str],
     gathers: bool,
     transposed: bool,
     biased: bool,
@@ -254,7 +229,7 @@ def _kernel(
     gated: bool,
 ) -> Kernel:
     tiles = tiling(rows, 1, N, transposed, 1 + gated)
-    of = Product(N, K, dtype, tiles, transposed, biased, activation, gated)
+    of = Product(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:
         return kernel(in_turns, team, rows, beside_stores(of, gcd(WIDE_GROUP, rows // tiles.m)), at_once(), gathers)
     return kernel(program, team, of, gathers)
@@ -269,6 +244,7 @@ def _(
     group: str,
     activation: str,
     gated: bool,
+    float8: str,
 ) -> list[torch.Tensor]:
     made = _fake_results(a, weights, group, gated)
     return [*made, a.new_empty(a.shape[0] * size_of(group), a.shape[1])] if keeps else made
@@ -290,11 +266,11 @@ def _(
 
 def _fake_results(a: torch.Tensor, weights: list[torch.Tensor], group: str, gated: bool) -> list[torch.Tensor]:
     rows = a.shape[0] * size_of(group)
-    return [a.new_empty(rows, weight.shape[1], dtype=_made(a)) for weight in weights[: 1 if gated else None]]
+    return [a.new_empty(rows, weight.shape[1], dtype=result_type(a)) for weight in weights[: 1 if gated else None]]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    a, weights, bias, _, ctx.group, ctx.activation, ctx.gated = inputs
+    a, weights, bias, _, ctx.group, ctx.activation, ctx.gated, ctx.float8 = inputs
     # What an activation or a gate was applied to is made again, so the bias is needed.
     ctx.save_for_backward(a, bias if ctx.activation or ctx.gated else None, *weights)
     ctx.biased = bias is not None
@@ -305,7 +281,7 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     a, bias, *weights = ctx.saved_tensors
     grads = grads[: len(weights)]
     if ctx.activation or ctx.gated:
-        before = _operator(a, weights, bias, False, ctx.group, "", False)
+        before = _operator(a, weights, bias, False, ctx.group, "", False, ctx.float8)
         slope = _SLOPES.get(ctx.activation, lambda grad, x: grad)
         if ctx.gated:
             gate, up = before
@@ -315,11 +291,11 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
             grads = [slope(grad, x) for grad, x in zip(grads, before, strict=True)]
     joined = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
     across = weights[0].t() if len(weights) == 1 else torch.cat([w.t() for w in weights])
-    da = torch.ops.tilescale.matmul_reduce_scatter(joined, across, None, ctx.group)
+    da = torch.ops.tilescale.matmul_reduce_scatter(joined, across, None, ctx.group, of_gradients(ctx.float8))
     gathered = torch.ops.tilescale.all_gather(a, 0, ctx.group)
     # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
     db = [(grad.t() @ gathered).t() for grad in grads]
-    return da, db, joined.sum(0) if ctx.biased else None, None, None, None, None
+    return da, db, joined.sum(0) if ctx.biased else None, None, None, None, None, None
 
 
 _SLOPES = {

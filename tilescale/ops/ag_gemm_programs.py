@@ -7,6 +7,7 @@ Own rows and those of the others are a phase each, as each loop gets a producer 
 from typing import Any
 
 import tilescale.language as T
+from tilescale.ops.blocks import turns_of
 from tilescale.ops.products import CHUNKS, Product, activate, add_bias, gate, multiply, multiply_by_two, rescale
 
 
@@ -23,8 +24,8 @@ def program(size: int, of: Product, gathers: bool) -> Any:
     def all_gather_matmul(
         A: T.Tensor((1, rows, K), of.dtype),
         G: T.Tensor((size, rows, K), of.dtype),
-        B: T.Tensor(of.b_shape, of.dtype),
-        Up: T.Tensor(of.b_shape, of.dtype),  # the matrix that is gated
+        B: T.Tensor(of.b_shape, of.b_dtype),
+        Up: T.Tensor(of.b_shape, of.b_dtype),  # the matrix that is gated
         bias: T.Tensor((products * N if of.biased else 1,), of.result),
         of_A: T.Tensor(shapes[0], kind),
         of_G: T.Tensor(shapes[1], kind),
@@ -67,8 +68,8 @@ def in_turns(size: int, rows: int, of: Product, blocks: int, gathers: bool) -> A
     def all_gather_matmul_in_turns(
         A: T.Tensor((1, rows, K), of.dtype),
         G: T.Tensor((size, rows, K), of.dtype),
-        B: T.Tensor(of.b_shape, of.dtype),
-        Up: T.Tensor(of.b_shape, of.dtype),  # the matrix that is gated
+        B: T.Tensor(of.b_shape, of.b_dtype),
+        Up: T.Tensor(of.b_shape, of.b_dtype),  # the matrix that is gated
         bias: T.Tensor((products * N if of.biased else 1,), of.result),
         of_A: T.Tensor((1, 1), of.dtype),
         of_G: T.Tensor((1, 1), of.dtype),
@@ -81,14 +82,14 @@ def in_turns(size: int, rows: int, of: Product, blocks: int, gathers: bool) -> A
                 with T.Scale("device") as (rank, _):
                     send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                for turn in T.serial(T.ceildiv(a_shard - block, blocks)):
+                for turn in T.serial(turns_of(block, blocks, a_shard)):
                     m, n = tiles.at(block + turn * blocks, tiles_n)
                     make_tile(A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, True, None, None, tiles.stages, of)
             with T.Scale("device"):  # a phase ends
                 pass
             if size > 1:
                 with T.Scale("block"), T.Scale("device") as (rank, _):
-                    for turn in T.serial(T.ceildiv((size - 1) * a_shard - block, blocks)):
+                    for turn in T.serial(turns_of(block, blocks, (size - 1) * a_shard)):
                         tile = block + turn * blocks
                         # The rank before was the first to send here, the one before it the second.
                         shard = (rank + size - 1 - tile // a_shard) % size
@@ -116,11 +117,11 @@ def make_tile(A, source, m, n, B, Up, bias, of_A, of_B, C, shard, applies, arriv
     """A tile of the result, from the rows of A[source]; with flags, when these and their scales have arrived."""
     tiles, rows, N = of.tiles, A.shape[1], of.N
     a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
-    b = T.alloc(of.b_tile, of.dtype, level="l1")
+    b = T.alloc(of.b_tile, of.b_dtype, level="l1")
     c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
     out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
     if of.gated:
-        up = T.alloc(of.b_tile, of.dtype, level="l1")
+        up = T.alloc(of.b_tile, of.b_dtype, level="l1")
         c_up = T.alloc((tiles.m, tiles.n), "float32", level="l0")
     if applies:
         T.clear(c)

@@ -13,12 +13,12 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import MULTIPLE, check_like, check_tensor, dense
+from tilescale.ops.blocks import turns_of_first
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.products import at_once
-from tilescale.ops.row_exchange import turns_of
 from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_step
 from tilescale.ops.workspace import workspace_of
 
@@ -283,7 +283,7 @@ def send_merged(parts, sums, inbox, arrived, block, blocks, high, batch, rank, m
     acc = T.alloc((high, value_dim), "float32", level="l0")
     weights, shares = T.alloc((high, splits), "float32", level="l0"), T.alloc((high, splits), "float32", level="l1")
     top, total = (T.alloc((high,), "float32", level="l0") for _ in range(2))
-    for turn, owner in T.grid(turns_of(block, blocks, batch * (merged // high)), heads // merged):
+    for turn, owner in T.grid(turns_of_first(block, blocks, batch * (merged // high)), heads // merged):
         item = block + turn * blocks
         b, first = item // (merged // high), owner * merged + item % (merged // high) * high
         T.clear(acc)
@@ -315,7 +315,7 @@ def merge_received(inbox, Out, arrived, block, blocks, high, batch, rank, own_he
     size, merged, value_dim = int(inbox.shape[0]), int(Out.shape[1]), int(Out.shape[2])
     acc = T.alloc((high, value_dim), "float32", level="l0")
     top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))
-    for turn in T.serial(turns_of(block, blocks, batch * (merged // high))):
+    for turn in T.serial(turns_of_first(block, blocks, batch * (merged // high))):
         item = block + turn * blocks
         b, first = item // (merged // high), item % (merged // high) * high
         head = first + (rank * merged if own_heads else 0)

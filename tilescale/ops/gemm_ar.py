@@ -2,7 +2,7 @@
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
 Large products are summed by the owners of rows as in gemm_rs.py, and the copy queue sends finished chunks on to
-everybody. Small ones are multiplied first: see small.py; between nodes chunk by chunk: see chunks.py.
+everybody. Small ones are multiplied first: see ways.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -12,10 +12,11 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import chunks, small
-from tilescale.ops.arguments import as_autocast, check_product, dense, operand, scales_of_both, unread
+from tilescale.ops import ways
+from tilescale.ops.arguments import as_autocast, check_product, dense, operand, result_type, scales_of, unread
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
+from tilescale.ops.float8 import Float8, gradients_of_times, rounded, spelled
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
@@ -32,14 +33,9 @@ from tilescale.ops.products import (
     send_parts,
     tiling,
 )
+from tilescale.ops.unfused import Scales, summed_product
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
-
-WHOLE_BYTES = 32 << 20
-"""What is summed as a whole at most, behind the product: less has too few chunks to hide the first and the last one.
-
-Measured on two H200, N 8192 and K 3584: with 2048 rows 299 us chunk by chunk, 158 and 106 one after the other.
-"""
 
 
 @takes_dtensors(None, a=1, b=0, bias=None)
@@ -49,6 +45,7 @@ def matmul_all_reduce(
     *,
     bias: torch.Tensor | None = None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    float8: Float8 | None = None,
     group: Any = None,
 ) -> torch.Tensor:
     """The sum of a @ b over all ranks (+ bias, once), on every rank. Collective.
@@ -60,31 +57,34 @@ def matmul_all_reduce(
         bias: (N,), the same on all ranks.
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
             of a and for each column of b. Then b is the transpose of a contiguous matrix, K and N are multiples of 16.
+        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`; K and N are multiples of 16.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        (M, N), of the type of a, bfloat16 for float8. It can be differentiated, but for float8, where all ranks go on
-        with the same: the gradient of the result is taken to be the same on all ranks, as it is in a tensor-parallel
-        layer.
+        (M, N), of the type of a, bfloat16 for float8. It can be differentiated, but with `scales`: the gradient of the
+        result is taken to be the same on all ranks, as it is where all go on with the same in a tensor-parallel layer.
 
     Raises:
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, b, bias = as_autocast(a, b, bias)
-    check_product(a, b, bias, scaled=scales is not None)
+    check_product(a, b, bias, scaled=scales is not None, rounds=float8 is not None)
     name = group_name(group)
     if a.shape[0] > ROWS * size_of(name):
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
     if scales is None:
-        return _operator(a, b, bias, name)
-    return _scaled(a, b, bias, *scales_of_both(scales, a, b), name)
+        return _operator(a, b, bias, name, spelled(float8))
+    return _scaled(a, b, bias, *scales_of(scales, a, [b]), name)
 
 
 @operator("matmul_all_reduce")
-def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
     """The sum of the products."""
-    return _summed(a, b, bias, None, team_of(group))
+    if not float8:
+        return _summed(a, b, bias, None, team_of(group))
+    left, (right,), scales = rounded(a, [b], float8)
+    return _summed(left, right, bias, scales, team_of(group))
 
 
 @operator("matmul_all_reduce_scaled")
@@ -95,70 +95,19 @@ def _scaled(
     return _summed(a, b, bias, (of_a, of_b), team_of(group))
 
 
-def _summed(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
-    team: Team,
+def _summed(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:
+    if not len(a):
+        return a.new_empty(0, b.shape[1], dtype=result_type(a))
+    job = ways.Job("allreduce", -(-len(a) // team.size), (b.shape[1],), a.shape[1], a.dtype)
+    if not ways.overlaps(job, team):
+        return summed_product(a, b, bias, scales, team)
+    return _overlapped(a, b, bias, scales, team)
+
+
+def _overlapped(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
 ) -> torch.Tensor:
-    (M, N), made = (a.shape[0], b.shape[1]), a.dtype if scales is None else torch.bfloat16
-    if not M:
-        return a.new_empty(0, N, dtype=made)
-    if team.size > 1 and small.is_whole(M * N * made.itemsize, team, WHOLE_BYTES):
-        return _in_chunks(a, b, bias, scales, made, team)
-    return _large(a, b, bias, scales, team)
-
-
-def _in_chunks(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
-    dtype: torch.dtype,
-    team: Team,
-) -> torch.Tensor:
-    """The sum of the products, of a chunk of rows at a time."""
-    added = None if team.rank else bias  # once, before parts are rounded
-
-    def multiplied(part: slice) -> torch.Tensor:
-        rows = a[part]
-        product = a.new_empty(small.room(len(rows)), b.shape[1], dtype=dtype)
-        of_rows = None if scales is None else (scales[0][part], scales[1])
-        _multiply(rows, b, added, of_rows, product[: len(rows)])
-        return product
-
-    def summed(product: torch.Tensor, part: slice) -> torch.Tensor:
-        return small.summed(product, team)[: part.stop - part.start]
-
-    return chunks.sent_after(chunks.chunks(a.shape[0], b.shape[1] * dtype.itemsize, team), multiplied, summed)
-
-
-def _multiply(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
-    out: torch.Tensor,
-) -> None:
-    """out = a @ b + bias, by PyTorch."""
-    if scales is not None:
-        of_a, of_b = scales[0][:, None], scales[1][None]
-        torch._scaled_mm(dense(a), b, of_a, of_b, bias=bias, out_dtype=out.dtype, use_fast_accum=True, out=out)
-    elif bias is None:
-        torch.mm(a, b, out=out)
-    else:
-        torch.addmm(bias, a, b, out=out)
-
-
-def _large(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
-    team: Team,
-) -> torch.Tensor:
-    (M, K), N, made = a.shape, b.shape[1], a.dtype if scales is None else torch.bfloat16
+    (M, K), N, made = a.shape, b.shape[1], result_type(a)
     (right, transposed), rows = operand(b), -(-M // team.size)
     given, (of_b, of_a) = _padded(dense(a), rows * team.size), unread(a.dtype, a.device)
     if scales is not None:
@@ -168,15 +117,15 @@ def _large(
     inbox, gathered = space.symmetric(made, shape, shape)
     result = a.new_empty(shape, dtype=made)
     added = unread(made, a.device)[0] if bias is None else dense(bias)
-    call = _kernel(team, rows, N, K, dtype_of(a), transposed, bias is not None)
+    call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None)
     call(given.view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, gathered, result)
     return result.view(-1, N)[:M]
 
 
 @chosen
-def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Kernel:
+def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool) -> Kernel:
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
-    return kernel(program, team, Product(N, K, dtype, tiles, transposed, biased))
+    return kernel(program, team, Product(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1]))
 
 
 def _padded(x: torch.Tensor, rows: int) -> torch.Tensor:
@@ -189,7 +138,7 @@ def _padded(x: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 @_operator.register_fake
-def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
@@ -201,15 +150,14 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, bias, _ = inputs
+    a, b, bias, _, ctx.float8 = inputs
     ctx.save_for_backward(a, b)
     ctx.biased = bias is not None
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
-    # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
-    return grad @ b.t(), (grad.t() @ a).t(), grad.sum(0) if ctx.biased else None, None
+    return *gradients_of_times(grad, a, b, ctx.float8), grad.sum(0) if ctx.biased else None, None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
@@ -224,7 +172,7 @@ def program(size: int, of: Product) -> Any:
     @T.prim_func
     def matmul_all_reduce(
         A: T.Tensor((size, rows, K), dtype),
-        B: T.Tensor(of.b_shape, dtype),
+        B: T.Tensor(of.b_shape, of.b_dtype),
         bias: T.Tensor((N if of.biased else 1,), of.result),
         of_A: T.Tensor(scales[0], kind),
         of_B: T.Tensor(scales[1], kind),
@@ -251,7 +199,7 @@ def program(size: int, of: Product) -> Any:
                         )
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 a = T.alloc((tiles.m, of.depth), dtype, level="l1")
-                b = T.alloc(of.b_tile, dtype, level="l1")
+                b = T.alloc(of.b_tile, of.b_dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 owner = (rank + 1 + turn) % size  # the own rows last

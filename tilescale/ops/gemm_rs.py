@@ -4,8 +4,8 @@
 Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
 chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
 added up in float32 and in one order, so results have the same bits each time. A program for a number of rows that it
-knows keeps its blocks, which is worth its compilation for whole chunks. Few rows are multiplied first: see small.py;
-between nodes chunk by chunk: see chunks.py.
+knows keeps its blocks, which is worth its compilation for whole chunks. Few rows are multiplied first: see ways.py;
+between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -15,10 +15,21 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import chunks, small
-from tilescale.ops.arguments import as_autocast, check_divides, check_product, dense, operand, scales_of_both, unread
+from tilescale.ops import ways
+from tilescale.ops.arguments import (
+    as_autocast,
+    check_divides,
+    check_product,
+    dense,
+    operand,
+    result_type,
+    scales_of,
+    unread,
+)
+from tilescale.ops.blocks import turns_of
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
+from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
@@ -41,6 +52,7 @@ from tilescale.ops.products import (
     takes_turns,
     tiling,
 )
+from tilescale.ops.unfused import Scales, scattered_product
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
 
@@ -52,6 +64,7 @@ def matmul_reduce_scatter(
     *,
     bias: torch.Tensor | None = None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    float8: Float8 | None = None,
     group: Any = None,
 ) -> torch.Tensor:
     """The own rows of the sum of a @ b over all ranks (+ bias, once), sent while they are multiplied. Collective.
@@ -63,10 +76,11 @@ def matmul_reduce_scatter(
         bias: (N,), the same on all ranks.
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
             of a and for each column of b. Then b is the transpose of a contiguous matrix, K and N are multiples of 16.
+        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`; K and N are multiples of 16.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        (M / ranks, N), of the type of a, bfloat16 for float8. It can be differentiated, but for float8:
+        (M / ranks, N), of the type of a, bfloat16 for float8. It can be differentiated, but with `scales`:
         `all_gather_matmul` is its backward.
 
     Raises:
@@ -74,24 +88,23 @@ def matmul_reduce_scatter(
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, b, bias = as_autocast(a, b, bias)
-    check_product(a, b, bias, scaled=scales is not None)
+    check_product(a, b, bias, scaled=scales is not None, rounds=float8 is not None)
     name = group_name(group)
     check_divides("a", a, 0, size_of(name))
     if a.shape[0] > ROWS * size_of(name):
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
     if scales is None:
-        return _operator(a, b, bias, name)
-    return _scaled(a, b, bias, *scales_of_both(scales, a, b), name)
+        return _operator(a, b, bias, name, spelled(float8))
+    return _scaled(a, b, bias, *scales_of(scales, a, [b]), name)
 
 
 @operator("matmul_reduce_scatter")
-def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
     """The sum of the products, scattered."""
-    team = team_of(group)
-    rows, N = a.shape[0] // team.size, b.shape[1]
-    if team.size > 1 and rows * N and small.is_whole(rows * N * a.itemsize, team):
-        return _in_chunks(a, b, bias, team)
-    return _overlapped(a, b, bias, None, team)
+    if not float8:
+        return _scattered(a, b, bias, None, team_of(group))
+    left, (right,), scales = rounded(a, [b], float8)
+    return _scattered(left, right, bias, scales, team_of(group))
 
 
 @operator("matmul_reduce_scatter_scaled")
@@ -99,31 +112,21 @@ def _scaled(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
 ) -> torch.Tensor:
     """The sum of the products of float8 matrices, scattered; a scale for each row of a and each column of b."""
-    return _overlapped(a, b, bias, (of_a, of_b), team_of(group))
+    return _scattered(a, b, bias, (of_a, of_b), team_of(group))
 
 
-def _in_chunks(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, team: Team) -> torch.Tensor:
-    """The sum of the products, scattered, of a chunk of everybody's rows at a time."""
-    owners = a.unflatten(0, (team.size, -1))
-
-    def multiplied(part: slice) -> torch.Tensor:
-        rows = owners[:, part].flatten(0, 1)
-        # The bias is added once, before parts are rounded.
-        return rows @ b if bias is None or team.rank else torch.addmm(bias, rows, b)
-
-    parts = chunks.chunks(owners.shape[1], b.shape[1] * a.itemsize, team)
-    return chunks.sent_after(parts, multiplied, lambda product, part: small.scattered(product, team))
+def _scattered(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:
+    job = ways.Job("reduce_scatter", len(a) // team.size, (b.shape[1],), a.shape[1], a.dtype)
+    if len(a) and not ways.overlaps(job, team):
+        return scattered_product(a, b, bias, scales, team)
+    return _overlapped(a, b, bias, scales, team)
 
 
 def _overlapped(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
-    team: Team,
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
 ) -> torch.Tensor:
     (M, K), N = a.shape, b.shape[1]
-    rows, made = M // team.size, a.dtype if scales is None else torch.bfloat16
+    rows, made = M // team.size, result_type(a)
     result = a.new_empty(rows, N, dtype=made)
     if not rows:
         return result
@@ -134,22 +137,22 @@ def _overlapped(
     if scales is not None:
         of_a, of_b = scales[0].view(team.size, rows), scales[1]
     added = unread(made, a.device)[0] if bias is None else dense(bias)
-    call = _kernel(team, rows, N, K, dtype_of(a), transposed, bias is not None)
+    call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None)
     call(dense(a).view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, result)
     return result
 
 
 @chosen
-def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Kernel:
+def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool) -> Kernel:
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
-    of = Product(N, K, dtype, tiles, transposed, biased)
+    of = Product(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
         return kernel(in_turns, team, rows, beside_stores(of, tiles.group), at_once())
     return kernel(program, team, of)
 
 
 @_operator.register_fake
-def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
     return a.new_empty(a.shape[0] // size_of(group), b.shape[1])
 
 
@@ -161,18 +164,19 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, bias, group = inputs
+    a, b, bias, ctx.group, ctx.float8 = inputs
     ctx.save_for_backward(a, b)
-    ctx.group, ctx.biased = group, bias is not None
+    ctx.biased = bias is not None
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """da = gather(dc) b^T; db = a^T gather(dc); the bias was added once, so its gradient is that of all rows."""
     a, b = ctx.saved_tensors
-    da, gathered = torch.ops.tilescale.all_gather_matmul(grad, [b.t()], None, True, ctx.group, "", False)
+    how = True, ctx.group, "", False, of_gradients(ctx.float8)
+    da, gathered = torch.ops.tilescale.all_gather_matmul(grad, [b.t()], None, *how)
     # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
     db = (gathered.t() @ a).t()
-    return da, db, gathered.sum(0) if ctx.biased else None, None
+    return da, db, gathered.sum(0) if ctx.biased else None, None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
@@ -190,7 +194,7 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
     @T.prim_func
     def matmul_reduce_scatter_in_turns(
         A: T.Tensor((size, rows, K), dtype),
-        B: T.Tensor(of.b_shape, dtype),
+        B: T.Tensor(of.b_shape, of.b_dtype),
         bias: T.Tensor((N if of.biased else 1,), of.result),
         of_A: T.Tensor(scales[0], kind),
         of_B: T.Tensor(scales[1], kind),
@@ -213,11 +217,11 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
                         )
             with T.Scale("block"):
                 a = T.alloc((tiles.m, of.depth), dtype, level="l1")
-                b = T.alloc(of.b_tile, dtype, level="l1")
+                b = T.alloc(of.b_tile, of.b_dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 with T.Scale("device") as (rank, _):
-                    for turn in T.serial(T.ceildiv(size * tiles_m * tiles_n - block, blocks)):
+                    for turn in T.serial(turns_of(block, blocks, size * tiles_m * tiles_n)):
                         tile = block + turn * blocks
                         owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # the own rows last
                         m, n = tiles.at(tile % (tiles_m * tiles_n), tiles_n)
@@ -252,7 +256,7 @@ def program(size: int, of: Product) -> Any:
     @T.prim_func
     def matmul_reduce_scatter(
         A: T.Tensor((size, rows, K), dtype),
-        B: T.Tensor(of.b_shape, dtype),
+        B: T.Tensor(of.b_shape, of.b_dtype),
         bias: T.Tensor((N if of.biased else 1,), of.result),
         of_A: T.Tensor(scales[0], kind),
         of_B: T.Tensor(scales[1], kind),
@@ -268,7 +272,7 @@ def program(size: int, of: Product) -> Any:
                     send_parts(parts, inbox, done, arrived, rank, size, rows, tiles.m, tiles_n)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 a = T.alloc((tiles.m, of.depth), dtype, level="l1")
-                b = T.alloc(of.b_tile, dtype, level="l1")
+                b = T.alloc(of.b_tile, of.b_dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 owner = (rank + 1 + turn) % size  # the own rows last

@@ -16,6 +16,7 @@ from torch import nn
 from tilescale.errors import ArgumentError
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.arguments import MULTIPLE
+from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import group_name, size_of, team_of
@@ -30,14 +31,16 @@ class ParallelLinear(nn.Linear):
     Attributes:
         group: the name of the group whose ranks share the weight.
         sequence: whether the tokens lie over the ranks outside of the pair of layers; else every rank has them all.
+        float8: how products are rounded to float8; None for those of the weight's type.
     """
 
     group: str
     sequence: bool
+    float8: Float8 | None
     cut: int
 
     @classmethod
-    def shard(cls, linear: nn.Linear, group: Any = None, *, sequence: bool = True) -> Any:
+    def shard(cls, linear: nn.Linear, group: Any = None, *, sequence: bool = True, float8: Float8 | None = None) -> Any:
         """Turn a layer, which all ranks have alike, into this rank's part of it, in place.
 
         Args:
@@ -46,6 +49,8 @@ class ParallelLinear(nn.Linear):
                 become DTensors, as PyTorch's own plans make them: optimisers, norms of gradients and checkpoints see
                 whole tensors.
             sequence: whether the tokens lie over the ranks outside of the pair of layers.
+            float8: how products are rounded to float8, `Float8()`, of a layer in bfloat16; None for no rounding. Then
+                a rank's features are multiples of 16.
 
         Returns:
             The layer itself, of its new class.
@@ -57,11 +62,11 @@ class ParallelLinear(nn.Linear):
             raise ArgumentError(f"linear is {type(linear).__name__}", hint="pass a torch.nn.Linear")
         name = group_name(group)
         size, rank = size_of(name), team_of(name).rank
-        extent = linear.weight.shape[cls.cut]
-        if extent % (size * MULTIPLE):
+        extent, multiple = linear.weight.shape[cls.cut], size * MULTIPLE * (1 if float8 is None else 2)
+        if extent % multiple:
             raise ArgumentError(
                 f"linear has {extent} {'output' if cls.cut == 0 else 'input'} features, the group has {size} ranks",
-                hint=f"served are multiples of {size * MULTIPLE}",
+                hint=f"served are multiples of {multiple}",
             )
         weight = linear.weight.detach().chunk(size, cls.cut)[rank].contiguous()
         linear.out_features, linear.in_features = weight.shape
@@ -70,16 +75,26 @@ class ParallelLinear(nn.Linear):
             bias = linear.bias.detach()
             linear.bias = _parameter(bias, group) if cls.cut else _parameter(bias.chunk(size)[rank].clone(), group, 0)
         linear.__class__ = cls
-        linear.group, linear.sequence = name, sequence  # type: ignore[assignment]
+        linear.group, linear.sequence, linear.float8 = name, sequence, float8  # type: ignore[assignment]
         return linear
+
+    def given(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the input. Raises ArgumentError unless it has tokens, and features of this layer."""
+        x = local_tensor(x)
+        if x.ndim < (-TOKENS if self.sequence else 1) or x.shape[-1] != self.in_features:
+            raise ArgumentError(
+                f"x has shape {tuple(x.shape)}", hint=f"the layer takes (..., tokens, {self.in_features})"
+            )
+        return x
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """This rank's part of the weight, and of the bias."""
         return local_tensor(self.weight), self.bias if self.bias is None else local_tensor(self.bias)
 
     def extra_repr(self) -> str:
-        """The shard's features, and whether tokens lie over the ranks."""
-        return f"{super().extra_repr()}, sequence={self.sequence}"
+        """The shard's features, whether tokens lie over the ranks, and what is rounded."""
+        rounds = "" if self.float8 is None else f", float8={self.float8.scaling}"
+        return f"{super().extra_repr()}, sequence={self.sequence}{rounds}"
 
 
 class ColumnParallelLinear(ParallelLinear):
@@ -93,12 +108,16 @@ class ColumnParallelLinear(ParallelLinear):
     _siblings: _Siblings | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The own outputs for all tokens."""
+        """The own outputs for all tokens.
+
+        Raises:
+            ArgumentError: the input has other features.
+        """
         if not self.sequence:
-            return nn.functional.linear(_Everywhere.apply(local_tensor(x), self.group), *self.parts())
+            return _times(_Everywhere.apply(self.given(x), self.group), *self.parts(), self.float8)
         if self._siblings is not None:
             return self._siblings.result(self, x)
-        return _gathered(local_tensor(x), [self])[0]
+        return _gathered(self.given(x), [self])[0]
 
 
 class RowParallelLinear(ParallelLinear):
@@ -114,13 +133,13 @@ class RowParallelLinear(ParallelLinear):
         """The sum over all ranks: of the own tokens, or of all.
 
         Raises:
-            ArgumentError: the tokens cannot be split among the ranks.
+            ArgumentError: the input has other features, or tokens that cannot be split among the ranks.
         """
-        x, (weight, bias) = local_tensor(x), self.parts()
+        x, (weight, bias) = self.given(x), self.parts()
         shape, N = x.shape, weight.shape[0]
         if not self.sequence:
             flat = x.reshape(-1, shape[-1])
-            y = matmul_all_reduce(flat, weight.t(), bias=bias, group=self.group)
+            y = matmul_all_reduce(flat, weight.t(), bias=bias, float8=self.float8, group=self.group)
             return y.view(*shape[:-1], N)
         size = size_of(self.group)
         if shape[TOKENS] % size:
@@ -130,7 +149,7 @@ class RowParallelLinear(ParallelLinear):
         tokens = shape[TOKENS] // size
         # Rows of one owner lie together.
         rows = x.reshape(-1, size, tokens, shape[-1]).transpose(0, 1).reshape(-1, shape[-1])
-        y = matmul_reduce_scatter(rows, weight.t(), bias=bias, group=self.group)
+        y = matmul_reduce_scatter(rows, weight.t(), bias=bias, float8=self.float8, group=self.group)
         return y.view(*shape[:TOKENS], tokens, N)
 
 
@@ -165,7 +184,7 @@ class _Siblings:
     def result(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
         number = next(i for i, other in enumerate(self._layers) if other is layer)
         if self._input is not x or number not in self._results:
-            self._input, self._results = x, dict(enumerate(_gathered(local_tensor(x), self._layers)))
+            self._input, self._results = x, dict(enumerate(_gathered(layer.given(x), self._layers)))
         result = self._results.pop(number)
         if not self._results:
             self._input = None
@@ -185,6 +204,14 @@ class _Everywhere(torch.autograd.Function):
         return torch.ops.tilescale.all_reduce(grad, ctx.group), None
 
 
+def _times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: Float8 | None) -> torch.Tensor:
+    """The layer of this rank alone."""
+    if recipe is None:
+        return nn.functional.linear(x, weight, bias)
+    y = times(x.reshape(-1, x.shape[-1]), weight.t(), bias, spelled(recipe))
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
 def local_tensor(x: torch.Tensor) -> torch.Tensor:
     """The tensor, or this rank's shard if it is a DTensor."""
     return x.to_local() if hasattr(x, "to_local") else x
@@ -196,7 +223,8 @@ def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch
     flat = x.reshape(-1, x.shape[-1])
     parts = [layer.parts() for layer in layers]
     biases = [bias for _, bias in parts]
-    results = all_gather_matmul(flat, [weight.t() for weight, _ in parts], bias=biases, group=layers[0].group)
+    how = {"float8": layers[0].float8, "group": layers[0].group}
+    results = all_gather_matmul(flat, [weight.t() for weight, _ in parts], bias=biases, **how)
     # Rows come rank by rank; the tokens of one sequence belong together.
     sequences = [y.view(size, math.prod(before), tokens, y.shape[-1]).transpose(0, 1) for y in results]
     return [y.reshape(*before, size * tokens, y.shape[-1]) for y in sequences]

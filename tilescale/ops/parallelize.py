@@ -14,28 +14,37 @@ from typing import Any
 
 from torch import nn
 
+from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import PRODUCTS
+from tilescale.ops.float8 import Float8
 from tilescale.ops.linear import ColumnParallelLinear, RowParallelLinear, gather_once
 
 TOKENS = (1, -2)
 """Ways to say along which dimension of (batch, tokens, features) the tokens lie over the ranks."""
 
 
-def parallelize_module(module: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> nn.Module:
+def parallelize_module(
+    module: nn.Module, mesh: Any, plan: Mapping[str, Any], *, float8: Float8 | None = None
+) -> nn.Module:
     """Parallelise a model as `torch.distributed.tensor.parallel.parallelize_module` does, in place, by the same plan.
 
     Args:
         module: the model, the same on all ranks, in bfloat16 or float16.
         mesh: a DeviceMesh of one dimension.
         plan: a module's name -> ParallelStyle; names may have wildcards.
+        float8: how the products of TileScale's layers are rounded to float8, `Float8()`; the model is in bfloat16 then.
 
     Returns:
         The model. A `ColwiseParallel` linear layer whose output stays sharded, and a `RowwiseParallel` one, are
         TileScale's; the others, and layers whose inputs lie in other ways, are PyTorch's.
 
     Raises:
-        ArgumentError: a layer's features cannot be split among the ranks.
+        ArgumentError: a layer's features cannot be split among the ranks; or no mesh, or one of several dimensions.
     """
+    if getattr(mesh, "ndim", None) != 1:
+        raise ArgumentError(
+            f"mesh is {mesh}", hint='pass a DeviceMesh of one dimension, or the slice of one, such as mesh["tp"]'
+        )
     from torch.distributed.tensor.parallel import parallelize_module as by_torch
 
     styles = _by_module(module, plan)
@@ -49,7 +58,7 @@ def parallelize_module(module: nn.Module, mesh: Any, plan: Mapping[str, Any]) ->
             left.setdefault(name, style)
             continue
         parallel, sequence = kind
-        made = parallel.shard(layer, mesh, sequence=sequence)
+        made = parallel.shard(layer, mesh, sequence=sequence, float8=float8)
         if block is not None and parallel is ColumnParallelLinear:
             blocks.setdefault(block, []).append(made)
     for layers in blocks.values():

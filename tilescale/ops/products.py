@@ -76,12 +76,13 @@ class Product:
 
     Attributes:
         N, K: columns, and the inner dimension.
-        dtype: of the operands. Float8 is scaled by a number for each row of a and for each column of b.
+        dtype: of a. Float8 is scaled by a number for each row of a and for each column of b.
         tiles: how it is cut.
         transposed: whether b lies as (N, K).
         biased: whether a bias is added.
         activation: what is applied then; "" for nothing.
         gated: whether there are two matrices b, and the activation of the first product gates the second one.
+        other: the type of b; "" for that of a. Float8 comes in two types.
     """
 
     N: int
@@ -92,6 +93,12 @@ class Product:
     biased: bool
     activation: str = ""
     gated: bool = False
+    other: str = ""
+
+    @property
+    def b_dtype(self) -> str:
+        """The type of b."""
+        return self.other or self.dtype
 
     @property
     def scaled(self) -> bool:

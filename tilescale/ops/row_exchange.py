@@ -12,6 +12,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.comm import Team
+from tilescale.ops.blocks import turns_of_first
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.workspace import workspace_of
@@ -87,9 +88,16 @@ def sum_rows(y: torch.Tensor, weights: torch.Tensor | None, arriving: tuple, bef
     (inbox,) = workspace_of(team).symmetric(y.dtype, (team.size, most, width))
     result = y.new_empty(most, width)
     given = y.new_empty(1, dtype=torch.float32) if weights is None else weights
-    made = kernel(sum_program, team, width, places.shape[2], dtype_of(y), UNIT_BYTES // y.itemsize, weights is not None)
-    made(y, given, received, places, inbox, before, result)
+    unit = UNIT_BYTES // y.itemsize
+    made = kernel(sum_program, team, width, places.shape[2], dtype_of(y), unit, weights is not None)
+    made(y, given, received, places, inbox, before, result, sharers(width, unit, most))
     return result
+
+
+def sharers(width: int, unit: int, most: int) -> int:
+    """Blocks among which the parts of a tile of whole rows are shared out: few rows go to as many as can send."""
+    high, wide = tile_of(width, unit, SUMMED, SUMMED_PIECE)
+    return max(1, min(width // wide, SUMMING_SENDERS // max(-(-most // high), 1)))
 
 
 def tile_of(width: int, unit: int, elements: int, most: int) -> tuple[int, int]:
@@ -111,11 +119,6 @@ def tile_of(width: int, unit: int, elements: int, most: int) -> tuple[int, int]:
 def tiles_in(number: Any, chunk: Any, rows: Any, high: int) -> Any:
     """Tiles of chunk `number`, of those of so many rows."""
     return T.min(chunk, T.ceildiv(rows, high) - number * chunk)
-
-
-def turns_of(block: Any, blocks: Any, items: Any) -> Any:
-    """How many of so many items a block takes, if the first `blocks` take them in turns."""
-    return T.if_then_else(block < blocks, T.ceildiv(items - block, blocks), 0)
 
 
 @T.macro
@@ -181,7 +184,7 @@ def scatter_program(size: int, width: int, copies: int) -> Any:
                     if z == 0:
                         pieces = T.ceildiv(most, high) * parts
                         sender, senders = tile * parts + part, T.min(SENDERS, pieces)
-                        for turn in T.serial(turns_of(sender, senders, (size - 1) * pieces)):
+                        for turn in T.serial(turns_of_first(sender, senders, (size - 1) * pieces)):
                             number = sender + turn * senders
                             owner, first = (rank + 1 + number // pieces) % size, number % pieces // parts * high
                             column, flag = number % parts * wide, first // (chunk * high)
@@ -209,12 +212,14 @@ def scatter_program(size: int, width: int, copies: int) -> Any:
 
 
 def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weighted: bool) -> Any:
-    """Out[t] = sum over ranks, rounded, of the sum of W[p] Y[p] over the places p of what came from row t."""
+    """Out[t] = sum over ranks, rounded, of the sum of W[p] Y[p] over the places p of what came from row t.
+
+    `groups` is what `sharers` says. As an expression of `most` it would stand in every index, and lowering would take
+    half as long again.
+    """
     room, most = T.dynamic("room"), T.dynamic("most")
     high, wide = tile_of(width, unit, SUMMED, SUMMED_PIECE)
     parts = width // wide
-    # Few rows go to as many blocks as can send: each takes some parts of a tile of whole rows.
-    groups = T.max(1, T.min(parts, SUMMING_SENDERS // T.ceildiv(most, high)))
 
     @T.prim_func
     def sum_rows(
@@ -225,6 +230,7 @@ def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weigh
         inbox: T.Tensor((size, most, width), dtype),  # by source
         before: T.Tensor((most + 1, size), "int32"),
         Out: T.Tensor((most, width), dtype),
+        groups: T.int32,
     ):
         with T.Kernel(device=size, block=(T.ceildiv(most, high), groups, 2), threads=THREADS) as (tile, group, z):
             arrived = T.alloc_flags((size, CHUNKS))
@@ -239,7 +245,7 @@ def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weigh
                     if z == 0:
                         pieces = T.ceildiv(most, high) * groups
                         sender, senders = tile * groups + group, T.min(SUMMING_SENDERS, pieces)
-                        for turn in T.serial(turns_of(sender, senders, (size - 1) * pieces)):
+                        for turn in T.serial(turns_of_first(sender, senders, (size - 1) * pieces)):
                             number = sender + turn * senders
                             home, first = (rank + 1 + number // pieces) % size, number % pieces // groups * high
                             begin = number % groups * each

@@ -25,7 +25,7 @@ from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import check_writable, count_writes, readable, scalar
-from tilescale.program.model import Parameter, Program
+from tilescale.program.model import Program
 from tilescale.program.pointers import follows_addresses
 from tilescale.program.source import source_of
 from tilescale.runtime.drop_in import DropIn
@@ -217,32 +217,38 @@ class Kernel(DropIn):
         elif executable.gathers:
             self._call = self._on_emulator
         else:
-            self._call = self._on_device
+            self._call = self._on_device if self._outputs.positions else self._again()
         return self._call(*args)
 
     def _on_device(self, *args: Any) -> Any:
         self._team.check_thread()
-        if not self._outputs.positions and self._again(args):
-            return None
         self._ranks  # noqa: B018 - raises if the job does not fit the program
         values = self._outputs.allocate(self._given(args))
         self._executable.run([values])
         count_writes(values[i] for i in self._changed)
         return self._outputs.returned(values)
 
-    def _again(self, args: Sequence[Any]) -> bool:
-        """Make the same call as before, if it is one."""
-        for i, parameter in self._numbers:
-            if i < len(args):
-                scalar(parameter, args[i])
-        if not self._executable.again(args):
-            return False
-        count_writes(args[i] for i in self._changed)
-        return True
+    def _again(self) -> Callable[..., None]:
+        """What makes the same call as before at once, if it is one: all that it looks up is at hand."""
+        import torch
 
-    @cached_property
-    def _numbers(self) -> list[tuple[int, Parameter]]:
-        return [(i, p) for i, p in enumerate(self.program.parameters) if p.buffer is None]
+        check_thread, again, first, changed = (
+            self._team.check_thread, self._executable.again, self._on_device, tuple(self._changed),
+        )  # fmt: skip
+        numbers = [(i, p) for i, p in enumerate(self.program.parameters) if p.buffer is None]
+        count = torch.autograd.graph.increment_version
+
+        def call(*args: Any) -> None:
+            check_thread()
+            for i, parameter in numbers:
+                if i < len(args):
+                    scalar(parameter, args[i])
+            if again(args):
+                count([args[i] for i in changed])
+            else:
+                first(*args)
+
+        return call
 
     def _on_emulator(self, *args: Any) -> Any:
         if self._ranks == 1:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A small Llama-style model, trained as one process would and tensor-parallel: the losses of 20 steps are the same.
 
-And DTensors, of which such models are made: operators take them, and give them.
+Those of float8 fall as those of bfloat16 do. And DTensors, of which such models are made: operators take them, and
+give them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 import tilescale
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import ways
 
-HIDDEN, HEADS, TOKENS, BATCH, VOCABULARY, LAYERS, STEPS = 64, 4, 16, 2, 48, 1, 20
+HIDDEN, HEADS, TOKENS, BATCH, VOCABULARY, LAYERS, STEPS, FLOAT8_STEPS = 64, 4, 16, 2, 48, 1, 20, 6
 WORLD = tilescale.init()
 
 
@@ -88,12 +89,12 @@ PLAN = {
 }
 
 
-def losses(model: nn.Module) -> list[float]:
+def losses(model: nn.Module, steps: int = STEPS) -> list[float]:
     """Of each step on the same batch of random tokens."""
     numbers = torch.randint(VOCABULARY, (BATCH, TOKENS + 1), generator=torch.Generator().manual_seed(1))
     # All at once, as optimisers do on GPUs: PyTorch takes no DTensors and others side by side then.
     optimiser, found = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True), []
-    for _ in range(STEPS):
+    for _ in range(steps):
         logits = model(numbers[:, :-1]).float()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), numbers[:, 1:].flatten())
         optimiser.zero_grad()
@@ -139,6 +140,16 @@ def check_dtensors(mesh: DeviceMesh) -> None:
             wrong()
 
 
+def check_float8(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Products in float8 learn as those of bfloat16 do, though not the same."""
+    wanted, seen = losses(copy.deepcopy(model), FLOAT8_STEPS), []
+    for gradients in (torch.float8_e5m2, torch.bfloat16):
+        parallel = ops.parallelize_module(copy.deepcopy(model), mesh, PLAN, float8=ops.Float8(gradients=gradients))
+        seen.append(losses(parallel, FLOAT8_STEPS))
+        torch.testing.assert_close(torch.tensor(seen[-1]), torch.tensor(wanted), rtol=5e-3, atol=0)
+    assert seen[0] != seen[1], "gradients are rounded, or not"
+
+
 def check_whole_parameters(parallel: nn.Module, alone: nn.Module) -> None:
     """What looks at parameters sees whole tensors: checkpoints have names and shapes, norms of gradients are one."""
     given = {name: tuple(x.shape) for name, x in parallel.state_dict().items()}
@@ -149,7 +160,7 @@ def check_whole_parameters(parallel: nn.Module, alone: nn.Module) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    small.SMALL_BYTES = 0  # overlap as if the model were large
+    ways.overlaps = lambda job, team: True  # as if the model were large
     torch.manual_seed(0)
     model = Llama().half()
     alone_model = copy.deepcopy(model)
@@ -165,6 +176,7 @@ if __name__ == "__main__":
     assert alone[-1] < 0.7 * alone[0]
     check_dtensors(mesh["tp"])
     check_whole_parameters(parallel, alone_model)
+    check_float8(Llama().bfloat16(), mesh["tp"])
     if WORLD.rank == 0:
         print("passed", flush=True)
     dist.destroy_process_group()

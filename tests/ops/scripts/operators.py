@@ -8,7 +8,7 @@ import torch
 import tilescale
 from tilescale import ops
 from tilescale.errors import ArgumentError, RankMismatchError
-from tilescale.ops import ag_gemm, small
+from tilescale.ops import ag_gemm, ways
 
 WORLD = tilescale.init()
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -100,6 +100,66 @@ def check_scaled_products():
     want = sum(x @ y for x, y in zip(scaled, right, strict=True))
     close(got, want.chunk(SIZE)[RANK])
     close(ops.matmul_all_reduce(a[RANK][1:], b[RANK].t(), scales=(of_a[RANK][1:], of_b[RANK])), want[1:])
+
+
+RECIPES = (
+    ops.Float8(),
+    ops.Float8("tensorwise", torch.float8_e4m3fn),
+    ops.Float8(gradients=torch.bfloat16),
+)
+UNIT = {torch.float8_e4m3fn: 2.0**-4, torch.float8_e5m2: 2.0**-3, torch.bfloat16: 2.0**-9}
+"""By how much of a number it may be off once it is rounded."""
+
+
+def rounds(got: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *kinds: torch.dtype, add: float = 0.0) -> None:
+    """It is left @ right with operands rounded to such types: as far from it as that explains, and no less."""
+    want, size = left.double() @ right.double() + add, left.double().abs() @ right.double().abs()
+    error, units = (got.double() - want).abs(), [UNIT[kind] for kind in kinds]
+    bound = 1.01 * sum(units) * size + 2.0**-7 * (size + abs(add))
+    assert bool((error <= bound).all()), float((error / bound).max())
+    typical = (error.pow(2).mean() / (left.double().pow(2) @ right.double().pow(2)).mean()).sqrt()
+    assert (float(typical) > 2.0**-7) == (max(units) > 2.0**-6), float(typical)
+
+
+def check_gradients_of_float8_gathers():
+    a, grads = everyones(16, 48), everyones(16 * SIZE, 64, seed=3)
+    b, bias = [everyones(n, 48, seed=n) for n in (16, 48)], everyones(16, seed=2)
+    for recipe in RECIPES:
+        leaf, *weights = (x[RANK].clone().requires_grad_() for x in (a, *b))
+        added = bias[RANK].clone().requires_grad_()
+        results = ops.all_gather_matmul(leaf, [w.t() for w in weights], bias=[added, None], float8=recipe)
+        rounds(results[1].detach(), torch.cat(a), b[1][RANK].t(), torch.float8_e4m3fn, torch.float8_e4m3fn)
+        torch.autograd.backward(results, grads[RANK].split([16, 48], 1))
+        far = (
+            torch.cat([g[16 * RANK :][:16] for g in grads], 1),
+            torch.cat([x for pair in zip(*b, strict=True) for x in pair]),
+        )
+        rounds(leaf.grad, *far, *of_backward(recipe))
+        rounds(torch.cat([w.grad for w in weights]), grads[RANK].t(), torch.cat(a), torch.bfloat16)
+        close(added.grad, grads[RANK].float().sum(0)[:16])
+
+
+def of_backward(recipe: ops.Float8) -> tuple[torch.dtype, ...]:
+    """The types of a gradient and of a weight where they are multiplied."""
+    is_kept = recipe.gradients == torch.bfloat16
+    return (torch.bfloat16,) if is_kept else (recipe.gradients, torch.float8_e4m3fn)
+
+
+def check_gradients_of_float8_sums():
+    a, b, grads = everyones(16 * SIZE, 32), everyones(48, 32, seed=1), everyones(16, 48, seed=3)
+    whole, forward = torch.cat(grads), 2 * (torch.float8_e4m3fn,)
+    far = torch.cat(a, 1), torch.cat(b, 1).t()
+    for recipe in RECIPES:
+        for operator, rows, given in (
+            (ops.matmul_reduce_scatter, slice(16 * RANK, 16 * RANK + 16), grads[RANK]),
+            (ops.matmul_all_reduce, slice(None), whole),
+        ):
+            leaves = [x[RANK].clone().requires_grad_() for x in (a, b)]
+            got = operator(leaves[0], leaves[1].t(), bias=torch.ones(48).bfloat16(), float8=recipe)
+            rounds(got.detach(), far[0][rows], far[1], *forward, add=1.0)
+            got.backward(given)
+            rounds(leaves[0].grad, whole, b[RANK], *of_backward(recipe))
+            rounds(leaves[1].grad, whole.t(), a[RANK], torch.bfloat16)
 
 
 def check_matmul_reduce_scatter_and_gradients():
@@ -276,12 +336,12 @@ def check_errors_are_everyones():
 
 
 if __name__ == "__main__":
+    by_estimate = ways.overlaps
     checks = [value for name, value in list(globals().items()) if name.startswith("check_")]
     for check in checks:
-        for bound in (small.SMALL_BYTES, 0):  # what is small, and overlapped as if it were large
-            small.SMALL_BYTES, before = bound, small.SMALL_BYTES
+        for way in (by_estimate, lambda job, team: True):  # what is small, and overlapped as if it were large
+            ways.overlaps = way
             check()
-            small.SMALL_BYTES = before
         WORLD.barrier()
         if RANK == 0:
             print("passed", check.__name__, flush=True)

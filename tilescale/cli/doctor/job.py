@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 
 from tilescale.cli.doctor.finding import Finding, ask
 from tilescale.comm import SymmetricHeap, World
@@ -163,7 +162,6 @@ def _added_up(world: World) -> float:
     from tilescale.backends.cuda.running import nccl
 
     torch.cuda.set_device(world.device)
-    ranks = SimpleNamespace(world=world, team=world, device=world.device, sizes=(("device", world.size),), by_nccl=True)
     number = torch.full((1,), float(world.rank), device=world.device)
-    dist.all_reduce(number, group=nccl.group_of(ranks, (tuple(range(world.size)),)))
+    dist.all_reduce(number, group=nccl.group_of_all(world))
     return number.item()

@@ -142,7 +142,7 @@ ALGORITHMS = (
             "all_to_all": all_to_all,
             "broadcast": partial(broadcast, direct.broadcast),
         },
-        forms=(TILES,),
+        forms=(TENSORS, TILES),
         most=direct.MOST,
     ),
 )

@@ -12,6 +12,9 @@ from functools import partial
 from tilescale.collectives.algorithms import direct, rings
 from tilescale.collectives.record import TENSORS, Algorithm
 
+NUMBERS = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+"""Types that both take."""
+
 ALGORITHMS = (
     Algorithm(
         name="nccl",
@@ -23,8 +26,9 @@ ALGORITHMS = (
         },
         segmented=frozenset({"broadcast"}),
         forms=(TENSORS,),
-        dtypes=("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"),
+        dtypes=NUMBERS,
         library="nccl",
+        in_order=False,
         takes_functions=False,
     ),
     Algorithm(
@@ -38,7 +42,10 @@ ALGORITHMS = (
             "broadcast": direct.broadcast,
         },
         forms=(TENSORS,),
+        dtypes=NUMBERS,
+        reductions=("sum", "max", "min"),
         mechanism="nvshmem",
+        in_order=False,
         on_request=True,
         takes_functions=False,
     ),

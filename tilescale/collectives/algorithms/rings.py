@@ -59,7 +59,8 @@ def several(operation: str, shape: tuple[int, ...]) -> Schedule:
     # Ring c visits the members of every group in the order c, c+1, ..., so it enters and leaves each group elsewhere.
     orders = (np.arange(units) - member) + (member + ring) % inner
     rounds = lift(ROUNDS[operation](units), orders, np.arange(inner) * units)
-    return Schedule(operation, units, inner * units, tuple(rounds), orders.ravel())
+    home = np.zeros(0, np.int64) if operation == "allreduce" else orders.ravel()
+    return Schedule(operation, units, inner * units, tuple(rounds), home)
 
 
 def pipeline(shape: tuple[int, ...], segments: int) -> Schedule:

@@ -166,6 +166,7 @@ class Nvshmem:
         running = core.init_status() in working
         if not any(self._group.all_gather(call, running)):
             set_default("NVSHMEM_DISABLE_NVLS", "1")  # multicast can put GPUs out of service that others share
+            set_default("NVSHMEM_DISABLE_NCCL", "1")  # its collectives are its own, not those of a library it found
             own = core.get_unique_id() if self._group.rank == 0 else None
             unique_id = self._group.all_gather(call, own)[0]
             with self._on_device():

@@ -48,7 +48,7 @@ class Work:
         rounds = [int(np.sum(runs)) for _, _, runs in uses.values(use, uses.ranks(level, 0))]
         programs, places = uses.grid(use.launch, uses.ranks(level, 0)).count, places_of(machine)
         tiles, at_once = max(sum(rounds), 1), min(places, programs)
-        arithmetic = sum(count / _rate(machine, dtype) for dtype, count in _products(use.phase, use.launch, uses))
+        arithmetic = sum(count / rate_of(machine, dtype) for dtype, count in _products(use.phase, use.launch, uses))
         traffic = _bytes(use.phase, uses) / bandwidth_of(machine)
         return cls(tiles, max(arithmetic * places, traffic * at_once) / tiles, at_once)
 
@@ -114,11 +114,13 @@ def _products(phase: GridPhase, launch: Launch, uses: Uses) -> Iterator[tuple[st
     yield from visit(phase.stmt, np.ones(grid.count))
 
 
-def _rate(machine: Machine, dtype: str) -> float:
+def rate_of(machine: Machine, dtype: str) -> float:
     """Operations a second of a unit that owns tensors, by its fastest arithmetic; as float32 for unknown types."""
     level = machine.tensor_level.name
     rates = machine.rates(level)
-    kinds = [kind for kind in (dtype, "tfloat32", "float32") if any(kind in known for known in rates.values())]
+    # Variants of a format without infinities or negative zero compute at the rate of the format.
+    names = (dtype, dtype.removesuffix("uz").removesuffix("fn"), "tfloat32", "float32")
+    kinds = [kind for kind in names if any(kind in known for known in rates.values())]
     able = [u for u, known in rates.items() if kinds and kinds[0] in known]
     return max((machine.rate(level, unit, kinds[0], sustained=True) for unit in able), default=float("inf"))
 

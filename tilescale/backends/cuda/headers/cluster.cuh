@@ -44,16 +44,27 @@ struct Word<8> { typedef uint2 type; };
 template <>
 struct Word<16> { typedef uint4 type; };
 
+// Words for a peer, or of one: all are read before the first is written, so that they are on their way at once.
 template <int BYTES>
-__device__ __forceinline__ void cluster_put(const void* here, const void* there, int rank, bool active) {
+__device__ __forceinline__ void cluster_put(int) {}
+template <int BYTES, typename... More>
+__device__ __forceinline__ void cluster_put(int rank, const void* here, const void* there, bool active, More... more) {
   typedef typename Word<BYTES>::type W;
-  if (active) *at_peer(static_cast<const W*>(there), rank) = *static_cast<const W*>(here);
+  W word;
+  if (active) word = *static_cast<const W*>(here);
+  cluster_put<BYTES>(rank, more...);
+  if (active) *at_peer(static_cast<const W*>(there), rank) = word;
 }
 
 template <int BYTES>
-__device__ __forceinline__ void cluster_get(void* here, const void* there, int rank, bool active) {
+__device__ __forceinline__ void cluster_get(int) {}
+template <int BYTES, typename... More>
+__device__ __forceinline__ void cluster_get(int rank, void* here, const void* there, bool active, More... more) {
   typedef typename Word<BYTES>::type W;
-  if (active) *static_cast<W*>(here) = *at_peer(static_cast<const W*>(there), rank);
+  W word;
+  if (active) word = *at_peer(static_cast<const W*>(there), rank);
+  cluster_get<BYTES>(rank, more...);
+  if (active) *static_cast<W*>(here) = word;
 }
 
 template <typename T>

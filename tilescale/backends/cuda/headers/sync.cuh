@@ -198,11 +198,16 @@ __device__ inline void wait(const V* flags, i64 index, i64 extent, i64 wanted, i
   if (await(ready, limit, report) == LATE) fail(report, TIMEOUT, site, index, wanted, static_cast<i64>(seen));
 }
 
-// Whole warps, each for itself: lane 0 waits, then every lane, bulk copies included, sees what it acquired.
+// A producer, for what one thread of its first warp loads: lane 0 waits, then every lane, bulk copies included, sees what
+// it acquired. Its other warps load nothing and do not wait: of the barriers of the loop's stages they see the parity
+// alone, so one that comes from a wait of its own a phase behind the loads never catches up, and waits in the last steps
+// for a phase that has long passed.
 template <int C, typename V>
-__device__ inline void wait_by_warp(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* report,
-                                    int site) {
-  if ((threadIdx.x & 31) == 0) wait<C, V>(flags, index, extent, wanted, limit, report, site);
+__device__ inline void wait_by_producer(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* report,
+                                        int site) {
+  constexpr unsigned threads = 128, warp = 32;  // of a producer (tilelang_core/specialise.py)
+  if (threadIdx.x % threads >= warp) return;
+  if (threadIdx.x % warp == 0) wait<C, V>(flags, index, extent, wanted, limit, report, site);
   __syncwarp();
   acquired();
 }

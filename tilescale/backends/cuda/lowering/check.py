@@ -13,13 +13,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tilelang_core import specialise
 from tilescale.errors import AllocationTooLargeError, Location
 from tilescale.hda import Machine
 
 KERNEL = re.compile(r'^extern "C" __global__ void .*\b(\w+)\((.*)\) \{$')
 BOUNDS = re.compile(r"__launch_bounds__\((\d+)")
 WAIT = re.compile(r"\btilescale::(wait<|barrier\w*\()")
-GATE = re.compile(r"\btilescale::wait_by_warp<")
+ELECTED = f"tl_shuffle_elect<{specialise.PRODUCER_THREADS}>"
+GATE = re.compile(r"\btilescale::wait_by_producer<")
 SIGNAL = re.compile(r"\btilescale::(signal(_pe)?<|release<|barrier\w*\(|leave\()")
 KEEP = re.compile(r"^(\w+) = tilescale::address\(")
 BULK_STORE = re.compile(r"\btl::tma_store\w*\((?!\))")
@@ -229,9 +231,9 @@ def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
 
 
 def _check_gate(kernel: KernelText, node: Node) -> None:
-    """A wait of each warp stands, in all threads of the branch that loads, before every load of its loop."""
+    """A producer's wait stands, in all its threads, before every load of its loop, which the warp that waits issues."""
     if any(block.by_thread and ONE_THREAD.search(block.text) for block in node.around):
-        raise kernel.fail("a wait of whole warps in a branch of one thread", node)
+        raise kernel.fail("a producer's wait in a branch of one thread", node)
     loops = [block for block in node.around if block.text.startswith(("for", "while"))]
     loop = loops[0] if loops else kernel.body
     loads = [leaf for leaf in kernel.body.leaves() if BULK_LOAD.search(leaf.text) and _role(leaf) == _role(node)]
@@ -240,6 +242,8 @@ def _check_gate(kernel: KernelText, node: Node) -> None:
     for load in loads:
         if load.line < node.line or not any(block is loop for block in (*load.around, kernel.body)):
             raise kernel.fail(f"a wait does not come before the load in line {load.line}", node)
+        if not any(ELECTED in block.text for block in load.around):
+            raise kernel.fail(f"a producer waits for what other threads load in line {load.line}", node)
 
 
 def _check_signal(kernel: KernelText, node: Node) -> None:

@@ -29,7 +29,7 @@ from tilescale.errors import UnsupportedError
 from tilescale.hda import Level
 from tilescale.passes.structure import location
 from tilescale.program import ops
-from tilescale.program.operations import Rank
+from tilescale.program.operations import Collective, Rank
 
 UNIT = "unit"
 """The kind of levels whose operations this stage lowers: those that own tensors."""
@@ -59,7 +59,8 @@ class DeviceStage(Signature):
         """The phase after this stage."""
         # Also what the grid is, and what is loaded ahead, the kernel is passed.
         launch = replace(self.launch, grid=tuple(self.expr(n) for n in self.launch.grid))
-        ahead = {self.local(data).name for data in self.roles.ahead}
+        of_groups = self.phase.groups.ahead if self.phase.groups else frozenset()
+        ahead = {self.local(data).name for data in self.roles.ahead | of_groups}
         ahead |= {self.peers(data).name for data in self.roles.pulled}
         kept = (tuple(self.parameters), tuple(self.arguments), tuple(self.sites))
         return self.done(
@@ -134,6 +135,8 @@ class DeviceStage(Signature):
     def _operation(self, call: ir.Call) -> ir.Stmt:
         name, level = call.op.name, ir.attribute(call, "level")
         kind = UNIT if level is None else self.target.machine.level(level).kind
+        if name in ops.COLLECTIVES and dict(self.target.sizes).get(level) == 1:
+            return self._alone(Collective.of(call))
         impl = ir.attribute(call, "impl")
         if by_nvshmem(call) and name in (ops.COPY.name, ops.SIGNAL.name):
             impl = IMPL
@@ -146,6 +149,10 @@ class DeviceStage(Signature):
             how = f" by {impl}" if name == ops.COPY.name and kind == UNIT else _speaking_of(level, kind)
             raise self.unsupported(f"T.{name.removeprefix('tilescale.')}{how} has no CUDA lowering")
         return rule(self, call)
+
+    def _alone(self, made: Collective) -> ir.Stmt:
+        """A collective of one unit, which has everything."""
+        return tir.sequence([]) if made.is_in_place else self.stmt(tir.tile_call("copy", made.source, made.target))
 
     def _leave(self, node: Any) -> Any:
         if isinstance(node, ir.Var) and node in self.phase.sizes:

@@ -106,6 +106,13 @@ def _has_nccl(made: Collective, target: Target) -> bool:
     return target.nccl and _types(made) <= {*records()["nccl"].dtypes}
 
 
+def _has_nvshmem(made: Collective, target: Target) -> bool:
+    """The heap is NVSHMEM's, all of whose ranks take part; of a type, an operation, and sizes that it takes."""
+    everybody = dict(target.sizes)[made.level] == target.devices
+    takes = records()["nvshmem"].against(target.devices, made.dtype, made.op) is None and len(_types(made)) == 1
+    return target.nvshmem and everybody and takes and made.combine is None and _is_constant(made, target)
+
+
 def _copied_by_host(made: Collective, target: Target) -> bool:
     """A network between the units has a mechanism that the host starts, and devices have an address."""
     network = network_of(made.call, target.machine, dict(target.sizes))
@@ -131,6 +138,7 @@ _NCCL = (Implementation(_has_nccl),)
 # Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.
 _COPIES = (Implementation(_copied_to_targets, on_request=_by_kernel),)
 _COPIED_SUMS = (Implementation(_copied_and_combined, on_request=_by_kernel),)
+_NVSHMEM = (Implementation(_has_nvshmem, on_request=lambda made, target: True),)
 _RAILS = (Implementation(_by_rail),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
@@ -138,24 +146,29 @@ _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl
 ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("allreduce", "one_shot"): (_KERNEL, Implementation(_by_tiles, on_tiles=True)),
     ("allreduce", "two_shot"): (_KERNEL,),
-    ("allreduce", "hierarchical"): _RAILS,
+    ("allreduce", "hierarchical_direct"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
+    ("allreduce", "nvshmem"): _NVSHMEM,
     ("allreduce", "copy_engine"): _COPIED_SUMS,
     ("reduce_scatter", "direct"): _PARTS,
-    ("reduce_scatter", "hierarchical"): _RAILS,
+    ("reduce_scatter", "hierarchical_direct"): _RAILS,
     ("reduce_scatter", "nccl"): _NCCL,
+    ("reduce_scatter", "nvshmem"): _NVSHMEM,
     ("reduce_scatter", "copy_engine"): _COPIED_SUMS,
     ("all_gather", "direct"): _PARTS,
-    ("all_gather", "hierarchical"): _RAILS,
+    ("all_gather", "hierarchical_direct"): _RAILS,
     ("all_gather", "nccl"): _NCCL,
+    ("all_gather", "nvshmem"): _NVSHMEM,
     ("all_gather", "copy_engine"): _COPIES,
     ("all_to_all", "direct"): _PARTS,
-    ("all_to_all", "hierarchical"): _RAILS,
+    ("all_to_all", "hierarchical_direct"): _RAILS,
     ("all_to_all", "nccl"): _NCCL,
+    ("all_to_all", "nvshmem"): _NVSHMEM,
     ("all_to_all", "copy_engine"): _COPIES,
     ("broadcast", "direct"): _PARTS,
-    ("broadcast", "hierarchical"): _RAILS,
+    ("broadcast", "hierarchical_direct"): _RAILS,
     ("broadcast", "nccl"): _NCCL,
+    ("broadcast", "nvshmem"): _NVSHMEM,
     ("broadcast", "copy_engine"): _COPIES,
 }
 """(operation, algorithm) -> ways to make it of whole tensors, of which the first that is able is taken. Preferred
@@ -171,7 +184,7 @@ ON_TILES = {
 """Kind of collective -> operation -> how it is made of tiles, where all that take part share memory."""
 
 BETWEEN = "hierarchical_direct"
-"""How it is made of tiles of programs between groups that share memory: inside them, and along rails."""
+"""How it is made between groups that share memory: inside them, and along rails."""
 
 WITH_FUNCTION = "one_shot"
 """How everybody combines tiles by a user's function."""
@@ -192,7 +205,8 @@ def _played(name: str) -> tuple[Implementation, ...]:
 def _without_relays(made: Collective, name: str, units: int) -> bool:
     """Whether parts of an all-to-all go directly to their destinations: on their way they would have no place."""
     rounds = schedule(made.name, name, units).rounds if made.name == "all_to_all" else ()
-    return all((r.first // units == r.source).all() and (r.count <= 1).all() for r in rounds)
+    sent = [r for r in rounds if r.count.any()]
+    return all((r.first // units == r.source).all() and (r.count <= 1).all() for r in sent)
 
 
 def _has_no_kernel(operation: str, name: str) -> bool:

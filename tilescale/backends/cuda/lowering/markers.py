@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir, trace
+from tilelang_core import ir, tl, trace
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.program import ops
@@ -72,6 +72,16 @@ def loading(stmt: ir.Stmt, registers: tuple[int, int]) -> ir.Stmt:
 def is_loading(stmt: Any) -> bool:
     """Whether a statement is one of threads that load ahead."""
     return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == LOADER
+
+
+def grid_wait() -> ir.Stmt:
+    """All threads wait for the grid before this one on the stream, where this one may begin earlier."""
+    return tir.evaluate(tir.call(tl.WAIT_FOR_KERNEL_BEFORE, dtype="void"))
+
+
+def is_grid_wait(stmt: Any) -> bool:
+    """Whether a statement is that."""
+    return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.WAIT_FOR_KERNEL_BEFORE
 
 
 def sync(by: Executing | None = None) -> ir.Stmt:

@@ -68,12 +68,14 @@ class Groups:
 
     Attributes:
         loader: whether threads of their own load for them, beyond the launch's.
+        ahead: tensors that these load, whatever the others wait for.
         reducing: threads of the largest unit that reduces across its warps beside its siblings; 0 without.
         tiles: data variable of a tile that each unit has for itself -> how, in words.
         arrays: names of what units hold of the same tile in registers.
     """
 
     loader: bool = False
+    ahead: frozenset[ir.Var] = frozenset()
     reducing: int = 0
     tiles: Mapping[ir.Var, str] = field(default_factory=dict)
     arrays: tuple[tuple[str, ...], ...] = ()

@@ -4,11 +4,11 @@
 Why: stock TileLang gives a pipelined loop a producer of its own, which is what makes it fast, but knows nothing of
 waits: it would load ahead of them, so by default a phase with waits has no producer. Before: waits before and inside
 a pipelined loop, copies from peers in it, signals and copies to peers after it. After: the same statements, waits that
-gate the loop's loads as its first statements (`if k == 0: wait`, by each warp for itself), which TileLang moves into
-the producer together with the loads; everything after the loop belongs to the other threads. Copies from peers among
-the loads are bulk copies, even where loads by threads would take less for one alone: several are under way. Declines
-what it cannot prove right, with the reason as a note: the phase then keeps one role, and the loop loads in the order
-of the program.
+gate the loop's loads as its first statements (`if k == 0: wait`, by the warp that issues the loads), which TileLang
+moves into the producer together with the loads; everything after the loop belongs to the other threads. Copies from
+peers among the loads are bulk copies, even where loads by threads would take less for one alone: several are under way.
+Declines what it cannot prove right, with the reason as a note: the phase then keeps one role, and the loop loads in the
+order of the program.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy, data_of
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
+from tilescale.backends.cuda.lowering.exchanging import Ending, ending, narrowed
 from tilescale.backends.cuda.lowering.senders import Senders
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
@@ -47,10 +48,10 @@ from tilescale.program.dependence import Dependence
 from tilescale.program.model import Launch, Program
 from tilescale.program.operations import Copy
 
-BY_WARP = "by_warp"
-"""Annotation of a wait that every warp makes for itself, without a barrier of the program."""
+BY_PRODUCER = "by_producer"
+"""Annotation of a wait that a producer makes for its loads, without a barrier of the program."""
 
-BY_WARP_FUNCTION = "tilescale::wait_by_warp"
+BY_PRODUCER_FUNCTION = "tilescale::wait_by_producer"
 """What such a wait calls."""
 
 AHEAD = "ahead"
@@ -74,6 +75,7 @@ class Roles:
         elects: whether one thread, the same each time, issues all bulk stores.
         kept: what signals are kept back until the next turn of the loop around, by number.
         tiles: what is allocated on chip beyond the program's own tiles.
+        beside: whether a warpgroup ends a turn while the others compute in the next one.
         notes: for people.
     """
 
@@ -86,6 +88,7 @@ class Roles:
     elects: bool = False
     kept: tuple[Kept, ...] = ()
     tiles: tuple[ir.Buffer, ...] = ()
+    beside: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -105,8 +108,8 @@ def _count(stmt: ir.Stmt, what: Callable[[Any], bool]) -> int:
 
 
 def is_gate(node: Any) -> bool:
-    """Whether a node is a wait of a lowered phase that every warp makes for itself."""
-    return (tir.extern_name(node) or "").startswith(f"{BY_WARP_FUNCTION}<")
+    """Whether a node is a wait of a lowered phase that a producer makes for its loads."""
+    return (tir.extern_name(node) or "").startswith(f"{BY_PRODUCER_FUNCTION}<")
 
 
 class _DeclinedError(Exception):
@@ -120,18 +123,21 @@ def assign(
     machine: Machine,
     is_bulk: Callable[[ir.Call], bool],
     as_bulk: Callable[[ir.Call], ir.Call | None],
+    beside: bool = True,
 ) -> Roles:
     """The roles of a phase's statements.
 
     Args:
         is_bulk: which copies to peers the machine makes as bulk copies.
         as_bulk: a copy from a peer as a bulk copy that runs ahead; None if it cannot be one, or is to be another.
+        beside: whether a warpgroup may end a turn while the others compute in the next one.
     """
     elects = _Phase(stmt, program, launch, machine, as_bulk).elects
     senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
-    phase = _Phase(senders.phase(stmt), program, launch, machine, as_bulk)
+    phase = _Phase(senders.phase(stmt), program, launch, machine, as_bulk, beside)
     roles = phase.roles()
-    return replace(roles, elects=elects, tiles=tuple(senders.rings), notes=(*roles.notes, *senders.notes))
+    tiles, notes = (*roles.tiles, *senders.rings), (*roles.notes, *senders.notes)
+    return replace(roles, elects=elects, tiles=tiles, notes=notes)
 
 
 def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
@@ -163,6 +169,7 @@ class _Phase:
     launch: Launch
     machine: Machine
     as_bulk: Callable[[ir.Call], ir.Call | None]
+    beside: bool = True
 
     def roles(self) -> Roles:
         """The roles, of its loop's statements if it has one beside orders, or in a loop around it."""
@@ -230,6 +237,7 @@ class _Placement:
         around: the outermost loop around it.
         taken: the condition under which a program comes to it, if it stands in one of two arms.
         left: what the end of its body leaves open.
+        end: how it ends, where a collective may be made beside the next turn.
     """
 
     def __init__(self, phase: _Phase, loop: ir.For):
@@ -238,6 +246,7 @@ class _Placement:
         self.around: ir.For | None = None
         self.taken: ir.PrimExpr | None = None
         self.left = Deferral(signals=True)
+        self.end = Ending([])
         self._ends_alone = True
 
     def roles(self) -> Roles:
@@ -252,7 +261,8 @@ class _Placement:
             stmt = tir.sequence([specialise.registers(_POLLING, self.phase.launch.thread_count), stmt])
         gates, kept = self._waits(), tuple(self.left.kept)
         ahead, far = frozenset(own), frozenset(pulled)
-        return Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
+        made = Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
+        return replace(made, tiles=self.end.tiles, beside=self.end.is_beside)
 
     def _waits(self) -> int:
         return sum(_count(gate, acquires) for gate in self.gates)
@@ -263,6 +273,8 @@ class _Placement:
         if self.left.is_open:
             what = f"{self.left.copies} copies and {len(self.left.kept)} signals"
             notes.append(f"{what} that end a turn are completed in the next one")
+        if self.end.note:
+            notes.append(self.end.note)
         return tuple(notes)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -274,7 +286,7 @@ class _Placement:
         while self.body and is_wait(self.body[0]):
             if not is_movable(self.body[0]):
                 raise _DeclinedError("a wait in it depends on a variable that changes")
-            self.gates.append(tir.rewrite(self.body.pop(0), leave=_by_warp))
+            self.gates.append(tir.rewrite(self.body.pop(0), leave=_by_producer))
         self.body = [self._bulk(s) for s in self.body]
         loads = [found for s in self.body if (found := _loaded(s)) is not None]
         rest = [s for s in self.body if _loaded(s) is None]
@@ -376,8 +388,16 @@ class _Placement:
             self._ends_alone = self._ends_alone and (is_loop or not after)
             self.left.signals = self.left.signals and not self.gates and not any(is_wait(s) for s in before)
         if is_loop and self.around is not None and self._ends_alone and self.phase.elects:
-            after = self.left.end(after)
+            after = self._ended(self.around, after)
         return before, self._gated() if is_loop else self._statement(stmts[at]), after
+
+    def _ended(self, around: ir.For, last: list[ir.Stmt]) -> list[ir.Stmt]:
+        """The end of a turn: beside the next one, or with what it leaves open to that."""
+        phase, first_thread = self.phase, self.phase.launch.thread_count + specialise.PRODUCER_THREADS
+        self.end = ending(phase.stmt, around, last, phase.order, first_thread, phase.beside)
+        if self.end.is_beside:
+            self.body = list(map(narrowed, self.body))
+        return self.end.stmts if self.end.is_beside else self.left.end(last)
 
     def _sink(self, before: list[ir.Stmt]) -> list[ir.Stmt]:
         """What stays before the loop when the waits that nothing reads after have gone into it.
@@ -389,7 +409,7 @@ class _Placement:
         first = ir.EQ(self.loop.loop_var, self.loop.min)
         for position, stmt in reversed(list(enumerate(before))):
             if is_wait(stmt) and is_movable(stmt):
-                gate = ir.IfThenElse(first, tir.rewrite(stmt, leave=_by_warp), None)
+                gate = ir.IfThenElse(first, tir.rewrite(stmt, leave=_by_producer), None)
                 self.gates.insert(0, tir.at(gate, stmt))
             elif is_wait(stmt) or reads_memory(stmt):
                 return [*before[: position + 1], *reversed(stay)]
@@ -405,7 +425,7 @@ class _Placement:
         if effects.opaque or tensors & {access.root for access in effects.writes}:
             raise _DeclinedError("the loop around it writes what it loads")
         waits: list[ir.Call] = []
-        ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_WARP) else None)
+        ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_PRODUCER) else None)
         if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
             raise _DeclinedError("the loop around it waits for what may order its loads")
 
@@ -421,7 +441,7 @@ def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:
     return pulled.far, pulled.near, True
 
 
-def _by_warp(node: Any) -> Any:
+def _by_producer(node: Any) -> Any:
     if ir.op_name(node) != ops.WAIT.name:
         return None
-    return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), BY_WARP: ir.IntImm("int32", 1)})
+    return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), BY_PRODUCER: ir.IntImm("int32", 1)})

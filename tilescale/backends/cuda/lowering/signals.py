@@ -15,7 +15,7 @@ from tilescale.backends.cuda.lowering.deferred import KEPT
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.reach import split
 from tilescale.backends.cuda.lowering.registry import lowers
-from tilescale.backends.cuda.lowering.roles import BY_WARP, BY_WARP_FUNCTION
+from tilescale.backends.cuda.lowering.roles import BY_PRODUCER, BY_PRODUCER_FUNCTION
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.program import ops
 from tilescale.program.operations import Copy, Signal, Wait
@@ -129,9 +129,9 @@ def _wait(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     buffer, index, extent, c_type = flag_of(stage, wait.flag)
     compare = wait.compare
     site = stage.site(f"T.wait({buffer.name} {compare})", flag=buffer.name, compare=compare)
-    by_warp = ir.attribute(call, BY_WARP)
+    by_producer = ir.attribute(call, BY_PRODUCER)
     poll = tir.extern(
-        f"{BY_WARP_FUNCTION if by_warp else 'tilescale::wait'}<tilescale::{_COMPARE[compare]}, {c_type}>",
+        f"{BY_PRODUCER_FUNCTION if by_producer else 'tilescale::wait'}<tilescale::{_COMPARE[compare]}, {c_type}>",
         tir.address_of(stage.local(buffer.data)),
         index,
         extent,
@@ -140,7 +140,7 @@ def _wait(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
         stage.record(),
         site,
     )
-    return tir.evaluate(poll) if by_warp else stage.after_wait(stage.one_thread(tir.evaluate(poll)))
+    return tir.evaluate(poll) if by_producer else stage.after_wait(stage.one_thread(tir.evaluate(poll)))
 
 
 @lowers(ops.BARRIER.name)

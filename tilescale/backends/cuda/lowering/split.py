@@ -13,7 +13,7 @@ from dataclasses import replace
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters import roles
-from tilescale.backends.cuda.lowering.markers import is_loading
+from tilescale.backends.cuda.lowering.markers import is_grid_wait, is_loading
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.program.model import Launch
 
@@ -28,7 +28,11 @@ def _beside_loader(launch: Launch, stmt: ir.Stmt) -> ir.Stmt:
     if not isinstance(stmt, ir.SeqStmt) or not is_loading(stmt.seq[-1]):
         return stmt
     *program, loader = stmt.seq
+    # Where this grid may begin while the one before it still runs, loads wait for that, too.
+    before = [first for first in program[:1] if is_grid_wait(first)]
+    program = program[len(before) :]
     fewer, more = map(ir.integer, loader.node)
     loads = tir.sequence([tir.register_limit(fewer, more=False), loader.body])
     work = tir.sequence([tir.register_limit(more, more=True), *program])
-    return tir.specialized(launch.thread_vars[0][0] >= launch.thread_count, loads, work)
+    branch = tir.specialized(launch.thread_vars[0][0] >= launch.thread_count, loads, work)
+    return tir.sequence([*before, branch])

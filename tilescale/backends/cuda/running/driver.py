@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from tilescale.errors import DeviceError
@@ -20,9 +22,20 @@ def call(name: str, *arguments: Any) -> Any:
 
 def results(name: str, *arguments: Any) -> list[Any]:
     """The same, and all of its results."""
+    status, *found = function(name)(*arguments)
+    if status:
+        raise refused(name, status)
+    return found
+
+
+@cache
+def function(name: str) -> Callable[..., Any]:
+    """A function of the driver for who calls it so often that `call` would show: it returns a status, then results."""
     from cuda.bindings import driver
 
-    status, *found = getattr(driver, name)(*arguments)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"{name}: {status.name}")
-    return found
+    return getattr(driver, name)
+
+
+def refused(name: str, status: Any) -> DeviceError:
+    """The error of a status that is not zero."""
+    return DeviceError(f"{name}: {status.name}")

@@ -84,8 +84,8 @@ class DeviceProgram:
             self.on_all(lambda: self.near.check(self.team, self.target, at))
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
-        self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
-        self._plans, self._turns = Plans(self._is_capturing), turns(self.device)
+        self._turns = turns(self.device)
+        self._plans = Plans(self._turns.captured)
         self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
         self.exchanges = Workspaces()
@@ -295,13 +295,13 @@ class DeviceProgram:
 
     def _run(self, plan: Plan | None, values: Sequence[Any]) -> None:
         """Launch what a plan says, or what it takes to make one for these arguments."""
-        capturing = self._is_capturing()
+        capturing = self._turns.captured()
         if capturing:
             self._check_capture()
         if not self._waits:
             return self._launch(plan, values, capturing)
         self.guard.check()
-        if self._generation != nccl.generation():
+        if plan is None and self._generation != nccl.generation():
             self._build()
         # What is captured has the order of its graph.
         with _NO_TURN if capturing else self._turns:

@@ -78,11 +78,21 @@ def group_of(own: Member, teams: Groups, processors: int | None = None) -> Any:
     One for few `processors` has its own order of operations, beside that of the one for as many as NCCL takes.
     """
     own.by_nccl = True
-    _start(own)
     ranks = tuple(tuple(own.team.ranks[device] for device in team) for team in teams)
-    key = ranks, processors
+    return _group(own.world, own.team.ranks, ranks, processors)
+
+
+def group_of_all(world: World) -> Any:
+    """The process group of all ranks of the job. Collective, as `group`."""
+    return _group(world, world.ranks, (world.ranks,), None)
+
+
+def _group(world: World, among: tuple[int, ...], teams: Groups, processors: int | None) -> Any:
+    """This rank's of the process groups of ranks, which all ranks `among` those of the job make."""
+    _start(world)
+    key = teams, processors
     if key not in _groups:
-        _groups[key] = _made(own, ranks, _options(processors))
+        _groups[key] = _made(world, among, teams, _options(processors))
     return _groups[key]
 
 
@@ -99,14 +109,14 @@ def _options(processors: int | None) -> dict[str, Any]:
     return {"timeout": timeout, "pg_options": options}
 
 
-def _made(own: Member, teams: Groups, options: dict[str, Any]) -> Any:
+def _made(world: World, among: tuple[int, ...], teams: Groups, options: dict[str, Any]) -> Any:
     """This rank's of new process groups, of the job's ranks."""
     import torch.distributed as dist
 
-    if own.team.ranks == own.world.ranks:
+    if among == world.ranks:
         made = [dist.new_group(list(team), **options) for team in teams]
-        return next(g for team, g in zip(teams, made, strict=True) if own.world.rank in team)
-    mine = next(team for team in teams if own.world.rank in team)
+        return next(g for team, g in zip(teams, made, strict=True) if world.rank in team)
+    mine = next(team for team in teams if world.rank in team)
     return dist.new_group(list(mine), use_local_synchronization=True, **options)  # others of the job do not come
 
 
@@ -172,19 +182,18 @@ def _teams(own: Member, level: str) -> Groups:
     return tuple(tuple(ranks) for ranks in groups.values())
 
 
-def _start(own: Member) -> None:
+def _start(world: World) -> None:
     """Join NCCL, unless the program's user has already started torch.distributed."""
     import torch.distributed as dist
 
     if dist.is_initialized():
         return
-    world = own.world
     dist.init_process_group(
         "nccl",
         store=dist.PrefixStore("tilescale/nccl", world.store),
         rank=world.rank,
         world_size=world.size,
-        device_id=own.device,
+        device_id=world.device,
         timeout=timedelta(seconds=settings().timeout_s),
     )
     # Threads start here: Python starts none while it exits.

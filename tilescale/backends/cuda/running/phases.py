@@ -180,7 +180,8 @@ def _collective(own: Owner, step: HostStep) -> Step:
     made = Collective.of(step.call)
     source, target, root = Part(own, made.source), Part(own, made.target), made.root
     (whole, *_), buffer = made.whole, ir.region_parts(made.source)[0]
-    stand = Stand(made, step.where, str(buffer.dtype), region_bytes(whole), target.reached)
+    nbytes, dtype = region_bytes(whole), str(buffer.dtype)
+    stand = Stand(made, step.where, dtype, nbytes, target.reached, read_by_peers=source.reached)
     bound = LAUNCHERS[made.name, step.impl](own, stand)
 
     def bind(at: Call) -> list[Work]:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _LOOK_S = 0.05
 """How often a host that waits for its device looks at the job's failure log."""
 
+DEFAULT = 0
+"""The number of the default stream, which lives as long as the process and cannot be captured (CUDA C++ Programming
+Guide, Stream Capture)."""
+
 
 class Turns:
     """Programs of one device follow one another, whatever streams they are called on: `with` one is the next turn.
@@ -25,29 +29,46 @@ class Turns:
     Side by side, one could hold the processors here that another one holds on the peer, each waiting for the other's
     counterpart; and calls of one program share its counters. What is added to the current stream inside runs after what
     was added in the last turn. What is captured in a graph has the order of the graph: it takes no turn.
+
+    An event costs a tenth of a small call. As long as all turns are on the default stream, none is recorded: one on
+    another stream waits for all that is there by then. Any other stream may be captured meanwhile, or destroyed.
     """
 
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        self._device = device
+        self._device, self._index = device, device.index
         self._number: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._event = torch.cuda.Event()
         self._last: torch.cuda.Stream | None = None
         self._last_number = -1
+        self._records = False
 
     def __enter__(self) -> None:
-        number = self._number(self._device.index)
+        number = self._number(self._index)
         if number != self._last_number:
-            import torch
+            self._change(number)
 
-            stream = torch.cuda.current_stream(self._device)
-            if self._last is not None:
-                stream.wait_event(self._event)
-            self._last, self._last_number = stream, number
+    def captured(self) -> bool:
+        """Whether the current stream is captured in a graph. CUDA is asked where it may be."""
+        return self._number(self._index) != DEFAULT and self._is_capturing()
+
+    def _change(self, number: int) -> None:
+        """The next turn is on the current stream, which was not that of the last one."""
+        import torch
+
+        stream = torch.cuda.current_stream(self._device)
+        if self._last is not None:
+            if not self._records:
+                self._event.record(self._last)
+            stream.wait_event(self._event)
+        self._records = self._last is not None or number != DEFAULT
+        self._last, self._last_number = stream, number
 
     def __exit__(self, *_error: object) -> None:
-        self._event.record(self._last)
+        if self._records:
+            self._event.record(self._last)
 
 
 @cache

@@ -39,9 +39,6 @@ class Transport(Protocol):
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
         """Start messages, behind what the current stream has. Of two devices, both list theirs in the same order."""
 
-    def reduce(self, tensor: torch.Tensor, reduction: str) -> Wait:
-        """Start to combine a tensor with those of all devices of the rail, in place."""
-
     def barrier(self) -> None:
         """Let the current stream wait until those of all devices of the rail have come here."""
 
@@ -84,15 +81,11 @@ class Nccl:
         started = dist.batch_isend_irecv(made) if made else []
         return lambda: [work.wait() for work in started]
 
-    def reduce(self, tensor: torch.Tensor, reduction: str) -> Wait:
-        """See `Transport.reduce`: by an all-reduce."""
-        import torch.distributed as dist
-
-        return dist.all_reduce(tensor, nccl.reduce_op(reduction), group=self._rail, async_op=True).wait
-
     def barrier(self) -> None:
         """See `Transport.barrier`: by an all-reduce of one number."""
-        self.reduce(self._token, "max")()
+        import torch.distributed as dist
+
+        dist.all_reduce(self._token, dist.ReduceOp.MAX, group=self._rail)
 
 
 def of(own: Owner, group: int, *, beside: bool = False) -> Transport:

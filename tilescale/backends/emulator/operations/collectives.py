@@ -58,7 +58,7 @@ class Chosen:
             self._wanted = wanted_of(made, self.machine, extents, frame.program is not None, frame.run.mesh)
             name = made.impl or self._select(base.Target(self.machine, tuple(extents.items())))
             self._record = records()[name]
-            reason = self._record.against(frame.unit.around(made.level).siblings, made.dtype)
+            reason = self._record.against(frame.unit.around(made.level).siblings, made.dtype, made.op)
             if reason is not None:
                 raise UnsupportedError(f"T.{made.name} by {name}: {reason}", where=self.where)
         return self._record
@@ -129,7 +129,8 @@ def _collective(
         if frame.program is not None and compiler.machine.level(level).kind == "unit":
             grid, senders = frame.program.grid, frame.unit.around(level).siblings
             message = sent(frame) // (senders if name in DIVIDED else 1)
-            frame.run.exchanged(frame.unit, id(chosen), 2 * grid.places * senders * message)
+            if senders > 1:  # who is alone has everything
+                frame.run.exchanged(frame.unit, id(chosen), 2 * grid.places * senders * message)
         if compiler.data:
             rendezvous(frame, level, name, where, arguments.payload(frame), finish, moves)
         else:

@@ -63,7 +63,7 @@ def _allreduce(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     tile = tile_of(cluster, made.target)
     held, down = _shared(cluster, tile)
     up = [tir.tile_call("copy", held.region("r"), tile.region("w"))] if down else []
-    return tir.sequence([*down, cluster.barrier(), cluster.allreduce(held, made.reduction), cluster.barrier(), *up])
+    return tir.sequence([*down, *cluster.between_barriers([held], cluster.allreduce(held, made.reduction)), *up])
 
 
 class _Received:
@@ -92,7 +92,7 @@ def _allreduce_function(cluster: ClusterUnit, made: Collective, combine: Combine
         folds.append(fold(cluster, combine, which, results, received))
         stores.append(tir.tile_call("copy", results[which].region("r"), tile.region("w")))
     down = [stmt for _, stmts in held for stmt in stmts]
-    return tir.sequence([*down, cluster.barrier(), *folds, cluster.barrier(), *stores])
+    return tir.sequence([*down, *cluster.between_barriers([tile for tile, _ in held], *folds), *stores])
 
 
 @lowers(ops.REDUCE_SCATTER.name, MEMBER, "direct")
@@ -106,7 +106,7 @@ def _reduce_scatter(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     values = [cluster.element(held, index, sender) for sender in range(cluster.size)]
     total = reduced(values, made.reduction, source.dtype, target.dtype)
     body = tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, total, target.at(loops)))
-    return tir.sequence([*down, cluster.barrier(), body, cluster.barrier()])
+    return tir.sequence([*down, *cluster.between_barriers([held], body)])
 
 
 @lowers(ops.ALL_GATHER.name, MEMBER, "direct")
@@ -115,7 +115,7 @@ def _all_gather(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     source, target = tile_of(cluster, made.source), tile_of(cluster, made.target)
     held, down = _shared(cluster, source, target)
     takes = _take_parts(cluster, target, made.axis, held)
-    return tir.sequence([*down, cluster.barrier(), *takes, cluster.barrier()])
+    return tir.sequence([*down, *cluster.between_barriers([held], *takes)])
 
 
 def _take_parts(cluster: ClusterUnit, target: Tile, axis: int, wanted: Tile) -> list[ir.Stmt]:
@@ -142,7 +142,7 @@ def _all_to_all(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     mine = [cluster.rank * part[a] if a == axis else 0 for a in range(len(part))]
     wanted = Tile.of(held.region("r", mine, part))
     takes = _take_parts(cluster, target, axis, wanted)
-    return tir.sequence([*down, cluster.barrier(), *takes, cluster.barrier()])
+    return tir.sequence([*down, *cluster.between_barriers([held], *takes)])
 
 
 @lowers(ops.BROADCAST.name, MEMBER, "direct")
@@ -152,4 +152,4 @@ def _broadcast(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     held, down = _shared(cluster, tile)
     # The root's tile onto itself changes nothing.
     take = cluster.move(tile, held, root, put=False)
-    return tir.sequence([*down, cluster.barrier(), take, cluster.barrier()])
+    return tir.sequence([*down, *cluster.between_barriers([held], take)])

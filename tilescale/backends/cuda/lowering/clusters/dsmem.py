@@ -8,16 +8,20 @@ that TileLang chooses keep 16 bytes of a row together, except for 64-bit types a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.markers import grid_wait
 from tilescale.backends.cuda.lowering.phase import Phase, Stage
 from tilescale.backends.cuda.lowering.tile import Tile
 
 WORD = 16
 """Bytes of the widest access."""
+
+AT_ONCE = 8
+"""Words that a thread has on their way, at most: so many registers hold them."""
 
 BARRIER = "tilescale::cluster_barrier"
 
@@ -69,6 +73,10 @@ class Cluster(Stage):
         """Peers touch this tile from the program's beginning, and to its end or until its last use here."""
         self._reached[buffer] = self._reached.get(buffer, False) or to_the_end
 
+    def between_barriers(self, tiles: Iterable[Tile], *moves: ir.Stmt) -> list[ir.Stmt]:
+        """Moves by which peers touch these tiles after one barrier and until another, and no longer."""
+        return [self.barrier(), *moves, *(_in_use(tile.buffer) for tile in tiles), self.barrier()]
+
     def mbarrier(self, name: str, arrivals: list[int], *, remote: bool = False) -> ir.Buffer:
         """Barriers in shared memory, each with its number of arrivals; `remote` if peers arrive too."""
         scope = "shared.cluster_barrier" if remote else "shared.barrier"
@@ -95,20 +103,29 @@ class Cluster(Stage):
         keeps its place: they may be ahead of this program, or behind it.
         """
         # A cluster may be started before the kernel ahead of it has ended.
-        begin = [tir.evaluate(tir.call(tl.WAIT_FOR_KERNEL_BEFORE, dtype="void"))]
+        begin = [grid_wait()]
         begin += [self.assign(v, 0) for v in self._variables]
         if not self.has_barriers:
             return tir.sequence([*begin, body])
-        first = [] if self.begun else [self.barrier()]
-        inner = without_repeats([*first, *(body.seq if isinstance(body, ir.SeqStmt) else [body]), self.barrier()])
+        stmts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+        first = [] if self.begun or self._comes_together(stmts) else [self.barrier()]
+        last = [] if self._comes_together(stmts[::-1]) else [self.barrier()]
         kept = [_in_use(b) for b, to_the_end in self._reached.items() if to_the_end]
-        return tir.sequence([*begin, *(_in_use(b) for b in self._reached), *inner[:-1], *kept, inner[-1]])
+        inner = without_repeats([*first, *stmts, *kept, *last])
+        return tir.sequence([*begin, *(_in_use(b) for b in self._reached), *inner])
+
+    def _comes_together(self, stmts: Iterable[ir.Stmt]) -> bool:
+        """Whether a barrier comes before all statements that touch peers."""
+        if self.arrivals or self._reached:
+            return False  # copies in bulk touch them too, and what is reached is so from the beginning to the end
+        touching = next((s for s in stmts if ir.contains(s, _touches_peers)), None)
+        return touching is not None and is_barrier(touching)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
     def move(self, near: Tile, far: Tile, peer: Any, *, put: bool) -> ir.Stmt:
-        """Copy a tile to `far` of a peer, or from it; the caller orders it with what is around."""
-        self.reach(far.buffer)
+        """Copy a tile to `far` of a peer, or from it; the caller orders it with what is around, and says when it is
+        reached."""
         if [n for n in near.extents if n != 1] != [n for n in far.extents if n != 1]:
             raise self.unsupported(f"a copy between tiles of extents {near.extents} and {far.extents}")
         if _is_shared(near.buffer) and near.dtype == far.dtype:
@@ -127,26 +144,26 @@ class Cluster(Stage):
         elements = self._together([near, far])
         width = elements * ir.bits(near.dtype) // 8
 
-        def body(loops: list[Any], active: Any) -> ir.Stmt:
-            here, there = _address(near, loops), _address(far, loops)
-            return tir.evaluate(tir.extern(f"tilescale::cluster_{way}<{width}>", here, there, peer, active))
+        def body(*words: tuple[list[Any], Any]) -> ir.Stmt:
+            moves = [(_address(near, loops), _address(far, loops), active) for loops, active in words]
+            named = [argument for move in moves for argument in move]
+            return tir.evaluate(tir.extern(f"tilescale::cluster_{way}<{width}>", peer, *named))
 
-        return self._each(far, elements, body)
+        return self._each(far, elements, body, at_once=AT_ONCE)
 
     def allreduce(self, tile: Tile, op: str) -> ir.Stmt:
         """Combine a tile of shared memory over the cluster in place: each program combines some words for all."""
-        self.reach(tile.buffer)
         elements = self._together([tile])
         kind = f"tilescale::{COMBINE[op]}, {_ACCUMULATORS.get(tile.dtype, _small(tile.dtype))}, {elements}, {self.size}"
 
-        def body(loops: list[Any], active: Any) -> ir.Stmt:
+        def body(word: tuple[list[Any], Any]) -> ir.Stmt:
+            loops, active = word
             return tir.evaluate(tir.extern(f"tilescale::cluster_allreduce<{kind}>", _address(tile, loops), active))
 
         return self._each(tile, elements, body, split=True)
 
     def element(self, tile: Tile, index: list[Any], peer: Any) -> ir.PrimExpr:
         """An element of a peer's tile."""
-        self.reach(tile.buffer)
         here = tir.call(tl.ADDRESS_OF, ir.BufferLoad(tile.buffer, tile.at(index)))
         return tir.extern("tilescale::cluster_load", here, peer, dtype=tile.dtype)
 
@@ -165,11 +182,14 @@ class Cluster(Stage):
                 most //= 2
         return most
 
-    def _each(self, tile: Tile, elements: int, body: Callable, *, split: bool = False) -> ir.Stmt:
-        """`body(indices in the tile, whether they are any)` for each group of elements, one thread after another.
+    def _each(
+        self, tile: Tile, elements: int, body: Callable[..., ir.Stmt], *, split: bool = False, at_once: int = 1
+    ) -> ir.Stmt:
+        """`body` of each group of elements, one thread after another.
 
-        With `split`, the programs of the cluster share the groups. No branch stands around the body: the compiler may
-        put a barrier of the program before it.
+        A group is its indices in the tile, and whether it is one. With `split`, the programs of the cluster share the
+        groups. `body` takes up to `at_once` of a thread's groups. No branch stands around it: the compiler may put a
+        barrier of the program before it.
         """
         launch = self.launch
         _, extents = _loops(tile)
@@ -178,17 +198,22 @@ class Cluster(Stage):
         x, y, _ = launch.threads
         thread: Any = sum(var * (1, x, x * y)[axis] for var, axis in launch.thread_vars if launch.threads[axis] > 1)
         worker = thread + self.rank * launch.thread_count if split else thread
+
+        def group(turn: Any) -> tuple[list[Any], Any]:
+            number = rest = turn * workers + worker
+            indices: list[Any] = []
+            for extent in reversed(grouped):
+                indices.insert(0, rest % extent)
+                rest = rest // extent
+            if extents:
+                indices[-1] = indices[-1] * elements
+            return indices if extents else [], number < count
+
+        turns = -(-count // workers)
+        together = max(n for n in range(1, at_once + 1) if turns % n == 0)
         step = ir.Var("step", "int32")
-        number = step * workers + worker
-        indices: list[Any] = []
-        rest = number
-        for extent in reversed(grouped):
-            indices.insert(0, rest % extent)
-            rest = rest // extent
-        if extents:
-            indices[-1] = indices[-1] * elements
-        inner = body(indices if extents else [], number < count)
-        return ir.For(step, ir.IntImm("int32", 0), ir.IntImm("int32", -(-count // workers)), ir.ForKind.SERIAL, inner)
+        inner = body(*(group(step * together + n) for n in range(together)))
+        return ir.For(step, ir.IntImm("int32", 0), ir.IntImm("int32", turns // together), ir.ForKind.SERIAL, inner)
 
 
 def without_repeats(stmts: list[ir.Stmt]) -> list[ir.Stmt]:
@@ -201,6 +226,10 @@ def without_ends(body: ir.Stmt) -> ir.Stmt:
     stmts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     first, last = (int(is_barrier(stmts[at])) for at in (0, -1))
     return tir.sequence(stmts[first : len(stmts) - last])
+
+
+def _touches_peers(node: Any) -> bool:
+    return (tir.extern_name(node) or "").startswith("tilescale::cluster_")
 
 
 def is_barrier(stmt: ir.Stmt) -> bool:

@@ -298,6 +298,7 @@ class ClusterUnit(Cluster):
         part, _ = self._held(view)
         self.notes.append(f"shares of {part.local.name}: fetched through distributed shared memory")
         whole = Tile.whole(part.local)
+        self.reach(part.local)
         extents, begins = parts(whole, view.axis, self.size)
         shares = [Tile.of(whole.region("rw", begin, extents)) for begin in begins]
         # A program fetches its own share too, in place: a branch here would cost more.

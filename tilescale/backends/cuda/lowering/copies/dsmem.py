@@ -22,6 +22,7 @@ def _copy(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     source, target = tile_of(cluster, asked.source), tile_of(cluster, asked.target)
     near, far = (source, target) if to_peer else (target, source)
     peer = cluster.expr(asked.peer)
+    cluster.reach(far.buffer)
     cluster.notes.append(f"T.copy({'dst' if to_peer else 'src'}=) of {far.name}: distributed shared memory")
     # Other threads have written the source, or are still reading the target.
     steps = [sync(), cluster.move(near, far, peer, put=to_peer), sync()]

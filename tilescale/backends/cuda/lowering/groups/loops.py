@@ -5,8 +5,9 @@ Why: such a loader runs beside everything else of the program, so nothing may or
 Before: a phase. After: its loops taken apart into loads and statements of units (pipelines.py lowers them). Nothing is
 rewritten.
 
-Declines: launches without room for a loader, clusters, loops whose loads a wait before or in them orders, loops inside
-loops or conditions, tiles that have another use, sources that the program writes, copies that are none in bulk.
+Declines: launches without room for a loader, loops whose loads a wait before or in them orders, loops inside loops or
+conditions, tiles that have another use, sources that the program writes, copies that are none in bulk, and loops before
+whose end programs of a cluster synchronize, for which all threads have to come.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core.tiles import TileCopy, is_region
+from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
@@ -27,6 +29,8 @@ from tilescale.program.dependence import Dependence
 
 LOADER_THREADS = 128
 """A warpgroup: registers move from and to whole ones (PTX ISA, `setmaxnreg`)."""
+
+WARP = 32
 
 MOST_THREADS = 1024
 FIRST_ARCHITECTURE = 9
@@ -81,6 +85,7 @@ class _Search:
         self.stage, self.phase = stage, stage.phase.stmt
         self.found: list[Loop] = []
         self._waits: list[ir.Call] = []  # passed so far for other programs or devices
+        self._has_met_cluster = False
         if self._has_room():
             self._walk(self.phase, [])
 
@@ -89,7 +94,7 @@ class _Search:
         threads = launch.thread_count
         fits = threads % LOADER_THREADS == 0 and threads + LOADER_THREADS <= MOST_THREADS
         modern = architecture(self.stage.target.machine) >= FIRST_ARCHITECTURE
-        return modern and fits and launch.threads[1:] == (1, 1) and launch.cluster_size == 1
+        return modern and fits and launch.threads[1:] == (1, 1)
 
     def _waits_for_others(self, node: Any) -> bool:
         name = ir.op_name(node)
@@ -107,6 +112,7 @@ class _Search:
             self._walk(stmt.body, binds)
         else:
             ir.walk(stmt, lambda node: self._waits.append(node) if self._waits_for_others(node) else None)
+            self._has_met_cluster |= ir.contains(stmt, is_barrier)
             if isinstance(stmt, ir.Bind):
                 binds.append(stmt)
             if isinstance(stmt, ir.For) and "num_stages" in stmt.annotations:
@@ -114,6 +120,8 @@ class _Search:
 
     def _loop(self, stmt: ir.For, binds: list[ir.Bind]) -> None:
         loop = self._taken_apart(stmt, binds)
+        if self._has_met_cluster:
+            return
         if loop is not None and self._is_gated(loop):
             name = stmt.loop_var.name
             self.stage.notes.append(f"T.Pipelined over {name}: in order, as the program waits for what it loads")

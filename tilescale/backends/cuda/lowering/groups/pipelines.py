@@ -22,7 +22,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.handover import Handover, parts_of
-from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS, Loop, architecture, asynchronous
+from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS, WARP, Loop, architecture, asynchronous
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit
 from tilescale.backends.cuda.lowering.markers import loading
@@ -90,6 +90,11 @@ class Pipelines:
         """Threads of the loader."""
         return LOADER_THREADS if self.loops else 0
 
+    @property
+    def ahead(self) -> frozenset[ir.Var]:
+        """The tensors that it loads."""
+        return frozenset(ir.region_parts(load.source)[0].data for loop in self.loops for load in loop.loads)
+
     # -- units ---------------------------------------------------------------------------------------------------------
 
     def work(self, loop: Loop, unit: Unit, statements: Statements) -> ir.Stmt:
@@ -134,7 +139,9 @@ class Pipelines:
             return []
         left = (REGISTERS - LOADER_THREADS * LOADER_REGISTERS) // self.stage.whole.threads
         limits = (LOADER_REGISTERS, min(left // 8 * 8, MOST_REGISTERS))
-        return [loading(tir.sequence([*map(self._load, self.loops)]), limits)]
+        # One warp of it: who sees a phase of a barrier late may miss the next one, and waits for it for ever.
+        first = ir.simplify(self.stage.thread < self.stage.whole.threads + WARP, {})
+        return [loading(ir.IfThenElse(first, tir.sequence([*map(self._load, self.loops)]), None), limits)]
 
     def _load(self, loop: Loop) -> ir.Stmt:
         fresh = {bind.var: ir.Var(bind.var.name, str(bind.var.dtype)) for bind in loop.binds}
@@ -143,7 +150,7 @@ class Pipelines:
         begin = ir.substitute(loop.stmt.min, fresh)
         stage, turn = _turn(loop, step - begin)
         full, empty = self._handed[loop.stmt]
-        elected = tir.call(tl.ELECT, LOADER_THREADS, dtype="bool")
+        elected = tir.call(tl.ELECT, WARP, dtype="bool")
         issued: list[ir.Stmt] = []
         for part in range(self._parts[loop.stmt]):
             place = stage * self._parts[loop.stmt] + part

@@ -67,7 +67,9 @@ class _ThreadGroups(GroupStage):
             arrivals={**self.phase.arrivals, **self.pipelines.arrivals},
             added=self.phase.added + self.pipelines.added,
             ordered=self.phase.ordered or self.used,
-            groups=Groups(self.pipelines.added > 0, self.reducing, self.held_in_words(), self.exclusive()),
+            groups=Groups(
+                self.pipelines.added > 0, self.pipelines.ahead, self.reducing, self.held_in_words(), self.exclusive()
+            ),
         )
 
     # -- statements of the program -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ exchanges.py workspaces.py       grids, forms and memory of messages
 kernels.py                       their CUDA text, compilation and launch
 rounds.py                        by any algorithm, whose rounds one kernel plays
 copy_engine.py copied_sums.py    by the copy engine
-nccl.py                          by NCCL
+nccl.py nvshmem.py               by NCCL; by NVSHMEM
 hierarchical.py                  over groups that share memory: kernels inside, messages between
 dense.py                         tensors with gaps, and cut along other dimensions than the first
 """
@@ -21,6 +21,7 @@ from tilescale.backends.cuda.running.collectives import (
     direct,
     hierarchical,
     nccl,
+    nvshmem,
     one_shot,
     rounds,
     two_shot,
@@ -31,24 +32,29 @@ LAUNCHERS: dict[tuple[str, str], Launcher] = {
     ("allreduce", "one_shot"): one_shot.allreduce,
     ("allreduce", "two_shot"): two_shot.allreduce,
     ("allreduce", "copy_engine"): copied_sums.allreduce,
-    ("allreduce", "hierarchical"): hierarchical.allreduce,
+    ("allreduce", "hierarchical_direct"): hierarchical.allreduce,
     ("allreduce", "nccl"): nccl.allreduce,
+    ("allreduce", "nvshmem"): nvshmem.allreduce,
     ("reduce_scatter", "direct"): direct.reduce_scatter,
     ("reduce_scatter", "copy_engine"): copied_sums.reduce_scatter,
-    ("reduce_scatter", "hierarchical"): hierarchical.reduce_scatter,
+    ("reduce_scatter", "hierarchical_direct"): hierarchical.reduce_scatter,
     ("reduce_scatter", "nccl"): nccl.reduce_scatter,
+    ("reduce_scatter", "nvshmem"): nvshmem.reduce_scatter,
     ("all_gather", "direct"): direct.all_gather,
     ("all_gather", "copy_engine"): copy_engine.all_gather,
-    ("all_gather", "hierarchical"): hierarchical.all_gather,
+    ("all_gather", "hierarchical_direct"): hierarchical.all_gather,
     ("all_gather", "nccl"): nccl.all_gather,
+    ("all_gather", "nvshmem"): nvshmem.all_gather,
     ("all_to_all", "direct"): direct.all_to_all,
     ("all_to_all", "copy_engine"): copy_engine.all_to_all,
-    ("all_to_all", "hierarchical"): hierarchical.all_to_all,
+    ("all_to_all", "hierarchical_direct"): hierarchical.all_to_all,
     ("all_to_all", "nccl"): nccl.all_to_all,
+    ("all_to_all", "nvshmem"): nvshmem.all_to_all,
     ("broadcast", "direct"): direct.broadcast,
     ("broadcast", "copy_engine"): copy_engine.broadcast,
-    ("broadcast", "hierarchical"): hierarchical.broadcast,
+    ("broadcast", "hierarchical_direct"): hierarchical.broadcast,
     ("broadcast", "nccl"): nccl.broadcast,
+    ("broadcast", "nvshmem"): nvshmem.broadcast,
     **{(operation, name): rounds.launcher(name) for operation, names in BY_ROUNDS.items() for name in names},
 }
 """(operation, algorithm) -> what makes it."""

@@ -2,13 +2,14 @@
 """Collectives between devices of which groups share memory: kernels inside a group, messages between groups, in chunks.
 
 A device's *rail* is those of the same place in all groups. Between groups each number travels once, along the rails of
-its senders, so all adapters work. While the chunk before is on its way, the group works on the next one. Sums of short
-floating types are rounded to the type once in each stage: inside the group, and between groups.
+its senders, so all adapters work. While the chunk before is on its way, the group works on the next one. Sums follow
+the rounds of `hierarchical_direct`: a group's in the order of its devices, then those of all groups in their order, of
+short floating types in float32, rounded to the type once in each stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from tilescale.backends.cuda.running.steps import Work
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -84,6 +86,41 @@ class Groups:
         give, take = Message(sent, self.device(to, self.place)), Message(received, self.device(source, self.place))
         return self.own.between.exchange([give], [take])
 
+    def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> Wait:
+        """Start messages along the rail, to each other group and from each."""
+        turns = list(self.others())
+        gives = [Message(sent[to], self.device(to, self.place)) for to, _ in turns]
+        takes = [Message(received[origin], self.device(origin, self.place)) for _, origin in turns]
+        return self.own.between.exchange(gives, takes)
+
+
+class RailSum:
+    """The sum of a part over the devices of a rail, in place: each adds up a share of it, which it sends to the others.
+
+    NCCL's all-reduce sends as much, but adds in an order of its own and rounds each time.
+    """
+
+    def __init__(self, groups: Groups, part: torch.Tensor):
+        """Start to bring shares together."""
+        self._groups = groups
+        share = -(-part.numel() // groups.across)
+        self._shares = part.tensor_split([share * g for g in range(1, groups.across)])
+        mine = self._shares[groups.group]
+        self._brought = mine.new_empty(groups.across, mine.numel())
+        self._brought[groups.group].copy_(mine)
+        self._wait = groups.exchange(self._shares, [*self._brought])
+
+    def add(self) -> None:
+        """Add up this device's share once it is here, and start to send the sum."""
+        self._wait()
+        mine = self._shares[self._groups.group]
+        mine.copy_(combined(self._brought, self._groups.stand.made.reduction))
+        self._wait = self._groups.exchange([mine] * self._groups.across, self._shares)
+
+    def wait(self) -> None:
+        """Let the current stream wait for the others' sums."""
+        self._wait()
+
 
 def allreduce(own: Owner, stand: Stand) -> Bound:
     """`T.allreduce`: each device sums a part for its group, then the rail sums these, then all get all. Collective."""
@@ -92,14 +129,16 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
     own.between  # noqa: B018 - opened where all ranks are
 
     def launch(flat: torch.Tensor) -> None:
-        waits: list[tuple[torch.Tensor, torch.Tensor, Wait]] = []
+        parts: list[tuple[torch.Tensor, torch.Tensor, RailSum]] = []
         for begin, count in groups.chunks(flat.numel() // groups.inside, flat.itemsize):
             whole = flat[begin * groups.inside :][: count * groups.inside]
             part = whole.new_empty(count)
             run(_scattered(scatter, whole, part))
-            waits.append((whole, part, own.between.reduce(part, stand.made.reduction)))
-        for whole, part, wait in waits:
-            wait()
+            parts.append((whole, part, RailSum(groups, part)))
+        for *_, total in parts:
+            total.add()
+        for whole, part, total in parts:
+            total.wait()
             run(_gathered(gather, part, whole))
 
     def change(x: torch.Tensor) -> list[Work]:

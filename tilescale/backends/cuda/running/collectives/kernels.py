@@ -132,9 +132,12 @@ def launch(function: Any, blocks: int, threads: int, exchange: Exchange, device:
     stream = torch._C._cuda_getCurrentRawStream
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(exchange))
     packed = ctypes.addressof(pointers)
-    index = device.index
+    index, name = device.index, "cuLaunchKernel"
+    start = driver.function(name)
 
     def run(_kept: object = (exchange, pointers)) -> None:
-        driver.call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream(index), packed, 0)
+        (status,) = start(function, blocks, 1, 1, threads, 1, 1, 0, stream(index), packed, 0)
+        if status:
+            raise driver.refused(name, status)
 
     return run

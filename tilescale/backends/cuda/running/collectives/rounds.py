@@ -30,13 +30,12 @@ from tilescale.backends.cuda.running.collectives.workspaces import Inbox
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work, run
 from tilescale.collectives import Schedule, schedule
+from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.play import arrivals
+from tilescale.collectives.select import members, numbering
 
 if TYPE_CHECKING:
     import torch
-
-SEGMENTS = 4
-"""Into how many segments algorithms cut tensors that send one after the other."""
 
 INBOX_BYTES = 64 << 20
 """What all pieces that a rank gets take at most: of larger tensors, parts of all pieces follow one another."""
@@ -116,7 +115,9 @@ class Played:
         size = self.team.size
         if size == 1:
             return
-        plan = schedule(made.name, algorithm, size, SEGMENTS)
+        extents = dict(own.sizes)
+        units, sizes = members(extents, made.level), dict(numbering(machine, extents))
+        plan = schedule(made.name, algorithm, shape_of(machine, machine.tensor_level.name, units, sizes))
         every = [tables(plan, root)[self.team.rank] for root in (range(size) if made.name == "broadcast" else (0,))]
         self._tables = [torch.tensor(table, dtype=torch.int32, device=own.device) for table in every]
         self._rounds, self._slots = every[0][:2]

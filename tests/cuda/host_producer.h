@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// A pipelined loop as stock TileLang specialises it: a producer of four warps, of which the first one loads, and a
+// consumer. What headers/sync.cuh needs on a host stands before it, the loop behind. Of each warp there is one thread.
+#ifdef AFTER_HEADERS
+
+using namespace tilescale;
+
+// An mbarrier of one arrival: how many phases are complete, of which a wait sees the parity alone.
+struct Barrier {
+  std::atomic<unsigned> complete{0};
+  bool blocks(unsigned parity) const { return (complete & 1) == parity; }
+};
+
+constexpr int STAGES = 2, WARPS = 4;
+
+static std::atomic<bool> over;
+
+// Whether it came, before all was over.
+template <typename Ready>
+bool came(Ready ready) {
+  for (; !ready(); std::this_thread::yield())
+    if (over) return false;
+  return true;
+}
+
+// How many warps wait for what does not come, of a loop of so many steps whose first load waits for a flag. A warp that
+// looks at a barrier sees each of its phases: they take longer than a look. So the consumer goes on when all that do
+// have seen the last one.
+extern "C" int stuck_warps(int steps, int raised_after_ms) {
+  Barrier full[STAGES], empty[STAGES];
+  std::atomic<int> at[WARPS] = {}, asleep{0}, stuck{0};
+  int flag = 0;
+  i64 report[16] = {};
+  over = false;
+  auto parity = [](int step) { return step / STAGES % 2 ^ 1; };
+  auto producer = [&](unsigned warp) {
+    threadIdx.x = 32 * warp;
+    for (int i = 0; i < steps; at[warp] = ++i) {
+      if (!came([&] { return !empty[i % STAGES].blocks(parity(i)); })) return void(++stuck);
+      asleep |= (i == 0) << warp;
+      if (i == 0) wait_by_producer<GE, int>(&flag, 0, 1, 1, 10'000'000'000l, report, 0);
+      asleep &= ~(1 << warp);
+      if (warp == 0) ++full[i % STAGES].complete;
+    }
+  };
+  auto settled = [&] {
+    for (int warp = 0, i; warp < WARPS; ++warp)
+      if (i = at[warp]; !(asleep >> warp & 1) && i < steps && !empty[i % STAGES].blocks(parity(i))) return false;
+    return true;
+  };
+  std::vector<std::thread> threads;
+  for (unsigned warp = 0; warp < WARPS; ++warp) threads.emplace_back(producer, warp);
+  std::this_thread::sleep_for(std::chrono::milliseconds(raised_after_ms));
+  store_release(&flag, 1);
+  for (int i = 0; i < steps; ++i) {
+    came([&] { return !full[i % STAGES].blocks(i / STAGES % 2) && settled(); });
+    ++empty[i % STAGES].complete;
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // nothing will come any more
+  over = true;
+  for (auto& thread : threads) thread.join();
+  return stuck;
+}
+
+#else
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#define __device__
+#define __forceinline__ inline
+
+struct Dim {
+  unsigned x, y, z;
+};
+static thread_local Dim threadIdx, blockIdx;
+
+inline long now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+inline void __syncwarp() {}
+inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+// The first warp looks most often.
+inline void __nanosleep(unsigned) { std::this_thread::sleep_for(std::chrono::milliseconds(threadIdx.x ? 50 : 0)); }
+inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long, unsigned long long) { return *at; }
+
+#endif

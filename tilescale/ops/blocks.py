@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: MIT
+"""Items that blocks take in turns: block b takes items b, b + blocks, b + 2 blocks, and so on."""
+
+from typing import Any
+
+import tilescale.language as T
+
+
+def turns_of(block: Any, blocks: Any, items: Any) -> Any:
+    """How many of so many items a block takes, where all blocks of a grid take them."""
+    return T.ceildiv(items - block, blocks)
+
+
+def turns_of_first(block: Any, blocks: Any, items: Any) -> Any:
+    """The same where only the first `blocks` of a grid do."""
+    return T.if_then_else(block < blocks, turns_of(block, blocks, items), 0)

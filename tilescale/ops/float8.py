@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""Products of bfloat16 matrices in float8: what is rounded on the way, forward and backward.
+
+As float8 training has it (Micikevicius et al., arXiv:2209.05433; the recipes of torchao and Transformer Engine): what
+goes into the product of the forward pass is rounded to e4m3, gradients that go on to the inputs to e5m2, which has more
+range. Scales are powers of two, so that scaling itself rounds nothing. The gradients of weights are products of the
+matrices as they were before, since optimisers add up many of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilescale.errors import ArgumentError
+from tilescale.ops.operator import operator
+from tilescale.ops.unfused import product
+
+FORWARD = torch.float8_e4m3fn
+"""What operands are rounded to; the weight also where gradients are multiplied with it."""
+
+SCALINGS = ("rowwise", "tensorwise")
+
+GRADIENTS = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16)
+
+LEAST = 1e-12
+"""The largest magnitude is taken to be at least this, as torchao has it: zeros have a scale, too."""
+
+
+@dataclass(frozen=True)
+class Float8:
+    """How a product rounds its bfloat16 operands to float8.
+
+    Attributes:
+        scaling: "rowwise", a scale for each row of a and each column of b, or "tensorwise", one for each matrix of a
+            rank.
+        gradients: torch.float8_e5m2 or torch.float8_e4m3fn, to which the gradient of the result is rounded where that
+            of `a` is made of it; or torch.bfloat16, which it has: then that product is one of bfloat16. The gradient of
+            `b` is always one of bfloat16 matrices.
+
+    Raises:
+        ArgumentError: another scaling, or type of gradients.
+    """
+
+    scaling: str = "rowwise"
+    gradients: torch.dtype = torch.float8_e5m2
+
+    def __post_init__(self) -> None:
+        for name, served in (("scaling", SCALINGS), ("gradients", GRADIENTS)):
+            if getattr(self, name) not in served:
+                raise ArgumentError(
+                    f"{name} is {getattr(self, name)!r}", hint=f"served are {', '.join(map(str, served))}"
+                )
+
+
+def spelled(recipe: Float8 | None) -> str:
+    """A recipe as operators of `torch.library` take it: scaling, type of a, type of gradients; "" for none.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if recipe is None:
+        return ""
+    if not isinstance(recipe, Float8):
+        raise ArgumentError(f"float8 is {recipe!r}", hint="pass tilescale.ops.Float8(), or None for bfloat16")
+    return _words(recipe.scaling, FORWARD, recipe.gradients)
+
+
+def of_gradients(recipe: str) -> str:
+    """The recipe of the product that makes the gradient of a; "" if that is one of bfloat16."""
+    if not recipe:
+        return ""
+    scaling, _, gradients = _read(recipe)
+    return "" if gradients == torch.bfloat16 else _words(scaling, gradients, gradients)
+
+
+def rounded(
+    a: torch.Tensor, weights: list[torch.Tensor], recipe: str
+) -> tuple[torch.Tensor, list[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """The operands in float8, and what they are multiplied with: for each row of a, and for each column of all weights.
+
+    Each weight is the transpose of a contiguous matrix, as tensor cores take it.
+    """
+    scaling, kind, _ = _read(recipe)
+    left, of_a = rounded_rows(a, kind, scaling)
+    columns = [rounded_rows(weight.t(), FORWARD, scaling) for weight in weights]
+    of_b = columns[0][1] if len(columns) == 1 else torch.cat([scale for _, scale in columns])
+    return left, [right.t() for right, _ in columns], (of_a, of_b)
+
+
+def rounded_rows(x: torch.Tensor, kind: torch.dtype, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix in float8, contiguous, and the scale of each row, (rows,), float32: a power of two.
+
+    The largest magnitude of a row, or of the matrix, becomes at most the largest number of the type.
+    """
+    if not x.numel():
+        return x.to(kind), x.new_ones(len(x), dtype=torch.float32)
+    low, high = torch.aminmax(x, dim=1, keepdim=True) if scaling == "rowwise" else torch.aminmax(x)
+    largest = torch.maximum(-low, high).float().clamp(min=LEAST)
+    exponent = torch.frexp(largest / torch.finfo(kind).max).exponent
+    scale, inverse = (torch.ldexp(torch.ones_like(largest), e) for e in (exponent, -exponent))
+    made = (x * inverse.to(x.dtype)).to(kind, memory_format=torch.contiguous_format)
+    return made, scale.reshape(-1).expand(len(x)).contiguous()
+
+
+@operator("matmul_float8")
+def times(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, float8: str) -> torch.Tensor:
+    """a @ b + bias of this rank alone, by PyTorch."""
+    left, (right,), scales = rounded(a, [b], float8)
+    return product(left, right, bias, scales)
+
+
+@times.register_fake
+def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, float8: str) -> torch.Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, bias, ctx.float8 = inputs
+    ctx.save_for_backward(a, b)
+    ctx.biased = bias is not None
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return *gradients_of_times(grad, *ctx.saved_tensors, ctx.float8), grad.sum(0) if ctx.biased else None, None
+
+
+times.register_autograd(_backward, setup_context=_setup)
+
+
+def gradients_of_times(
+    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, recipe: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a, by the recipe, and of b, as the transpose of (N, K), which is how the weight of a torch.nn.Linear lies."""
+    back = of_gradients(recipe)
+    da = torch.ops.tilescale.matmul_float8(grad, b.t(), None, back) if back else grad @ b.t()
+    return da, (grad.t() @ a).t()
+
+
+def _words(scaling: str, *kinds: torch.dtype) -> str:
+    return " ".join((scaling, *map(str, kinds)))
+
+
+def _read(recipe: str) -> tuple[str, torch.dtype, torch.dtype]:
+    scaling, *kinds = recipe.split()
+    a, gradients = (getattr(torch, kind.removeprefix("torch.")) for kind in kinds)
+    return scaling, a, gradients

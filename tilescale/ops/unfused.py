@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Products whose collective comes before or behind them: PyTorch multiplies, a collective moves whole tensors.
+
+For what is too small to overlap, and between nodes, where chunks of rows follow one another: see chunks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tilescale.comm import Team
+from tilescale.ops import small
+from tilescale.ops.arguments import SUMS, dense, result_type
+from tilescale.ops.chunks import chunks, received_first, sent_after
+
+Scales = tuple[torch.Tensor, torch.Tensor] | None
+"""Of each row of a, and of each column of b, where both are float8."""
+
+
+def gathered_products(
+    a: torch.Tensor,
+    weights: list[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    scales: Scales,
+    keeps: bool,
+    team: Team,
+    ending: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+) -> list[torch.Tensor]:
+    """What becomes of the rows of all ranks times each weight, and behind it the rows if they are to be kept."""
+    columns = [None] * len(weights) if scales is None else scales[1].split([w.shape[1] for w in weights])
+
+    def gathered(part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return _moved(a[part], team), None if scales is None else _moved(scales[0][part], team)
+
+    def multiplied(brought: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor]:
+        rows, of_rows = brought
+        pairs = [None if of_rows is None else (of_rows, of_columns) for of_columns in columns]
+        made = ending([product(rows, *given) for given in zip(weights, biases, pairs, strict=True)])
+        return [*made, rows] if keeps else made
+
+    made = received_first(chunks(a.shape[0], a.shape[1] * a.itemsize, team), gathered, multiplied)
+    return made[0] if len(made) == 1 else [_joined_rows(each, team.size) for each in zip(*made, strict=True)]
+
+
+def scattered_product(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
+) -> torch.Tensor:
+    """The own rows of the sum of the products."""
+    owners, of_owners = (x if x is None else x.unflatten(0, (team.size, -1)) for x in (a, scales and scales[0]))
+
+    def multiplied(part: slice) -> torch.Tensor:
+        pair = None if of_owners is None else (of_owners[:, part].flatten(), scales[1])
+        return product(owners[:, part].flatten(0, 1), b, _once(bias, team), pair)
+
+    parts = chunks(owners.shape[1], b.shape[1] * result_type(a).itemsize, team)
+    return sent_after(parts, multiplied, lambda made, part: small.scattered(made, team))
+
+
+def summed_product(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
+) -> torch.Tensor:
+    """The sum of the products."""
+
+    def multiplied(part: slice) -> torch.Tensor:
+        rows, pair = a[part], None if scales is None else (scales[0][part], scales[1])
+        made = a.new_empty(small.room(len(rows)), b.shape[1], dtype=result_type(a))
+        product(rows, b, _once(bias, team), pair, made[: len(rows)])
+        return made
+
+    parts = chunks(len(a), b.shape[1] * result_type(a).itemsize, team)
+    return sent_after(parts, multiplied, lambda made, part: small.summed(made, team)[: part.stop - part.start])
+
+
+def product(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """a @ b + bias, by PyTorch."""
+    if scales is not None:
+        of_a, of_b = scales[0][:, None], scales[1][None]
+        kind = result_type(a)
+        return torch._scaled_mm(dense(a), b, of_a, of_b, bias=bias, out_dtype=kind, use_fast_accum=True, out=out)
+    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+
+def _once(bias: torch.Tensor | None, team: Team) -> torch.Tensor | None:
+    """The bias on one rank: it is added once, before parts are rounded."""
+    return None if team.rank else bias
+
+
+def _moved(x: torch.Tensor, team: Team) -> torch.Tensor:
+    """The rows of all ranks, of any type."""
+    given = dense(x)
+    return small.gathered(given if x.dtype in SUMS else given.view(torch.uint8), team).view(x.dtype)
+
+
+def _joined_rows(parts: Sequence[torch.Tensor], size: int) -> torch.Tensor:
+    """The rows of all ranks, rank by rank, of chunks that have some of each."""
+    return torch.cat([part.view(size, -1, part.shape[1]) for part in parts], 1).flatten(0, 1)
