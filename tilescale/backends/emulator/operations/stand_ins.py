@@ -19,7 +19,7 @@ from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
 from tilescale.backends.emulator.operations.pointers import is_pointer, pointed
-from tilescale.errors import NoDataError, UnsupportedError
+from tilescale.errors import NoDataError, UnsupportedError, check_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,7 +40,11 @@ def stand_in(name: str) -> Callable[[Function], Function]:
 
     Args:
         name: as in `T.call_extern(dtype, name, ...)`. A function that is registered again takes the place of the first.
+
+    Raises:
+        UsageError: no name is given.
     """
+    check_type("name", name, 'the name of the external function: @tilescale.stand_in("saturating_add")', str)
 
     def register(function: Function) -> Function:
         _STAND_INS[name] = function
