@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import tilelang.cuda.transform
 from tilelang.language.annotations import WSID
@@ -15,21 +15,54 @@ from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
 from tilelang_core.ir import op_name
-from tilelang_core.specialise import PRODUCER_THREADS, made_roles
+from tilelang_core.specialise import made_roles
 
-__all__ = ["Duties", "can_be_made", "named", "scheduled", "statements", "tiles", "without_bulk_loads"]
+__all__ = [
+    "Duties", "Plan", "Role", "Transfer", "can_be_made", "named", "plan", "scheduled", "statements", "tiles",
+    "without_bulk_loads",
+]  # fmt: skip
 
 _KEY = "tl.ws_schedule"
 _BLOCK = "tilelang_root"
 _WARP = 32
 
 
-@dataclass(frozen=True)
-class Duties:
-    """What the two roles execute of a loop, or of the whole launch: names of statements, in order."""
+Duties: TypeAlias = Mapping[str, Sequence[Any]]
+"""What each role executes of a loop, or of the whole launch: names of statements in order, and parts of transfers."""
 
-    compute: Sequence[str]
-    load: Sequence[str]
+
+@dataclass(frozen=True)
+class Role:
+    """Warps with duties of their own.
+
+    Attributes:
+        registers: of each of its threads.
+    """
+
+    name: str
+    threads: int
+    registers: int
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Tiles that one role fills in each turn of a loop, and another one takes.
+
+    Attributes:
+        depth: how many times the tiles are there.
+    """
+
+    name: str
+    tiles: Sequence[tirx.Buffer]
+    depth: int
+
+    def filled(self, names: Sequence[str]) -> list[Any]:
+        """Statements that fill the tiles, once these are free."""
+        return [WSSync.producer_acquire(self.name), *names, WSSync.producer_commit(self.name)]
+
+    def taken(self, names: Sequence[str]) -> list[Any]:
+        """Statements that take what is in the tiles, once these are filled."""
+        return [WSSync.consumer_wait(self.name), *names, WSSync.consumer_release(self.name)]
 
 
 def named(stmt: tirx.Stmt, name: str) -> tirx.Stmt:
@@ -76,38 +109,25 @@ def _root(func: tirx.PrimFunc) -> tirx.SBlock:
 def scheduled(
     func: tirx.PrimFunc,
     body: tirx.Stmt,
-    *,
-    threads: int,
-    registers: tuple[int, int],
-    loaded: Sequence[tirx.Buffer],
-    depth: int,
-    loops: Mapping[str, Duties],
+    roles: Sequence[Role],
+    transfers: Sequence[Transfer],
     launch: Duties,
-    hands_over: str,
+    loops: Mapping[str, Duties],
 ) -> tirx.PrimFunc:
-    """A function whose programs execute `body` in two roles: threads that compute, and a warpgroup that loads.
+    """A function whose programs execute `body` in roles, whose threads follow one another.
 
     Args:
-        threads: that compute.
-        registers: of each thread that computes, and of each that loads.
-        loaded, depth: what is loaded, and how many times it is there.
-        loops: the duties in each named loop.
-        hands_over: the loop in each turn of which loaded tiles are handed over.
+        launch: the duties around the loops.
+        loops: those in each named loop.
     """
-    first = threads // _WARP
-    warps = first + PRODUCER_THREADS // _WARP
-    roles = [
-        WSRole("compute", warps_lo=0, warps_hi=first, max_nreg=registers[0]),
-        WSRole("load", warps_lo=first, warps_hi=warps, max_nreg=registers[1]),
-    ]
-    scopes = [WSScope(WSScope.ROOT, {"compute": list(launch.compute), "load": list(launch.load)})]
-    for name, duties in loops.items():
-        given: dict[str, list[Any]] = {"compute": list(duties.compute), "load": list(duties.load)}
-        if name == hands_over:
-            given["load"] = [WSSync.producer_acquire("tiles"), *duties.load, WSSync.producer_commit("tiles")]
-            given["compute"] = [WSSync.consumer_wait("tiles"), *duties.compute, WSSync.consumer_release("tiles")]
-        scopes.append(WSScope(name, given))
-    schedule = WSSchedule(warps, roles, [WSPipeline("tiles", list(loaded), depth)], scopes)
+    made, warps = [], 0
+    for role in roles:
+        last = warps + role.threads // _WARP
+        made.append(WSRole(role.name, warps_lo=warps, warps_hi=last, max_nreg=role.registers))
+        warps = last
+    pipelines = [WSPipeline(t.name, list(t.tiles), t.depth) for t in transfers]
+    scopes = [WSScope(name, _lists(duties)) for name, duties in {WSScope.ROOT: launch, **loops}.items()]
+    schedule = WSSchedule(warps, made, pipelines, scopes)
 
     def leave(node: Any) -> Any:
         if node.name_hint != _BLOCK:
@@ -117,6 +137,54 @@ def scheduled(
         return tirx.SBlock(*given, node.alloc_buffers, node.match_buffers, notes)
 
     return func.with_body(stmt_functor.ir_transform(func.body, None, leave, ["tirx.SBlock"]))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A function's schedule, to look at.
+
+    Attributes:
+        roles: their names.
+        root, loops: the duties of each role around the loops, and in each: names, and (kind, transfer) where it
+            synchronizes; kinds are "acquire", "commit", "wait" and "release".
+        named: the statements.
+    """
+
+    roles: Sequence[str]
+    root: Duties
+    loops: Mapping[str, Duties]
+    named: Mapping[str, tirx.Stmt]
+
+
+def plan(func: tirx.PrimFunc) -> Plan:
+    """The schedule of a function; one without roles if it has none."""
+    made, names = _root(func).annotations.get(_KEY), dict[str, tirx.Stmt]()
+    if made is None:
+        return Plan((), {}, {}, {})
+
+    def visit(node: Any) -> None:
+        notes = node.value.annotations if isinstance(node, tirx.Evaluate) else getattr(node, "annotations", {})
+        if isinstance(node, tirx.AttrStmt) and str(node.attr_key) == WSID:
+            names[str(node.value.value)] = node.body
+        elif isinstance(node, tirx.For | tirx.Evaluate) and notes and WSID in notes:
+            names[str(getattr(notes[WSID], "value", notes[WSID]))] = node
+
+    stmt_functor.post_order_visit(func.body, visit)
+    duties = {str(scope.id): {str(k): list(map(_step, v)) for k, v in scope.bodies.items()} for scope in made.scopes}
+    root = duties.pop(WSScope.ROOT)
+    return Plan([str(role.name) for role in made.roles], root, duties, names)
+
+
+def _step(step: Any) -> Any:
+    if not isinstance(step, WSSync):
+        return str(step.id)
+    kinds = ("producer_acquire", "producer_commit", "consumer_wait", "consumer_release")
+    kind = next(k for k in kinds if getattr(WSSync, k)(step.pipeline).kind == step.kind)
+    return kind.split("_")[1], str(step.pipeline)
+
+
+def _lists(duties: Duties) -> dict[str, list[Any]]:
+    return {role: list(given) for role, given in duties.items() if given}
 
 
 def can_be_made(func: tirx.PrimFunc, target: Any) -> bool:

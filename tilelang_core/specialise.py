@@ -43,14 +43,14 @@ _REGISTERS, _MOST = 64512, 240
 """Registers of a program that TileLang hands out anew, and how many a thread can take."""
 
 
-def registers_left(producer: int, threads: int) -> int:
-    """For each of so many threads, if each of the producer has so many registers."""
-    return min(_MOST, (_REGISTERS - producer * PRODUCER_THREADS) // threads // 8 * 8)
+def registers_left(threads: int, *others: int) -> int:
+    """For each of so many threads, if those of other warpgroups have so many registers each."""
+    return min(_MOST, (_REGISTERS - sum(others) * PRODUCER_THREADS) // threads // 8 * 8)
 
 
 def registers(producer: int, threads: int) -> tirx.Stmt:
     """So many registers for each thread of the producer, as many as are left for each of the others."""
-    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: registers_left(producer, threads)}
+    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: registers_left(threads, producer)}
     calls = [tirx.call_intrin("handle", tirx.op.Op.get(name), number) for name, number in names.items()]
     return tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
 

@@ -166,6 +166,12 @@ class Gemm:
         """How its warps share C out."""
         return self.call.args[8]
 
+    def shared_out(self, policy: int) -> ir.Call:
+        """The same product, C shared out in another way."""
+        args = list(self.call.args)
+        args[8] = ir.IntImm("int32", policy)
+        return ir.Call(self.call.dtype, self.call.op, args, dict(self.call.annotations))
+
     @property
     def done(self) -> ir.PrimExpr | None:
         """The barrier in shared memory that learns of its end; None if there is none."""

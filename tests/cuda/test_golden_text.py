@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda import overlap_programs, programs
+from tests.cuda import overlap_programs, programs, turn_programs
 from tests.cuda.support import bodies, lowered, source
 from tests.language import programs as reference
 
@@ -30,6 +30,7 @@ PROGRAMS = {
     "overlap_rs": lambda: overlap_programs.rs_gemm(shape=(2048, 512, 512)),
     "overlap_rs_direct": lambda: overlap_programs.rs_gemm(shape=(2048, 512, 512), direct=True),
     "overlap_rs_persistent": lambda: overlap_programs.rs_gemm(shape=(2048, 512, 512), stages=2, blocks=12),
+    "turns_allreduce": lambda: turn_programs.sums(2, (1024, 2048, 256), 12),
     "overlap_put": lambda: overlap_programs.put(rows=1024, columns=1024, blocks=8),
 }
 

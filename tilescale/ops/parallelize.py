@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import PRODUCTS
 from tilescale.ops.float8 import Float8
 from tilescale.ops.linear import ColumnParallelLinear, RowParallelLinear, gather_once
@@ -38,8 +39,12 @@ def parallelize_module(
         TileScale's; the others, and layers whose inputs lie in other ways, are PyTorch's.
 
     Raises:
-        ArgumentError: a layer's features cannot be split among the ranks.
+        ArgumentError: a layer's features cannot be split among the ranks; or no mesh, or one of several dimensions.
     """
+    if getattr(mesh, "ndim", None) != 1:
+        raise ArgumentError(
+            f"mesh is {mesh}", hint='pass a DeviceMesh of one dimension, or the slice of one, such as mesh["tp"]'
+        )
     from torch.distributed.tensor.parallel import parallelize_module as by_torch
 
     styles = _by_module(module, plan)

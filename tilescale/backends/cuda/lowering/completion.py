@@ -66,7 +66,8 @@ def _flush(stage: DeviceStage, marker: ir.AttrStmt) -> ir.Stmt:
 
 
 def _elected(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
-    return ir.IfThenElse(tir.elected(stage.launch.thread_count), body, None)
+    threads = stage.launch.thread_count if stage.executing is None else stage.executing.threads
+    return ir.IfThenElse(tir.elected(threads), body, None)
 
 
 def _release(kept: Kept, address: ir.PrimExpr) -> ir.Stmt:

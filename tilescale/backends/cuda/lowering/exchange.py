@@ -36,6 +36,10 @@ from tilescale.program.residency import tile_bytes
 WIDE = 16
 """Bytes that a thread loads or stores at once, at most."""
 
+AT_ONCE = 8
+"""Loads or stores of a thread of a warpgroup that exchanges beside others, between two turns of a loop: stock TileLang
+unrolls all of a tile's, which take more registers than it has."""
+
 
 def tile_of(stage: DeviceStage, region: ir.Call) -> Tile:
     """A tile argument, on this device.
@@ -125,7 +129,28 @@ class Exchange:
         """Copy a tile of the part's extents to every peer."""
         if self.far:
             return [stored(tile.region("r"), *self._sent(1, 0)), *self._put(lambda peer: 0, 1)]
-        return [self._send(tile.region("r"), peer) for peer in self._in_turn()]
+        return [self._send_tile(tile, peer) for peer in self._in_turn()]
+
+    def _send_tile(self, tile: Tile, peer: Any) -> ir.Stmt:
+        def piece(begins: list[Any], extents: list[int]) -> ir.Stmt:
+            target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
+            where = [self._slot(peer), self._place(self.rank % self.devices), *begins]
+            return stored(tile.region("r", begins, extents), target, where, [1, 1, *extents])
+
+        return self._in_pieces(tile, piece)
+
+    def _in_pieces(self, tile: Tile, made: Callable[[list[Any], list[int]], ir.Stmt]) -> ir.Stmt:
+        """A statement about a tile, made for pieces of it of so many bytes as threads have registers for."""
+        unit, rows = self.stage.executing, tile.extents[0]
+        pieces, rest = 1, [0] * (len(tile.extents) - 1)
+        if unit is not None and not tile.in_registers:
+            needed = (bytes_of(tile.extents, tile.dtype) or 0) // (unit.threads * WIDE * AT_ONCE)
+            pieces = next(n for n in range(1, rows + 1) if rows % n == 0 and n >= min(needed, rows))
+        if pieces == 1:
+            return made([0, *rest], tile.extents)
+        number = ir.Var("piece", "int32")
+        stmt = made([number * (rows // pieces), *rest], [rows // pieces, *tile.extents[1:]])
+        return ir.For(number, ir.IntImm("int32", 0), ir.IntImm("int32", pieces), ir.ForKind.SERIAL, stmt)
 
     def _in_turn(self) -> list[Any]:
         """All devices, the next one first and this one last: no two begin with the same."""
@@ -206,10 +231,15 @@ class Exchange:
 
     def combined(self, target: Tile, op: str) -> ir.Stmt:
         """target = the combination of what all devices sent."""
-        loops = [ir.Var(f"i{axis}", "int32") for axis in range(len(self.part))]
-        values = [self.received(sender, loops) for sender in range(self.devices)]
-        total = reduced(values, op, self.dtype, target.dtype)
-        return tir.parallel(loops, self.part, ir.BufferStore(target.buffer, total, target.at(loops)))
+
+        def piece(begins: list[Any], extents: list[int]) -> ir.Stmt:
+            loops = tir.loop_variables(extents)
+            at = [begin + loop for begin, loop in zip(begins, loops, strict=True)]
+            values = [self.received(sender, at) for sender in range(self.devices)]
+            total = reduced(values, op, self.dtype, target.dtype)
+            return tir.parallel(loops, extents, ir.BufferStore(target.buffer, total, target.at(at)))
+
+        return self._in_pieces(target, piece)
 
 
 @lowers(ops.ALLREDUCE.name, impl="one_shot")

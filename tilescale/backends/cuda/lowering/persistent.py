@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Give a persistent loop's roles to warps that keep them: a warpgroup that loads for all turns, and those that compute.
+"""Give a persistent loop's roles to warps that keep them: a warpgroup that loads for all turns, those that compute, and
+one that exchanges what they have computed.
 
 Why: inside another loop stock TileLang branches between its producer and the others in each turn, which leaves no place
 where registers could be handed over: products of 8192 x 8192 x 3584 take 9 % longer on an H200 than with roles around
@@ -17,18 +18,22 @@ from typing import Any
 
 from tilelang_core import ir, schedule, specialise, tl
 from tilelang_core import rewrite as tir
-from tilelang_core.schedule import Duties
+from tilelang_core.schedule import Duties, Role, Transfer
 from tilelang_core.tiles import TileCopy
+from tilescale.backends.cuda.lowering import exchanging
 from tilescale.backends.cuda.lowering.roles import is_gate
-from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_load, is_pipelined
+from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_load, is_pipelined, tiles_named
 
 TURNS, STEPS = "turns", "steps"
 """Names of the outer and of the pipelined loop."""
 
-_LOADING, _POLLING = 24, 40
-"""Registers of a thread that loads, and of one that waits too."""
+COMPUTE, LOAD, BESIDE = "compute", "load", "beside"
+"""Names of the roles."""
 
-_WARPGROUP = 128
+_LOADING, _POLLING, _EXCHANGING = 24, 40, 96
+"""Registers of a thread that loads, of one that waits too, and of one that exchanges tiles."""
+
+_WARPGROUP, _MOST_THREADS = 128, 1024
 
 _KNOWN = (tl.COPY, tl.TMA_COPY, tl.FILL, tl.GEMM, *tl.ATOMICS_ON_TILES)
 """Tile operations that take no shared memory of their own, as reductions do."""
@@ -74,6 +79,8 @@ def scheduled(func: ir.PrimFunc, threads: int, room: int, target: dict[str, str]
         return None
     if not all(map(_is_scalar, launch.before)):
         return None
+    if threads + 2 * _WARPGROUP > _MOST_THREADS:
+        return None
     if _bytes(func, turn) > room or ir.contains(schedule.statements(func), _may_need_more):
         return None
     made = _with_roles(func, launch, turn, threads)
@@ -104,26 +111,40 @@ def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, threads: int)
     body = flat(turn.loop.body)
     gates, loads = [s for s in body if _waits(s)], [s for s in body if is_load(s)]
     computes = [s for s in body if not _waits(s) and not is_load(s)]
-    names = _Names()
-    steps = Duties(compute=names.of("step", computes), load=[*names.of("wait", gates), *names.of("load", loads)])
-    fills, rest = [s for s in turn.before if is_fill(s)], _together(turn.after)
-    turns = Duties(compute=[*names.of("fill", fills), STEPS, *names.of("rest", rest)], load=[STEPS])
-    end = _together(launch.after)
-    whole = Duties(compute=[TURNS, *names.of("end", end)], load=[TURNS])
+    fills, end = [s for s in turn.before if is_fill(s)], _together(launch.after)
+    beside = [s for s in turn.after if exchanging.is_beside(s)]
+    rest, exchange = _together([s for s in turn.after if s not in beside]), _together([s.body for s in beside])
+    names, steps = _Names(), Transfer("tiles", _loaded(turn.loop), _depth(turn.loop))
+    results = Transfer("results", _handed(rest, exchange), 1)
+    transfers = [steps, results] if beside else [steps]
+    waited, loaded, stepped = names.of("wait", gates), names.of("load", loads), names.of("step", computes)
+    ended, exchanged = names.of("rest", rest), names.of("exchange", exchange)
+    loops: dict[str, Duties] = {
+        STEPS: {COMPUTE: steps.taken(stepped), LOAD: steps.filled([*waited, *loaded])},
+        TURNS: {
+            COMPUTE: [*names.of("fill", fills), STEPS, *(results.filled(ended) if beside else ended)],
+            LOAD: [STEPS],
+            BESIDE: results.taken(exchanged) if beside else [],
+        },
+    }
+    whole: Duties = {COMPUTE: [TURNS, *names.of("end", end)], LOAD: [TURNS], BESIDE: [TURNS] if beside else []}
     inner = schedule.named(_around(turn.loop, names.named(body)), STEPS)
-    outer = schedule.named(_around(launch.loop, names.named([*turn.before, inner, *rest])), TURNS)
-    loading = _POLLING if gates else _LOADING
-    return schedule.scheduled(
-        func,
-        tir.sequence(names.named([*launch.before, outer, *end])),
-        threads=threads,
-        registers=(specialise.registers_left(loading, threads), loading),
-        loaded=_loaded(turn.loop),
-        depth=_depth(turn.loop),
-        loops={STEPS: steps, TURNS: turns},
-        launch=whole,
-        hands_over=STEPS,
-    )
+    outer = schedule.named(_around(launch.loop, names.named([*turn.before, inner, *rest, *exchange])), TURNS)
+    stmt = tir.sequence(names.named([*launch.before, outer, *end]))
+    return schedule.scheduled(func, stmt, _roles(threads, bool(gates), bool(beside)), transfers, whole, loops)
+
+
+def _roles(threads: int, polls: bool, exchanges: bool) -> list[Role]:
+    """The roles, in the order of their threads."""
+    others = {LOAD: _POLLING if polls else _LOADING, **({BESIDE: _EXCHANGING} if exchanges else {})}
+    computing = Role(COMPUTE, threads, specialise.registers_left(threads, *others.values()))
+    return [computing, *(Role(name, _WARPGROUP, registers) for name, registers in others.items())]
+
+
+def _handed(rest: Sequence[ir.Stmt], exchange: Sequence[ir.Stmt]) -> list[ir.Buffer]:
+    """Tiles that who computes fills for who exchanges."""
+    both = [{tile for stmt in stmts for tile in tiles_named(stmt)} for stmts in (rest, exchange)]
+    return sorted(both[0] & both[1], key=lambda tile: str(tile.name))
 
 
 class _Names:

@@ -22,6 +22,7 @@ from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy, data_of
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
+from tilescale.backends.cuda.lowering.exchanging import Ending, ending, narrowed
 from tilescale.backends.cuda.lowering.senders import Senders
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
@@ -74,6 +75,7 @@ class Roles:
         elects: whether one thread, the same each time, issues all bulk stores.
         kept: what signals are kept back until the next turn of the loop around, by number.
         tiles: what is allocated on chip beyond the program's own tiles.
+        beside: whether a warpgroup ends a turn while the others compute in the next one.
         notes: for people.
     """
 
@@ -86,6 +88,7 @@ class Roles:
     elects: bool = False
     kept: tuple[Kept, ...] = ()
     tiles: tuple[ir.Buffer, ...] = ()
+    beside: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -120,18 +123,21 @@ def assign(
     machine: Machine,
     is_bulk: Callable[[ir.Call], bool],
     as_bulk: Callable[[ir.Call], ir.Call | None],
+    beside: bool = True,
 ) -> Roles:
     """The roles of a phase's statements.
 
     Args:
         is_bulk: which copies to peers the machine makes as bulk copies.
         as_bulk: a copy from a peer as a bulk copy that runs ahead; None if it cannot be one, or is to be another.
+        beside: whether a warpgroup may end a turn while the others compute in the next one.
     """
     elects = _Phase(stmt, program, launch, machine, as_bulk).elects
     senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
-    phase = _Phase(senders.phase(stmt), program, launch, machine, as_bulk)
+    phase = _Phase(senders.phase(stmt), program, launch, machine, as_bulk, beside)
     roles = phase.roles()
-    return replace(roles, elects=elects, tiles=tuple(senders.rings), notes=(*roles.notes, *senders.notes))
+    tiles, notes = (*roles.tiles, *senders.rings), (*roles.notes, *senders.notes)
+    return replace(roles, elects=elects, tiles=tiles, notes=notes)
 
 
 def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
@@ -163,6 +169,7 @@ class _Phase:
     launch: Launch
     machine: Machine
     as_bulk: Callable[[ir.Call], ir.Call | None]
+    beside: bool = True
 
     def roles(self) -> Roles:
         """The roles, of its loop's statements if it has one beside orders, or in a loop around it."""
@@ -230,6 +237,7 @@ class _Placement:
         around: the outermost loop around it.
         taken: the condition under which a program comes to it, if it stands in one of two arms.
         left: what the end of its body leaves open.
+        end: how it ends, where a collective may be made beside the next turn.
     """
 
     def __init__(self, phase: _Phase, loop: ir.For):
@@ -238,6 +246,7 @@ class _Placement:
         self.around: ir.For | None = None
         self.taken: ir.PrimExpr | None = None
         self.left = Deferral(signals=True)
+        self.end = Ending([])
         self._ends_alone = True
 
     def roles(self) -> Roles:
@@ -252,7 +261,8 @@ class _Placement:
             stmt = tir.sequence([specialise.registers(_POLLING, self.phase.launch.thread_count), stmt])
         gates, kept = self._waits(), tuple(self.left.kept)
         ahead, far = frozenset(own), frozenset(pulled)
-        return Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
+        made = Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
+        return replace(made, tiles=self.end.tiles, beside=self.end.is_beside)
 
     def _waits(self) -> int:
         return sum(_count(gate, acquires) for gate in self.gates)
@@ -263,6 +273,8 @@ class _Placement:
         if self.left.is_open:
             what = f"{self.left.copies} copies and {len(self.left.kept)} signals"
             notes.append(f"{what} that end a turn are completed in the next one")
+        if self.end.note:
+            notes.append(self.end.note)
         return tuple(notes)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -376,8 +388,16 @@ class _Placement:
             self._ends_alone = self._ends_alone and (is_loop or not after)
             self.left.signals = self.left.signals and not self.gates and not any(is_wait(s) for s in before)
         if is_loop and self.around is not None and self._ends_alone and self.phase.elects:
-            after = self.left.end(after)
+            after = self._ended(self.around, after)
         return before, self._gated() if is_loop else self._statement(stmts[at]), after
+
+    def _ended(self, around: ir.For, last: list[ir.Stmt]) -> list[ir.Stmt]:
+        """The end of a turn: beside the next one, or with what it leaves open to that."""
+        phase, first_thread = self.phase, self.phase.launch.thread_count + specialise.PRODUCER_THREADS
+        self.end = ending(phase.stmt, around, last, phase.order, first_thread, phase.beside)
+        if self.end.is_beside:
+            self.body = list(map(narrowed, self.body))
+        return self.end.stmts if self.end.is_beside else self.left.end(last)
 
     def _sink(self, before: list[ir.Stmt]) -> list[ir.Stmt]:
         """What stays before the loop when the waits that nothing reads after have gone into it.

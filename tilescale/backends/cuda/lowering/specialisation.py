@@ -27,13 +27,16 @@ from tilescale.errors import UnsupportedError
 
 def lower(phase: Phase, rest: Callable[[Phase], Phase]) -> LoweredKernel:
     """A phase in roles, as a kernel; `rest` are the stages between."""
-    proposal = proposed(phase)
-    lowered = rest(proposal)
-    made = kernel(lowered)
-    if not proposal.roles.specialised:
-        return made
-    if not lowered.ordered and (agreed := _agreed(lowered, made)):
-        return agreed
+    for beside in (True, False):
+        proposal = proposed(phase, beside)
+        lowered = rest(proposal)
+        made = kernel(lowered)
+        if not proposal.roles.specialised:
+            return made
+        if not lowered.ordered and (agreed := _agreed(lowered, made)):
+            return agreed
+        if not proposal.roles.beside:
+            break
     if not ir.contains(phase.stmt, orders):
         return kernel(rest(_with(phase, Roles(phase.stmt))))
     reason = "stock TileLang would not move all its loads and waits there"
@@ -48,16 +51,16 @@ def _agreed(phase: Phase, made: LoweredKernel) -> LoweredKernel | None:
     if func is not None:
         note = "the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"
         return replace(made, func=func, notes=(*made.notes, note))
-    return made if fits(phase.roles, made.func, target) else None
+    return made if not phase.roles.beside and fits(phase.roles, made.func, target) else None
 
 
-def proposed(phase: Phase) -> Phase:
-    """A phase with the roles that it has if TileLang agrees."""
+def proposed(phase: Phase, beside: bool = True) -> Phase:
+    """A phase with the roles that it has if TileLang agrees; `beside`: whether turns may end beside the next ones."""
     if phase.ordered or phase.launch.cluster_size > 1:
         return _with(phase, Roles(phase.stmt))
     is_bulk = lambda call: phase.choice(call).name == tma.MECHANISM  # noqa: E731
     where = phase.stmt, phase.program, phase.launch, phase.target.machine
-    return _with(phase, assign(*where, is_bulk, lambda call: _ahead(phase, call)))
+    return _with(phase, assign(*where, is_bulk, lambda call: _ahead(phase, call), beside))
 
 
 def _ahead(phase: Phase, call: ir.Call) -> ir.Call | None:

@@ -110,12 +110,12 @@ def is_region(stmt: ir.Stmt) -> bool:
     return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == ops.SCALE
 
 
-def tiles_named(stmt: ir.Stmt, besides: ir.Stmt) -> set[ir.Buffer]:
+def tiles_named(stmt: ir.Stmt, besides: ir.Stmt | None = None) -> set[ir.Buffer]:
     """Tiles in shared memory that a statement names, one inner statement left out."""
     found: set[ir.Buffer] = set()
 
     def visit(node: object) -> ir.Stmt | None:
-        if isinstance(node, ir.Stmt) and node.same_as(besides):
+        if besides is not None and isinstance(node, ir.Stmt) and node.same_as(besides):
             return tir.sequence([])
         if isinstance(node, ir.BufferLoad | ir.BufferStore) and ir.scope_kind(node.buffer) == "shared":
             found.add(node.buffer)

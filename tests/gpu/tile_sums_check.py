@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""Collectives of tiles in turns, on GPUs: `torchrun --nproc-per-node 2 tests/gpu/tile_sums_check.py`.
+
+Blocks take tiles of a product in turns and combine each with those of the other ranks, while they multiply the next
+one. Inputs are small whole numbers, so that sums are exact in any order: every bit is compared, in repeated calls and
+replays of a graph, on fresh inputs, with ranks out of step and outputs poisoned. Exit code 1 if a check fails.
+"""
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import tilescale  # noqa: E402
+from tests.cuda.turn_programs import PROGRAMS, TURNS, expected, rows_of_result  # noqa: E402
+
+WORLD = tilescale.init()
+torch.cuda.set_device(WORLD.local_rank)
+DEVICE = torch.device("cuda", WORLD.local_rank)
+CALLS, REPLAYS = 6, 20
+SKEW_CYCLES = 1_000_000
+
+
+def inputs(shape: tuple[int, int, int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B of this rank."""
+    m, n, k = shape
+    generator = torch.Generator(DEVICE).manual_seed(1000 * seed + WORLD.rank)
+    make = lambda *size: torch.randint(-1, 2, size, generator=generator, device=DEVICE).bfloat16()  # noqa: E731
+    return make(m, k), make(n, k)
+
+
+def reference(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """What this rank gets."""
+    parts = [torch.empty(a.shape[0], b.shape[0], device=DEVICE) for _ in range(WORLD.size)]
+    dist.all_gather(parts, a.float() @ b.float().T)
+    return expected(name, parts, WORLD.rank).bfloat16()
+
+
+def check(name: str, shape: tuple[int, int, int], blocks: int) -> list[str]:
+    """What went wrong with a program."""
+    kernel = tilescale.compile(PROGRAMS[name](WORLD.size, shape, blocks), wait_s=3.0)
+    a, b = (torch.empty_like(x) for x in inputs(shape, 0))
+    c = torch.empty(rows_of_result(name, shape[0], WORLD.size), shape[1], dtype=torch.bfloat16, device=DEVICE)
+    graph, found = torch.cuda.CUDAGraph(), []
+
+    def compare(seed: int, call: Any, how: str) -> None:
+        for place, x in zip((a, b), inputs(shape, seed), strict=True):
+            place.copy_(x)
+        c.fill_(torch.nan)
+        late = random.Random(seed)
+        if late.randrange(WORLD.size) == WORLD.rank:
+            torch.cuda._sleep(late.randrange(SKEW_CYCLES))
+        call()
+        torch.cuda.synchronize()
+        kernel.synchronize()
+        want = reference(name, a, b)
+        if not torch.equal(c, want):
+            found.append(f"{how} {seed}: {int((c != want).sum())} of {c.numel()} elements differ")
+
+    for seed in range(CALLS):
+        compare(seed, lambda: kernel(a, b, c), "call")
+    with torch.cuda.graph(graph):
+        kernel(a, b, c)
+    for seed in range(CALLS, CALLS + REPLAYS):
+        compare(seed, graph.replay, "replay")
+    return found
+
+
+def main() -> int:
+    if not dist.is_initialized():
+        dist.init_process_group("nccl", device_id=DEVICE)
+    failed = 0
+    for name, shape, blocks in TURNS:
+        try:
+            found = check(name, shape, blocks)
+        except Exception as error:  # noqa: BLE001 - the others are to be checked
+            found = [f"{type(error).__name__}: {str(error)[:300]}"]
+        failed |= bool(found)
+        if found or WORLD.rank == 0:
+            print(f"rank {WORLD.rank} {name} {shape} {blocks} blocks:", "; ".join(found[:3]) or "ok", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: MIT
+"""Give the collective that ends a turn of a persistent loop, and what follows it, to a warpgroup of their own.
+
+Why: a collective of tiles takes as long as a wave of tiles crosses the link; made by the threads that compute, all of
+them wait for that in each turn, and the tensor cores with them. Before: a loop whose turns compute a tile, combine it
+with those of other devices, and do something with the result. After: the same, from the collective on marked as what a
+warpgroup beside the others executes: they hand the tile over in shared memory and compute the next one. A collective
+writes and waits as it did, and turns end in their order, so what holds of its slots holds here. Declines, with the
+reason and the line, where a turn cannot go on before the one before it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir, tl
+from tilelang_core import rewrite as tir
+from tilelang_core.tiles import Gemm
+from tilescale.backends.cuda.lowering.markers import Executing, by_nvshmem, executed
+from tilescale.backends.cuda.lowering.statements import is_fill, is_scalar, orders
+from tilescale.passes.structure import location
+from tilescale.program import ops
+from tilescale.program.dependence import Dependence
+from tilescale.program.effects import Access, Effects
+
+BESIDE = "tilescale.beside"
+"""AttrStmt key: the statements inside are executed by a warpgroup beside those that compute the next turn."""
+
+THREADS = 128
+"""Threads of that warpgroup."""
+
+_COLUMNS = 128
+"""Columns of C in one instruction of a warpgroup beside three others, at most: its threads begin with 128 registers,
+and what one instruction takes has to fit into these."""
+
+_SQUARE = 0
+"""TileLang's policy to share out rows and columns of C alike."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a turn ends.
+
+    Attributes:
+        stmts: what stands for its last statements.
+        tiles: what is allocated on chip for them.
+        note: for people; empty where there is no collective.
+        is_beside: whether a warpgroup of its own executes some of them.
+    """
+
+    stmts: list[ir.Stmt]
+    tiles: tuple[ir.Buffer, ...] = ()
+    note: str = ""
+    is_beside: bool = False
+
+
+class _DeclinedError(Exception):
+    """Why a turn ends before the next one begins."""
+
+
+def is_beside(node: Any) -> bool:
+    """Whether a node is what a warpgroup beside the others executes."""
+    return isinstance(node, ir.AttrStmt) and str(node.attr_key) == BESIDE
+
+
+def ending(
+    phase: ir.Stmt, loop: ir.For, last: Sequence[ir.Stmt], order: Dependence, first_thread: int, fits: bool = True
+) -> Ending:
+    """The last statements of a loop's turn, what begins with a collective marked.
+
+    Args:
+        phase: all that a program executes.
+        loop: its loop.
+        last: what stands in a turn after the tile has been computed.
+        first_thread: of the warpgroup.
+        fits: whether the tiles of both turns have room side by side.
+    """
+    at = next((i for i, stmt in enumerate(last) if ir.contains(stmt, _is_collective)), None)
+    if at is None:
+        return Ending(list(last))
+    collective = last[at]
+    name = str(ir.op_name(_calls(collective, _is_collective)[0])).removeprefix("tilescale.")
+    what = f"T.{name}{_line(collective)}"
+    try:
+        if not fits:
+            raise _DeclinedError("its tile has no room beside those that are loaded, or its loop is no persistent one")
+        split = _Split(phase, loop, list(last[:at]), list(last[at:]), order)
+        split.check()
+        first, rest, tiles = split.through_shared_memory()
+    except _DeclinedError as reason:
+        return Ending(list(last), note=f"{what} ends before the next tile is computed: {reason}")
+    marked = executed(Executing(first_thread, THREADS), tir.sequence(rest))
+    beside = ir.AttrStmt(ir.StringImm(BESIDE), BESIDE, ir.IntImm("int32", 1), marked)
+    note = f"{what} and what follows it: a warpgroup of their own, while the others compute the next tile"
+    return Ending([*first, tir.at(beside, collective)], tiles, note, True)
+
+
+def narrowed(stmt: ir.Stmt) -> ir.Stmt:
+    """A statement of a pipelined loop in which no product has instructions of too many columns."""
+
+    def leave(node: Any) -> Any:
+        if ir.op_name(node) != tl.GEMM:
+            return None
+        columns = ir.constant(Gemm.of(node).sizes[1])
+        return None if columns is None or columns <= _COLUMNS else Gemm.of(node).shared_out(_SQUARE)
+
+    return tir.rewrite(stmt, leave=leave)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A turn in two parts: `first`, and `rest`, which begins with a collective."""
+
+    phase: ir.Stmt
+    loop: ir.For
+    first: list[ir.Stmt]
+    rest: list[ir.Stmt]
+    order: Dependence
+
+    def check(self) -> None:
+        """Raise where the next turn's `first`, and all that computes a tile, may not come before this one's `rest`."""
+        self._check_operations()
+        before, after = self._effects(self._computing()), self._effects(self.rest)
+        if before.opaque or after.opaque or before.fixed or after.fixed:
+            raise _DeclinedError("it calls functions of which nothing is known, or synchronizes its threads")
+        if before.orders:
+            raise _DeclinedError("what computes the tile waits, signals or synchronizes")
+        self._check_tensors(before, after)
+        self._check_tiles(before, after)
+        self._check_outside()
+
+    def _check_operations(self) -> None:
+        for stmt in self.rest:
+            calls = _calls(stmt, orders)
+            if any(map(by_nvshmem, calls)):
+                raise _DeclinedError("it goes to devices without common memory")
+            if not all(map(_is_collective, calls)):
+                raise _DeclinedError(f"waits, signals or copies to peers follow it{_line(stmt)}")
+
+    def _check_tensors(self, before: Effects, after: Effects) -> None:
+        """Device memory: nothing of it is written by who computes, and what he reads stays as it is."""
+        written = [a for a in before.writes if self._is_shared(a)]
+        if written:
+            raise _DeclinedError(f"what computes the tile writes {self._name(written[0])!r}")
+        read = [a for a in before.reads if self._is_shared(a)]
+        changed = {a.root for a in after.writes}
+        if any(a.root in changed for a in read):
+            raise _DeclinedError("what follows it writes what the next tile is computed of")
+        calls = [call for stmt in self.rest for call in _calls(stmt, _is_collective)]
+        for access in read:
+            if any(self.order.gates(call, access.root) for call in calls):
+                raise _DeclinedError(f"devices may write {self._name(access)!r} before it, of which tiles are computed")
+
+    def _check_tiles(self, before: Effects, after: Effects) -> None:
+        """Tiles: both parts share those that the first one writes when it is about to hand them over."""
+        both = self._tiles(before) & self._tiles(after)
+        if early := both & self._tiles(self._effects([_without(self.loop, [*self.first, *self.rest])])):
+            raise _DeclinedError(f"{self._named(early)!r} is used where the next tile is computed, too")
+        for root in both - self._in_registers:
+            if not self._scope(root).startswith("shared"):
+                raise _DeclinedError(f"{self._named({root})!r} is each thread's own")
+        for stmt in self.rest:
+            named = self._tiles(self._effects([stmt])) & both & self._in_registers
+            if named and not _is_elementwise(stmt):
+                raise _DeclinedError(f"{self._named(named)!r} lies in registers, and not only copied{_line(stmt)}")
+
+    def _check_outside(self) -> None:
+        """What stands around the loop does not wait for its end."""
+        around = self._effects([_without(self.phase, [self.loop])])
+        if around.orders or around.writes and not all(self._scope(a.root).startswith("local") for a in around.writes):
+            raise _DeclinedError("more than scalars stands around the loop")
+        if self._tiles(around) & self._tiles(self._effects(self.rest)):
+            raise _DeclinedError("its tile is used outside of the loop, too")
+
+    def through_shared_memory(self) -> tuple[list[ir.Stmt], list[ir.Stmt], tuple[ir.Buffer, ...]]:
+        """Both parts, tiles in registers being handed over in shared memory, and what is allocated for these."""
+        before, after = self._effects(self._computing()), self._effects(self.rest)
+        handed = self._tiles(before) & self._tiles(after) & self._in_registers
+        first, rest = list(self.first), tir.sequence(self.rest)
+        tiles: list[ir.Buffer] = []
+        for home in [self.order.names.homes[root] for root in self.order.names.homes if root in handed]:
+            tile = tir.local_buffer(f"{home.name}_handed", list(home.shape), str(home.dtype), "shared.dyn")
+            zeros = [0] * len(home.shape)
+            source, target = (tir.region(b, zeros, list(home.shape), a) for b, a in ((home, "r"), (tile, "w")))
+            first.append(tir.tile_call("copy", source, target))
+            rest = _instead(rest, home, tile)
+            tiles.append(tile)
+        return first, [rest], tuple(tiles)
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+
+    def _computing(self) -> list[ir.Stmt]:
+        return [_without(self.loop, self.rest)]
+
+    def _effects(self, stmts: Iterable[ir.Stmt]) -> Effects:
+        return self.order.names.all_effects(tir.sequence(list(stmts)))
+
+    def _is_shared(self, access: Access) -> bool:
+        return self.order.names.shared(access.root)
+
+    def _tiles(self, effects: Effects) -> set[ir.Var]:
+        return {a.root for a in effects.accesses if not self._is_shared(a)}
+
+    def _scope(self, root: ir.Var) -> str:
+        home = self.order.names.homes.get(root)
+        return str(home.scope()) if home is not None else "global"
+
+    @property
+    def _in_registers(self) -> set[ir.Var]:
+        return {root for root, home in self.order.names.homes.items() if home.scope() == "local.fragment"}
+
+    def _name(self, access: Access) -> str:
+        return str(access.buffer.name)
+
+    def _named(self, roots: set[ir.Var]) -> str:
+        return min(str(self.order.names.homes[root].name) for root in roots)
+
+
+def _is_collective(node: Any) -> bool:
+    return ir.op_name(node) in ops.COLLECTIVES
+
+
+def _calls(stmt: ir.Stmt, what: Callable[[Any], bool]) -> list[ir.Call]:
+    found: list[ir.Call] = []
+    ir.walk(stmt, lambda n: found.append(n) if what(n) else None)
+    return found
+
+
+def _line(stmt: ir.Stmt) -> str:
+    where = location(stmt)
+    return f" (line {where.line})" if where is not None else ""
+
+
+def _is_elementwise(stmt: ir.Stmt) -> bool:
+    """Whether a statement does the same with a tile in shared memory as with one in registers."""
+    if isinstance(stmt, ir.Evaluate):
+        return ir.op_name(stmt.value) == tl.COPY or _is_collective(stmt.value)
+    is_loop = isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL
+    return is_loop or is_scalar(stmt) or is_fill(stmt)
+
+
+def _without(stmt: ir.Stmt, others: Sequence[ir.Stmt]) -> ir.Stmt:
+    """A statement without others that stand in it."""
+
+    def enter(node: Any) -> ir.Stmt | None:
+        if isinstance(node, ir.Stmt) and any(node.same_as(other) for other in others):
+            return tir.sequence([])
+        return None
+
+    return tir.rewrite(stmt, enter=enter)
+
+
+def _instead(stmt: ir.Stmt, tile: ir.Buffer, other: ir.Buffer) -> ir.Stmt:
+    """A statement on another tile of the same shape."""
+
+    def leave(node: Any) -> Any:
+        if isinstance(node, ir.BufferLoad) and node.buffer.same_as(tile):
+            return ir.BufferLoad(other, list(node.indices))
+        if isinstance(node, ir.BufferStore) and node.buffer.same_as(tile):
+            return ir.BufferStore(other, node.value, list(node.indices))
+        return None
+
+    return tir.rewrite(stmt, leave=leave)
