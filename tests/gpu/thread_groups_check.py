@@ -130,13 +130,13 @@ def product(world: Any) -> None:
         close(c, a.double() @ b.double(), 1e-3, f"launch {launch}")
 
 
-def attention(world: Any, exchange: Any, block_h: int, dim: int) -> None:
-    """Context-parallel decoding: devices split the keys, warpgroups the scores of a tile."""
+def attention(world: Any, exchange: Any, block_h: int, dim: int, splits: int = 1) -> None:
+    """Context-parallel decoding: devices and blocks of a cluster split the keys, warpgroups the scores of a tile."""
     batch, heads, pe, block_n = 2, 2 * block_h, 64, 64
     own = 4 * block_n
     seq = own * world.size
     kernel = tilescale.compile(
-        reference.context_parallel_mla(world.size, batch, heads, seq, dim, pe, block_h, block_n, exchange)
+        reference.context_parallel_mla(world.size, batch, heads, seq, dim, pe, block_h, block_n, exchange, splits)
     )
     share = slice(world.rank * own, (world.rank + 1) * own)
     for launch in range(LAUNCHES):
@@ -169,6 +169,10 @@ def checks(world: Any) -> dict[str, Callable[[], None]]:
             found[f"reference: attention, {name}, {block_h} heads, {dim} columns"] = (
                 lambda exchange=exchange, block_h=block_h, dim=dim: attention(world, exchange, block_h, dim)
             )
+    for splits in (2, 4):
+        found[f"reference: attention, clusters of {splits}"] = (
+            lambda splits=splits: attention(world, reference.gathered, 64, 512, splits)
+        )
     return found
 
 
