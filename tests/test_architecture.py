@@ -29,7 +29,10 @@ _BASE = {"errors", "settings"}
 _MODEL = _BASE | {"hda", "program"}
 _LIBRARY = _MODEL | {"cost", "collectives", "passes", "comm", "timing"}
 MAY_IMPORT = {
-    "errors": {"tracebacks"}, "tracebacks": _BASE, "settings": {"errors"}, "alarm": set(),
+    "errors": {"tracebacks"},
+    "tracebacks": _BASE,
+    "settings": {"errors"},
+    "alarm": set(),
     "hda": _BASE,
     "comm": _BASE | {"hda", "tracebacks"},
     "program": _BASE | {"hda"},
@@ -233,19 +236,6 @@ def test_circles_of_imports_are_small(folder: str):
         assert len(circle) <= CIRCLE_CAP, f"{len(circle)} files import each other, at most {CIRCLE_CAP}: {found}"
 
 
-def test_stock_operations_are_known_in_the_seam():
-    """Names stand in tilelang_core/tl.py; tiles.py there, operations.py and the emulator's rules know positions."""
-    name, wrong = re.compile(r"(tl|tirx)\.[a-z_]"), []
-    for path in sources("tilescale"):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and name.match(node.value):
-                wrong.append(f"{short(path)}:{node.lineno} spells {node.value!r}")
-            is_position = isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".args")
-            if is_position and "emulator" not in path.parts and path.name != "operations.py":
-                wrong.append(f"{short(path)}:{node.lineno} reads {ast.unparse(node)}")
-    assert not wrong, "\n".join(wrong)
-
-
 # -- what the source may say -------------------------------------------------------------------------------------------
 
 
@@ -420,10 +410,10 @@ print(json.dumps(seen))
 """
 
 TIMED = """
-import json, time, torch, tilelang
+import json, sys, time, torch, tilelang
 begin = time.process_time()
-import tilescale, tilescale.language
-print(json.dumps(time.process_time() - begin))
+import tilescale.language, tilescale.ops
+print(json.dumps([time.process_time() - begin, "torch._dynamo" in sys.modules]))
 """
 
 
@@ -439,10 +429,11 @@ def test_import_has_no_side_effect():
 
 
 def test_side_effects_are_seen():
-    probe = "import torch; os.environ['X'] = '1'"
+    probe = "import numpy; os.environ['X'] = '1'"
     seen = python(WATCH.replace("import tilescale\n", f"{probe}; open('/dev/null', 'w')\n"))
-    assert any("/dev/null" in what for what in seen) and any("became" in what for what in seen) and "torch" in seen
+    assert any("/dev/null" in what for what in seen) and any("became" in what for what in seen) and "numpy" in seen
 
 
 def test_import_is_quick():
-    assert python(TIMED) < 3.0
+    took, loads_the_compiler = python(TIMED)
+    assert took < 3.0 and not loads_the_compiler

@@ -6,9 +6,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import shutil
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tilelang
@@ -192,15 +193,18 @@ class JIT(JITImpl):
     """TileLang's just-in-time factory with two hooks.
 
     `tracing()` is entered around everything that may trace and yields what is traced for: templates and kernels are
-    kept for each. `finish(func, options)` makes the kernel of a traced function.
+    kept for each, and for options. `finish(func, options)` makes the kernel of a traced function; `beside` are options
+    that TileLang does not know.
     """
 
     tracing: Callable[[], contextlib.AbstractContextManager[Hashable]]
     finish: Callable[[tirx.PrimFunc, dict[str, Any]], Any]
+    beside: Mapping[str, Any] = MappingProxyType({})
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
         with self.tracing() as purpose:
+            purpose = purpose, repr(self.pass_configs), tuple(self.beside.items())
             caches = self.__dict__.setdefault("_caches", {}).setdefault(purpose, ({}, _CallFormCache(), {}))
             self._kernel_cache, self._call_form_cache, self.func.p1_cache = caches
             yield
@@ -226,6 +230,7 @@ class JIT(JITImpl):
             "verbose": self.verbose,
             "pass_configs": self.pass_configs,
             "compile_flags": self.compile_flags,
+            **self.beside,
         }
         func = self.get_tir(*args, **kwargs)
         kernel = self.finish(func, options)

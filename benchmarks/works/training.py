@@ -13,6 +13,7 @@ import trials
 from torch import nn
 from trials import Case, checked
 
+import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
 HIDDEN, HEADS, OF_KEYS, INNER, BLOCKS = 4096, 32, 8, 14336, 2
@@ -149,7 +150,7 @@ class Step:
     def _runner(self, parallelize: Callable[..., nn.Module], draw: trials.Draw | None = None) -> Runner:
         from torch.distributed.device_mesh import init_device_mesh
 
-        mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+        mesh = init_device_mesh(trials.device().type, (tilescale.init().size,))
         model = parallelize(self.model(), mesh, plan())
         optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)  # so many steps that others would go astray
         x = trials.nothing(1, self.tokens // mesh.size(), HIDDEN).requires_grad_()

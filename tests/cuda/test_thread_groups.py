@@ -433,26 +433,3 @@ def test_an_interval_that_is_claimed_is_who_takes_the_branch(conditions: list[tu
     for interval, expected in zip(found, (taken, set(range(64)) - taken), strict=True):
         if interval is not None:
             assert set(range(*interval)) == expected
-
-
-@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"])
-def test_a_device_alone_exchanges_nothing(collective: str):
-    @T.prim_func
-    def program(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
-        with T.Kernel(device=1, block=4, threads=128) as b, T.Scale("block"):
-            x, y = (T.alloc((16, 64), "float32", level="l0") for _ in range(2))
-            T.copy(X[b * 16, 0], x)
-            with T.Scale("device"):
-                if collective in ("allreduce", "broadcast"):
-                    getattr(T, collective)(x)
-                    T.copy(x, y)
-                else:
-                    getattr(T, collective)(x, y)
-            T.copy(y, Y[b * 16, 0])
-
-    assert not any(isinstance(argument, arg.Workspace) for argument in kernel(program).arguments)
-    x = torch.randn(64, 64)
-    _, y = interpret_on_all(program, [[x, torch.full((64, 64), torch.nan)]])
-    assert torch.equal(x, y[0])
-    report = tilescale.emulate(program, [[x, torch.full((64, 64), torch.nan)]])
-    assert not report.activity[0].workspaces

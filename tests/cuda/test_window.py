@@ -20,6 +20,7 @@ import tilescale.language as T
 from tests.cuda import lowered_ranks
 from tests.cuda.lowered_ranks import Job, Rank
 from tests.cuda.support import lowered
+from tests.cuda.test_thread_groups import interpret_on_all, kernel
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering import window
 from tilescale.backends.cuda.lowering.arguments import Workspace
@@ -310,3 +311,26 @@ def test_memory_is_that_of_resident_programs(monkeypatch: pytest.MonkeyPatch):
     (exchange,) = {a.shape for k in made.kernels for a in k.arguments if getattr(a, "name", "").startswith("exchange")}
     assert np.prod(exchange) * 4 < 600 << 20, "4 GiB with a place for each program"
     assert any(re.search(r"\b528 places\b", note) for note in made.notes)
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"])
+def test_a_device_alone_exchanges_nothing(collective: str):
+    @T.prim_func
+    def program(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
+        with T.Kernel(device=1, block=4, threads=128) as b, T.Scale("block"):
+            x, y = (T.alloc((16, 64), "float32", level="l0") for _ in range(2))
+            T.copy(X[b * 16, 0], x)
+            with T.Scale("device"):
+                if collective in ("allreduce", "broadcast"):
+                    getattr(T, collective)(x)
+                    T.copy(x, y)
+                else:
+                    getattr(T, collective)(x, y)
+            T.copy(y, Y[b * 16, 0])
+
+    assert not any(isinstance(argument, Workspace) for argument in kernel(program).arguments)
+    x = torch.randn(64, 64)
+    _, y = interpret_on_all(program, [[x, torch.full((64, 64), torch.nan)]])
+    assert torch.equal(x, y[0])
+    report = tilescale.emulate(program, [[x, torch.full((64, 64), torch.nan)]])
+    assert not report.activity[0].workspaces

@@ -36,6 +36,10 @@ def eighth(*shape: int) -> torch.Tensor:
     return torch.randn(shape).to(torch.float8_e4m3fn)
 
 
+def column(x: torch.Tensor) -> torch.Tensor:
+    return ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 16).half())(x)
+
+
 ONES = torch.ones(3), torch.ones(1)
 
 
@@ -65,6 +69,14 @@ def routing() -> ops.Routing:
         (lambda: ops.matmul_all_reduce(eighth(4, 16), eighth(16, 16), scales=ONES, float8=ops.Float8()), "scales and"),
         (lambda: ops.matmul_reduce_scatter(brain(4, 16), brain(16, 16), float8="rowwise"), "float8 is 'rowwise'"),
         (lambda: ops.matmul_reduce_scatter(brain(4, 8), brain(8, 16), float8=ops.Float8()), "b has 8 rows"),
+        (lambda: ops.matmul_all_reduce(eighth(4, 16), eighth(16, 16).t()), "a is torch.float8_e4m3fn"),
+        (lambda: ops.matmul_all_reduce(eighth(4, 16), eighth(16, 16).t(), scales=torch.ones(2)), "scales is Tensor"),
+        (lambda: ops.matmul_reduce_scatter(eighth(4, 16), eighth(16, 16).t(), scales=3 * (ONES[1],)), "is 3 things"),
+        (lambda: ops.matmul_reduce_scatter(half(4, 8), half(8, 8), bias=half(8).to("meta")), "bias is meta, a is cpu"),
+        (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8), half(8, 8)], bias=half(8)), "b is 2 matrices, bias 1"),
+        (lambda: column(half(2, 4, 8)), r"x has shape \(2, 4, 8\)"),
+        (lambda: column(half(16)), r"x has shape \(16,\)"),
+        (lambda: ops.parallelize_module(torch.nn.Linear(8, 8), None, {}), "device_mesh is None"),
         (lambda: ops.Float8("blockwise"), "scaling is 'blockwise'"),
         (lambda: ops.Float8(gradients=torch.float16), "gradients is torch.float16"),
         (lambda: ops.all_gather_matmul(eighth(4, 16), eighth(16, 16), scales=ONES), r"b has strides \(16, 1\)"),

@@ -54,3 +54,31 @@ def scaled(x, factor: int = 2, block: int = 32):
         for i in T.Parallel(block):
             y[b * block + i] = x[b * block + i] * factor
     return y
+
+
+@tilescale.autotune(configs={"rows": [128, 256], "__roles__": [{"carrier": "queue"}, {"carrier": "tiles"}, {}]})
+@tilescale.jit
+def scattered(M: int, N: int, K: int, rows: int = 128):
+    """A product of 4 devices' columns, whose sum's rows end over them."""
+
+    @T.prim_func
+    def product(
+        A: T.Tensor((M, K), "bfloat16"),
+        B: T.Tensor((K, N), "bfloat16"),
+        P: T.Tensor((M, N), "bfloat16"),
+        C: T.Tensor((M // 4, N), "bfloat16"),
+    ):
+        with T.Kernel(device=4, block=(N // 128, M // rows), threads=256) as (bx, by):
+            with T.Scale("block"):
+                a, b = T.alloc((rows, 64), "bfloat16", level="l1"), T.alloc((64, 128), "bfloat16", level="l1")
+                c = T.alloc((rows, 128), "float32", level="l0")
+                T.clear(c)
+                for k in T.Pipelined(K // 64, num_stages=3):
+                    T.copy(A[by * rows, k * 64], a)
+                    T.copy(B[k * 64, bx * 128], b)
+                    T.gemm(a, b, c)
+                T.copy(c, P[by * rows, bx * 128])
+            with T.Scale("device"):
+                T.reduce_scatter(P, C)
+
+    return product

@@ -22,8 +22,9 @@ from tilescale.tuning import autotune
 from tilescale.tuning.autotune import Autotuned
 from tilescale.tuning.checks import Check
 from tilescale.tuning.inputs import Fill, tensors_for
-from tilescale.tuning.places import Place
+from tilescale.tuning.places import Place, simulated_us
 from tilescale.tuning.race import Runner
+from tilescale.tuning.roles import Roles
 from tilescale.tuning.search import Search
 
 PROGRAMS = Path(programs.__file__)
@@ -75,6 +76,35 @@ def test_algorithms_are_configurations_too():
     assert found.config["impl"] in ("one_shot", "two_shot")
     (failed,) = [trial for trial in found.trials if trial.failed]
     assert failed.config["impl"] == "star" and "T.allreduce at level 'device' has" in failed.failed
+
+
+def test_roles_are_configurations_too():
+    """Each is simulated as its schedule has it, and the call gets the kernel in the best ones."""
+    with tilescale.use_machine("h200-sxm-8"):
+        kernel = programs.scattered(2048, 1024, 512)
+        found, roles = programs.scattered.result, "__roles__"
+        times = {(t.config["rows"], t.config[roles].get("carrier")): t.us for t in found.trials}
+        assert len(times) == 6 and found.us == min(times.values())
+        rows = found.config["rows"]
+        assert len({times[rows, carrier] for carrier in ("queue", "tiles")}) == 2
+        for carrier in ("queue", "tiles"):
+            jit = programs.scattered.jit
+            by_hand = tilescale.compile(
+                jit.get_tir(2048, 1024, 512, rows=rows), schedule=Roles.of({"carrier": carrier})
+            )
+            (move,) = by_hand.moves.moves
+            assert move.overlapped and move.carrier == carrier
+            assert simulated_us(by_hand.ir, by_hand.machine) == times[rows, carrier]
+        assert kernel is programs.scattered(2048, 1024, 512)
+        assert kernel is not programs.scattered.jit(2048, 1024, 512, rows=rows), "a kernel is one of its roles"
+        assert simulated_us(kernel.ir, kernel.machine) == found.us
+
+
+def test_roles_that_nobody_has_are_errors():
+    with pytest.raises(UsageError, match="__roles__ has sender"):
+        tilescale.autotune(configs=[{"__roles__": {"sender": "queue"}}])(programs.matmul.jit).tune(64, 64, 32)
+    with pytest.raises(UsageError, match="no collective of the program has such a choice"):
+        tilescale.autotune(configs=[{"__roles__": {"carrier": "queue"}}])(programs.matmul.jit).tune(64, 64, 32)
 
 
 def test_who_chooses_is_not_tuned(asked: list[str]):

@@ -3,7 +3,7 @@
 
 The copy queue sends the own rows to everybody, chunk by chunk, while the grid multiplies them where they lie; rows of
 others come into a workspace and are multiplied as they arrive. Nobody copies own rows, and no processor moves data.
-Few rows are gathered first: see small.py; between nodes chunk by chunk: see chunks.py.
+Few rows are gathered first: see ways.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from tilescale.ops.arguments import (
     dense,
     operands,
     result_type,
-    scale_of_each,
+    scales_of,
     unread,
 )
 from tilescale.ops.dtensors import takes_dtensors
@@ -86,7 +86,8 @@ def all_gather_matmul(
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, *weights = as_autocast(a, *b) if isinstance(b, Sequence) else as_autocast(a, b)
-    biases = as_autocast(*bias) if isinstance(bias, Sequence) else as_autocast(bias) * len(weights)
+    several = isinstance(b, Sequence) and bias is None
+    biases = as_autocast(*bias) if isinstance(bias, Sequence) else as_autocast(bias) * (len(weights) if several else 1)
     if not weights or len(biases) != len(weights):
         raise ArgumentError(f"b is {len(weights)} matrices, bias {len(biases)}", hint="one bias, or None, for each")
     for i, (weight, added) in enumerate(zip(weights, biases, strict=True)):
@@ -104,7 +105,7 @@ def all_gather_matmul(
     if scales is None:
         results = _operator(a, weights, added, False, *last, spelled(float8))
     else:
-        results = _scaled(a, weights, added, *_each(scales, a, widths), *last)
+        results = _scaled(a, weights, added, *scales_of(scales, a, weights), *last)
     return results if isinstance(b, Sequence) and not gated else results[0]
 
 
@@ -115,17 +116,6 @@ def _joined(a: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Ten
     nothing = partial(a.new_zeros, dtype=result_type(a))
     pairs = zip(weights, biases, strict=True)
     return torch.cat([nothing(w.shape[1]) if bias is None else bias for w, bias in pairs])
-
-
-def _each(scales: tuple[torch.Tensor, Any], a: torch.Tensor, widths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales of each row, and of each column of all matrices."""
-    of_a, of_b = scales
-    given = list(of_b) if isinstance(of_b, Sequence) else [of_b]
-    if len(given) != len(widths):
-        raise ArgumentError(f"b is {len(widths)} matrices, scales[1] {len(given)}", hint="give scales of each")
-    columns = [scale_of_each(f"scales[1][{i}]", x, n) for i, (x, n) in enumerate(zip(given, widths, strict=True))]
-    of_columns = columns[0] if len(columns) == 1 else torch.cat(columns)
-    return scale_of_each("scales[0]", of_a, a.shape[0]), of_columns
 
 
 @operator("all_gather_matmul")
@@ -174,23 +164,16 @@ def _products(
     gated: bool,
 ) -> list[torch.Tensor]:
     """The results, and behind them the gathered rows if asked to keep them."""
-    if a.nbytes and not ways.overlaps(_job(a, weights, activation, gated), team):
-        biases = [None] * len(weights) if bias is None else bias.split([weight.shape[1] for weight in weights])
+    columns, ending = tuple(w.shape[1] for w in weights), 2.5 if gated else 2.0 if activation else 0.0
+    job = ways.Job("all_gather", a.shape[0], columns, a.shape[1], a.dtype, gated, ending)
+    if a.nbytes and not ways.overlaps(job, team):
+        biases = [None] * len(weights) if bias is None else bias.split(columns)
         return gathered_products(a, weights, biases, scales, keeps, team, partial(_ended, activation, gated))
     results, gathered = _overlapped(a, weights, bias, scales, team, activation, gated)
     if keeps:
         gathered[team.rank].copy_(a)
         results.append(gathered.flatten(0, 1).clone())
     return results
-
-
-def _job(a: torch.Tensor, weights: list[torch.Tensor], activation: str, gated: bool) -> ways.Job:
-    (rows, K), N, products = a.shape, sum(w.shape[1] for w in weights), 1 + gated
-    # Overlapped, each product is a grid of its own, or both that are gated one: the largest has the most tiles.
-    widest = max(w.shape[1] for w in weights)
-    tiles = tiling(rows, 1, widest, True, products)
-    ending = 2.5 if gated else 2.0 if activation else 0.0
-    return ways.Job("all_gather", rows, N, K, dtype_of(a), K * a.itemsize, tiles, products, ending)
 
 
 def _ended(activation: str, gated: bool, made: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -60,11 +61,15 @@ def _as_autocast(x: torch.Tensor) -> torch.Tensor:
 def check_like(name: str, x: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
     """Raises ArgumentError unless both have the same type and device."""
     for what in ("dtype", "device"):
-        if getattr(x, what) != getattr(other, what):
-            raise ArgumentError(
-                f"{name} is {getattr(x, what)}, {other_name} is {getattr(other, what)}",
-                hint=f"give both the same {what}",
-            )
+        check_same(what, name, x, other_name, other)
+
+
+def check_same(what: str, name: str, x: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    """Raises ArgumentError unless both have the same type, or device."""
+    if getattr(x, what) != getattr(other, what):
+        raise ArgumentError(
+            f"{name} is {getattr(x, what)}, {other_name} is {getattr(other, what)}", hint=f"give both the same {what}"
+        )
 
 
 def check_product(
@@ -84,6 +89,8 @@ def check_product(
     """
     if scaled and rounds:
         raise ArgumentError("scales and float8 are given", hint="float8 rounds a and b, scales are of float8 matrices")
+    if not scaled and isinstance(a, torch.Tensor) and a.dtype in SCALED:
+        raise ArgumentError(f"a is {a.dtype}", hint="give scales of a and b")
     served = NARROW if scaled else (torch.bfloat16,) if rounds else PRODUCTS
     check_tensor("a", a, 2, served)
     check_tensor(b_name, b, 2, served)
@@ -110,6 +117,7 @@ def check_product(
     if bias is not None:
         name = b_name.replace("b", "bias", 1)
         check_tensor(name, bias, 1, (torch.bfloat16,) if scaled else (a.dtype,))
+        check_same("device", name, bias, "a", a)
         if bias.shape[0] != b.shape[1]:
             raise ArgumentError(
                 f"{name} has {bias.shape[0]} elements, {b_name} has {b.shape[1]} columns", hint="one for each column"
@@ -121,19 +129,30 @@ def result_type(a: torch.Tensor) -> torch.dtype:
     return torch.bfloat16 if a.dtype in SCALED else a.dtype
 
 
-def scale_of_each(name: str, scale: torch.Tensor, extent: int) -> torch.Tensor:
-    """The scale of each row or column, (extent,). Raises ArgumentError unless it is one number, or one for each."""
+def scales_of(scales: Any, a: torch.Tensor, weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale of each row of a, (M,), and of each column of all weights.
+
+    Raises ArgumentError unless there is a pair, of one number or one for each row of a, and the same for each weight.
+    """
+    if not isinstance(scales, Sequence) or len(scales) != 2:
+        found = f"{len(scales)} things" if isinstance(scales, Sequence) else type(scales).__name__
+        raise ArgumentError(f"scales is {found}", hint="give two: of the rows of a, and of the columns of b")
+    of_a, of_b = scales
+    given = list(of_b) if isinstance(of_b, Sequence) else [of_b]
+    if len(given) != len(weights):
+        raise ArgumentError(f"b is {len(weights)} matrices, scales[1] {len(given)}", hint="give scales of each")
+    names = [f"scales[1][{i}]" for i in range(len(given))] if isinstance(of_b, Sequence) else ["scales[1]"]
+    columns = [_each(name, x, w.shape[1], a) for name, x, w in zip(names, given, weights, strict=True)]
+    return _each("scales[0]", of_a, len(a), a), columns[0] if len(columns) == 1 else torch.cat(columns)
+
+
+def _each(name: str, scale: torch.Tensor, extent: int, a: torch.Tensor) -> torch.Tensor:
+    """The scale of each row or column, (extent,)."""
     check_tensor(name, scale, None, (torch.float32,))
+    check_same("device", name, scale, "a", a)
     if scale.numel() not in (1, extent):
         raise ArgumentError(f"{name} has {scale.numel()} numbers", hint=f"give one for all, or {extent}")
     return scale.reshape(-1).expand(extent).contiguous()
-
-
-def scales_of_both(
-    scales: tuple[torch.Tensor, torch.Tensor], a: torch.Tensor, b: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale of each row of a, (M,), and of each column of b, (N,). Raises ArgumentError as `scale_of_each`."""
-    return scale_of_each("scales[0]", scales[0], len(a)), scale_of_each("scales[1]", scales[1], b.shape[1])
 
 
 def check_divides(name: str, x: torch.Tensor, dim: int, size: int) -> None:

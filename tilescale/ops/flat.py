@@ -68,8 +68,13 @@ def more_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def dtype_of(x: torch.Tensor) -> str:
-    """The data type's name in programs."""
-    return str(x.dtype).removeprefix("torch.")
+    """The name in programs of a tensor's data type."""
+    return dtype_name(x.dtype)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A data type's name in programs."""
+    return str(dtype).removeprefix("torch.")
 
 
 def split(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:

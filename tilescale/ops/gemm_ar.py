@@ -2,7 +2,7 @@
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
 Large products are summed by the owners of rows as in gemm_rs.py, and the copy queue sends finished chunks on to
-everybody. Small ones are multiplied first: see small.py; between nodes chunk by chunk: see chunks.py.
+everybody. Small ones are multiplied first: see ways.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import ways
-from tilescale.ops.arguments import as_autocast, check_product, dense, operand, result_type, scales_of_both, unread
+from tilescale.ops.arguments import as_autocast, check_product, dense, operand, result_type, scales_of, unread
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.float8 import Float8, gradients_of_times, rounded, spelled
@@ -75,7 +75,7 @@ def matmul_all_reduce(
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
     if scales is None:
         return _operator(a, b, bias, name, spelled(float8))
-    return _scaled(a, b, bias, *scales_of_both(scales, a, b), name)
+    return _scaled(a, b, bias, *scales_of(scales, a, [b]), name)
 
 
 @operator("matmul_all_reduce")
@@ -98,7 +98,8 @@ def _scaled(
 def _summed(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:
     if not len(a):
         return a.new_empty(0, b.shape[1], dtype=result_type(a))
-    if not ways.overlaps(ways.of_sum("allreduce", a, b, team), team):
+    job = ways.Job("allreduce", -(-len(a) // team.size), (b.shape[1],), a.shape[1], a.dtype)
+    if not ways.overlaps(job, team):
         return summed_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team)
 

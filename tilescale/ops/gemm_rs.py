@@ -4,8 +4,8 @@
 Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
 chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
 added up in float32 and in one order, so results have the same bits each time. A program for a number of rows that it
-knows keeps its blocks, which is worth its compilation for whole chunks. Few rows are multiplied first: see small.py;
-between nodes chunk by chunk: see chunks.py.
+knows keeps its blocks, which is worth its compilation for whole chunks. Few rows are multiplied first: see ways.py;
+between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from tilescale.ops.arguments import (
     dense,
     operand,
     result_type,
-    scales_of_both,
+    scales_of,
     unread,
 )
 from tilescale.ops.blocks import turns_of
@@ -95,7 +95,7 @@ def matmul_reduce_scatter(
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
     if scales is None:
         return _operator(a, b, bias, name, spelled(float8))
-    return _scaled(a, b, bias, *scales_of_both(scales, a, b), name)
+    return _scaled(a, b, bias, *scales_of(scales, a, [b]), name)
 
 
 @operator("matmul_reduce_scatter")
@@ -116,7 +116,8 @@ def _scaled(
 
 
 def _scattered(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:
-    if len(a) and not ways.overlaps(ways.of_sum("reduce_scatter", a, b, team), team):
+    job = ways.Job("reduce_scatter", len(a) // team.size, (b.shape[1],), a.shape[1], a.dtype)
+    if len(a) and not ways.overlaps(job, team):
         return scattered_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team)
 

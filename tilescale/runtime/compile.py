@@ -141,7 +141,9 @@ def jit(
         return stock.jit(
             wrapped,
             tracing=lambda: use_machine(as_machine(machine)),
-            finish=lambda func, given: compile(func, machine=machine, schedule=schedule, wait_s=wait_s, **given),
+            finish=lambda func, given: compile(
+                func, **{"machine": machine, "schedule": schedule, "wait_s": wait_s, **given}
+            ),
             **options,
         )
 

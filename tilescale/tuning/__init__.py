@@ -2,7 +2,7 @@
 """Measuring on the machine at hand, and what follows: calibrations, tuned configurations, races against libraries.
 
 autotune.py search.py              the decorator; configurations traced, estimated, measured
-schedules.py                       schedules of collectives, measured
+schedules.py roles.py              schedules of collectives, measured; who moves and adds up, as configurations say
 database.py digest.py files.py     what was found, by what it holds for; files written in one step
 inputs.py checks.py                what kernels are timed on, and whether they are right
 places.py versions.py progress.py  where times come from, what ran, and a bar

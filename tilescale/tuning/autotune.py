@@ -21,6 +21,7 @@ from tilescale.tuning.inputs import SUPPLIES, Fill
 from tilescale.tuning.places import Place, here
 from tilescale.tuning.progress import steps
 from tilescale.tuning.race import Runner
+from tilescale.tuning.roles import ROLES, Roles
 from tilescale.tuning.search import Config, Search
 from tilescale.tuning.versions import versions
 
@@ -62,7 +63,9 @@ def autotune(
 
     Args:
         configs: the configurations, dictionaries of parameters of the function; or a dictionary of lists, for all
-            combinations; or a function of the call's arguments that returns either.
+            combinations; or a function of the call's arguments that returns either. `"__pass_configs__"` in one are
+            options of TileLang's passes, `"__roles__"` says who moves and adds up what collectives exchange, in the
+            words of `tilescale.Move`.
         warmup, rep: milliseconds of calls of each configuration that are not timed, and that are.
         timeout: seconds that a configuration may take to be traced, and to be compiled.
         supply_type: how inputs are filled: one of TileLang's `TensorSupplyType`, or its name.
@@ -161,7 +164,7 @@ class Autotuned:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the `tilescale.jit` object, with the best configuration for these arguments. Raises as `autotune` says."""
-        with self._passes(config := self._config(args, kwargs)):
+        with self._compiled_as(config := self._config(args, kwargs)):
             return self.jit(*args, **{**kwargs, **_parameters(config)})
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
@@ -169,18 +172,22 @@ class Autotuned:
         return self._kernel(self._config(args, kwargs), args, kwargs)
 
     def _kernel(self, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with self._passes(config):
+        with self._compiled_as(config):
             return self.jit.compile(*args, **{**kwargs, **_parameters(config)})
 
     @contextlib.contextmanager
-    def _passes(self, config: Config) -> Iterator[None]:
-        """Kernels are compiled with the configuration's own options for TileLang's passes, as it takes them."""
-        before = self.jit.pass_configs
-        self.jit.pass_configs = {**(before or {}), **config[PASSES]} if PASSES in config else before
+    def _compiled_as(self, config: Config) -> Iterator[None]:
+        """Kernels are compiled with the configuration's own options for TileLang's passes, as it takes them, and in its
+        roles."""
+        before = self.jit.pass_configs, self.jit.beside
+        if PASSES in config:
+            self.jit.pass_configs = {**(self.jit.pass_configs or {}), **config[PASSES]}
+        if ROLES in config:
+            self.jit.beside = {**self.jit.beside, "schedule": Roles.of(config[ROLES])}
         try:
             yield
         finally:
-            self.jit.pass_configs = before
+            self.jit.pass_configs, self.jit.beside = before
 
     def tune(self, *args: Any, refresh: bool = False, top: int | None = None, **kwargs: Any) -> Tuned:
         """The result for these arguments: kept, or found now. Collective. Raises as `autotune` says."""
@@ -261,7 +268,7 @@ class Autotuned:
 
 def _parameters(config: Config) -> dict[str, Any]:
     """What of a configuration the function is called with."""
-    return {name: value for name, value in config.items() if name != PASSES}
+    return {name: value for name, value in config.items() if name not in (PASSES, ROLES)}
 
 
 def _plain(value: Any) -> Any:

@@ -66,7 +66,7 @@ class Plan:
         if self._passed:
             for kernel in self._kernels:
                 kernel.take(values)
-        graph = self._replayed() if self.can_repeat and not capturing else None
+        graph = None if capturing or not self.can_repeat else self._graph or self._replayed()
         if graph is None:
             run(self._launches)
         elif graph.run(self._kernels):
@@ -81,7 +81,7 @@ class Plan:
 
     def _replayed(self) -> Replay | None:
         """The graph of a call, if there is one by now."""
-        if self._graph is not None:
+        if self._graph is not None:  # of one that others are like
             return self._graph
         if self._like is not None and self._times_set < SET_BEFORE:
             return self._like._replayed()
@@ -156,6 +156,15 @@ class Plans:
         `moving` tensors are left out.
         """
         key: list[Any] = []
+        if exact:  # mostly of plain tensors alone, and part of every call
+            tensor = self._plain[0]
+            for x in values:
+                if x.__class__ is not tensor:
+                    break
+                key.append((x.data_ptr(), x.shape, x.stride(), x.dtype))
+            else:
+                return tuple(key)
+            key.clear()
         for i, x in enumerate(values):
             kind = x.__class__
             if kind in self._plain:

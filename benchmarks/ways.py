@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Products of operators both ways, beside their communication and one after the other, and cuBLAS alone.
+
+    torchrun --nproc-per-node 2 benchmarks/ways.py
+
+Near where one way becomes faster than the other. `tilescale/ops/ways.py` chooses by the machine model; a test asks
+whether it chooses what was faster here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).resolve()
+sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / "works")]
+
+import fused  # noqa: E402 - found through the path above
+from suite import Suite, command  # noqa: E402
+
+from tilescale.ops import ways  # noqa: E402
+from tilescale.tuning.race import Contender, Heat, Runner  # noqa: E402
+
+WORKS = {"ag_gemm": fused.Gathered, "gated": fused.Gated, "gemm_rs": fused.Scattered, "gemm_ar": fused.Summed}
+
+SHAPES = {
+    "ag_gemm": [(512, 3584, 8192), (1024, 3584, 8192), (2048, 3584, 8192), (2048, 3072, 4096)]
+    + [(4096, 3072, 4096), (4096, 12288, 1536)],
+    "gated": [(256, 25600, 5120), (256, 28672, 8192), (512, 14336, 4096), (1024, 14336, 4096)],
+    "gemm_rs": [(256, 8192, 14336), (512, 8192, 3584), (1024, 8192, 3584), (1024, 4096, 7168), (4096, 4096, 2048)],
+    "gemm_ar": [(1024, 8192, 3584), (2048, 8192, 3584), (4096, 8192, 3584), (2048, 4096, 7168), (4096, 4096, 2048)],
+}
+"""M x N x K: of all GPUs together, N of each for gathers, K of each for sums."""
+
+
+def heats(quick: bool, gpus: int) -> Iterator[Heat]:
+    """All shapes."""
+    if gpus == 1 or quick:
+        return
+    for name, shapes in SHAPES.items():
+        for shape in shapes:
+            work = WORKS[name](*shape)
+            beside, in_order = (_forced(work, overlapped) for overlapped in (True, False))
+            entries = [
+                Contender("cublas alone", work.contenders()[0].make),
+                Contender("beside", beside, lambda make=beside: make().call()),
+                Contender("in order", in_order),
+            ]
+            yield fused.contest(name, shape, gpus, "graph", entries)
+
+
+def _forced(work: Any, overlapped: bool) -> Callable[[], Runner]:
+    """The operator, which always goes one way."""
+
+    def make() -> Runner:
+        made = work.operator()
+
+        def call() -> Any:
+            ways.overlaps = lambda job, team: overlapped
+            return made.call()
+
+        def check(seed: int) -> None:
+            ways.overlaps = lambda job, team: overlapped
+            made.check(seed)
+
+        return Runner(call, check)
+
+    return make
+
+
+if __name__ == "__main__":
+    command(Suite(SCRIPT, heats), __doc__)()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Whether products are overlapped: as it was faster where both ways were measured, and what holds at any size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tilescale.hda import Machine
+from tilescale.hda.current import use_machine
+from tilescale.ops import ways
+from tilescale.ops.ways import Job
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "ways.json"
+TWO: Any = SimpleNamespace(size=2)
+COLLECTIVES = {"ag_gemm": "all_gather", "gated": "all_gather", "gemm_rs": "reduce_scatter", "gemm_ar": "allreduce"}
+
+
+def job(collective: str, m: int, n: int, k: int, *, gated: bool = False, dtype: torch.dtype = torch.bfloat16) -> Job:
+    return Job(collective, m // 2, (n // 2, n // 2) if gated else (n,), k, dtype, gated, 2.5 if gated else 0.0)
+
+
+def measured() -> list[Any]:
+    """Work, shape, and microseconds of each contender."""
+    found: dict[tuple[str, tuple[int, ...]], dict[str, float]] = {}
+    for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]:
+        found.setdefault((row["work"], tuple(row["shape"])), {})[row["contender"]] = row["us"]
+    return [pytest.param(*work, us, id="-".join(map(str, (work[0], *work[1])))) for work, us in found.items()]
+
+
+@pytest.mark.parametrize(("work", "shape", "us"), measured())
+def test_the_way_that_is_taken_was_the_faster_one(work: str, shape: tuple[int, int, int], us: dict[str, float]):
+    """Within 3 %. Estimates of both ways are within a fifth, so that they say as much of shapes nearby."""
+    made, machine = job(COLLECTIVES[work], *shape, gated=work == "gated"), Machine.load("h200-sxm-8")
+    with use_machine(machine):
+        taken = "beside" if ways.overlaps(made, TWO) else "in order"
+        estimates = {"beside": ways.beside(machine, made, 2), "in order": ways.in_order(machine, made, 2)}
+    assert us[taken] <= 1.03 * min(us["beside"], us["in order"])
+    for name, seconds in estimates.items():
+        assert 0.8 < seconds * 1e6 / us[name] < 1.25
+
+
+def test_a_machine_without_a_copy_queue_overlaps_nothing():
+    machine = Machine.load("cpu-node")
+    with use_machine(machine):
+        assert ways.beside(machine, job("all_gather", 8192, 4096, 4096), 2) == float("inf")
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "allreduce"])
+def test_what_is_small_goes_in_order_and_what_is_large_beside(collective: str):
+    with use_machine(Machine.load("h200-sxm-8")):
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+            assert not ways.overlaps(job(collective, 16, 8192, 3584, dtype=dtype), TWO)
+            assert ways.overlaps(job(collective, 16384, 8192, 3584, dtype=dtype), TWO)
+        assert ways.overlaps(job(collective, 16, 8192, 3584), SimpleNamespace(size=1)), "nothing to move"
+
+
+def test_between_nodes_nothing_waits_in_a_grid():
+    with use_machine(Machine.load("h200-sxm-8x4")):
+        assert not ways.overlaps(job("all_gather", 16384, 8192, 3584), SimpleNamespace(size=16))

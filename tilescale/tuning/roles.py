@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Roles as part of a configuration: who moves what a program's collectives exchange, and who adds it up.
+
+A program in phases does not say it. `Move` has the words; a configuration gives some of them to all moves that have
+such a choice, and leaves the rest, such as rows that travel together, to the cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilescale.errors import UsageError
+from tilescale.passes.overlap.schedule import Move, Schedule
+from tilescale.runtime.kernel import Kernel
+
+ROLES = "__roles__"
+"""The key of roles within a configuration, beside TileLang's for options of its passes."""
+
+GIVEN = ("overlapped", "carrier", "adds", "ordered", "chunk")
+"""What of a `Move` a configuration may say."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The schedule of some roles, for `tilescale.compile`: a `Chooser`. Those that say the same are equal."""
+
+    given: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, roles: Mapping[str, Any]) -> Roles:
+        """Those of a configuration. Raises UsageError for a word that is not one of `GIVEN`."""
+        if unknown := sorted({*roles} - {*GIVEN}):
+            hint = f"it may say {', '.join(GIVEN)}, as tilescale.Move"
+            raise UsageError(f"{ROLES} has {', '.join(unknown)}", hint=hint)
+        return cls(tuple(sorted(roles.items())))
+
+    def __call__(self, bind: Callable[[str | Schedule], Kernel]) -> Kernel:
+        """The kernel.
+
+        Raises:
+            UsageError: no collective of the program has such a choice, or not this one.
+        """
+        kernel, roles = bind("overlap"), dict(self.given)
+        if not roles:
+            return kernel
+        moves = kernel.moves.moves if kernel.moves is not None else []
+        if not any(_takes(move, roles) for move in moves):
+            raise UsageError(
+                f"{ROLES}={roles}: no collective of the program has such a choice",
+                hint="leave it out, or print what there is to choose: kernel.moves",
+            )
+        return bind(Schedule([_with(move, roles) if _takes(move, roles) else move for move in moves]))
+
+
+def _takes(move: Move, roles: Mapping[str, Any]) -> bool:
+    """Whether it can run beside grids, and has carriers to choose from where one is named."""
+    carriers = {carrier for carrier, _ in move.estimates} - {None}
+    return bool(move.estimates) and (bool(carriers) or not {"carrier", "adds"} & {*roles})
+
+
+def _with(move: Move, roles: Mapping[str, Any]) -> Move:
+    blank = Move(move.collective, move.tensors, wire=move.wire, where=move.where, axis=move.axis)
+    return replace(blank, **roles)
