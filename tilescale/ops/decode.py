@@ -267,8 +267,10 @@ def attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, sca
         T.copy(scores, weights)
         T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullCol)
     for i, j in T.Parallel(HEADS, value_dim):
+        acc[i, j] = mean(acc[i, j], total[i])
+    for i, j in T.Parallel(HEADS, value_dim):
         if low + i < grouped:
-            parts[split, b, first + i, j] = mean(acc[i, j], total[i])
+            parts[split, b, first + i, j] = acc[i, j]
     for i in T.Parallel(HEADS):
         if low + i < grouped:
             sums[split, b, first + i] = log_sum(top[i], total[i], scale)
@@ -332,7 +334,7 @@ def merge_received(inbox, Out, arrived, block, blocks, high, batch, rank, own_he
             for i, j in T.Parallel(high, value_dim):
                 acc[i, j] += each[i] * T.cast(inbox[source, b, head + i, j], "float32")
         for i, j in T.Parallel(high, value_dim):
-            Out[b, first + i, j] = acc[i, j] / total[i]
+            Out[b, first + i, j] = mean(acc[i, j], total[i])
 
 
 @T.macro
@@ -341,7 +343,7 @@ def pack(packed, acc, top, total):
     high, value_dim = acc.shape
     left = T.alloc((high,), "float32", level="l0")
     for i, j in T.Parallel(high, value_dim):
-        packed[i, j] = acc[i, j] / total[i]
+        packed[i, j] = mean(acc[i, j], total[i])
     for i in T.Parallel(high):
         left[i] = T.max(T.log2(total[i]) + top[i], LEAST)
     for term in T.serial(TERMS):

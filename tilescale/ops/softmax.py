@@ -12,6 +12,9 @@ import tilescale.language as T
 NOTHING = -1e30
 """The score of a key that does not count, and the log-sum of no keys."""
 
+LEAST_TOTAL = 1e-30
+"""Beside any sum of weights nothing, and still a number to divide by."""
+
 
 def base2(scale: float | None, dim: int) -> float:
     """What scores are multiplied with before 2 ** score; None is the usual 1 / sqrt(dim)."""
@@ -49,8 +52,11 @@ def softmax_step(scores, top, total, acc, scale):
 
 
 def mean(value: Any, total: Any) -> Any:
-    """A weighted sum over the sum of the weights; 0 of no keys."""
-    return T.if_then_else(total > 0, value / total, 0)
+    """A weighted sum over the sum of the weights, which is 1 at least; 0 of no keys.
+
+    Without a branch, and with a division that is the same for all values of a sum: the compiler makes it once.
+    """
+    return value * (1.0 / T.max(total, LEAST_TOTAL))
 
 
 def log_sum(top: Any, total: Any, scale: float) -> Any:
