@@ -71,7 +71,7 @@ class Found:
     opaque: bool = False
 
 
-def accesses_of(node: Any, claims: Callable[[str], bool] = lambda name: False) -> Found:
+def accesses_of(node: Any, claims: Callable[[str], bool]) -> Found:
     """What a statement itself, or an expression, reads and writes.
 
     Args:

@@ -41,11 +41,6 @@ def first_element(region: ir.Call) -> ir.BufferLoad:
     return region.args[0]
 
 
-def with_access(region: ir.Call, access: str) -> ir.Call:
-    """The same region, accessed in another way."""
-    return tir.region(*ir.region_parts(region), access)
-
-
 def with_leading_one(region: ir.Call) -> ir.Call | None:
     """A region that names one index more than it has extents as one of a single such index; None for others."""
     load, access, *extents = region.args

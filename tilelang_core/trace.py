@@ -74,7 +74,7 @@ register_var_scope_frame(_NameScope)
 
 
 @contextlib.contextmanager
-def scoped(key: str, value: str, *, ends_names: bool = False) -> Iterator[None]:
+def scoped(key: str, value: str, *, ends_names: bool) -> Iterator[None]:
     """A region of the traced program: `AttrStmt(key, value)` around the statements inside.
 
     Args:

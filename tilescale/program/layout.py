@@ -20,6 +20,9 @@ RECOGNISED = (
     "one dimension into equal shares: i // (N // size) (blocks), i % size (cyclic), (i // b) % size (block-cyclic)"
 )
 
+SAMPLES = 4096
+"""Indices at which a layout function is compared with what it was recognised as."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -153,11 +156,11 @@ def _block_cyclic(rank_of: RankOf, ranks: list[int], axis: int, shape: Sequence[
     return Layout(dim=axis, block=None if block * size == len(ranks) else block)
 
 
-def _samples(shape: Sequence[int], most: int = 4096) -> Iterator[tuple[int, ...]]:
-    """All indices of a shape, or about `most` of them, spread evenly."""
+def _samples(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All indices of a shape, or some thousands of them, spread evenly."""
     total = math.prod(shape)
     # An odd step meets all residues of the powers of two that extents tend to be.
-    step = 1 if total <= most else total // most | 1
+    step = 1 if total <= SAMPLES else total // SAMPLES | 1
     for linear in range(0, total, step):
         index = []
         for extent in reversed(shape):

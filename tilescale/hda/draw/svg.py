@@ -125,13 +125,13 @@ def _siblings(level: Level, first: _Block, number: int, badge: str) -> _Block:
     for i in range(1, min(number, SIBLINGS + 1)):
         last = i == SIBLINGS and number > SIBLINGS + 1
         if last:
-            parts.append(_centred("...", x + 12, first.height / 2, 18))
+            parts.append(_centred("...", x + 12, first.height / 2))
             x += 24 + GAP
         parts.append(_strip(level, number - 1 if last else i, x, first.height))
         taps.append(x + SIBLING / 2)
         x += SIBLING + GAP
     label = _text(badge, 18, "ink", bold=True)
-    parts.append(_centred(badge, x + label.width / 2, first.height / 2, 18))
+    parts.append(_centred(badge, x + label.width / 2, first.height / 2))
     return _Block(x + label.width, first.height, "".join(parts), tuple(taps))
 
 
@@ -249,8 +249,8 @@ def _text(text: str, size: int, fill: str, bold: bool = False) -> _Block:
     return _Block(len(text) * CHARACTER * size / 12 * (1.06 if bold else 1.0), size + 3, element)
 
 
-def _centred(text: str, x: float, y: float, size: int) -> str:
+def _centred(text: str, x: float, y: float) -> str:
     return (
-        f'<text x="{x:g}" y="{y:g}" text-anchor="middle" dominant-baseline="middle" font-size="{size}" '
+        f'<text x="{x:g}" y="{y:g}" text-anchor="middle" dominant-baseline="middle" font-size="18" '
         f'font-weight="bold" {paint("ink")}>{escape(text)}</text>'
     )

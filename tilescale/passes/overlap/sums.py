@@ -90,7 +90,7 @@ class Arrivals:
         return _serial(unit, self.chunks.of.parts, body)
 
 
-def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt]] = lambda row: []) -> GridPhase:
+def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt]]) -> GridPhase:
     """The phase.
 
     Args:

@@ -50,7 +50,7 @@ QUEUE_PROCESSORS = 4
 class Nccl:
     """NCCL, through torch.distributed."""
 
-    def __init__(self, own: Owner, group: int, processors: int | None = None):
+    def __init__(self, own: Owner, group: int, processors: int | None):
         """Collective. `group` devices of consecutive numbers share memory; kernels take so many processors at most."""
         devices = own.team.size
         self._own, self._ranks = own, own.team.ranks
