@@ -13,6 +13,7 @@
     jit_kernel.py  its compiled kernel and the profiler, to extend; targets
     tl.py        names of TileLang's and TVM's operations
     tiles.py     typed views of TileLang's operations on tiles
+    scalars.py   typed views of those on elements, threads and barriers
     rules.py     what TileLang checks before it lowers
     launches.py  the ways to launch, in one form
     stock.py     TileLang's language under one name

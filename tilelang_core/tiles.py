@@ -54,9 +54,11 @@ def with_leading_one(region: ir.Call) -> ir.Call | None:
     return tir.recall(region, [load, access, ir.IntImm("int32", 1), *extents])
 
 
-def thread_axis(index: ir.Call) -> int:
-    """The axis of a program's threads that an index of them (`tl.THREAD_INDEX`) is along."""
-    return int(index.args[0])
+def read_and_written(call: ir.Call) -> tuple[Any | None, ir.Call | None]:
+    """The tiles, or elements, that an operation takes in, and stores to, if its first two arguments are these."""
+    source, *others = call.args
+    is_read = is_region(source) or isinstance(source, ir.BufferLoad)
+    return source if is_read else None, others[0] if others and is_region(others[0]) else None
 
 
 def data_of(region: ir.Call) -> ir.Var:

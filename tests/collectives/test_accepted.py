@@ -67,6 +67,42 @@ def test_what_is_accepted_is_generated_as_it_is_named_or_refused(
         assert [note for note in made.notes if noted in note], made.notes
 
 
+NODES = """
+extends: h200-sxm-8x4
+title: two nodes of two GPUs
+levels:
+  node:
+    count: 2
+  device:
+    count: 2
+"""
+
+
+@pytest.mark.parametrize("operation", SHAPES)
+def test_between_nodes_what_is_accepted_runs_as_it_is_named_or_is_refused(operation: str, tmp_path: Path):
+    """Of whole tensors, emulated and generated, where half of the devices do not share memory with the others."""
+    described = tmp_path / "nodes.yaml"
+    described.write_text(NODES, encoding="utf-8")
+    generated = set()
+    with tilescale.use_machine(str(described)):
+        for name in names(operation, TENSORS):
+            traced, given = program.__wrapped__(operation, TENSORS, name), sources(operation)
+            try:
+                made = lowered(traced, str(described))
+            except UnsupportedError as refused:
+                assert f"impl='{name}' of T.{operation}: available here: " in str(refused) and refused.where
+            else:
+                generated.add(name)
+                assert [step.impl for step in host_steps(made.lowered.body) if step.impl] == [name]
+            args = arguments(TENSORS, operation, given)
+            report = tilescale.emulate(traced, args)
+            for found, expected in zip(results(TENSORS, args), wanted(operation, given), strict=True):
+                assert torch.equal(found, expected), name
+            spans = {span.name for span in report.timeline.spans if span.kind == "collective"}
+            assert spans == {f"{operation} ({name})"}
+    assert generated == {BETWEEN, "nccl"}
+
+
 def host_steps(part: object) -> list[HostStep]:
     if isinstance(part, HostStep):
         return [part]

@@ -2,6 +2,7 @@
 // Blocks of several devices as threads of this process: what headers/messages.cuh and those after it need on a host.
 #include <pthread.h>
 #include <sched.h>
+#include <math.h>
 #include <string.h>
 
 #include <atomic>
@@ -57,6 +58,29 @@ inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   memcpy(&bits, &value, 4);
   return {static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
+
+// A float of 8 bits: the nearest one, the even one of two, the largest one for what is larger (cuda_fp8.h, SATFINITE).
+template <int MANTISSA, int BIAS, unsigned LARGEST>
+struct Float8 {
+  unsigned char bits;
+  Float8() = default;
+  explicit Float8(float value) {
+    unsigned best = 0;
+    for (unsigned code = 1; code <= LARGEST; ++code) {
+      float here = fabsf(magnitude(code) - fabsf(value)), there = fabsf(magnitude(best) - fabsf(value));
+      if (here < there || (here == there && code % 2 == 0)) best = code;
+    }
+    bits = value != value ? 0x7f : best | (signbit(value) ? 0x80 : 0);
+  }
+  explicit operator float() const { return bits & 0x80 ? -magnitude(bits & 0x7f) : magnitude(bits); }
+  static float magnitude(unsigned code) {
+    if (code > LARGEST) return NAN;
+    int exponent = code >> MANTISSA, fraction = code & ((1 << MANTISSA) - 1);
+    return ldexpf(exponent ? fraction + (1 << MANTISSA) : fraction, (exponent ? exponent : 1) - BIAS - MANTISSA);
+  }
+};
+typedef Float8<3, 7, 0x7e> __nv_fp8_e4m3;
+typedef Float8<2, 15, 0x7b> __nv_fp8_e5m2;
 
 namespace tilescale {
 

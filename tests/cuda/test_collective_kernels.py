@@ -20,6 +20,7 @@ KERNELS = [
     Kernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
     Kernel("reduce_twice", "slots", combining("float32", "max"), 2),
     Kernel("broadcast", "slots", moving("float16"), 3),
+    Kernel("reduce", "slots", combining("float8_e4m3", "sum"), 2, ("true",)),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cuda import cluster_programs, programs, thread_group_programs
+from tests.cuda import cluster_programs, gated_programs, programs, thread_group_programs
 from tests.cuda.support import apart, example_programs, source
 from tests.cuda.thread_group_programs import CASES
 from tests.language import programs as reference
@@ -74,6 +74,9 @@ def thread_groups() -> list[Any]:
         *(CASES[name].make() for name in ("roles", "columns split", "nested")),
         thread_group_programs.couriers(4),
         thread_group_programs.namesakes(4),
+        gated_programs.arriving(devices=2, **gated_programs.VARIANTS["one stage"]),
+        gated_programs.arriving(devices=2, **gated_programs.VARIANTS["turns, in front"]),
+        gated_programs.arriving(devices=2, **gated_programs.VARIANTS["each step and in front"]),
         reference.context_parallel_mla(4, 1, 16, 256, 64, 32, 16, 64, reference.exchanged),
     ]
 

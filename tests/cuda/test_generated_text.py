@@ -126,6 +126,11 @@ def gated(*loop: str, others: tuple[str, ...] = ()) -> str:
     return "\n".join([HEAD, *producer, "  } else {", *others, "  }", "}"])
 
 
+def loaded_by_warp(end: int) -> str:
+    lines = [HEAD, "  if (256 <= ((int)threadIdx.x)) {", f"    if (((int)threadIdx.x) < {end}) {{", LOOP, GATE]
+    return "\n".join([*lines, ISSUED.replace("elect<128>", "elect<32>"), "    }", "    }", "  }", "}"])
+
+
 def elected(*inside: str, sync: str = SYNC, elect: str = ELECT) -> list[str]:
     return [sync, elect, *inside, "  }"]
 
@@ -134,6 +139,7 @@ def kept(*turn: str, after: tuple[str, ...] = ()) -> str:
     return "\n".join([HEAD, "  for (int w = 0; w < n; ++w) {", *turn, "  }", *after, "}"])
 
 
+HELD = (ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)
 WAITING = [ONE, WAIT, "  }", SYNC, ACQUIRED]
 FLUSHED = elected(DRAIN, RELEASE)
 
@@ -141,19 +147,36 @@ FLUSHED = elected(DRAIN, RELEASE)
 @pytest.mark.parametrize(
     "text",
     [
+        gated(ISSUED.replace("X_desc", "O_desc"), GATE, ISSUED),
+        loaded_by_warp(288),
+        gated("      released[0].wait(0);", BULK.replace("X_desc", "Z_desc"), others=HELD),
+        gated(GATE, ISSUED).replace("    }\n  } else", "\n".join(["    }", LOOP, GATE, ISSUED, "    }", "  } else"])),
         gated("      if (k == 0) {", GATE, "      }", ISSUED),
         gated(BULK, others=("    tl::__sync_thread_partial<3, 64>();", LOAD)),
-        gated(BULK, others=(ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)),
+        gated(BULK, others=HELD),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL), "}"]),
         "\n".join([HEAD, *elected("    tilescale::complete_stores<2>();", "for (;;) {", SIGNAL, "}"), "}"]),
         kept(*FLUSHED, *WAITING, KEEP, after=tuple(FLUSHED)),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(LEAVE), "}"]),
         "\n".join([HEAD, ELECT, TMA_STORE, "  }", DRAIN, SYNC, ONE, LEAVE, "  }", "}"]),
     ],
-    ids=["gate", "producer", "unordered loads", "issuer", "some left", "kept", "drains itself", "drained by all"],
+    ids=[
+        "gate",
+        "what it does not order",
+        "one warp",
+        "released",
+        "two loops",
+        "producer",
+        "unordered loads",
+        "issuer",
+        "some left",
+        "kept",
+        "drains itself",
+        "drained by all",
+    ],
 )
 def test_texts_with_roles_pass(text: str):
-    check_text(text, ahead=frozenset({"X"}))
+    check_text(text, ahead=frozenset({"X"}), free=frozenset({"O"}))
 
 
 @pytest.mark.parametrize(
@@ -162,14 +185,16 @@ def test_texts_with_roles_pass(text: str):
         (gated(BULK, "      if (k == 0) {", GATE, "      }"), "a wait does not come before the load in line 4"),
         (gated(GATE).replace("}\n  } else", "}\n" + BULK + "\n  } else"), "does not come before the load in line 6"),
         (gated(BULK, others=(GATE,)), "a wait outside the role that loads"),
+        (gated(BULK.replace("X_desc", "Z_desc"), others=HELD), "a wait outside the role that loads"),
         (gated(ELECT, GATE, "  }", BULK), "a producer's wait in a branch of one thread"),
         (gated(GATE, BULK), "a producer waits for what other threads load in line 5"),
+        (loaded_by_warp(288).replace("elect<32>", "elect<64>"), "a producer waits for what other threads load"),
+        (loaded_by_warp(320), "a producer waits for what other threads load"),
         (
-            gated(BULK, others=(ONE, WAIT, "  }", "    tl::__sync_thread_partial<3, 64>();", ACQUIRED)).replace(
-                "X_desc", "Z_desc"
-            ),
+            gated(BULK.replace("X_desc", "Z_desc"), "      released[0].wait(0);", others=HELD),
             "a wait outside the role that loads",
         ),
+        (gated(BULK, LOOP, GATE, BULK, "    }"), "a wait does not come before the load in line 4"),
         ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(SIGNAL, DRAIN), "}"]), "before the stores"),
         ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(DRAIN, SIGNAL)[1:], "}"]), "threads do not synchronize"),
         ("\n".join([HEAD, ELECT, TMA_STORE, "  }", *elected(LEAVE)[1:], "}"]), "threads do not synchronize"),

@@ -40,6 +40,7 @@ ALGORITHMS = [
     ("allreduce", "copy_engine"),
     ("reduce_scatter", "copy_engine"),
 ]
+NARROW = ("float8_e4m3fn", "float8_e5m2")
 TYPES = [("float32", "max"), ("float16", "prod"), ("int32", "sum"), ("int8", "min")]
 
 
@@ -57,6 +58,8 @@ def compiled() -> Iterator[Kernel]:
         yield Kernel("reduce_twice", form, sums, 2)
         for dtype, op in TYPES:
             yield Kernel("reduce", form, combining(dtype, op), 2, ("true",))
+        for dtype in NARROW:
+            yield Kernel("reduce_twice", form, combining(dtype, "sum"), 3)
     for ranks in (2, 3, 4):
         yield Kernel("play", "rounds", sums, ranks)
         yield Kernel("play", "rounds", moving_units("bfloat16"), ranks)
@@ -264,6 +267,18 @@ def test_sums_have_the_bits_of_the_emulator(
         call([Operands(x, out) for x, out in zip(given, outs, strict=True)])
         for unit, out in enumerate(outs):
             assert (to_numpy(out) == want[unit]).all(), (count, unit)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_sums_of_eight_bits_saturate_as_in_the_emulator(dtype: str, job: Callable[..., Ranks]):
+    call = job(device=3).collective(stand("allreduce", dtype), "two_shot")
+    for count in (33, 1500):
+        given = [(40 * randoms(count, torch.float32)).to(getattr(torch, dtype)) for _ in range(3)]
+        values = [(to_numpy(x).copy(),) for x in given]
+        want = pieces.allreduce(schedule("allreduce", "two_shot", 3), values, add)
+        call([Operands(x, x) for x in given])
+        for x, (total,) in zip(given, want, strict=True):
+            assert (x.view(torch.uint8).numpy() == total.view("uint8")).all()
 
 
 def add(values: list[pieces.Value]) -> pieces.Value:

@@ -46,6 +46,11 @@ def split_product(*, tile_k: int = 64, stages: int = 3, k: int = K, after: Any =
             if around == "loop":
                 for _ in T.serial(2):
                     steps(A, B, X, a, b, c)
+            elif around == "while":
+                turn = T.alloc_var("int32", init=0)
+                while turn < 2:
+                    steps(A, B, X, a, b, c)
+                    turn += 1
             else:
                 steps(A, B, X, a, b, c)
             if around == "tile used":
@@ -83,11 +88,11 @@ def values(k: int = K, tile_k: int = 64) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("after", [None, doubled])
-def test_the_text_means_the_program(stages: int, after: Any):
+@pytest.mark.parametrize(("after", "around"), [(None, None), (doubled, None), (None, "loop")])
+def test_the_text_means_the_program(stages: int, after: Any, around: Any):
     args = values()
-    interpret(split_product(stages=stages, after=after), args)
-    wanted = args[0].double() @ args[1].double() * (2 if after else 1)
+    interpret(split_product(stages=stages, after=after, around=around), args)
+    wanted = args[0].double() @ args[1].double() * (2 if after or around else 1)
     torch.testing.assert_close(args[2].double(), wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -120,12 +125,21 @@ def test_a_sum_that_is_only_stored_stays_in_halves(after: Any, exchanges: int):
 
 @pytest.mark.parametrize(
     "declined",
-    [{"around": "loop"}, {"around": "tile used"}, {"around": "source written"}, {"k": 258, "tile_k": 6}],
-    ids=str,
+    [
+        {"around": "while", "said": "it is a loop of one unit, or stands in one that is not serial"},
+        {"around": "tile used", "said": "a tile that it loads is used outside it too"},
+        {"around": "source written", "said": "the program writes what it loads"},
+        {"k": 258, "tile_k": 6, "said": "a copy in it is none in bulk (line 25)"},
+    ],
+    ids=lambda declined: declined["said"],
 )
 def test_other_loops_are_not_loaded_ahead(declined: dict[str, Any]):
-    lowered = kernel(split_product(**declined))
-    assert "tma_copy" not in lowered.func.script() and not any("T.Pipelined" in note for note in lowered.notes)
+    reason, how = declined.pop("said"), declined
+    lowered = kernel(split_product(**how))
+    assert "tma_copy" not in lowered.func.script()
+    assert [note for note in lowered.notes if "T.Pipelined" in note] == [
+        f"T.Pipelined over step without a loader: {reason}"
+    ]
 
 
 def test_notes_say_who_loads_and_who_works():
@@ -242,10 +256,10 @@ def test_a_split_product_of_a_cluster_is_the_product():
 
 
 @pytest.mark.parametrize(
-    ("waits", "written", "ahead"),
-    [("before", "A", False), ("before", "X", True), ("behind", "A", True), ("behind", "X", True)],
+    ("waits", "written", "loader"),
+    [("before", "A", "make 1 T.wait and load b, a"), ("before", "X", "load a, b"), ("behind", "A", "load a, b")],
 )
-def test_a_loader_is_kept_from_a_loop_by_waits_for_what_it_loads(waits: str, written: str, ahead: bool):
+def test_a_loader_makes_waits_in_front_of_a_loop_for_what_it_loads(waits: str, written: str, loader: str):
     @T.prim_func
     def run(
         A: T.Tensor((M, K), "bfloat16"),
@@ -277,6 +291,7 @@ def test_a_loader_is_kept_from_a_loop_by_waits_for_what_it_loads(waits: str, wri
                 T.copy(c, C)
 
     said = [note for note in notes(run) if note.startswith("T.Pipelined over step")]
-    in_order = "T.Pipelined over step: in order, as the program waits for what it loads"
-    loaded = "T.Pipelined over step: threads 256 to 383 load a, b by TMA, 3 ahead; 2 warpgroups work on them"
-    assert said == [loaded if ahead else in_order]
+    who = f"threads 256 to 383 {loader} by TMA, 3 ahead; 2 warpgroups work on them"
+    assert said == [f"T.Pipelined over step: {who}"]
+    loads, works = branches(first_kernel(run))
+    assert ("tilescale::wait_by_producer<" in loads) == ("T.wait" in loader) == ("tilescale::wait<" not in works)

@@ -9,6 +9,7 @@ import pytest
 
 import tilescale.language as T
 from tests.cuda import overlap_programs as programs
+from tests.cuda import turn_programs
 from tests.cuda.support import apart, bodies, notes, ptxas, source
 
 SMALL = (2048, 512, 512)
@@ -229,6 +230,7 @@ def test_nothing_spills():
         programs.rs_gemm(shape=SMALL),
         programs.ag_gemm_senders(shape=SMALL, blocks=12, senders=4),
         programs.put(rows=1024, columns=1024, blocks=8),
+        turn_programs.sums(2, (1024, 2048, 256), 12),
     ]
     text = "\n".join(apart(source(func), number) for number, func in enumerate(made))
     assert re.findall(r"(\d+) bytes spill", ptxas(text)) == ["0", "0"] * len(made)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cuda import cluster_programs, overlap_programs, programs
+from tests.cuda import cluster_programs, gated_programs, overlap_programs, programs
 from tests.cuda.support import program
 from tests.language import programs as reference
 from tilescale.backends.base import Target as AnyTarget
@@ -32,6 +32,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         shape=(2048, 512, 512), direct=True, stages=2, blocks=12
     ),
     "waiting_gemm": lambda: overlap_programs.ag_gemm(shape=(2048, 512, 512)),
+    "waiting_warpgroups": lambda: gated_programs.arriving("each step and in front", devices=2),
     "warpgroups": lambda: reference.tensor_parallel_gemm(4, 128, 128, 512),
 }
 

@@ -9,7 +9,14 @@ import tilescale.language as T
 from tests.emulator.support import assert_same, blank, values
 from tests.kernels.base import cuda_texts
 from tilescale.backends.emulator.operations import stand_ins
-from tilescale.errors import NoDataError, OutOfBoundsError, RaceError, UninitializedReadError, UnsupportedError
+from tilescale.errors import (
+    NoDataError,
+    OutOfBoundsError,
+    RaceError,
+    UninitializedReadError,
+    UnsupportedError,
+    UsageError,
+)
 
 SATURATING_ADD = "static __device__ unsigned char saturating_add(int a, int b) { return min(a + b, 255); }"
 
@@ -135,3 +142,12 @@ def test_what_a_function_reads_must_be_written_and_inside():
         tilescale.emulate(program(0, False), [blank(4)], machine="h100-sxm-8")
     with pytest.raises(OutOfBoundsError, match="tile"):
         tilescale.emulate(program(4, True), [blank(4)], machine="h100-sxm-8")
+
+
+def test_a_stand_in_without_a_name():
+    with pytest.raises(UsageError, match="of type function") as caught:
+
+        @tilescale.stand_in
+        def saturating_add(a, b): ...
+
+    assert '@tilescale.stand_in("saturating_add")' in caught.value.hint

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 from tests.collectives.programs import SHAPES, UNITS, arguments, program  # noqa: E402
-from tilescale.backends.cuda.lowering.implemented import IMPLEMENTED  # noqa: E402
-from tilescale.collectives import PROGRAMS, THREAD_GROUPS, records  # noqa: E402
+from tilescale.backends.cuda.lowering.implemented import BETWEEN, IMPLEMENTED  # noqa: E402
+from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, records  # noqa: E402
 
 LIMIT_S, CALLS = 70.0, 3
 
@@ -48,7 +48,7 @@ def check(operation: str, form: str, name: str, dtype: str) -> None:
         kernel(*kept)
         kernel.synchronize()
         tilescale.emulate(func, everyone)
-        found, expected = kept[-1].cpu(), everyone[number][-1]
+        found, expected = (x.view(torch.uint8) for x in (kept[-1].cpu(), everyone[number][-1]))
         assert torch.equal(found, expected), f"call {seed}: {int((found != expected).sum())} elements differ"
 
 
@@ -61,12 +61,13 @@ def main() -> int:
     for operation, form, name in sorted(IMPLEMENTED):
         if operation not in ("allreduce", "reduce_scatter") or not records()[name].in_order:
             continue
-        if name.startswith("hierarchical"):
+        if name == BETWEEN:
             continue  # between nodes alone
         if form not in (PROGRAMS, THREAD_GROUPS) and world.size != UNITS:
             print(f"rank {world.rank} {operation} of {form} by {name}: skipped, it takes {UNITS} ranks", flush=True)
             continue
-        for dtype in ("bfloat16", "float32"):
+        eight = ("float8_e4m3fn",) if form == TENSORS and name != "copy_engine" else ()
+        for dtype in ("bfloat16", "float32", *eight):
             try:
                 check(operation, form, name, dtype)
                 verdict = "PASS"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Many calls: a graph replayed 1,000 times, kernels on several streams: `torchrun --nproc-per-node N THIS [names]`.
+"""Many calls: a graph replayed 1,000 times, kernels on several streams, tiles that wait in each of 2,000 calls.
+
+    torchrun --nproc-per-node N THIS [names]
+
 
 Every call changes the tensors that the next one reads, so one wrong call shows in all later ones; a float64 model on
 the CPU makes the same steps. Ranks are out of step by random delays. Prints PASS or FAIL for each check and rank.
@@ -20,11 +23,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tests.overlap.support import H200  # noqa: E402
+from tilescale.tuning.programs import gather_and_product  # noqa: E402
 
 LIMIT_S = 110.0
 ROWS, COLUMNS = 96, 64
 REPLAYS, LOOK_EVERY = 1000, 100
 ROUNDS, CALLS = 10, 6
+PRODUCT, BATCHES, QUEUED = (4096, 3584, 8192), 10, 200
 
 
 def shift_and_sum(tile_impl: str) -> Any:
@@ -131,13 +137,34 @@ def streams() -> None:
             runner.compare(CALLS)
 
 
+def in_a_row() -> None:
+    """A gather beside a product, whose tiles wait for rows: batches of calls without a look in between."""
+    world, (rows, columns, inner) = tilescale.init(), PRODUCT
+    kernel = tilescale.compile(gather_and_product(H200, world.size, PRODUCT))
+    shapes = (rows // world.size, inner), (inner, columns), (rows, inner), (rows, columns)
+    a, b, gathered, c = (tilescale.empty(shape, dtype=torch.bfloat16) for shape in shapes)
+    for _ in range(BATCHES):
+        for tensor in (a, b):
+            tensor.normal_(0, 0.1)
+        for tensor in (gathered, c):
+            tensor.fill_(float("nan"))
+        kernel.synchronize()
+        world.barrier()
+        time.sleep(random.random() * 0.005)
+        for _ in range(QUEUED):
+            kernel(a, b, gathered, c)
+        kernel.synchronize()
+        want = gathered.float() @ b.float()
+        torch.testing.assert_close(c.float(), want, rtol=2**-7, atol=2**-7 * float(want.abs().max()))
+
+
 def main() -> None:
     """Run the checks whose names contain one of the arguments."""
     world = tilescale.init()
     torch.cuda.set_device(world.device)
     threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
     failed = 0
-    for check in (replays, streams):
+    for check in (replays, streams, in_a_row):
         if not any(part in check.__name__ for part in sys.argv[1:] or [""]):
             continue
         begin = time.perf_counter()

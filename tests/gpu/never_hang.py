@@ -24,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
+from tests.cuda import gated_programs  # noqa: E402
 from tests.gpu.never_hang_common import (  # noqa: E402
     BLOCKS,
     COLUMNS,
@@ -66,6 +67,25 @@ def missing_signal(own: Rank) -> None:
     if own.rank == 0:
         print(text, flush=True)
     expect(WaitTimeoutError, lambda: own.ring(own.a, own.b, own.flags, 1, -1, 0), within=0.5)
+
+
+def missing_tile(own: Rank) -> None:
+    """The loader of a product waits for a tile that nobody sends."""
+    func = gated_programs.arriving(sends=False).with_attr("global_symbol", "product")
+    product = tilescale.compile(func, wait_s=WAIT_S)
+    x, b = gated_programs.operands(0, own.rank)
+    c = torch.empty((len(x), gated_programs.COLUMNS), device="cuda")
+    y, sent = (tilescale.empty(x.shape, dtype=x.dtype) for _ in range(2))
+    flags = tilescale.zeros((1, 6), dtype=torch.int32)
+
+    def call() -> None:
+        product(sent, y, b.cuda(), c, flags, 6, 1)
+        product.synchronize()
+
+    text = expect(WaitTimeoutError, call, "product", within=3 * WAIT_S)
+    for part in ("for flags, element 0", ">= 1; it is 0", "block (1, 0, 0)", "gated_programs.py"):
+        assert part in text, f"{part} in: {text}"
+    own.fresh(product)
 
 
 def soft_reset(own: Rank) -> None:
@@ -193,6 +213,7 @@ def nccl_in_order(own: Rank) -> None:
 SURVIVED = [
     good_run,
     missing_signal,
+    missing_tile,
     soft_reset,
     flag_out_of_bounds,
     different_tensors,

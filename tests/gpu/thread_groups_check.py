@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
-from tests.cuda import thread_group_programs  # noqa: E402
+from tests.cuda import gated_programs, thread_group_programs  # noqa: E402
 from tests.cuda.thread_group_exchanges import LEVELS, Case  # noqa: E402
 from tests.cuda.thread_group_programs import CASES  # noqa: E402
 from tests.language import programs as reference  # noqa: E402
@@ -95,6 +95,26 @@ def namesakes(world: Any) -> None:
         close(y, sum(p.double() for p in parts), 1e-5, f"launch {launch}")
 
 
+def gated(world: Any, name: str, count: int = 6) -> None:
+    """Warpgroups multiply what arrives while they do, and a loader waits for it: Y is poisoned before each call."""
+    how = gated_programs.VARIANTS[name]
+    kernel = tilescale.compile(gated_programs.arriving(**how))
+    x, b = gated_programs.operands(0, world.rank, **how)
+    sent, y = (tilescale.empty(x.shape, dtype=x.dtype) for _ in range(2))
+    flags = tilescale.zeros((how.get("turns", 1), 6), dtype=torch.int32)
+    for launch in range(20):
+        x, b = gated_programs.operands(launch, world.rank, **how)
+        sent.copy_(x)
+        y.fill_(float("nan"))
+        c = torch.full((len(x), gated_programs.COLUMNS), float("nan"), device="cuda")
+        torch.cuda.synchronize()
+        world.barrier()
+        skew()
+        kernel(sent, y, b.cuda(), c, flags, count, launch + 1)
+        torch.cuda.synchronize()
+        close(c, gated_programs.product(launch, world.rank, world.size, count, **how), 2e-3, f"launch {launch}")
+
+
 def product(world: Any) -> None:
     """The tensor-parallel product: warpgroups split the K tile, devices split K."""
     m, n, k = 256, 384, 128 * world.size
@@ -140,6 +160,9 @@ def checks(world: Any) -> dict[str, Callable[[], None]]:
     for level in LEVELS:
         found[f"couriers, {level}s"] = lambda level=level: couriers(world, level)
     found["namesakes"] = lambda: namesakes(world)
+    for name in gated_programs.VARIANTS:
+        found[f"gated, {name}"] = lambda name=name: gated(world, name)
+    found |= {f"gated, {count} tiles": lambda count=count: gated(world, "each step", count) for count in (0, 4)}
     found["reference: product"] = lambda: product(world)
     for name, exchange in (("gathered", reference.gathered), ("exchanged", reference.exchanged)):
         for block_h, dim in ((16, 128), (64, 256)):

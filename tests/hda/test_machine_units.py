@@ -53,6 +53,12 @@ def test_parse(text, kind, value):
         ("1 GHz/s", "clock"),
         ("5 B/s", "rate"),
         ("", "rate"),
+        ("0 GB/s", "bandwidth"),
+        ("0 GHz", "clock"),
+        ("0 op/s", "rate"),
+        ("1e400 GB/s", "bandwidth"),
+        ("1e999999999 s", "time"),
+        (f"1{'0' * 310} GB/s", "bandwidth"),
     ],
 )
 def test_rejects(text, kind):

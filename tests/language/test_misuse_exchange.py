@@ -301,6 +301,33 @@ def test_an_unknown_update(mistake, how: str):
         on_devices(wrong)
 
 
+@pytest.mark.parametrize("value", [1.5, "one", None, [1]])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda flags, value: T.signal(flags[0], value),
+        lambda flags, value: T.signal(flags[0], value, dst=1),
+        lambda flags, value: T.wait(flags[0], ">=", value),
+    ],
+)
+def test_a_value_that_is_no_integer(mistake, call, value):
+    @T.macro
+    def wrong(X, tile, flags, reals, bx):
+        call(flags, value)  # <-
+
+    with mistake(UsageError, f"the value of a flag is an integer, got {value!r}", "a // b is one"):
+        on_devices(wrong)
+
+
+def test_a_value_of_a_copy_that_is_no_integer(mistake):
+    @T.macro
+    def wrong(X, tile, flags, reals, bx):
+        T.copy(tile, X, dst=1, signal=flags[0], value=reals[0])  # <-
+
+    with mistake(UsageError, "the value of a flag is an integer, got reals[0]"):
+        on_devices(wrong)
+
+
 def test_an_unknown_comparison(mistake):
     @T.macro
     def wrong(X, tile, flags, reals, bx):

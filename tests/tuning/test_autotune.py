@@ -96,6 +96,7 @@ def test_roles_are_configurations_too():
             assert move.overlapped and move.carrier == carrier
             assert simulated_us(by_hand.ir, by_hand.machine) == times[rows, carrier]
         assert kernel is programs.scattered(2048, 1024, 512)
+        assert kernel is not programs.scattered.jit(2048, 1024, 512, rows=rows), "a kernel is one of its roles"
         assert simulated_us(kernel.ir, kernel.machine) == found.us
 
 

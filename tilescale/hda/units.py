@@ -47,7 +47,7 @@ _SMALL = {"": 0, "m": -3, "u": -6, "µ": -6, "n": -9, "p": -12}
 _PREFIX = "(?P<prefix>[kKMGTPE]|[KMGTP]i|)"
 _CLOCK = "(clock|clk|cycles?)"
 
-_NUMBER = re.compile(r"\s*(?P<number>[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?)\s*(?P<unit>\S.*?)?\s*")
+_NUMBER = re.compile(r"\s*(?P<number>[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?)\s*(?P<unit>\S.*?)?\s*")
 _UNITS = {
     "size": re.compile(_PREFIX + "B"),
     "bandwidth": re.compile(_PREFIX + f"(?P<what>B|b|bit)/(s|(?P<clock>{_CLOCK}))"),
@@ -66,8 +66,8 @@ def parse(text: object, kind: str, clock: float | None = None) -> float | int:
         clock: Hz, for quantities per clock; None where there is no clock to count.
 
     Raises:
-        ValueError: says what was expected; not a number with a unit of that kind, no whole number of bytes, or a
-            quantity per clock without a clock.
+        ValueError: says what was expected; not a number with a unit of that kind, no whole number of bytes, a rate of
+            nothing, or a quantity per clock without a clock.
     """
     expected = f"a {kind} with its unit such as {EXAMPLES[kind]}"
     found = _NUMBER.fullmatch(text) if isinstance(text, str) else None
@@ -85,7 +85,12 @@ def parse(text: object, kind: str, clock: float | None = None) -> float | int:
         if value.denominator != 1:
             raise ValueError(f"expected {expected} that is a whole number of bytes")
         return int(value)
-    return float(value)
+    if not value and kind != "time":
+        raise ValueError(f"expected {expected} above 0")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"expected {expected}, below 1e308") from None
 
 
 def is_dtype(name: str) -> bool:

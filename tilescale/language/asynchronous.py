@@ -14,7 +14,7 @@ from tilescale.hda import Level, Network
 from tilescale.hda.units import format_count
 from tilescale.language.checks import expanded
 from tilescale.language.context import Context, extents_of, here, plain, shape_of
-from tilescale.language.signal import check_comparison, flag_region
+from tilescale.language.signal import check_comparison, flag_region, flag_value
 from tilescale.program.asynchronous import Parts, owns_a_queue, part_of
 from tilescale.program.ops import RANK
 
@@ -66,7 +66,7 @@ def after_of(
             where=here(),
         )
     flag, compare, value = after
-    return [flag_region(flag), ir.int_node(value)], check_comparison("after=(flag, {}, value)", compare)
+    return [flag_region(flag), flag_value(value)], check_comparison("after=(flag, {}, value)", compare)
 
 
 def check_fixed(context: Context, regions: Sequence[ir.Call], values: Sequence[Any] = ()) -> None:

@@ -10,7 +10,7 @@ from tilescale.errors import ShapeError, UsageError
 from tilescale.language.asynchronous import after_of, check_alike, check_fixed, check_queue
 from tilescale.language.checks import check_impl, check_path, check_peer, check_whole_warps
 from tilescale.language.context import Context, extents_of, here, shape_of
-from tilescale.language.signal import check_signal_op, flag_region
+from tilescale.language.signal import check_signal_op, flag_region, flag_value
 from tilescale.program.asynchronous import owns_a_queue
 from tilescale.program.ops import COPY
 
@@ -121,7 +121,7 @@ def _remote(
         return trace.call(COPY, *regions, peer, level=level.name, far=far, impl=impl)
     op = op or "add"
     check_signal_op(op)
-    flag, told = flag_region(signal), ir.int_node(1 if value is None else value)
+    flag, told = flag_region(signal), flag_value(1 if value is None else value)
     waited, compare = after_of(context, after, impl, network) if after is not None else ([], None)
     if owns_a_queue(context.executing, context.machine):
         check_queue(context, network, impl)

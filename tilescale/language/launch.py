@@ -145,7 +145,7 @@ class _Request:
             place = f"one unit of {within!r}" if within else f"machine {self.machine.name!r}"
             raise LaunchError(
                 f"the launch asks for {format_count(wanted, 'unit')} of level {level.name!r}; {place} has {there}",
-                hint=f"launch at most {there}, or choose another machine",
+                hint=f"launch at most {there}, or trace it for a larger machine: with tilescale.use_machine(name):",
                 where=here(),
             )
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from tilelang_core import ir, stock, trace
@@ -74,6 +75,22 @@ def flag_region(flag: Any) -> ir.Call:
     return trace.tile_region(flag, "rw")
 
 
+def flag_value(value: Any) -> ir.PrimExpr:
+    """What a flag is changed by, or compared with.
+
+    Raises:
+        UsageError: it is no integer.
+    """
+    node = ir.int_node(int(value) if isinstance(value, Integral) else value)
+    if not isinstance(node, ir.PrimExpr) or not node.dtype.startswith(("int", "uint")):
+        raise UsageError(
+            f"the value of a flag is an integer, got {value!r}",
+            hint="write an integer or an expression of integers; a // b is one",
+            where=here(),
+        )
+    return node
+
+
 def check_signal_op(op: str) -> None:
     """Raise UsageError for an operation that updates no flag."""
     if op not in _SIGNAL_OPS:
@@ -105,18 +122,19 @@ def signal(flag: Any, value: Any = 1, op: str = "add", dst: Any = None) -> ir.Ca
     Raises:
         PeerOutOfRangeError: a constant peer that the launch does not have.
         NoPathError: no network connects the units.
-        UsageError: not a flag, an unknown op, or a condition around it that only some threads of a warp take.
+        UsageError: not a flag, no integer, an unknown op, or a condition around it that only some threads of a warp
+            take.
     """
     context = Context("T.signal" if dst is None else "T.signal(dst=)")
     check_whole_warps(context)
     region = flag_region(flag)
     check_signal_op(op)
     if dst is None:
-        return trace.call(SIGNAL, region, ir.int_node(value), op=op)
+        return trace.call(SIGNAL, region, flag_value(value), op=op)
     level = context.selected()
     check_peer(context, level, dst)
     check_path(context, level, flag.buffer)
-    return trace.call(SIGNAL, region, ir.int_node(value), dst, level=level.name, op=op)
+    return trace.call(SIGNAL, region, flag_value(value), dst, level=level.name, op=op)
 
 
 def wait(flag: Any, compare: str, value: Any) -> ir.Call:
@@ -128,11 +146,12 @@ def wait(flag: Any, compare: str, value: Any) -> ir.Call:
         value: what it is compared with.
 
     Raises:
-        UsageError: not a flag, an unknown comparison, or a condition around it that only some threads of a warp take.
+        UsageError: not a flag, no integer, an unknown comparison, or a condition around it that only some threads of a
+            warp take.
     """
     check_whole_warps(Context("T.wait"))
     check_comparison("T.wait(flag[i], {}, value)", compare)
-    return trace.call(WAIT, flag_region(flag), ir.int_node(value), compare=compare)
+    return trace.call(WAIT, flag_region(flag), flag_value(value), compare=compare)
 
 
 def barrier() -> ir.Call:

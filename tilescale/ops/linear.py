@@ -78,7 +78,7 @@ class ParallelLinear(nn.Linear):
         linear.group, linear.sequence, linear.float8 = name, sequence, float8  # type: ignore[assignment]
         return linear
 
-    def given(self, x: torch.Tensor) -> torch.Tensor:
+    def _given(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of the input. Raises ArgumentError unless it has tokens, and features of this layer."""
         x = local_tensor(x)
         if x.ndim < (-TOKENS if self.sequence else 1) or x.shape[-1] != self.in_features:
@@ -114,10 +114,10 @@ class ColumnParallelLinear(ParallelLinear):
             ArgumentError: the input has other features.
         """
         if not self.sequence:
-            return _times(_Everywhere.apply(self.given(x), self.group), *self.parts(), self.float8)
+            return _times(_Everywhere.apply(self._given(x), self.group), *self.parts(), self.float8)
         if self._siblings is not None:
             return self._siblings.result(self, x)
-        return _gathered(self.given(x), [self])[0]
+        return _gathered(self._given(x), [self])[0]
 
 
 class RowParallelLinear(ParallelLinear):
@@ -135,7 +135,7 @@ class RowParallelLinear(ParallelLinear):
         Raises:
             ArgumentError: the input has other features, or tokens that cannot be split among the ranks.
         """
-        x, (weight, bias) = self.given(x), self.parts()
+        x, (weight, bias) = self._given(x), self.parts()
         shape, N = x.shape, weight.shape[0]
         if not self.sequence:
             flat = x.reshape(-1, shape[-1])
@@ -184,7 +184,7 @@ class _Siblings:
     def result(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
         number = next(i for i, other in enumerate(self._layers) if other is layer)
         if self._input is not x or number not in self._results:
-            self._input, self._results = x, dict(enumerate(_gathered(layer.given(x), self._layers)))
+            self._input, self._results = x, dict(enumerate(_gathered(layer._given(x), self._layers)))
         result = self._results.pop(number)
         if not self._results:
             self._input = None

@@ -24,14 +24,14 @@ TOKENS = (1, -2)
 
 
 def parallelize_module(
-    module: nn.Module, mesh: Any, plan: Mapping[str, Any], *, float8: Float8 | None = None
+    module: nn.Module, device_mesh: Any, parallelize_plan: Any, *, float8: Float8 | None = None
 ) -> nn.Module:
     """Parallelise a model as `torch.distributed.tensor.parallel.parallelize_module` does, in place, by the same plan.
 
     Args:
         module: the model, the same on all ranks, in bfloat16 or float16.
-        mesh: a DeviceMesh of one dimension.
-        plan: a module's name -> ParallelStyle; names may have wildcards.
+        device_mesh: a DeviceMesh of one dimension.
+        parallelize_plan: a module's name -> ParallelStyle; names may have wildcards. Or the style of the module itself.
         float8: how the products of TileScale's layers are rounded to float8, `Float8()`; the model is in bfloat16 then.
 
     Returns:
@@ -41,13 +41,14 @@ def parallelize_module(
     Raises:
         ArgumentError: a layer's features cannot be split among the ranks; or no mesh, or one of several dimensions.
     """
+    mesh = device_mesh
     if getattr(mesh, "ndim", None) != 1:
         raise ArgumentError(
-            f"mesh is {mesh}", hint='pass a DeviceMesh of one dimension, or the slice of one, such as mesh["tp"]'
+            f"device_mesh is {mesh}", hint='pass a DeviceMesh of one dimension, or a slice of one, such as mesh["tp"]'
         )
     from torch.distributed.tensor.parallel import parallelize_module as by_torch
 
-    styles = _by_module(module, plan)
+    styles = _by_module(module, parallelize_plan) if isinstance(parallelize_plan, Mapping) else {"": parallelize_plan}
     gathers = {name for name, style in styles.items() if _gathers(style) and _feeds_columns(name, module, styles)}
     left: dict[str, Any] = {name: _without_gather(styles[name]) for name in gathers}
     blocks: dict[str, list[ColumnParallelLinear]] = {}
@@ -63,8 +64,7 @@ def parallelize_module(
             blocks.setdefault(block, []).append(made)
     for layers in blocks.values():
         gather_once(*layers)
-    by_torch(module, mesh, left)
-    return module
+    return by_torch(module, mesh, left[""] if "" in left else left)
 
 
 def _by_module(module: nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:

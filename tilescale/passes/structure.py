@@ -18,7 +18,7 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core.launches import in_one_form
 from tilelang_core.rules import counted_from_the_begin
-from tilelang_core.tiles import thread_axis
+from tilelang_core.scalars import thread_axis
 from tilelang_core.trace import DEFAULT_THREADS
 from tilescale.hda import Machine
 from tilescale.program.model import (

@@ -24,7 +24,7 @@ REWRITES = one_array_each, whole_vectors
 
 def check_of(kernel: LoweredKernel, program: Program, machine: Machine) -> Check:
     """What the text of one kernel of a program has to pass."""
-    return Check.of(program.name, written_by_peers(program), kernel.ahead, machine, kernel.where)
+    return Check.of(program.name, written_by_peers(program), kernel, machine)
 
 
 def checked(

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What ranks bring, combined element by element in the order of ranks, so that all get the same bits. Types of 16 bits
-// are combined in float32. Stands after messages.cuh.
+// What ranks bring, combined element by element in the order of ranks, so that all get the same bits. Floats of 16 and 8
+// bits are combined in float32; those of 8 bits saturate. Stands after messages.cuh.
 #ifndef TILESCALE_SUMS_CUH
 #define TILESCALE_SUMS_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 namespace tilescale {
 
@@ -13,6 +14,8 @@ enum { SUM, PROD, MAX, MIN };
 
 __device__ __forceinline__ float wide(__half value) { return __half2float(value); }
 __device__ __forceinline__ float wide(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ __forceinline__ float wide(__nv_fp8_e4m3 value) { return static_cast<float>(value); }
+__device__ __forceinline__ float wide(__nv_fp8_e5m2 value) { return static_cast<float>(value); }
 template <typename T>
 __device__ __forceinline__ T wide(T value) {
   return value;
@@ -20,7 +23,8 @@ __device__ __forceinline__ T wide(T value) {
 
 template <typename T>
 struct Narrow {
-  static __device__ __forceinline__ T of(T value) { return value; }
+  template <typename W>
+  static __device__ __forceinline__ T of(W value) { return static_cast<T>(value); }
 };
 template <>
 struct Narrow<__half> {

@@ -139,6 +139,7 @@ class Parameters:
         reached: positions of the program's parameters that stand for those of peers (`Signature.symmetric`).
         libraries: names of the device libraries that it calls.
         ahead: names of the tensors that a producer loads ahead of what the other threads wait for.
+        free: names of those that the threads that load do so ahead of what they wait for themselves, too.
     """
 
     parameters: tuple[tuple[ir.Var, ir.Buffer | None], ...]
@@ -147,3 +148,4 @@ class Parameters:
     reached: frozenset[int]
     libraries: frozenset[str]
     ahead: frozenset[str]
+    free: frozenset[str]

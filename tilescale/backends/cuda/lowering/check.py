@@ -14,14 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tilelang_core import specialise
+from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.errors import AllocationTooLargeError, Location
 from tilescale.hda import Machine
 
 KERNEL = re.compile(r'^extern "C" __global__ void .*\b(\w+)\((.*)\) \{$')
 BOUNDS = re.compile(r"__launch_bounds__\((\d+)")
 WAIT = re.compile(r"\btilescale::(wait<|barrier\w*\()")
-ELECTED = f"tl_shuffle_elect<{specialise.PRODUCER_THREADS}>"
+ELECTED, ELECTED_OF_WARP = (f"tl_shuffle_elect<{threads}>" for threads in (specialise.PRODUCER_THREADS, 32))
+BEGIN, END = re.compile(r"\((\d+) <= \(\(int\)threadIdx\.x\)\)"), re.compile(r"\(\(\(int\)threadIdx\.x\) < (\d+)\)")
 GATE = re.compile(r"\btilescale::wait_by_producer<")
+RELEASED = re.compile(r"^released\w*\[0\]\.wait\(")
+"""Where threads that load wait until the others have come to a loop, and have waited for what orders its loads."""
 SIGNAL = re.compile(r"\btilescale::(signal(_pe)?<|release<|barrier\w*\(|leave\()")
 KEEP = re.compile(r"^(\w+) = tilescale::address\(")
 BULK_STORE = re.compile(r"\btl::tma_store\w*\((?!\))")
@@ -119,12 +123,18 @@ class KernelText:
         return GeneratedTextError(f"{self.name}: {what}, in line {node.line} of the generated text: {node.text[:160]}")
 
 
-def check_text(text: str, remote: frozenset[str] = frozenset(), ahead: frozenset[str] = frozenset()) -> None:
+def check_text(
+    text: str,
+    remote: frozenset[str] = frozenset(),
+    ahead: frozenset[str] = frozenset(),
+    free: frozenset[str] = frozenset(),
+) -> None:
     """Check the CUDA text of one or more kernels.
 
     Args:
         remote: names of the tensors that other devices write, as the text names them.
         ahead: names of those that a producer may load ahead of what other threads wait for.
+        free: names of those that it may load ahead of what it waits for itself, too.
 
     Raises:
         GeneratedTextError: what is wrong, with the line of the text.
@@ -142,7 +152,7 @@ def check_text(text: str, remote: frozenset[str] = frozenset(), ahead: frozenset
             if WAIT.search(node.text):
                 _check_wait(kernel, node, ahead)
             if GATE.search(node.text):
-                _check_gate(kernel, node)
+                _check_gate(kernel, node, free)
             if KEEP.search(node.text):
                 _check_kept(kernel, node)
             if SIGNAL.search(node.text):
@@ -155,7 +165,7 @@ class Check:
 
     Attributes:
         name: of the program.
-        remote, ahead: as for `check_text`, sorted.
+        remote, ahead, free: as for `check_text`, sorted.
         machine: has the shared memory.
         where: the user's launch.
     """
@@ -163,19 +173,21 @@ class Check:
     name: str
     remote: tuple[str, ...]
     ahead: tuple[str, ...]
+    free: tuple[str, ...]
     available: int
     machine: Machine = field(repr=False)
     where: tuple[Location, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, name: str, remote: frozenset[str], ahead: frozenset[str], machine: Machine, where: tuple) -> Check:
-        """Of a program's kernel."""
+    def of(cls, name: str, remote: frozenset[str], kernel: LoweredKernel, machine: Machine) -> Check:
+        """Of a program's kernel, of which other devices write `remote`."""
         available = machine.capacity(machine.layer_for("shared").name)
-        return cls(name, tuple(sorted(remote)), tuple(sorted(ahead)), available, machine, where)
+        names, ahead, free = (tuple(sorted(group)) for group in (remote, kernel.ahead, kernel.free))
+        return cls(name, names, ahead, free, available, machine, kernel.where)
 
     def __call__(self, text: str, dynamic_shared: int) -> None:
         """Raises GeneratedTextError or AllocationTooLargeError."""
-        check_text(text, frozenset(self.remote), frozenset(self.ahead))
+        check_text(text, frozenset(self.remote), frozenset(self.ahead), frozenset(self.free))
         check_shared(self.name, dynamic_shared + static_shared_bytes(text), self.machine, self.where)
 
 
@@ -226,12 +238,24 @@ def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
     if role:
         for leaf in kernel.body.leaves():
             elsewhere = BULK_LOAD.search(leaf.text) and _role(leaf)[-len(role) :] != role
-            if elsewhere and not {name.removesuffix("_desc") for name in re.findall(r"\w+", leaf.text)} & ahead:
+            if elsewhere and not _is_of(leaf, ahead) and not _is_held_back(kernel, leaf):
                 raise kernel.fail(f"a wait outside the role that loads in line {leaf.line}", node)
 
 
-def _check_gate(kernel: KernelText, node: Node) -> None:
-    """A producer's wait stands, in all its threads, before every load of its loop, which the warp that waits issues."""
+def _is_of(load: Node, tensors: frozenset[str]) -> bool:
+    """Whether a bulk load is one of some tensors."""
+    return bool({name.removesuffix("_desc") for name in re.findall(r"\w+", load.text)} & tensors)
+
+
+def _is_held_back(kernel: KernelText, load: Node) -> bool:
+    """Whether the role that loads waits before it does."""
+    before = [leaf for leaf in kernel.body.leaves() if leaf.line < load.line and _role(leaf) == _role(load)]
+    return any(GATE.search(leaf.text) or RELEASED.match(leaf.text) for leaf in before)
+
+
+def _check_gate(kernel: KernelText, node: Node, free: frozenset[str]) -> None:
+    """A producer's wait stands, in all its threads, before every load of its loop, which the warp that waits issues;
+    but for those of tensors that it does not order. Other loops have their own waits."""
     if any(block.by_thread and ONE_THREAD.search(block.text) for block in node.around):
         raise kernel.fail("a producer's wait in a branch of one thread", node)
     loops = [block for block in node.around if block.text.startswith(("for", "while"))]
@@ -240,10 +264,24 @@ def _check_gate(kernel: KernelText, node: Node) -> None:
     if not loads:
         raise kernel.fail("a wait outside the role that loads", node)
     for load in loads:
-        if load.line < node.line or not any(block is loop for block in (*load.around, kernel.body)):
+        if any(block is loop for block in (*load.around, kernel.body)):
+            is_wrong = load.line < node.line and not _is_of(load, free)
+        else:
+            inner = next((block for block in load.around if block.text.startswith(("for", "while"))), kernel.body)
+            is_wrong = inner is kernel.body or inner in node.around
+        if is_wrong:
             raise kernel.fail(f"a wait does not come before the load in line {load.line}", node)
-        if not any(ELECTED in block.text for block in load.around):
+        if not _is_by_first_warp(load):
             raise kernel.fail(f"a producer waits for what other threads load in line {load.line}", node)
+
+
+def _is_by_first_warp(load: Node) -> bool:
+    """Whether one thread of the first warp of its role issues a load."""
+    heads = [block.text for block in load.around]
+    if any(ELECTED in head for head in heads):
+        return True
+    begins, ends = ([int(found[1]) for head in heads if (found := test.search(head))] for test in (BEGIN, END))
+    return any(ELECTED_OF_WARP in head for head in heads) and any(end - 32 in begins for end in ends)
 
 
 def _check_signal(kernel: KernelText, node: Node) -> None:

@@ -19,7 +19,7 @@ from tilescale.backends.cuda.lowering.arguments import Given, HostVariable, Para
 from tilescale.backends.cuda.lowering.implemented import ON_TILES
 from tilescale.backends.cuda.lowering.markers import Executing, acquired, by_nvshmem, executed, one_thread, sync
 from tilescale.backends.cuda.lowering.operands import READING, read_before
-from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.phase import Groups, Phase
 from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.signature import Signature
 from tilescale.backends.cuda.nvshmem_link import IMPL, declarations
@@ -59,8 +59,8 @@ class DeviceStage(Signature):
         """The phase after this stage."""
         # Also what the grid is, and what is loaded ahead, the kernel is passed.
         launch = replace(self.launch, grid=tuple(self.expr(n) for n in self.launch.grid))
-        of_groups = self.phase.groups.ahead if self.phase.groups else frozenset()
-        ahead = {self.local(data).name for data in self.roles.ahead | of_groups}
+        free = {self.local(data).name for data in (self.phase.groups or Groups()).free}
+        ahead = free | {self.local(data).name for data in self.roles.ahead}
         ahead |= {self.peers(data).name for data in self.roles.pulled}
         kept = (tuple(self.parameters), tuple(self.arguments), tuple(self.sites))
         return self.done(
@@ -69,7 +69,9 @@ class DeviceStage(Signature):
             headers=(*self.phase.headers, *self.headers),
             text=self.phase.text + "".join(self.libraries.values()),
             ordered=self.phase.ordered or self.ordered,
-            signature=Parameters(*kept, frozenset(self.reached), frozenset(self.libraries), frozenset(ahead)),
+            signature=Parameters(
+                *kept, frozenset(self.reached), frozenset(self.libraries), frozenset(ahead), frozenset(free)
+            ),
         )
 
     # -- the walk ----------------------------------------------------------------------------------------------------

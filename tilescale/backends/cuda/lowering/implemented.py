@@ -127,11 +127,14 @@ def _copied_to_targets(made: Collective, target: Target) -> bool:
 
 def _copied_and_combined(made: Collective, target: Target) -> bool:
     """The same of what is combined, which comes into a workspace."""
-    return _copied_by_host(made, target) and made.combine is None and _types(made) <= {*COMBINED}
+    return _copied_by_host(made, target) and made.combine is None and _types(made) <= {*ADDED}
 
 
-COMBINED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-"""Types whose elements are combined."""
+ADDED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+"""Types whose elements PyTorch combines as we do: it does not saturate floats of 8 bits."""
+
+COMBINED = (*ADDED, "int16", "uint16", "uint32", "uint64", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")
+"""Types whose elements kernels combine."""
 
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NCCL = (Implementation(_has_nccl),)

@@ -29,6 +29,7 @@ class LoweredKernel:
         reached: positions of parameters that peers reach.
         libraries: names of the device libraries that it calls.
         ahead: names of the tensors that a producer loads ahead of what the other threads wait for.
+        free: names of those that the threads that load do so ahead of what they wait for themselves, too.
     """
 
     func: ir.PrimFunc
@@ -39,6 +40,7 @@ class LoweredKernel:
     reached: frozenset[int] = frozenset()
     libraries: frozenset[str] = frozenset()
     ahead: frozenset[str] = frozenset()
+    free: frozenset[str] = frozenset()
 
 
 @cache
@@ -68,6 +70,7 @@ def lower(phase: Phase) -> LoweredKernel:
         reached=signature.reached | {a.position for a in arguments if isinstance(a, Peers)},
         libraries=signature.libraries,
         ahead=signature.ahead,
+        free=signature.free,
     )
 
 

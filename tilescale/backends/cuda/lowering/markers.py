@@ -26,6 +26,12 @@ CARRIER = "carrier"
 CARRIED = frozenset((ops.COPY.name, ops.SIGNAL.name, *ops.COLLECTIVES))
 """Operations of programs that a library can carry."""
 
+BY_PRODUCER = "by_producer"
+"""Annotation of a wait that threads that load make for their loads, without a barrier of the program."""
+
+BY_PRODUCER_FUNCTION = "tilescale::wait_by_producer"
+"""What such a wait calls."""
+
 LOADER = "tilescale.loader"
 """AttrStmt key: the statements inside are executed by threads that load ahead, beside those before them. Their node
 says how many registers a thread of either has (split.py)."""
@@ -74,6 +80,16 @@ def is_loading(stmt: Any) -> bool:
     return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == LOADER
 
 
+def by_producer(stmt: ir.Stmt) -> ir.Stmt:
+    """A statement whose waits the threads make that load behind them."""
+
+    def leave(node: Any) -> Any:
+        if ir.op_name(node) != ops.WAIT.name:
+            return None
+        said = {**dict(node.annotations), BY_PRODUCER: ir.IntImm("int32", 1)}
+        return ir.Call(node.dtype, node.op, list(node.args), said)
+
+    return tir.rewrite(stmt, leave=leave)
 def grid_wait() -> ir.Stmt:
     """All threads wait for the grid before this one on the stream, where this one may begin earlier."""
     return tir.evaluate(tir.call(tl.WAIT_FOR_KERNEL_BEFORE, dtype="void"))

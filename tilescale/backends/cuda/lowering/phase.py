@@ -68,17 +68,17 @@ class Groups:
 
     Attributes:
         loader: whether threads of their own load for them, beyond the launch's.
-        ahead: tensors that these load, whatever the others wait for.
         reducing: threads of the largest unit that reduces across its warps beside its siblings; 0 without.
         tiles: data variable of a tile that each unit has for itself -> how, in words.
         arrays: names of what units hold of the same tile in registers.
+        free: tensors of which those threads load ahead of all waits.
     """
 
     loader: bool = False
-    ahead: frozenset[ir.Var] = frozenset()
     reducing: int = 0
     tiles: Mapping[ir.Var, str] = field(default_factory=dict)
     arrays: tuple[tuple[str, ...], ...] = ()
+    free: frozenset[ir.Var] = frozenset()
 
 
 @dataclass(frozen=True)

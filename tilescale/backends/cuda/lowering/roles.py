@@ -23,6 +23,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy, data_of
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
 from tilescale.backends.cuda.lowering.exchanging import Ending, ending, narrowed
+from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, BY_PRODUCER_FUNCTION, by_producer
 from tilescale.backends.cuda.lowering.senders import Senders
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
@@ -48,16 +49,10 @@ from tilescale.program.dependence import Dependence
 from tilescale.program.model import Launch, Program
 from tilescale.program.operations import Copy
 
-BY_PRODUCER = "by_producer"
-"""Annotation of a wait that a producer makes for its loads, without a barrier of the program."""
-
-BY_PRODUCER_FUNCTION = "tilescale::wait_by_producer"
-"""What such a wait calls."""
-
 AHEAD = "ahead"
 """Annotation of a copy from a peer that a producer makes ahead of its use, by bulk copies."""
 
-_POLLING = 40
+POLLING = 40
 """Registers of a producer's thread that waits; of the 24 that it gets otherwise it would spill some."""
 
 _WARP = 32
@@ -258,7 +253,7 @@ class _Placement:
         if self.around is not None:
             self._check_ahead(own | pulled)
         elif self.gates:
-            stmt = tir.sequence([specialise.registers(_POLLING, self.phase.launch.thread_count), stmt])
+            stmt = tir.sequence([specialise.registers(POLLING, self.phase.launch.thread_count), stmt])
         gates, kept = self._waits(), tuple(self.left.kept)
         ahead, far = frozenset(own), frozenset(pulled)
         made = Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
@@ -286,7 +281,7 @@ class _Placement:
         while self.body and is_wait(self.body[0]):
             if not is_movable(self.body[0]):
                 raise _DeclinedError("a wait in it depends on a variable that changes")
-            self.gates.append(tir.rewrite(self.body.pop(0), leave=_by_producer))
+            self.gates.append(by_producer(self.body.pop(0)))
         self.body = [self._bulk(s) for s in self.body]
         loads = [found for s in self.body if (found := _loaded(s)) is not None]
         rest = [s for s in self.body if _loaded(s) is None]
@@ -409,7 +404,7 @@ class _Placement:
         first = ir.EQ(self.loop.loop_var, self.loop.min)
         for position, stmt in reversed(list(enumerate(before))):
             if is_wait(stmt) and is_movable(stmt):
-                gate = ir.IfThenElse(first, tir.rewrite(stmt, leave=_by_producer), None)
+                gate = ir.IfThenElse(first, by_producer(stmt), None)
                 self.gates.insert(0, tir.at(gate, stmt))
             elif is_wait(stmt) or reads_memory(stmt):
                 return [*before[: position + 1], *reversed(stay)]
@@ -439,9 +434,3 @@ def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:
         return None
     pulled = Copy.of(stmt.value)
     return pulled.far, pulled.near, True
-
-
-def _by_producer(node: Any) -> Any:
-    if ir.op_name(node) != ops.WAIT.name:
-        return None
-    return ir.Call(node.dtype, node.op, list(node.args), {**dict(node.annotations), BY_PRODUCER: ir.IntImm("int32", 1)})

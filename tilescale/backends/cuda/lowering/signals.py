@@ -13,9 +13,9 @@ from tilescale.backends.cuda.lowering.arguments import SlotShift
 from tilescale.backends.cuda.lowering.completion import C_TYPES, published, signal_kind
 from tilescale.backends.cuda.lowering.deferred import KEPT
 from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, BY_PRODUCER_FUNCTION
 from tilescale.backends.cuda.lowering.reach import split
 from tilescale.backends.cuda.lowering.registry import lowers
-from tilescale.backends.cuda.lowering.roles import BY_PRODUCER, BY_PRODUCER_FUNCTION
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.program import ops
 from tilescale.program.operations import Copy, Signal, Wait

@@ -25,12 +25,13 @@ def lower(phase: Phase) -> Phase:
 
 def _beside_loader(launch: Launch, stmt: ir.Stmt) -> ir.Stmt:
     """The program beside its loader. The loader's text is first: tiles after a loop may then lie in its rings."""
-    if not isinstance(stmt, ir.SeqStmt) or not is_loading(stmt.seq[-1]):
+    stmts = list(stmt.seq) if isinstance(stmt, ir.SeqStmt) else [stmt]
+    loader = next(filter(is_loading, stmts), None)
+    if loader is None:
         return stmt
-    *program, loader = stmt.seq
     # Where this grid may begin while the one before it still runs, loads wait for that, too.
-    before = [first for first in program[:1] if is_grid_wait(first)]
-    program = program[len(before) :]
+    before = [first for first in stmts[:1] if is_grid_wait(first)]
+    program = [other for other in stmts[len(before) :] if other is not loader]
     fewer, more = map(ir.integer, loader.node)
     loads = tir.sequence([tir.register_limit(fewer, more=False), loader.body])
     work = tir.sequence([tir.register_limit(more, more=True), *program])

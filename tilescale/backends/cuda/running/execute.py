@@ -298,27 +298,29 @@ class DeviceProgram:
         capturing = self._turns.captured()
         if capturing:
             self._check_capture()
-        if not self._waits:
-            return self._launch(plan, values, capturing)
-        self.guard.check()
-        if plan is None and self._generation != nccl.generation():
-            self._build()
+        if self._waits:
+            self.guard.check()
+            if plan is None and self._generation != nccl.generation():
+                self._build()
         # What is captured has the order of its graph.
-        with _NO_TURN if capturing else self._turns:
+        with self._turns if self._waits and not capturing else _NO_TURN:
             try:
-                self._launch(plan, values, capturing)
+                (plan or self._plan(values)).launch(values, capturing)
             except BaseException as error:
-                if self.queue is not None:
-                    self.queue.drop()
-                self.guard.records.stop()  # this rank's part of the call is not complete: it cannot go on without reset
-                if self.by_nccl and nccl.is_failure(error):
-                    self.guard.blame(error)
+                if self._waits:
+                    self._give_up(error)
                 raise
-
-    def _launch(self, plan: Plan | None, values: Sequence[Any], capturing: bool) -> None:
-        (plan or self._plan(values)).launch(values, capturing)
         if capturing:
             self.memory.keep()
+
+    def _give_up(self, error: BaseException) -> None:
+        """This rank's part of a call is not complete: the program cannot go on without reset. Raises RankFailedError
+        where the error is NCCL's because a rank has died."""
+        if self.queue is not None:
+            self.queue.drop()
+        self.guard.records.stop()
+        if self.by_nccl and nccl.is_failure(error):
+            self.guard.blame(error)
 
     def _check_capture(self) -> None:
         """Refuse what a CUDA graph would not repeat. Raises UnsupportedError."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.scalars import operand_of
 from tilescale.backends.emulator.execute.frame import BREAK, CONTINUE, Frame, check, is_vector, spread, uniform, without
 from tilescale.backends.emulator.interpret import abstract, vectors
 from tilescale.backends.emulator.interpret.access import element
@@ -65,7 +66,7 @@ def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
         return lambda frame: None
     slot = compiler.slot(stmt.var)
     if is_address(stmt.value):
-        number, memory = compiler.expr(stmt.value.args[0]), compiler.host_memory
+        number, memory = compiler.expr(operand_of(stmt.value)), compiler.host_memory
         return lambda frame: frame.slots.__setitem__(slot, memory.at(uniform(number(frame), frame, "an address")))
     value = (vectors.kept if vectors.is_of_vectors(stmt.value) else Compiler.expr)(compiler, stmt.value)
     if not compiler.data:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.scalars import Choice, operand_of
 from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
 from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import Element, element, python_int
@@ -152,7 +153,8 @@ def _choose(compiler: Compiler, expr: Any, condition: Any, then: Any, otherwise:
 def _call(compiler: Compiler, expr: ir.Call) -> Closure:
     name = ir.op_name(expr)
     if name == tl.IF_THEN_ELSE:
-        return _choose(compiler, expr, *expr.args)
+        choice = Choice.of(expr)
+        return _choose(compiler, expr, choice.condition, choice.then, choice.otherwise)
     if name in VECTORS:
         return VECTORS[name](compiler, expr)
     function = INTRINSICS.get(name)
@@ -210,16 +212,17 @@ def bits(values: Sequence[Any], dtype: np.dtype, wanted: np.dtype, frame: Frame)
 
 @vector_operation(tl.REINTERPRET)
 def _reinterpret(compiler: Compiler, call: ir.Call) -> Closure:
-    values, dtype, wanted = vector(compiler, call.args[0]), element_dtype(call.args[0]), element_dtype(call)
+    given = operand_of(call)
+    values, dtype, wanted = vector(compiler, given), element_dtype(given), element_dtype(call)
     return lambda frame: bits(values(frame), dtype, wanted, frame)
 
 
 @value_operation(tl.REINTERPRET)
 def _reinterpret_as_scalar(compiler: Compiler, call: ir.Call) -> Closure:
-    if is_of_vectors(call.args[0]):
+    if is_of_vectors(operand_of(call)):
         values = _reinterpret(compiler, call)
         return lambda frame: values(frame)[0]
-    value, dtype, function = compiler.expr(call.args[0]), element_dtype(call), INTRINSICS[tl.REINTERPRET]
+    value, dtype, function = compiler.expr(operand_of(call)), element_dtype(call), INTRINSICS[tl.REINTERPRET]
     return lambda frame: python_int(function(value(frame), dtype=dtype))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.scalars import ThreadReduction
 from tilescale.backends.emulator.execute.frame import Frame, spread
 from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.closures import Closure
@@ -18,17 +19,15 @@ from tilescale.errors import UsageError
 
 @operation(tl.TVM_THREAD_ALLREDUCE)
 def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
-    """How many values, the values, which threads bring theirs, where results go, and indices of threads."""
     if compiler.reduction is None:
         raise UsageError(
             "T.tvm_thread_allreduce stands under no combination",
             hint='write it in `with T.attr(T.comm_reducer(lambda x, y: x + y, [zero]), "reduce_scope", ...)`',
         )
-    count = ir.constant(call.args[0])
-    values = [compiler.expr(v) for v in call.args[1 : 1 + count]]
-    takes_part, targets = compiler.expr(call.args[1 + count]), call.args[2 + count : 2 + 2 * count]
-    results = [pointed(compiler, target) for target in targets]
-    over = [compiler.expr(index) for index in call.args[2 + 2 * count :]]
+    made = ThreadReduction.of(call)
+    values, takes_part = [compiler.expr(v) for v in made.values], compiler.expr(made.takes_part)
+    results = [pointed(compiler, target) for target in made.results]
+    over = [compiler.expr(index) for index in made.over]
     reduction = compiler.reduction
     left, right = ([compiler.slot(v) for v in side] for side in (reduction.lhs, reduction.rhs))
     combined = [compiler.expr(e) for e in reduction.result]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.scalars import Atomic
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, active, spread
 from tilescale.backends.emulator.execute.observe import ATOMIC, ATOMIC_STORE
@@ -26,14 +27,15 @@ def _atomic(op: str, returns: bool, width: int = 1) -> Callable[[Compiler, ir.Ca
     """An update of `width` neighbouring elements; every active element of the space makes its own."""
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        target = pointed(compiler, call.args[0])
+        made = Atomic.of(call)
+        target = pointed(compiler, made.pointer)
         if target.home.private:
             raise UnsupportedError(f"the emulator does not run atomics on thread-private memory ({target.home.name!r})")
         if width > 1:
-            targets, values = elements(compiler, call.args[0], width), neighbours(compiler, call.args[1], width)
+            targets, values = elements(compiler, made.pointer, width), neighbours(compiler, made.value, width)
             return lambda frame: _wide_atomic(targets, values, op, frame)
-        value = compiler.expr(call.args[1]) if op != "load" else lambda frame: 0
-        order = _memory_order(call, 1 if op == "load" else 2)
+        value = compiler.expr(made.value) if made.value is not None else lambda frame: 0
+        order = _ORDERS[made.order]
         if not compiler.data:
             value = known_or_not(value)
         return lambda frame: _update(target, value(frame), op, order, returns, frame)
@@ -42,11 +44,7 @@ def _atomic(op: str, returns: bool, width: int = 1) -> Callable[[Compiler, ir.Ca
 
 
 _ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
-
-
-def _memory_order(call: ir.Call, position: int) -> str:
-    """The memory order of an atomic, by TileLang's numbers; without one it is relaxed."""
-    return _ORDERS[ir.constant(call.args[position]) if len(call.args) > position else 0]
+"""Memory orders by TileLang's numbers."""
 
 
 def _update(target: Element, value: Any, op: str, order: str, returns: bool, frame: Frame) -> Any:

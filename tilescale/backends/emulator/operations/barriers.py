@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilelang_core import ir, tl
+from tilelang_core.scalars import BarrierArrival, BarrierWait, NamedBarrier
 from tilescale.backends.emulator.execute.barriers import MBarrier
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.programs import ProgramInstance
@@ -20,11 +19,9 @@ from tilescale.program.operations import Barrier
 
 
 class BarrierReference:
-    """An mbarrier named in an operation's argument: `bar[i]` or a pointer to it."""
+    """An mbarrier that an operation names."""
 
-    def __init__(self, compiler: Compiler, node: Any):
-        while isinstance(node, ir.Call):
-            node = node.args[0]
+    def __init__(self, compiler: Compiler, node: ir.BufferLoad):
         self.buffer = node.buffer
         self.slot = compiler.slot(node.buffer.data)
         self.index = compiler.expr(node.indices[0])
@@ -46,7 +43,8 @@ class BarrierReference:
 
 @operation(tl.WAIT_BARRIER_PARITY, tl.PTX_WAIT_BARRIER)
 def _barrier_wait(compiler: Compiler, call: ir.Call) -> Closure:
-    barrier, parity = BarrierReference(compiler, call.args[0]), compiler.expr(call.args[1])
+    wait = BarrierWait.of(call)
+    barrier, parity = BarrierReference(compiler, wait.barrier), compiler.expr(wait.parity)
     return lambda frame: barrier.of(frame).wait(uniform(parity(frame), frame, "a parity"), frame, barrier.where)
 
 
@@ -54,19 +52,20 @@ def _barrier_wait(compiler: Compiler, call: ir.Call) -> Closure:
     tl.ARRIVE_BARRIER, tl.PTX_ARRIVE_BARRIER_EXPECT_TX, tl.PTX_CP_ASYNC_BARRIER_NOINC, collective=False
 )
 def _barrier_arrive(compiler: Compiler, call: ir.Call) -> Closure:
-    barrier = BarrierReference(compiler, call.args[0])
+    barrier = BarrierReference(compiler, BarrierArrival.of(call).barrier)
     return lambda frame: barrier.of(frame).arrive(frame.active(), frame, barrier.where)
 
 
 @operation(tl.TCGEN05_MMA_ARRIVE, collective=False)
 def _mma_arrive(compiler: Compiler, call: ir.Call) -> Closure:
-    barrier = BarrierReference(compiler, call.args[0])
+    barrier = BarrierReference(compiler, BarrierArrival.of(call).barrier)
     return lambda frame: barrier.of(frame).arrive(1, frame, barrier.where)
 
 
 @operation(tl.ARRIVE_CLUSTER_BARRIER, collective=False)
 def _remote_arrive(compiler: Compiler, call: ir.Call) -> Closure:
-    barrier, rank = BarrierReference(compiler, call.args[0]), compiler.expr(call.args[1])
+    arrival = BarrierArrival.of(call)
+    barrier, rank = BarrierReference(compiler, arrival.barrier), compiler.expr(arrival.rank)
 
     def run(frame: Frame) -> None:
         program = frame.program.in_cluster(uniform(rank(frame), frame, "a rank in the cluster"))
@@ -78,12 +77,12 @@ def _remote_arrive(compiler: Compiler, call: ir.Call) -> Closure:
 @operation(tl.STORAGE_SYNC)
 def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure | None:
     """Threads of one coroutine run in step; a barrier that is named with a count synchronizes with other coroutines."""
-    where = compiler.where
-    if len(call.args) < 3:
+    where, named = compiler.where, NamedBarrier.of(call)
+    if named.count is None:
         # Under a condition that tells threads apart TileLang synchronises only those that satisfy it: the executing
         # unit's.
         return (lambda frame: None) if compiler.threads_apart else lambda frame: frame.participants.sync(frame, where)
-    number, count = compiler.expr(call.args[1]), compiler.expr(call.args[2])
+    number, count = compiler.expr(named.number), compiler.expr(named.count)
 
     def run(frame: Frame) -> None:
         name, expected = uniform(number(frame), frame, "a barrier"), uniform(count(frame), frame, "a count")
@@ -96,7 +95,8 @@ def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure | None:
 
 @operation(tl.NAMED_BARRIER_ARRIVE)
 def _named_arrive(compiler: Compiler, call: ir.Call) -> Closure:
-    number, count = compiler.expr(call.args[0]), compiler.expr(call.args[1])
+    named = NamedBarrier.of(call)
+    number, count = compiler.expr(named.number), compiler.expr(named.count)
 
     def run(frame: Frame) -> None:
         name, expected = uniform(number(frame), frame, "a barrier"), uniform(count(frame), frame, "a count")

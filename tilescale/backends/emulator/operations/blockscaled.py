@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.scalars import ScaleCopy, operand_of
 from tilelang_core.tiles import ScaledGemm
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
@@ -95,7 +96,7 @@ def _rows_of(tile: np.ndarray, rows: int) -> np.ndarray:
 @operation(tl.PTX_TCGEN05_SF_WARP_TRANSPOSE)
 def _transpose(compiler: Compiler, call: ir.Call) -> Closure:
     """Words of 4 rows of 32 become 32 rows of 4."""
-    first = pointed(compiler, call.args[0])
+    first = pointed(compiler, operand_of(call))
 
     def run(frame: Frame) -> None:
         words = _words(first, frame)
@@ -110,10 +111,11 @@ def _transpose(compiler: Compiler, call: ir.Call) -> Closure:
 @operation(tl.PTX_TCGEN05_CP_WARPX4)
 def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     """Words into four columns of tensor memory."""
-    source, column = pointed(compiler, call.args[0]), compiler.expr(call.args[2])
-    target = compiler.buffer_named(call.args[1])
+    made = ScaleCopy.of(call)
+    source, column = pointed(compiler, made.source), compiler.expr(made.column)
+    target = compiler.buffer_named(made.target)
     if target is None:
-        raise UnsupportedError(f"the emulator does not follow the pointer {call.args[1]}")
+        raise UnsupportedError(f"the emulator does not follow the pointer {made.target}")
     region = Region(compiler, ir.BufferLoad(target, [ir.int_node(0)] * len(target.shape)))
 
     def run(frame: Frame) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.scalars import Assertion, Extern, operand_of
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, check, is_vector, spread
 from tilescale.backends.emulator.interpret.closures import Closure
@@ -21,13 +22,16 @@ from tilescale.backends.emulator.operations.stand_ins import call_stand_in
 @value_operation(tl.CALL_EXTERN, tl.CALL_PURE_EXTERN)
 def _extern(compiler: Compiler, call: ir.Call) -> Closure:
     """TileLang's own functions, and those for which the user has a stand-in."""
-    name, args = str(call.args[0].value), list(call.args[1:])
-    rule = _EXTERNS.get(name)
-    return rule(compiler, args) if rule is not None else call_stand_in(compiler, name, args, str(call.dtype))
+    made = Extern.of(call)
+    rule = _EXTERNS.get(made.name)
+    if rule is not None:
+        return rule(compiler, made.arguments)
+    return call_stand_in(compiler, made.name, made.arguments, str(call.dtype))
 
 
 def _dp4a(compiler: Compiler, args: list[Any]) -> Closure:
-    sides, c = [neighbours(compiler, pointer, 4) for pointer in args[:2]], pointed(compiler, args[2])
+    *factors, total = args
+    sides, c = [neighbours(compiler, pointer, 4) for pointer in factors], pointed(compiler, total)
     dot = numerics.INTRINSICS[tl.DP4A]
 
     def run(frame: Frame) -> None:
@@ -71,9 +75,9 @@ _EXTERNS: dict[str, Callable[[Compiler, list[Any]], Closure]] = {
 
 @operation(tl.DEVICE_ASSERT, tl.DEVICE_ASSERT_WITH_MSG, collective=False)
 def _assert(compiler: Compiler, call: ir.Call) -> Closure:
-    condition = compiler.expr(call.args[0])
-    message = str(call.args[1].value).strip() if len(call.args) > 1 else str(call.args[0])
-    return lambda frame: check(condition(frame), message, frame)
+    made = Assertion.of(call)
+    condition = compiler.expr(made.condition)
+    return lambda frame: check(condition(frame), made.message, frame)
 
 
 @operation(tl.ASSUME, collective=False)
@@ -81,5 +85,5 @@ def _assume(compiler: Compiler, call: ir.Call) -> Closure:
     """What TileLang may rely on must hold; a run without data cannot tell."""
     if not compiler.data:
         return lambda frame: None
-    condition, said = compiler.expr(call.args[0]), f"T.assume({call.args[0]})"
+    condition, said = compiler.expr(operand_of(call)), f"T.assume({operand_of(call)})"
     return lambda frame: check(condition(frame), said, frame)

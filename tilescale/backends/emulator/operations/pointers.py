@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir, tl
+from tilelang_core import ir, scalars, tl
 from tilescale.backends.emulator.execute.frame import Frame, spread
 from tilescale.backends.emulator.interpret.access import Element, element
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.symbols import POINTERS
 from tilescale.backends.emulator.numerics import lanes_of
 from tilescale.errors import UnsupportedError
-
-_OF_ELEMENTS = (tl.DECLARED_PTR, tl.ADDRESS_OF)
 
 
 def pointed(compiler: Compiler, pointer: Any) -> Element:
@@ -50,14 +48,14 @@ def is_pointer(compiler: Compiler, arg: Any) -> bool:
 def _target(compiler: Compiler, pointer: Any) -> tuple[ir.Buffer, list[Any]]:
     if isinstance(pointer, ir.Var):
         pointer = compiler.deferred.get(pointer, pointer)
-    while ir.op_name(pointer) in _OF_ELEMENTS:
-        pointer = pointer.args[0]
+    pointer = scalars.pointed(pointer)
     if isinstance(pointer, ir.BufferLoad):
         return pointer.buffer, [i.base if isinstance(i, ir.Ramp) else i for i in pointer.indices]
     if ir.op_name(pointer) == tl.ACCESS_PTR:
-        buffer = compiler.buffer_named(pointer.args[1])
-        if buffer is not None and str(buffer.dtype) == str(pointer.args[0].dtype):
-            return buffer, _indices(list(buffer.shape), pointer.args[2])
+        made = scalars.OffsetPointer.of(pointer)
+        buffer = compiler.buffer_named(made.data)
+        if buffer is not None and str(buffer.dtype) == made.dtype:
+            return buffer, _indices(list(buffer.shape), made.position)
     raise UnsupportedError(f"the emulator does not follow the pointer {pointer}")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.scalars import RandomInit, distribution_of
 from tilescale.backends.emulator.execute.frame import Frame, active, spread
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -18,9 +19,10 @@ _PHILOX = "curandStatePhilox4_32_10_t"
 
 @operation(tl.RNG_INIT, collective=False)
 def _init(compiler: Compiler, call: ir.Call) -> Closure:
-    if str(call.args[3].value) != _PHILOX:
-        raise UnsupportedError(f"the emulator has no generator {call.args[3].value}", hint=f"it has {_PHILOX}")
-    arguments = [compiler.expr(a) for a in call.args[:3]]
+    made = RandomInit.of(call)
+    if made.generator != _PHILOX:
+        raise UnsupportedError(f"the emulator has no generator {made.generator}", hint=f"it has {_PHILOX}")
+    arguments = [compiler.expr(a) for a in (made.seed, made.sequence, made.offset)]
 
     def run(frame: Frame) -> None:
         if frame.program.random is None:
@@ -56,6 +58,6 @@ def _rand_float(compiler: Compiler, call: ir.Call) -> Closure:
     _check_threads(compiler)
     if str(call.dtype) != "float32":
         raise UnsupportedError(f"the emulator does not run T.rng_rand_float of {call.dtype}", hint="take 32 bits")
-    if str(call.args[0].value) == "normal":
+    if distribution_of(call) == "normal":
         return lambda frame: _generators(frame).normal(active(frame))
     return lambda frame: _generators(frame).uniform(active(frame))

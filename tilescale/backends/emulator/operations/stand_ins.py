@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.scalars import DeclaredPointer
 from tilescale.backends.emulator.execute.frame import Frame, active, is_vector, spread
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import READ, WRITE
@@ -18,7 +19,7 @@ from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
 from tilescale.backends.emulator.operations.pointers import is_pointer, pointed
-from tilescale.errors import NoDataError, UnsupportedError
+from tilescale.errors import NoDataError, UnsupportedError, check_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -39,7 +40,11 @@ def stand_in(name: str) -> Callable[[Function], Function]:
 
     Args:
         name: as in `T.call_extern(dtype, name, ...)`. A function that is registered again takes the place of the first.
+
+    Raises:
+        UsageError: no name is given.
     """
+    check_type("name", name, 'the name of the external function: @tilescale.stand_in("saturating_add")', str)
 
     def register(function: Function) -> Function:
         _STAND_INS[name] = function
@@ -115,10 +120,9 @@ class _Pointer:
 
     def __init__(self, compiler: Compiler, arg: Any):
         self.element: Element = pointed(compiler, arg)
-        # `T.access_ptr` names how many elements there are, and whether they are read (1), written (2) or both.
-        declared = ir.op_name(arg) == tl.DECLARED_PTR
-        self._extent = compiler.expr(arg.args[1]) if declared else None
-        self._mask = ir.constant(arg.args[2]) if declared else 0
+        declared = DeclaredPointer.of(arg) if ir.op_name(arg) == tl.DECLARED_PTR else None
+        self._extent = compiler.expr(declared.extent) if declared is not None else None
+        self._mask = declared.mask if declared is not None else 0
 
     def begin(self, frame: Frame) -> None:
         """A call begins."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.scalars import Quantifier, Shuffle, WarpIndex, brought_to, elected_of, operand_of, thread_axis
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, active, spread, uniform
 from tilescale.backends.emulator.execute.observe import READ
@@ -36,9 +37,7 @@ def linear_thread(frame: Frame) -> np.ndarray:
     return np.arange(frame.threads, dtype=np.int32)
 
 
-def _warp_size(compiler: Compiler, call: ir.Call, position: int = 0) -> int:
-    if len(call.args) > position:
-        return ir.constant(call.args[position])
+def _warp_size(compiler: Compiler, call: ir.Call) -> int:
     groups = [level.threads for level in compiler.machine.levels if level.kind == "thread_group" and level.threads > 1]
     if not groups:
         raise UnsupportedError(f"machine {compiler.machine.name!r} has no groups of threads that {call.op.name} needs")
@@ -47,7 +46,7 @@ def _warp_size(compiler: Compiler, call: ir.Call, position: int = 0) -> int:
 
 @value_operation(tl.THREAD_INDEX)
 def _thread_index(compiler: Compiler, call: ir.Call) -> Closure:
-    axis = ir.constant(call.args[0])
+    axis = thread_axis(call)
     x, y, _ = compiler.launch.threads
     stride = (1, x, x * y)[axis]
     extent = compiler.launch.threads[axis]
@@ -58,27 +57,27 @@ def _thread_index(compiler: Compiler, call: ir.Call) -> Closure:
 
 @value_operation(tl.GET_LANE_IDX)
 def _lane(compiler: Compiler, call: ir.Call) -> Closure:
-    warp = _warp_size(compiler, call)
+    warp = WarpIndex.of(call).lanes or _warp_size(compiler, call)
     return lambda frame: linear_thread(frame) % warp
 
 
 @value_operation(tl.GET_WARP_IDX, tl.GET_WARP_IDX_SYNC)
 def _warp(compiler: Compiler, call: ir.Call) -> Closure:
-    warp = _warp_size(compiler, call)
+    warp = WarpIndex.of(call).lanes or _warp_size(compiler, call)
     return lambda frame: linear_thread(frame) // warp
 
 
 @value_operation(tl.GET_WARP_GROUP_IDX)
 def _warp_group(compiler: Compiler, call: ir.Call) -> Closure:
-    warps = ir.constant(call.args[1]) if len(call.args) > 1 else 4
-    size = warps * _warp_size(compiler, call)
+    index = WarpIndex.of(call)
+    size = (index.warps or 4) * (index.lanes or _warp_size(compiler, call))
     return lambda frame: linear_thread(frame) // size
 
 
 @value_operation(tl.ELECT)
 def _elect(compiler: Compiler, call: ir.Call) -> Closure:
     """One thread of each group of that many is elected; 0 means one of the whole program."""
-    extent = ir.constant(call.args[0])
+    extent = elected_of(call)
     return lambda frame: linear_thread(frame) % (extent or frame.threads) == 0
 
 
@@ -92,9 +91,8 @@ def _cluster_rank(compiler: Compiler, call: ir.Call) -> Closure:
 
 def _shuffle(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        value, lane = compiler.expr(call.args[1]), compiler.expr(call.args[2])
-        warp = _warp_size(compiler, call, 99)
-        width = ir.constant(call.args[3]) if len(call.args) > 3 else warp
+        made, warp = Shuffle.of(call), _warp_size(compiler, call)
+        value, lane, width = compiler.expr(made.value), compiler.expr(made.lane), made.width or warp
 
         def run(frame: Frame) -> np.ndarray:
             return numerics.shfl(np.array(spread(value(frame), frame)), lane(frame), width, kind, warp=warp)
@@ -111,10 +109,9 @@ for _name, _kind in {"": "idx", "_up": "up", "_down": "down"}.items():
     value_operation(tl.WARP_SHUFFLE + _name)(_shuffle(_kind))
 
 
-def _vote(kind: str, has_mask: bool) -> Callable[[Compiler, ir.Call], Closure]:
+def _vote(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        predicate = compiler.expr(call.args[1 if has_mask else 0])
-        warp = _warp_size(compiler, call, 99)
+        predicate, warp = compiler.expr(brought_to(call)), _warp_size(compiler, call)
 
         def run(frame: Frame) -> np.ndarray:
             takes_part = active(frame)
@@ -127,10 +124,10 @@ def _vote(kind: str, has_mask: bool) -> Callable[[Compiler, ir.Call], Closure]:
     return rule
 
 
-value_operation(tl.ANY_SYNC)(_vote("any", True))
-value_operation(tl.ALL_SYNC)(_vote("all", True))
-value_operation(tl.BALLOT_SYNC)(_vote("ballot", True))
-value_operation(tl.BALLOT)(_vote("ballot", False))
+value_operation(tl.ANY_SYNC)(_vote("any"))
+value_operation(tl.ALL_SYNC)(_vote("all"))
+value_operation(tl.BALLOT_SYNC)(_vote("ballot"))
+value_operation(tl.BALLOT)(_vote("ballot"))
 
 
 @value_operation(tl.ACTIVEMASK)
@@ -142,14 +139,13 @@ def _activemask(compiler: Compiler, call: ir.Call) -> Closure:
 @value_operation(tl.MATCH_ANY_SYNC, tl.MATCH_ALL_SYNC)
 def _match(compiler: Compiler, call: ir.Call) -> Closure:
     function = numerics.match_any if "any" in call.op.name else numerics.match_all
-    value, warp = compiler.expr(call.args[1]), _warp_size(compiler, call, 99)
+    value, warp = compiler.expr(brought_to(call)), _warp_size(compiler, call)
     return lambda frame: function(np.array(spread(value(frame), frame)), warp=warp)
 
 
 def _warp_reduction(kind: str) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        value, dtype = compiler.expr(call.args[0]), value_dtype(call)
-        warp = _warp_size(compiler, call, 99)
+        value, dtype, warp = compiler.expr(operand_of(call)), value_dtype(call), _warp_size(compiler, call)
         return lambda frame: numerics.warp_reduce(
             np.array(spread(numerics.convert(value(frame), dtype), frame)), kind, warp=warp
         )
@@ -163,7 +159,7 @@ for _kind in ("sum", "max", "min", "bitand", "bitor"):
 
 def _program_vote(combine: Callable[[np.ndarray], Any]) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        predicate = compiler.expr(call.args[0])
+        predicate = compiler.expr(operand_of(call))
 
         def run(frame: Frame) -> int:
             values = np.array(spread(predicate(frame), frame)) != 0
@@ -183,7 +179,8 @@ def _quantifier(combine: Callable[..., Any]) -> Callable[[Compiler, ir.Call], Cl
     """`T.any_of`, `T.all_of`: over elements of a tile that follow one another in memory."""
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        first, count = pointed(compiler, call.args[0]), compiler.expr(call.args[1])
+        made = Quantifier.of(call)
+        first, count = pointed(compiler, made.first), compiler.expr(made.count)
 
         def run(frame: Frame) -> Any:
             array = first.home.array(frame)

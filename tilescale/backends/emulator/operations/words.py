@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
+from tilelang_core.scalars import AsyncCopy, LoadMatrix, WordLoad, WordStore
 from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
 from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import Element
@@ -31,6 +32,10 @@ def _within(compiler: Compiler, pointer: Any, nbytes: int) -> list[Element]:
     if nbytes % dtype.itemsize:
         raise UnsupportedError(f"the emulator does not access {nbytes} bytes of elements of {dtype.itemsize}")
     return elements(compiler, pointer, nbytes // dtype.itemsize)
+
+
+def _closure(compiler: Compiler, predicate: ir.PrimExpr | None) -> Closure | None:
+    return None if predicate is None else compiler.expr(predicate)
 
 
 def _read(sources: list[Element], predicate: Closure | None, frame: Frame) -> list[Any]:
@@ -58,8 +63,8 @@ def _write(targets: list[Element], values: Any, predicate: Closure | None, frame
 
 def _load(width: int) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        sources = _within(compiler, call.args[0], width // 8)
-        predicate = compiler.expr(call.args[1]) if len(call.args) > 1 else None
+        load = WordLoad.of(call)
+        sources, predicate = _within(compiler, load.pointer, width // 8), _closure(compiler, load.predicate)
         dtype = sources[0].home.dtype
         return lambda frame: bits(_read(sources, predicate, frame), dtype, _WORD, frame)
 
@@ -78,9 +83,10 @@ def _first(rule: Callable[[Compiler, ir.Call], Closure]) -> Callable[[Compiler, 
 
 def _store(width: int) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        targets, values = _within(compiler, call.args[0], width // 8), vector(compiler, call.args[1])
-        predicate = compiler.expr(call.args[2]) if len(call.args) > 2 else None
-        given, wanted = element_dtype(call.args[1]), targets[0].home.dtype
+        store = WordStore.of(call)
+        targets, values = _within(compiler, store.pointer, width // 8), vector(compiler, store.value)
+        predicate = _closure(compiler, store.predicate)
+        given, wanted = element_dtype(store.value), targets[0].home.dtype
         if not compiler.data:
             return forgotten(targets)
         return lambda frame: _write(targets, bits(values(frame), given, wanted, frame), predicate, frame)
@@ -100,9 +106,9 @@ for _width in _WIDTHS:
 @operation(tl.PTX_CP_ASYNC, collective=False)
 def _async_copy(compiler: Compiler, call: ir.Call) -> Closure:
     """Complete at once, as all asynchronous copies; zeros where its predicate does not hold."""
-    count = ir.constant(call.args[2])
-    targets, sources = (elements(compiler, pointer, count) for pointer in call.args[:2])
-    predicate = compiler.expr(call.args[3]) if len(call.args) > 3 else None
+    copy = AsyncCopy.of(call)
+    targets, sources = (elements(compiler, pointer, copy.count) for pointer in (copy.target, copy.source))
+    predicate = _closure(compiler, copy.predicate)
     if not compiler.data:
         return forgotten(targets)
     return lambda frame: _write(targets, _read(sources, predicate, frame), None, frame)
@@ -111,8 +117,9 @@ def _async_copy(compiler: Compiler, call: ir.Call) -> Closure:
 @operation(tl.PTX_LDMATRIX)
 def _load_matrix(compiler: Compiler, call: ir.Call) -> Closure:
     """Matrices of 8 x 8 elements of 16 bits: thread r of eight points to row r, and gets two neighbours of each."""
-    transpose, count = bool(ir.constant(call.args[0])), ir.constant(call.args[1])
-    rows, targets = _within(compiler, call.args[2], 16), _within(compiler, call.args[3], 4 * count)
+    made = LoadMatrix.of(call)
+    transpose, count = made.transpose, made.count
+    rows, targets = _within(compiler, made.row, 16), _within(compiler, made.target, 4 * count)
     given, wanted = rows[0].home.dtype, targets[0].home.dtype
     half = np.dtype(np.uint16)
     if not compiler.data:

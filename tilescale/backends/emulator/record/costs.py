@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
-from tilelang_core.tiles import Fill, Gemm, SparseGemm, TileCopy, is_region
+from tilelang_core.scalars import AsyncCopy, Atomic, LoadMatrix, WordStore, groups_left
+from tilelang_core.tiles import Fill, Gemm, SparseGemm, TileCopy, read_and_written
 from tilescale.backends.emulator.execute.frame import Frame, spread, uniform
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -108,8 +109,8 @@ def _fill(compiler: Compiler, call: ir.Call) -> Closure:
 
 @cost(tl.PTX_WAIT_GROUP, tl.WAIT_TMA_STORES, runs=True)
 def _settle(compiler: Compiler, call: ir.Call) -> Closure:
-    left = ir.constant(call.args[0]) if len(call.args) else 0
-    return lambda frame: compiler.instrumentation.recorder.settle(left or 0)
+    left = groups_left(call)
+    return lambda frame: compiler.instrumentation.recorder.settle(left)
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -147,11 +148,9 @@ def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         recorder, where = compiler.instrumentation.recorder, compiler.where
-        source, *others = call.args
-        is_tile = is_region(source) or isinstance(source, ir.BufferLoad)
-        sides = [Traffic(compiler, source, False)] if is_tile else []
-        if others and is_region(others[0]):
-            sides.append(Traffic(compiler, others[0], True))
+        read, written = read_and_written(call)
+        sides = [Traffic(compiler, read, False)] if read is not None else []
+        sides += [Traffic(compiler, written, True)] if written is not None else []
 
         def record(frame: Frame) -> None:
             found = [side.demands(frame) for side in sides]
@@ -175,19 +174,19 @@ cost(tl.REDUCER_UPDATE)(lambda compiler, call: lambda frame: None)
 
 
 def _access(
-    name: str, nbytes: Callable[[ir.Call, int], int], at: int = 0, returns: bool = False
+    name: str, nbytes: Callable[[ir.Call, int], int], pointer: Callable[[ir.Call], Any], returns: bool = False
 ) -> Callable[[Compiler, ir.Call], Closure]:
     """An access to elements by each active thread.
 
     Args:
         nbytes: of a call and the size of an element, how many bytes a thread moves.
-        at: which argument points to the elements.
+        pointer: of a call, what points to the elements.
         returns: whether the thread waits for a value.
     """
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         recorder, where = compiler.instrumentation.recorder, compiler.where
-        home = pointed(compiler, call.args[at]).home
+        home = pointed(compiler, pointer(call)).home
         scope, root = ir.scope_kind(home.buffer), compiler.root(home.slot)
         far = scope == "global"
         latency = recorder.rates.latency(scope) if returns else 0.0
@@ -207,7 +206,7 @@ def _access(
 
 def _atomic(width: int = 1, returns: bool = False) -> Callable[[Compiler, ir.Call], Closure]:
     """An update of one element, or of neighbouring ones: read, and written."""
-    return _access("atomic", lambda call, itemsize: 2 * width * itemsize, returns=returns)
+    return _access("atomic", lambda call, itemsize: 2 * width * itemsize, lambda call: Atomic.of(call).pointer, returns)
 
 
 for _name in ("add", "max", "min"):
@@ -218,10 +217,16 @@ cost(tl.atomic("load"), runs=True)(_atomic(returns=True))
 cost(tl.atomic("addx2"), runs=True)(_atomic(width=2))
 cost(tl.atomic("addx4"), runs=True)(_atomic(width=4))
 for _width in (32, 64, 128, 256):
-    _store = _access("store", lambda call, itemsize, nbytes=_width // 8: nbytes)
+    _store = _access(
+        "store", lambda call, itemsize, nbytes=_width // 8: nbytes, lambda call: WordStore.of(call).pointer
+    )
     cost(f"{tl.TL}stg{_width}", f"{tl.TL}sts{_width}", runs=True)(_store)
-cost(tl.PTX_CP_ASYNC, runs=True)(_access("cp.async", lambda call, size: ir.constant(call.args[2]) * size, at=1))
-cost(tl.PTX_LDMATRIX, runs=True)(_access("ldmatrix", lambda call, size: 4 * ir.constant(call.args[1]), at=2))
+cost(tl.PTX_CP_ASYNC, runs=True)(
+    _access("cp.async", lambda call, size: AsyncCopy.of(call).count * size, lambda call: AsyncCopy.of(call).source)
+)
+cost(tl.PTX_LDMATRIX, runs=True)(
+    _access("ldmatrix", lambda call, size: 4 * LoadMatrix.of(call).count, lambda call: LoadMatrix.of(call).row)
+)
 
 
 def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, tuple[int, ...]], None]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.scalars import NamedBarrier
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit, branches
 from tilescale.backends.cuda.lowering.markers import located, sync
@@ -266,7 +267,7 @@ class Clone:
             self.stage.reduces(self.unit)
         if name == tl.GEMM:
             self._check_product(tiles.Gemm.of(stmt.value))
-        if name == tl.STORAGE_SYNC and len(stmt.value.args) == 1:
+        if name == tl.STORAGE_SYNC and NamedBarrier.of(stmt.value).number is None:
             return sync((self.unit if self.apart else self.stage.whole).executing)
         if name == _ARRIVE:
             # Stock TileLang looks for the fence's place within one branch, and here another one reads the tile.

@@ -16,7 +16,7 @@ from typing import Any
 from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.backends.cuda.lowering.groups.loops import Loop
+from tilescale.backends.cuda.lowering.groups.loop import Loop
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 
 ROWS = 16
@@ -77,11 +77,13 @@ class Handover:
         wait: for each part, the wait until it is there.
         arrive: for each part, saying that the unit has used it.
         overlaps: whether products run beside the threads that start them.
+        first: whether all parts are there before anything else: then what the loader has waited for has happened.
     """
 
     wait: Sequence[ir.Stmt]
     arrive: Sequence[ir.Stmt]
     overlaps: bool
+    first: bool = False
 
     def over(self, body: ir.Stmt, rows: dict[ir.Var, int]) -> list[ir.Stmt]:
         """The statements of an iteration, with waits and arrivals.
@@ -92,8 +94,8 @@ class Handover:
         stmts = [piece for stmt in _flat(body) for piece in _by_part(stmt, rows)]
         named = [self._named(stmt, rows) for stmt in stmts]
         last = {part: number for number, parts in enumerate(named) for part in parts}
-        result: list[ir.Stmt] = []
-        waited: set[int] = set()
+        waited = set(range(len(self.wait))) if self.first else set[int]()
+        result = [self.wait[part] for part in sorted(waited)]
         for run in _chains(stmts) if self.overlaps else [[number] for number in range(len(stmts))]:
             asked = set().union(*(named[n] for n in run)) - waited
             waited |= asked
@@ -101,7 +103,8 @@ class Handover:
             free = [[part for part in sorted(last) if last[part] == n] for n in run]
             result += self._run([stmts[n] for n in run], free)
         unused = [part for part in range(len(self.wait)) if part not in last]
-        return [*result, *(step for part in unused for step in (self.wait[part], self.arrive[part]))]
+        result += [self.wait[part] for part in unused if part not in waited]
+        return [*result, *(self.arrive[part] for part in unused)]
 
     def _run(self, stmts: list[ir.Stmt], free: list[list[int]]) -> list[ir.Stmt]:
         """Products into the same accumulators, and the parts that are free after each."""

@@ -1,31 +1,41 @@
 # SPDX-License-Identifier: MIT
 """Find the pipelined loops whose loads a warpgroup of its own can issue ahead of the units that work on the tiles.
 
-Why: such a loader runs beside everything else of the program, so nothing may order its loads but the tiles themselves.
-Before: a phase. After: its loops taken apart into loads and statements of units (pipelines.py lowers them). Nothing is
-rewritten.
+Why: such a loader runs beside everything else of the program, so nothing may order its loads but what it knows of: the
+tiles themselves, waits in the loop, which it makes itself (gates.py), and what the units say when they come to a loop
+whose loads something before it orders. Before: a phase. After: its loops taken apart into what the loader does and
+statements of units (pipelines.py lowers them). Nothing is rewritten.
 
-Declines: launches without room for a loader, loops whose loads a wait before or in them orders, loops inside loops or
-conditions, tiles that have another use, sources that the program writes, copies that are none in bulk, and loops before
-whose end programs of a cluster synchronize, for which all threads have to come.
+Declines, each with its reason in a note where units work in the loop: launches without room for a loader, loops of
+units of their own, loops that run for different numbers of iterations each time, tiles that have another use, sources
+that the program writes, copies that are none in bulk, waits behind what units do in an iteration or of units themselves
+for what is loaded, waits for flags that the program may change before it comes to them, and loops before whose end
+programs of a cluster synchronize, for which all threads have to come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from tilelang_core import ir, tl
-from tilelang_core.tiles import TileCopy, is_region
+from tilelang_core import ir, specialise, tl
+from tilelang_core import rewrite as tir
+from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
+from tilescale.backends.cuda.lowering.groups.gates import DeclinedError, Gates, flag_of, is_lasting, waits_in
+from tilescale.backends.cuda.lowering.groups.loads import is_bulk_load
+from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressions, loops_of, used_binds
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
+from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
+from tilescale.backends.cuda.lowering.statements import is_load, is_pipelined, is_region, is_wait
 from tilescale.hda import Level, Machine
+from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
+from tilescale.program.effects import Effects
 
 LOADER_THREADS = 128
 """A warpgroup: registers move from and to whole ones (PTX ISA, `setmaxnreg`)."""
@@ -35,38 +45,6 @@ WARP = 32
 MOST_THREADS = 1024
 FIRST_ARCHITECTURE = 9
 """Compute capability of the first processors with bulk copies and barriers that count bytes."""
-
-BULK, LONGEST, RANKS = 16, 256, 5
-"""Bulk copies (CUDA driver API, cuTensorMapEncodeTiled): bytes that make up strides, rows of a box, dimensions."""
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A pipelined loop, taken apart.
-
-    Attributes:
-        level: whose units work in it.
-        loads: its copies from memory into tiles.
-        binds: the names that loads and extents use, bound before the loop or in it (`inner`).
-        rest: what units execute.
-    """
-
-    stmt: ir.For
-    level: Level
-    loads: tuple[TileCopy, ...]
-    binds: tuple[ir.Bind, ...]
-    inner: tuple[ir.Bind, ...]
-    rest: tuple[ir.Stmt, ...]
-
-    @property
-    def tiles(self) -> list[ir.Buffer]:
-        """What is loaded."""
-        return [ir.region_parts(load.target)[0] for load in self.loads]
-
-    @property
-    def stages(self) -> int:
-        """Tiles of a kind that there are."""
-        return ir.integer(self.stmt.annotations["num_stages"])
 
 
 def architecture(machine: Machine) -> int:
@@ -84,137 +62,210 @@ class _Search:
     def __init__(self, stage: GroupStage):
         self.stage, self.phase = stage, stage.phase.stmt
         self.found: list[Loop] = []
-        self._waits: list[ir.Call] = []  # passed so far for other programs or devices
+        self._before: list[ir.Call] = []  # waits, barriers and collectives passed so far
         self._has_met_cluster = False
-        if self._has_room():
-            self._walk(self.phase, [])
+        self._walk(self.phase, [], ())
 
-    def _has_room(self) -> bool:
-        launch = self.stage.launch
-        threads = launch.thread_count
-        fits = threads % LOADER_THREADS == 0 and threads + LOADER_THREADS <= MOST_THREADS
-        modern = architecture(self.stage.target.machine) >= FIRST_ARCHITECTURE
-        return modern and fits and launch.threads[1:] == (1, 1)
-
-    def _waits_for_others(self, node: Any) -> bool:
-        name = ir.op_name(node)
-        if name not in ops.COLLECTIVES | {ops.WAIT.name, ops.BARRIER.name}:
-            return False
-        level = ir.attribute(node, "level")
-        return level is None or self.stage.level(str(level)).kind != "thread_group"
-
-    def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind]) -> None:
-        """Loops that every thread reaches, once."""
+    def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt] = ()) -> None:
+        """Loops that all threads of a program reach together, in order; `leading` is what stands before in a list."""
         if isinstance(stmt, ir.SeqStmt):
-            for inner in stmt.seq:
-                self._walk(inner, binds)
+            for number, inner in enumerate(stmt.seq):
+                self._walk(inner, binds, around, stmt.seq[:number])
         elif isinstance(stmt, ir.AttrStmt) and self.stage.level_of(stmt) is None:
-            self._walk(stmt.body, binds)
+            self._walk(stmt.body, binds, around)
+        elif isinstance(stmt, ir.IfThenElse) and not is_wait(stmt):
+            before = len(self._before)
+            self._walk(stmt.then_case, binds, (*around, stmt.condition))
+            if stmt.else_case is not None:
+                passed, self._before = self._before[before:], self._before[:before]
+                self._walk(stmt.else_case, binds, (*around, ir.Not(stmt.condition)))
+                self._before += passed
+        elif isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.SERIAL and not is_pipelined(stmt):
+            self._walk(stmt.body, binds, (*around, stmt))
         else:
-            ir.walk(stmt, lambda node: self._waits.append(node) if self._waits_for_others(node) else None)
-            self._has_met_cluster |= ir.contains(stmt, is_barrier)
             if isinstance(stmt, ir.Bind):
                 binds.append(stmt)
-            if isinstance(stmt, ir.For) and "num_stages" in stmt.annotations:
-                self._loop(stmt, binds)
+            if any(self.stage.level_of(inner) is not None for inner in ir.statements(stmt)):
+                for loop in filter(is_pipelined, ir.statements(stmt)):
+                    self._loop(loop, binds, around, leading if loop is stmt else None)
+            self._before += self._waits_for_others(stmt)
+            self._has_met_cluster |= ir.contains(stmt, is_barrier)
 
-    def _loop(self, stmt: ir.For, binds: list[ir.Bind]) -> None:
-        loop = self._taken_apart(stmt, binds)
-        if self._has_met_cluster:
-            return
-        if loop is not None and self._is_gated(loop):
-            name = stmt.loop_var.name
-            self.stage.notes.append(f"T.Pipelined over {name}: in order, as the program waits for what it loads")
-        elif loop is not None and self._stands_alone(loop):
-            self.found.append(loop)
+    def _loop(self, stmt: ir.For, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt] | None) -> None:
+        """A loop in which units work; nothing leads to one to which they do not come together."""
+        try:
+            if leading is None:
+                raise DeclinedError("it is a loop of one unit, or stands in one that is not serial")
+            self._check_room(around)
+            self.found.append(self._taken_apart(stmt, binds, around, leading))
+        except DeclinedError as reason:
+            self.stage.notes.append(f"T.Pipelined over {stmt.loop_var.name} without a loader: {reason}")
+
+    def _check_room(self, around: Around) -> None:
+        launch, machine = self.stage.launch, self.stage.target.machine
+        threads = launch.thread_count
+        if architecture(machine) < FIRST_ARCHITECTURE:
+            raise DeclinedError(f"{machine.name} has no bulk copies")
+        if self._has_met_cluster or any(ir.contains(loop, is_barrier) for loop in loops_of(around)):
+            raise DeclinedError("programs of a cluster synchronize in front of it, for which all threads have to come")
+        if threads % LOADER_THREADS or threads + LOADER_THREADS > MOST_THREADS:
+            raise DeclinedError(f"a warpgroup that loads does not fit beside {threads} threads")
+
+    def _waits_for_others(self, stmt: ir.Stmt) -> list[ir.Call]:
+        """Where a statement waits for other programs or devices."""
+        found: list[ir.Call] = []
+
+        def visit(node: Any) -> None:
+            if ir.op_name(node) in ops.COLLECTIVES | {ops.WAIT.name, ops.BARRIER.name}:
+                level = ir.attribute(node, "level")
+                if level is None or self.stage.level(str(level)).kind != "thread_group":
+                    found.append(node)
+
+        ir.walk(stmt, visit)
+        return found
 
     # -- one loop ------------------------------------------------------------------------------------------------------
 
-    def _taken_apart(self, stmt: ir.For, binds: list[ir.Bind]) -> Loop | None:
-        body = list(stmt.body.seq) if isinstance(stmt.body, ir.SeqStmt) else [stmt.body]
-        loads = [TileCopy.of(inner.value) for inner in body if self._is_load(inner)]
-        rest = [inner for inner in body if not self._is_load(inner)]
+    def _taken_apart(self, stmt: ir.For, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt]) -> Loop:
+        if set(stmt.annotations) != {specialise.STAGES}:
+            raise DeclinedError("it has a schedule of its own")
+        body = self._statements(stmt.body)
+        loads = [inner for inner in body if is_bulk_load(inner, self.stage.phase)]
+        steps = [TileCopy.of(s.value) if s in loads else s for s in body if s in loads or is_wait(s)]
+        if not loads:
+            raise DeclinedError("it loads no whole tile in bulk")
+        rest = [s for s in body if not (s in loads or is_wait(s))]
         inner = [bind for bind in rest if isinstance(bind, ir.Bind)]
-        levels = [self.stage.level_of(other) for other in rest if not isinstance(other, ir.Bind)]
-        level = levels[0] if levels else None
-        if not loads or level is None or any(other != level for other in levels) or threads_of(level) % LOADER_THREADS:
-            return None
-        if set(stmt.annotations) != {"num_stages"} or (ir.constant(stmt.annotations["num_stages"]) or 0) < 1:
-            return None
-        used = _used([*binds, *inner], [stmt.min, stmt.extent, *(load.call for load in loads)])
-        return Loop(stmt, level, tuple(loads), tuple(used), tuple(b for b in inner if b in used), tuple(rest))
+        level = self._level([s for s in rest if not isinstance(s, ir.Bind)])
+        self._check_waits(body, Gates(self._order, steps))
+        moved = self._moved(stmt, leading, Gates(self._order, steps))
+        first = ir.EQ(stmt.loop_var, stmt.min)
+        gates = Gates(self._order, [*(tir.at(ir.IfThenElse(first, wait, None), wait) for wait in moved), *steps])
+        asked = [expr for node in (*around, stmt, *steps) for expr in expressions(node)]
+        used = used_binds([*binds, *inner], asked)
+        self._check_foreseen(stmt, around, used, asked)
+        released = self._is_released(gates, stmt, around)
+        own = tuple(bind for bind in inner if bind in used)
+        loop = Loop(stmt, level, around, gates.ordered(), released, tuple(moved), tuple(used), own, tuple(rest))
+        self._check_alone(loop)
+        self._before = [call for call in self._before if not any(call.same_as(wait) for wait in loop.waits)]
+        return loop
 
-    def _is_load(self, stmt: ir.Stmt) -> bool:
-        """A bulk copy from memory into all of a tile in shared memory."""
-        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
-            return False
-        copy = TileCopy.of(stmt.value)
-        if not is_region(copy.source):
-            return False
-        source, _, box = ir.region_parts(copy.source)
-        tile, begins, extents = ir.region_parts(copy.target)
-        shape = ir.constants(tile.shape)
-        if shape is None:
-            return False
-        whole = all(ir.constant(b) == 0 for b in begins) and [ir.constant(n) for n in extents] == shape
-        alike = [n for n in map(ir.constant, box) if n != 1] == [n for n in shape if n != 1]
-        between = source.scope() == "global" and tile.scope() == "shared.dyn" and str(source.dtype) == str(tile.dtype)
-        return whole and alike and between and self._is_bulk(source, shape)
+    def _statements(self, stmt: ir.Stmt) -> list[ir.Stmt]:
+        """The statements of a list in order, also of regions that units around the program execute."""
+        if isinstance(stmt, ir.SeqStmt):
+            return [part for inner in stmt.seq for part in self._statements(inner)]
+        if is_region(stmt) and self.stage.level_of(stmt) is None:
+            return self._statements(stmt.body)
+        return [stmt]
 
-    def _is_bulk(self, source: ir.Buffer, box: list[int]) -> bool:
-        size = ir.bits(str(source.dtype)) // 8
-        if not size or len(source.shape) > RANKS or box[-1] * size % BULK or max(box[:-1], default=LONGEST) > LONGEST:
-            return False
-        stride = size
-        for extent in source.shape[:0:-1]:
-            stride *= ir.constant(self.stage.phase.sized(extent)) or 1
-            if stride % BULK:
-                return False
-        return True
+    def _level(self, stmts: list[ir.Stmt]) -> Level:
+        """The level whose units execute all of some statements."""
+        levels = [self.stage.level_of(stmt) for stmt in stmts]
+        level = next((level for level in levels if level is not None), None)
+        if level is None or None in levels:
+            by_all = next((stmt for stmt, by in zip(stmts, levels, strict=True) if by is None), None)
+            is_copy = by_all is not None and is_load(by_all)
+            what = "a copy in it is none in bulk" if is_copy else "the program itself works in it"
+            where = location(by_all) if by_all is not None else None
+            raise DeclinedError(what + (f" (line {where.line})" if where is not None else ""))
+        if any(other != level for other in levels) or threads_of(level) % LOADER_THREADS:
+            raise DeclinedError("its units are no warpgroups, or of several levels")
+        return level
 
-    def _is_gated(self, loop: Loop) -> bool:
-        """Whether a wait in front of a loop, or in it, is for what its loads read."""
-        tiles = {tile.data for tile in loop.tiles}
-        read = {data for load in loop.loads for data, _ in self._named(load.call)} - tiles
-        return any(self._order.gates(wait, data) for wait in self._waits for data in read)
+    def _check_waits(self, body: list[ir.Stmt], gates: Gates) -> None:
+        """The loader can make the waits in a loop."""
+        works = [self.stage.level_of(inner) is not None for inner in body]
+        first = works.index(True) if True in works else len(works)
+        if any(is_wait(inner) for inner in body[first:]):
+            raise DeclinedError("it waits behind what units do in it")
+        if gates.wait_for(call for inner in body if not is_wait(inner) for call in self._waits_for_others(inner)):
+            raise DeclinedError("units wait in it for what it loads")
+        if not all(is_lasting(self._order, wait, self._effects) for wait in gates.waits):
+            raise DeclinedError(
+                "the program changes a flag for which it waits in it, and the wait would come too early"
+            )
+
+    def _moved(self, stmt: ir.For, leading: Sequence[ir.Stmt], gates: Gates) -> list[ir.Stmt]:
+        """The waits right in front of a loop that orders its loads: its first iteration can make them."""
+        found: list[ir.Stmt] = []
+        if not ir.proves(ir.GE(stmt.extent, 1), {}):
+            return found
+        for before in reversed(leading):
+            calls, effects = waits_in(before), self._order.names.all_effects(before)
+            if is_wait(before) and all(is_lasting(self._order, call, self._effects) for call in calls):
+                found = [before, *found] if gates.wait_for(calls) else found
+            elif effects.orders or any(self._order.names.shared(access.root) for access in effects.accesses):
+                break
+        return found
+
+    def _is_released(self, gates: Gates, stmt: ir.For, around: Around) -> bool:
+        """Whether its loads have to stay behind something in front of it, in an earlier turn of loops around it too."""
+        again = [call for outer in loops_of(around)[:1] for call in self._waits_for_others(outer)]
+        own = [*self._waits_for_others(stmt), *gates.waits]
+        others = [call for call in (*self._before, *again) if not any(call.same_as(mine) for mine in own)]
+        released = gates.wait_for(others)
+        if released and loops_of(around) and not ir.proves(ir.GE(stmt.extent, 1), {}):
+            raise DeclinedError("it may have no iteration in a turn of the loop around it, which waits for its loads")
+        return released
+
+    def _check_foreseen(self, stmt: ir.For, around: Around, binds: list[ir.Bind], asked: list[Any]) -> None:
+        """The loader knows, as all threads do, how often a loop has been run through and which way the program goes."""
+        threads = ThreadNames(self.stage.launch)
+        for bind in binds:
+            threads.note(bind)
+        if any(threads.tell_apart(expr) for expr in asked):
+            raise DeclinedError("threads differ in what it loads")
+        outer = loops_of(around)
+        if any(ir.contains(loop, lambda node: ir.op_name(node) in tl.LEAVE_LOOP) for loop in outer):
+            raise DeclinedError("the loop around it may be left")
+        if outer and not isinstance(around[-len(outer)], ir.For):
+            raise DeclinedError("it stands under a condition in a loop")
+        variables = {loop.loop_var for loop in outer}
+        extents = [stmt.extent, *(loop.extent for loop in outer)]
+        spelled = [*extents, *(bind.value for bind in used_binds(binds, extents))]
+        if any(ir.variables(expr) & variables for expr in spelled):
+            raise DeclinedError("its length changes from turn to turn of the loop around it")
+        if outer and sum(map(is_pipelined, ir.statements(outer[0]))) > 1:
+            raise DeclinedError("the loop around it has several such loops")
 
     @cached_property
     def _order(self) -> Dependence:
         return Dependence(self.stage.program, self.stage.target.machine)
 
-    def _stands_alone(self, loop: Loop) -> bool:
-        """Whether nothing but its loads writes the tiles or their sources, and nothing outside names the tiles."""
+    @cached_property
+    def _effects(self) -> Effects:
+        return self._order.names.all_effects(self.phase)
+
+    def _check_alone(self, loop: Loop) -> None:
+        """Nothing but its loads writes the tiles or their sources, and nothing outside names the tiles."""
         tiles = {tile.data for tile in loop.tiles}
         noted = any(isinstance(note, dict) and tiles & set(note) for _, note in self.stage.launch.notes)
         held = any(self.stage.distributions.of(tile) or self.stage.owner(tile) for tile in loop.tiles)
-        if len(tiles) < len(loop.loads) or noted or held or ir.contains(self.phase, _is_pointer):
-            return False
+        if len(tiles) < len(loop.loads) or noted or held:
+            raise DeclinedError("a tile that it loads is loaded twice, held by units, or has a layout of its own")
         inside = [*self._named(loop.stmt)]
         everywhere = [*self._named(self.phase)]
-        if sum(data in tiles for data, _ in everywhere) != sum(data in tiles for data, _ in inside):
-            return False
-        written = [data for data, writes in everywhere if writes]
-        sources = (*(load.call for load in loop.loads), *loop.binds)
-        read = {data for part in sources for data, _ in self._named(part)} - tiles
-        return sum(data in tiles for data in written) == len(tiles) and not read & set(written)
+        outside = sum(data in tiles for data, _ in everywhere) - sum(data in tiles for data, _ in inside)
+        if outside or ir.contains(self.phase, _is_pointer):
+            raise DeclinedError("a tile that it loads is used outside it too")
+        if sum(data in tiles and writes for data, writes in everywhere) > len(tiles):
+            raise DeclinedError("the program writes a tile that it loads")
+        flags = {self.stage.distributions.base(flag) for flag in map(flag_of, loop.waits)}
+        sources = (*loop.around, loop.stmt, *loop.loads, *(bind.value for bind in loop.binds))
+        read = self._read(sources) | self._read(loop.gates) - flags
+        # What it writes at peers they load behind a wait, or a barrier.
+        own = {access.root for access in self._effects.writes if access.at is None}
+        if (read - tiles) & own:
+            raise DeclinedError("the program writes what it loads")
 
     def _named(self, node: Any) -> Iterator[tuple[ir.Var, bool]]:
         """The tiles and tensors that a node names, behind views, and whether it writes them."""
         for buffer, _, writes in accesses(node):
             yield self.stage.distributions.base(buffer), writes
 
-
-def _used(binds: list[ir.Bind], by: list[Any]) -> list[ir.Bind]:
-    """The bindings that something needs, in order."""
-    needed: set[ir.Var] = set()
-    for node in by:
-        needed |= ir.variables(node) if isinstance(node, ir.PrimExpr) else set()
-    found: list[ir.Bind] = []
-    for bind in reversed(binds):
-        if bind.var in needed and ir.op_name(bind.value) != ops.VIEW.name:
-            needed |= ir.variables(bind.value)
-            found.insert(0, bind)
-    return found
+    def _read(self, nodes: Iterable[Any]) -> set[ir.Var]:
+        return {data for node in nodes for expr in expressions(node) for data, _ in self._named(expr)}
 
 
 def _is_pointer(node: Any) -> bool:

@@ -2,9 +2,11 @@
 """Run pipelined loops of units asynchronously: a warpgroup of its own loads tiles ahead, the units work on them.
 
 Why: a loop that all threads enter together, iteration after iteration, waits for its loads. Before: a `T.Pipelined`
-loop of the program whose body is copies from memory into tiles, and statements that units execute. After: 128 more
-threads, the loader, issue those copies in bulk into a ring of tiles; each unit runs the loop in its own branch. Tiles
-are handed over by barriers in shared memory: `full` counts their bytes, `empty` the threads that have used them.
+loop of the program whose body is copies from memory into tiles, waits, and statements that units execute. After: 128
+more threads, the loader, issue those copies in bulk into a ring of tiles, and wait in front of those that are to be
+behind a wait; each unit runs the loop in its own branch. Tiles are handed over by barriers in shared memory: `full`
+counts their bytes, `empty` the threads that have used them. Where something in front of a loop orders its loads, units
+say by a third one, `released`, that they have come to it.
 
 The target is roles by hand and not stock TileLang's `WSSchedule`: a pipeline there has one consumer role, while tiles
 here are read by several units, which also synchronize with one another inside the loop.
@@ -14,7 +16,7 @@ Leaves to the in-order lowering what loops.py declines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from tilelang_core import ir, tiles, tl
@@ -22,13 +24,15 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.handover import Handover, parts_of
-from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS, WARP, Loop, architecture, asynchronous
+from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressions, loops_of, used_binds
+from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS, WARP, architecture, asynchronous
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit
-from tilescale.backends.cuda.lowering.markers import loading
+from tilescale.backends.cuda.lowering.markers import by_producer, loading
+from tilescale.backends.cuda.lowering.roles import POLLING
 
 REGISTERS, LOADER_REGISTERS, MOST_REGISTERS = 65536, 24, 240
-"""Of a multiprocessor; of a thread that loads; of a thread that works, at most (they come in steps of 8)."""
+"""Of a multiprocessor; of a thread that only loads; of one that works, at most (they come in steps of 8)."""
 
 ASYNCHRONOUS_PRODUCTS = 9
 """Compute capability of the processors whose warpgroups start products into registers and wait for them later."""
@@ -51,6 +55,7 @@ class Pipelines:
         self._rings: dict[ir.Var, ir.Buffer] = {}
         self._parts: dict[ir.For, int] = {}
         self._handed: dict[ir.For, tuple[ir.Buffer, ir.Buffer]] = {}
+        self._released: dict[ir.For, ir.Buffer] = {}
         self.loops = asynchronous(stage)
         for number, loop in enumerate(self.loops):
             self._allocate(loop, f"_{number}" if number else "")
@@ -65,25 +70,36 @@ class Pipelines:
             shape = [places, rows // parts, *columns]
             self._rings[tile.data] = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
             tiles.append(self._rings[tile.data])
-        pair = [tir.local_buffer(name + number, [places], "uint64", "shared.barrier") for name in ("full", "empty")]
-        for barrier, arrivals in zip(pair, (1, self.stage.whole.threads), strict=True):
-            self.arrivals[barrier.data] = [ir.int_node(arrivals)] * places
-            tiles.append(barrier)
-        self._handed[loop.stmt] = (pair[0], pair[1])
+        full = self._barrier(f"full{number}", places, 1)
+        self._handed[loop.stmt] = full, self._barrier(f"empty{number}", places, self.stage.whole.threads)
+        if loop.released:
+            self._released[loop.stmt] = self._barrier(f"released{number}", 1, self.stage.whole.threads)
         self._note(loop)
+
+    def _barrier(self, name: str, places: int, arrivals: int) -> ir.Buffer:
+        barrier = tir.local_buffer(name, [places], "uint64", "shared.barrier")
+        self.arrivals[barrier.data] = [ir.int_node(arrivals)] * places
+        self.stage.tiles.append(barrier)
+        return barrier
 
     def _note(self, loop: Loop) -> None:
         first = self.stage.whole.threads
         names = ", ".join(tile.name for tile in loop.tiles)
         units = self.stage.whole.units(loop.level)
+        waits = f"make {len(loop.waits)} T.wait and " if loop.waits else ""
+        when = ", once the program reaches the loop" if loop.released else ""
         self.stage.notes.append(
-            f"T.Pipelined over {loop.stmt.loop_var.name}: threads {first} to {first + LOADER_THREADS - 1} load {names} "
-            f"by TMA, {loop.stages} ahead; {len(units)} {loop.level.name}s work on them"
+            f"T.Pipelined over {loop.stmt.loop_var.name}: threads {first} to {first + LOADER_THREADS - 1} {waits}load "
+            f"{names} by TMA, {loop.stages} ahead{when}; {len(units)} {loop.level.name}s work on them"
         )
 
     def of(self, stmt: Any) -> Loop | None:
         """The asynchronous loop that a statement is."""
         return next((loop for loop in self.loops if loop.stmt.same_as(stmt)), None)
+
+    def moves(self, stmt: Any) -> bool:
+        """Whether a statement of the program is a wait that the loader makes instead."""
+        return any(stmt.same_as(wait) for loop in self.loops for wait in loop.moved)
 
     @property
     def added(self) -> int:
@@ -91,9 +107,10 @@ class Pipelines:
         return LOADER_THREADS if self.loops else 0
 
     @property
-    def ahead(self) -> frozenset[ir.Var]:
-        """The tensors that it loads."""
-        return frozenset(ir.region_parts(load.source)[0].data for loop in self.loops for load in loop.loads)
+    def free(self) -> frozenset[ir.Var]:
+        """Tensors of which the loader loads ahead of all waits."""
+        free = [load for loop in self.loops if loop.gates or not loop.released for load in loop.free]
+        return frozenset(self.stage.distributions.base(ir.region_parts(load.source)[0]) for load in free)
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
@@ -102,16 +119,19 @@ class Pipelines:
         clone = Clone(self.stage, unit)
         step = clone.values[loop.stmt.loop_var] = ir.Var(loop.stmt.loop_var.name, str(loop.stmt.loop_var.dtype))
         begin, extent = (clone.expr(n) for n in (loop.stmt.min, loop.stmt.extent))
-        stage, turn = _turn(loop, step - begin)
+        stage, turn = _turn(loop, _iterations(loop, clone.expr(loop.turn), extent, step - begin))
         full, empty = self._handed[loop.stmt]
         body = statements(loop.rest, unit, clone, self._kept(loop))
         parts = self._parts[loop.stmt]
         places = [stage * parts + part for part in range(parts)]
         waits, arrivals = [_wait(full, at, turn) for at in places], [_arrive(empty, at) for at in places]
-        hand = Handover(waits, arrivals, architecture(self.stage.target.machine) == ASYNCHRONOUS_PRODUCTS)
+        overlaps = architecture(self.stage.target.machine) == ASYNCHRONOUS_PRODUCTS
+        hand = Handover(waits, arrivals, overlaps, first=bool(loop.gates))
         steps = hand.over(body, {tile.data: ir.integer(tile.shape[0]) // parts for tile in loop.tiles})
         body = self._on_rings(tir.sequence(steps), stage * parts)
-        return tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, body), loop.stmt)
+        nest = tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, body), loop.stmt)
+        released = self._released.get(loop.stmt)
+        return nest if released is None else tir.sequence([_acquired(), _arrive(released, 0), nest])
 
     def _kept(self, loop: Loop) -> frozenset[ir.Var]:
         """The tiles that no unit writes in a loop."""
@@ -137,37 +157,59 @@ class Pipelines:
         """What the loader executes beside the program, if there is one."""
         if not self.loops:
             return []
-        left = (REGISTERS - LOADER_THREADS * LOADER_REGISTERS) // self.stage.whole.threads
-        limits = (LOADER_REGISTERS, min(left // 8 * 8, MOST_REGISTERS))
+        registers = POLLING if any(loop.gates for loop in self.loops) else LOADER_REGISTERS
+        left = (REGISTERS - LOADER_THREADS * registers) // self.stage.whole.threads
+        limits = (registers, min(left // 8 * 8, MOST_REGISTERS))
         # One warp of it: who sees a phase of a barrier late may miss the next one, and waits for it for ever.
         first = ir.simplify(self.stage.thread < self.stage.whole.threads + WARP, {})
         return [loading(ir.IfThenElse(first, tir.sequence([*map(self._load, self.loops)]), None), limits)]
 
     def _load(self, loop: Loop) -> ir.Stmt:
-        fresh = {bind.var: ir.Var(bind.var.name, str(bind.var.dtype)) for bind in loop.binds}
-        var = loop.stmt.loop_var
-        step = fresh[var] = ir.Var(var.name, str(var.dtype))
-        begin = ir.substitute(loop.stmt.min, fresh)
-        stage, turn = _turn(loop, step - begin)
-        full, empty = self._handed[loop.stmt]
-        elected = tir.call(tl.ELECT, WARP, dtype="bool")
+        return self._within(loop, loop.around, {})
+
+    def _within(self, loop: Loop, around: Around, fresh: dict[ir.Var, Any]) -> ir.Stmt:
+        """A loop in the rest of what it stands in; `fresh` are the loader's names so far."""
+        if not around:
+            return self._nest(loop, fresh)
+        outer, *rest = around
+        binds = _named([bind for bind in used_binds(loop.binds, expressions(outer)) if bind.var not in fresh], fresh)
+        if not isinstance(outer, ir.For):
+            body = ir.IfThenElse(ir.substitute(outer, fresh), self._within(loop, tuple(rest), fresh), None)
+            return tir.sequence([*binds, body])
+        begin, extent = (ir.substitute(n, fresh) for n in (outer.min, outer.extent))
+        var = fresh[outer.loop_var] = _again(outer.loop_var)
+        body = self._within(loop, tuple(rest), fresh)
+        return tir.sequence([*binds, ir.For(var, begin, extent, ir.ForKind.SERIAL, body)])
+
+    def _nest(self, loop: Loop, fresh: dict[ir.Var, Any]) -> ir.Stmt:
+        binds = _named([bind for bind in loop.binds if bind not in loop.inner and bind.var not in fresh], fresh)
+        step = fresh[loop.stmt.loop_var] = _again(loop.stmt.loop_var)
+        begin, extent, turn = (ir.substitute(n, fresh) for n in (loop.stmt.min, loop.stmt.extent, loop.turn))
+        inner = _named(loop.inner, fresh)
+        stage, parity = _turn(loop, _iterations(loop, turn, extent, step - begin))
         issued: list[ir.Stmt] = []
         for part in range(self._parts[loop.stmt]):
             place = stage * self._parts[loop.stmt] + part
-            copies = [self._copy(load, ir.BufferLoad(full, [place]), place, part, fresh) for load in loop.loads]
-            issue = ir.IfThenElse(elected, tir.sequence([*copies, _arrive(full, place)]), None)
-            issued += [_wait(empty, place, 1 - turn), issue]
+            issued += [_wait(self._handed[loop.stmt][1], place, 1 - parity), *self._issued(loop, place, part, fresh)]
+        nest = ir.For(step, begin, extent, ir.ForKind.SERIAL, tir.sequence([*inner, *issued]))
+        released = self._released.get(loop.stmt)
+        comes = [] if released is None else [_wait(released, 0, turn % 2), _acquired()]
+        return tir.sequence([*binds, *comes, nest])
 
-        def names(inside: bool) -> list[ir.Stmt]:
-            return [
-                ir.Bind(fresh[bind.var], ir.substitute(bind.value, fresh))
-                for bind in loop.binds
-                if (bind in loop.inner) == inside
-            ]
-
-        body = tir.sequence([*names(True), *issued])
-        nest = ir.For(step, begin, ir.substitute(loop.stmt.extent, fresh), ir.ForKind.SERIAL, body)
-        return tir.sequence([*names(False), nest])
+    def _issued(self, loop: Loop, place: Any, part: int, fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
+        """The loads of a part, which one thread issues; before the first part, the waits in front of them."""
+        full = self._handed[loop.stmt][0]
+        elected = tir.call(tl.ELECT, WARP, dtype="bool")
+        result: list[ir.Stmt] = []
+        copies: list[ir.Stmt] = []
+        for step in loop.steps:
+            if isinstance(step, tiles.TileCopy):
+                copies.append(self._copy(step, ir.BufferLoad(full, [place]), place, part, fresh))
+            elif part == 0:
+                result += [ir.IfThenElse(elected, tir.sequence(copies), None)] if copies else []
+                result.append(tir.at(by_producer(ir.substitute(step, fresh)), step))
+                copies = []
+        return [*result, ir.IfThenElse(elected, tir.sequence([*copies, _arrive(full, place)]), None)]
 
     def _copy(
         self, load: tiles.TileCopy, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]
@@ -185,6 +227,25 @@ class Pipelines:
         return tir.tile_call("tma_copy", read, target, barrier=full, is_tma_copy=1)
 
 
+def _again(var: ir.Var) -> ir.Var:
+    return ir.Var(var.name, str(var.dtype))
+
+
+def _named(binds: Iterable[ir.Bind], fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
+    """Bindings under names of the loader's own, which are noted."""
+    made: list[ir.Stmt] = []
+    for bind in binds:
+        value = ir.substitute(bind.value, fresh)
+        fresh[bind.var] = _again(bind.var)
+        made.append(ir.Bind(fresh[bind.var], value))
+    return made
+
+
+def _iterations(loop: Loop, turn: Any, extent: Any, now: Any) -> Any:
+    """How many iterations of a loop have been before, in earlier turns of the loops around it too."""
+    return turn * extent + now if loops_of(loop.around) else now
+
+
 def _turn(loop: Loop, done: Any) -> tuple[Any, Any]:
     """The stage of an iteration, and the parity of the phase that its barriers complete in it."""
     return done % loop.stages, done // loop.stages % 2
@@ -192,6 +253,10 @@ def _turn(loop: Loop, done: Any) -> tuple[Any, Any]:
 
 def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
     return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(barrier, [stage]), turn))
+
+
+def _acquired() -> ir.Stmt:
+    return tir.evaluate(tir.extern("tilescale::acquired"))
 
 
 def _arrive(barrier: ir.Buffer, stage: Any) -> ir.Stmt:

@@ -68,7 +68,7 @@ class _ThreadGroups(GroupStage):
             added=self.phase.added + self.pipelines.added,
             ordered=self.phase.ordered or self.used,
             groups=Groups(
-                self.pipelines.added > 0, self.pipelines.ahead, self.reducing, self.held_in_words(), self.exclusive()
+                self.pipelines.added > 0, self.reducing, self.held_in_words(), self.exclusive(), self.pipelines.free
             ),
         )
 
@@ -83,6 +83,8 @@ class _ThreadGroups(GroupStage):
         if not isinstance(node, ir.Stmt):
             return None
         self.where = location(node) or self.where
+        if self.pipelines.moves(node):
+            return tir.sequence([])
         if isinstance(node, ir.Bind):
             self._names.note(node)
         if isinstance(node, ir.IfThenElse) and self._names.tell_apart(node.condition):

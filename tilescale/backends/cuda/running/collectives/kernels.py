@@ -25,7 +25,9 @@ HEADERS = ("sync.cuh", "words.cuh", "messages.cuh", "sums.cuh", "short_messages.
 
 C_TYPES = {
     "int8": "signed char", "uint8": "unsigned char", "int32": "int", "int64": "long", "float16": "__half",
-    "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double",
+    "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double", "int16": "short", "uint16": "unsigned short",
+    "uint32": "unsigned", "uint64": "unsigned long", "float8_e4m3": "__nv_fp8_e4m3", "float8_e4m3fn": "__nv_fp8_e4m3",
+    "float8_e5m2": "__nv_fp8_e5m2",
 }  # fmt: skip
 """Types whose elements are combined."""
 

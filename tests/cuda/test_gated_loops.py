@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: MIT
+"""Pipelined loops of warpgroups that wait for what they load: who waits, in front of what, and what is declined."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.cuda import gated_programs
+from tests.cuda.gated_programs import COLUMNS, ROWS, STEP, VARIANTS, arriving
+from tests.cuda.support import bodies, lowered, notes, source
+from tests.cuda.test_pipelines import branches
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering import arguments as arg
+from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+
+GATE = re.compile(r"tilescale::wait_by_producer<|released\[0\]\.wait|(?:Y|B)_desc, full|empty\[[^.]*\.wait|arrive")
+
+
+def loops(func: Any) -> list[str]:
+    """What is said of a program's loops."""
+    return [note for note in notes(func) if note.startswith("T.Pipelined")]
+
+
+def text(**how: Any) -> str:
+    """The kernel of a program of two devices."""
+    return bodies(source(arriving(devices=2, **how))).split('extern "C"')[1]
+
+
+# -- who waits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_loader_waits_in_front_of_what_a_wait_orders(name: str):
+    """B, which nobody sends, is loaded before; units wait for tiles and for nothing else."""
+    loader, units = branches(text(**VARIANTS[name]))
+    order = [found.split("::")[-1].split("[")[0].split("<")[0] for found in GATE.findall(loader)]
+    by_units = "in front" in name and "turns" not in name
+    first = ["released"] if by_units else []
+    gates = [] if name == "in front" else ["wait_by_producer"]
+    expected = [*first, "empty", "B_desc, full", *gates, *(["arrive"] if gates else ["arrive"]), "Y_desc, full"]
+    assert order == expected
+    assert units.count("tilescale::wait<") == by_units
+    assert f"warpgroup_reg_dealloc<{40 if gates else 24}>" in loader
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_notes_say_who_waits(name: str):
+    makes = "" if name == "in front" else "make 1 T.wait and "
+    when = ", once the program reaches the loop" if "in front" in name and "turns" not in name else ""
+    stages = VARIANTS[name].get("stages", 3)
+    said = f"threads 256 to 383 {makes}load b, a by TMA, {stages} ahead{when}; 2 warpgroups work on them"
+    assert loops(arriving(devices=2, **VARIANTS[name])) == [f"T.Pipelined over step: {said}"]
+
+
+def test_a_wait_in_front_is_one_of_the_first_iteration():
+    loader, _ = branches(text(turns=2, waits="in front"))
+    assert re.search(r"if \(step == 0\) \{\s*tilescale::wait_by_producer<", loader)
+
+
+def test_units_say_that_they_reach_the_loop_once_they_have_waited():
+    _, units = branches(text(waits="in front"))
+    wait, *arrivals = (m.start() for m in re.finditer(r"tilescale::wait<|released\[0\]\.arrive", units))
+    assert len(arrivals) == 2 and wait < arrivals[0]
+    assert re.findall(r"(\S+)\s+released\[0\]\.arrive", units) == ["tilescale::acquired();"] * 2
+
+
+def test_rings_go_on_from_turn_to_turn():
+    """Four steps on three stages: the second turn begins with the second place, in the second round."""
+    loader, units = branches(text(turns=2, steps=4))
+    done = r"\(\((turn\w*) \* 4\) \+ (step\w*)\)"
+    place, parity = rf"\[\({done} % 3\)\]", rf"\(\({done} % 6\) / 3\)"
+    assert len(re.findall(rf"empty{place}\.wait\(\(1 - {parity}\)\);", loader)) == 1
+    assert len(re.findall(rf"full{place}\.wait\({parity}\);", units)) == 2
+
+
+def test_a_loader_beside_a_grid_that_synchronizes_devices_by_itself():
+    """Only the user's threads do so; a loader that waits has a barrier in front of its kernel."""
+
+    @T.prim_func
+    def sent(
+        Y: T.Tensor((ROWS, 4 * STEP), "bfloat16"),
+        B: T.Tensor((4 * STEP, COLUMNS), "bfloat16"),
+        C: T.Tensor((ROWS, COLUMNS), "float32"),
+        flags: T.Tensor((1,), "int32"),
+    ):
+        with T.Kernel(device=2, block=1, threads=256):
+            with T.Scale("block"), T.Scale("device") as (d, n):
+                a = T.alloc((ROWS, STEP), "bfloat16", level="l1")
+                b = T.alloc((STEP, COLUMNS), "bfloat16", level="l1")
+                c = T.alloc((ROWS, COLUMNS), "float32", level="l0")
+                with T.Scale("warpgroup"):
+                    T.clear(T.view(c, layout=T.Replica))
+                for step in T.Pipelined(4, num_stages=2):
+                    T.copy(Y[0, step * STEP], a)
+                    T.copy(B[step * STEP, 0], b)
+                    with T.Scale("warpgroup"):
+                        columns, rows = T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow)
+                        T.gemm(columns, rows, T.view(c, layout=T.Replica))
+                with T.Scale("warpgroup"):
+                    T.allreduce(T.view(c, layout=T.Replica))
+                T.copy(c, C)
+                T.signal(flags[0], dst=(d + 1) % n)
+
+    loader, units = branches(bodies(source(sent)).split('extern "C"')[1])
+    assert "tilescale::" not in loader and "tma_load" not in units
+    order = re.findall(r"tilescale::(come|enter|signal|leave|count)\b", units)
+    assert order[:2] == ["come", "enter"] and order[-1] in ("leave", "count")
+    assert "tilescale::come" not in text()
+
+
+def test_a_wait_of_the_loader_comes_after_what_orders_its_flag():
+    """Nothing orders B. But before the barrier a flag may be one of an earlier round."""
+
+    @T.prim_func
+    def run(
+        B: T.Tensor((4 * STEP, COLUMNS), "bfloat16"),
+        C: T.Tensor((COLUMNS, COLUMNS), "float32"),
+        flags: T.Tensor((4,), "int32"),
+    ):
+        with T.Kernel(device=2, block=1, threads=256):
+            with T.Scale("block"), T.Scale("device") as (d, n):
+                b = T.alloc((STEP, COLUMNS), "bfloat16", level="l1")
+                c = T.alloc((COLUMNS, COLUMNS), "float32", level="l0")
+                T.signal(flags[0], dst=(d + 1) % n)
+                T.barrier()
+                for step in T.Pipelined(4, num_stages=2):
+                    T.wait(flags[step], ">=", 1)
+                    T.copy(B[step * STEP, 0], b)
+                    with T.Scale("warpgroup"):
+                        T.gemm(
+                            T.view(b, layout=T.FullRow), T.view(b, layout=T.FullRow), T.view(c, layout=T.Replica), True
+                        )
+                with T.Scale("warpgroup"):
+                    T.allreduce(T.view(c, layout=T.Replica))
+                T.copy(c, C)
+
+    (said,) = loops(run)
+    assert "make 1 T.wait and load b" in said and "once the program reaches the loop" in said
+
+
+# -- what the text means -----------------------------------------------------------------------------------------------
+
+
+def without_waits(kernel: LoweredKernel) -> Any:
+    """The plain TileLang function that a kernel is, where all that it waits for has happened."""
+
+    def enter(node: Any) -> Any:
+        return tir.sequence([]) if tir.is_extern(getattr(node, "value", None)) else None
+
+    return kernel.func.with_body(tir.rewrite(kernel.func.body, enter=enter))
+
+
+@pytest.mark.parametrize(("name", "count"), [*((name, 6) for name in VARIANTS), ("each step", 0), ("in front", 4)])
+def test_the_text_means_the_program(name: str, count: int):
+    how = VARIANTS[name]
+    (kernel,) = lowered(arriving(devices=1, sends=False, **how), devices=1).kernels
+    y, b = gated_programs.operands(3, 0, **how)
+    c, flags = torch.full((len(y), COLUMNS), torch.nan), torch.ones((how.get("turns", 1), 6), dtype=torch.int32)
+    given = [y, y, b, c, flags, count, 1]
+
+    def value(argument: Any, buffer: ir.Buffer | None) -> Any:
+        if isinstance(argument, arg.Given):
+            return given[argument.position]
+        if isinstance(argument, arg.Peers):
+            return given[argument.position][None].clone()
+        return 0 if buffer is None else torch.zeros(ir.constants(buffer.shape), dtype=torch.int64)
+
+    parameters = zip(kernel.arguments, ir.parameters(kernel.func), strict=True)
+    tilescale.emulate(without_waits(kernel), [value(argument, buffer) for argument, (_, buffer) in parameters])
+    wanted = gated_programs.product(3, 0, 1, count, **how)
+    torch.testing.assert_close(c.double(), wanted, rtol=1e-3, atol=1e-3)
+
+
+# -- what has no loader ------------------------------------------------------------------------------------------------
+
+
+def declined(kind: str) -> Any:
+    """A product that waits for its tiles in a way that a loader cannot take over."""
+
+    @T.prim_func
+    def run(
+        Y: T.Tensor((ROWS, 4 * STEP), "bfloat16"),
+        B: T.Tensor((4 * STEP, COLUMNS), "bfloat16"),
+        C: T.Tensor((ROWS, COLUMNS), "float32"),
+        flags: T.Tensor((8,), "int32"),
+        count: T.int32,
+    ):
+        with T.Kernel(device=2, block=2, threads=256) as bx:
+            with T.Scale("block"), T.Scale("device") as (d, n):
+                a = T.alloc((ROWS, STEP), "bfloat16", level="l1")
+                b = T.alloc((STEP, COLUMNS), "bfloat16", level="l1")
+                c = T.alloc((ROWS, COLUMNS), "float32", level="l0")
+                for turn in T.serial(2):
+                    if kind == "condition" and bx > turn:
+                        T.signal(flags[7], dst=(d + 1) % n)
+                    if kind == "barrier":
+                        T.barrier()
+                    for step in T.Pipelined(turn + 1 if kind == "length" else count, num_stages=2):
+                        if kind in ("set", "length", "leave"):
+                            T.wait(flags[step], ">=", 1)
+                        if kind == "exactly":
+                            T.wait(flags[step], "==", 1)
+                        T.copy(Y[0, step * STEP], a)
+                        T.copy(B[step * STEP, 0], b)
+                        with T.Scale("warpgroup") as (wg, _):
+                            if kind == "by units":
+                                T.wait(flags[step], ">=", 1)
+                            columns, rows = T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow)
+                            T.gemm(columns, rows, T.view(c, layout=T.Replica))
+                        if kind == "behind":
+                            T.wait(flags[step], ">=", 1)
+                    if kind == "leave" and bx == 1:
+                        T.loop_break()
+                    if kind == "set":
+                        T.signal(flags[0], 0, op="set")
+                    if kind == "exactly":
+                        T.signal(flags[1], 1, dst=(d + 1) % n)
+                with T.Scale("warpgroup"):
+                    T.allreduce(T.view(c, layout=T.Replica))
+                T.copy(c, C)
+                T.copy(a, Y[0, 0], dst=(d + 1) % n, signal=flags[6])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("by units", "units wait in it for what it loads"),
+        ("behind", "it waits behind what units do in it"),
+        ("set", "the program changes a flag for which it waits in it, and the wait would come too early"),
+        ("exactly", "the program changes a flag for which it waits in it, and the wait would come too early"),
+        ("length", "its length changes from turn to turn of the loop around it"),
+        ("barrier", "it may have no iteration in a turn of the loop around it, which waits for its loads"),
+        ("leave", "the loop around it may be left"),
+    ],
+)
+def test_other_waits_keep_a_loop_in_order(kind: str, reason: str):
+    assert loops(declined(kind)) == [f"T.Pipelined over step without a loader: {reason}"]
