@@ -228,6 +228,21 @@ def declined(kind: str) -> Any:
     return run
 
 
+def test_a_loop_that_no_units_work_in_has_its_reason_too():
+    @T.prim_func
+    def run(X: T.Tensor((512, 64), "float32"), Y: T.Tensor((512, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc((64, 64), "float32", level="l1")
+            for step in T.Pipelined(8, num_stages=2):
+                T.copy(X[step * 64, 0], tile)
+                T.copy(tile, Y[step * 64, 0])
+            with T.Scale("warpgroup") as (wg, _):
+                Y[0, wg] = 0
+
+    (said,) = loops(run)
+    assert re.fullmatch(r"T.Pipelined over step without a loader: the program itself works in it \(line \d+\)", said)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

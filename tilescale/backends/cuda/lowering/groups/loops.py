@@ -6,7 +6,7 @@ tiles themselves, waits in the loop, which it makes itself (gates.py), and what 
 whose loads something before it orders. Before: a phase. After: its loops taken apart into what the loader does and
 statements of units (pipelines.py lowers them). Nothing is rewritten.
 
-Declines, each with its reason in a note where units work in the loop: launches without room for a loader, loops of
+Declines, each with its reason in a note: launches without room for a loader, loops of
 units of their own, loops that run for different numbers of iterations each time, tiles that have another use, sources
 that the program writes, copies that are none in bulk, waits behind what units do in an iteration or of units themselves
 for what is loaded, waits for flags that the program may change before it comes to them, and loops before whose end
@@ -64,7 +64,8 @@ class _Search:
         self.found: list[Loop] = []
         self._before: list[ir.Call] = []  # waits, barriers and collectives passed so far
         self._has_met_cluster = False
-        self._walk(self.phase, [], ())
+        if any(stage.level_of(stmt) is not None for stmt in ir.statements(self.phase)):
+            self._walk(self.phase, [], ())
 
     def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt] = ()) -> None:
         """Loops that all threads of a program reach together, in order; `leading` is what stands before in a list."""
@@ -85,14 +86,13 @@ class _Search:
         else:
             if isinstance(stmt, ir.Bind):
                 binds.append(stmt)
-            if any(self.stage.level_of(inner) is not None for inner in ir.statements(stmt)):
-                for loop in filter(is_pipelined, ir.statements(stmt)):
-                    self._loop(loop, binds, around, leading if loop is stmt else None)
+            for loop in filter(is_pipelined, ir.statements(stmt)):
+                self._loop(loop, binds, around, leading if loop is stmt else None)
             self._before += self._waits_for_others(stmt)
             self._has_met_cluster |= ir.contains(stmt, is_barrier)
 
     def _loop(self, stmt: ir.For, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt] | None) -> None:
-        """A loop in which units work; nothing leads to one to which they do not come together."""
+        """A loop of a program that has units; nothing leads to one to which they do not come together."""
         try:
             if leading is None:
                 raise DeclinedError("it is a loop of one unit, or stands in one that is not serial")
