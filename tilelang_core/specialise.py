@@ -39,18 +39,21 @@ _STEPS = (
 PRODUCER_THREADS = 128
 """Threads of a producer."""
 
-_REGISTERS, _MOST = 64512, 240
-"""Registers of a program that TileLang hands out anew, and how many a thread can take."""
+_REGISTERS, _MOST = 65536, 240
+"""Registers of a processor, and how many a thread can take."""
 
 
-def registers_left(threads: int, *others: int) -> int:
-    """For each of so many threads, if those of other warpgroups have so many registers each."""
-    return min(_MOST, (_REGISTERS - sum(others) * PRODUCER_THREADS) // threads // 8 * 8)
+def registers_left(threads: int, *others: int, blocks: int = 1) -> int:
+    """For each of so many threads, if those of other warpgroups have so many registers each, and a processor so many
+    blocks: who asks for more than its block began with, where all threads have alike, waits for ever."""
+    everybody = threads + len(others) * PRODUCER_THREADS
+    begun = _REGISTERS // blocks // everybody // 8 * 8 * everybody
+    return min(_MOST, (begun - sum(others) * PRODUCER_THREADS) // threads // 8 * 8)
 
 
-def registers(producer: int, threads: int) -> tirx.Stmt:
+def registers(producer: int, threads: int, blocks: int = 1) -> tirx.Stmt:
     """So many registers for each thread of the producer, as many as are left for each of the others."""
-    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: registers_left(threads, producer)}
+    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: registers_left(threads, producer, blocks=blocks)}
     calls = [tirx.call_intrin("handle", tirx.op.Op.get(name), number) for name, number in names.items()]
     return tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
 

@@ -210,6 +210,7 @@ RNG_RAND_FLOAT = "tl.rng_rand_float"
 LOOP_BREAK = "tl.loop_break"
 LEAVE_LOOP = (LOOP_BREAK, BREAK_LOOP, CONTINUE_LOOP)
 
+MIN_BLOCKS = "tl.min_blocks_per_sm"
 LAUNCH_THREADS = "tl.launch_threads"
 """Annotation of a launch: its threads, three extents."""
 

@@ -223,6 +223,18 @@ def test_a_wait_orders_what_is_written_before_its_signal(signalled: bool):
     assert told(turns) == (["T.Pipelined: a producer loads", KEPT] if signalled else late)
 
 
+def test_roles_have_the_registers_that_blocks_of_a_processor_begin_with():
+    """A warpgroup that asks for more waits for ever."""
+    text = bodies(source(turn_programs.sums_in_pairs(2, (2048, 128, 256), 16)))
+    (threads, blocks), loads, computes = (
+        tuple(map(int, re.findall(r"\d+", re.search(pattern, text)[0])))
+        for pattern in (r"bounds__\(\d+, \d+\)", r"reg_dealloc<\d+>", r"reg_alloc<\d+>")
+    )
+    assert (threads, blocks) == (384, 2)
+    begun = 65536 // blocks // threads // 8 * 8 * threads
+    assert 128 * loads[0] + 256 * computes[0] <= begun
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_nothing_spills():
     made = [

@@ -334,3 +334,14 @@ def test_a_device_alone_exchanges_nothing(collective: str):
     assert torch.equal(x, y[0])
     report = tilescale.emulate(program, [[x, torch.full((64, 64), torch.nan)]])
     assert not report.activity[0].workspaces
+
+
+def test_a_device_alone_may_synchronize():
+    @T.prim_func
+    def program(X: T.Tensor((64,), "float32")):
+        with T.Kernel(device=1, block=4, threads=32) as b, T.Scale("block"):
+            with T.Scale("device"):
+                T.barrier()
+            X[b] = 1
+
+    assert any(isinstance(argument, Workspace) for argument in kernel(program).arguments), "its own count"

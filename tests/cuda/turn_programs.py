@@ -86,7 +86,42 @@ def sums_in_registers(devices: int, shape: Shape, blocks: int, tile: Shape = (12
     return sums(devices, shape, blocks, tile, "l0")
 
 
-PROGRAMS: dict[str, Callable[..., Any]] = {"sums": sums, "sums in registers": sums_in_registers, "parts": parts}
+def sums_in_pairs(devices: int, shape: Shape, blocks: int, tile: Shape = (128, 128, 64)) -> Any:
+    """As `sums`, by a block a tile, two of which a processor holds at once; `blocks` is their number."""
+    m_all, n_all, k_all = shape
+    bm, bn, bk = tile
+    across = n_all // bn
+
+    @T.prim_func
+    def summed(
+        A: T.Tensor((m_all, k_all), DTYPE), B: T.Tensor((n_all, k_all), DTYPE), C: T.Tensor((m_all, n_all), DTYPE)
+    ):
+        with T.Kernel(device=devices, block=blocks, threads=256) as block:
+            with T.Scale("block"), T.Scale("device"):
+                T.annotate_min_blocks_per_sm(2)
+                a = T.alloc((bm, bk), DTYPE, level="l1")
+                b = T.alloc((bn, bk), DTYPE, level="l1")
+                c = T.alloc((bm, bn), "float32", level="l0")
+                out = T.alloc((bm, bn), DTYPE, level="l1")
+                row, column = block // across * bm, block % across * bn
+                T.clear(c)
+                for k in T.Pipelined(k_all // bk, num_stages=2):
+                    T.copy(A[row, k * bk], a)
+                    T.copy(B[column, k * bk], b)
+                    T.gemm(a, b, c, transpose_B=True)
+                T.copy(c, out)
+                T.allreduce(out)
+                T.copy(out, C[row, column])
+
+    return summed
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "sums": sums,
+    "sums in registers": sums_in_registers,
+    "parts": parts,
+    "sums in pairs": sums_in_pairs,
+}
 """Of a number of devices, the extents of A B^T, a number of blocks, and the extents of their tiles."""
 
 TURNS = [
@@ -95,8 +130,9 @@ TURNS = [
     ("sums", (512, 1024, 128), 17),
     ("sums in registers", (1024, 1024, 256), 12),
     ("parts", (1024, 2048, 256), 12),
+    ("sums in pairs", (4096, 2048, 256), 512),
 ]
-"""Programs with shapes and blocks: whole and broken turns, one turn, blocks without a tile."""
+"""Programs with shapes and blocks: whole and broken turns, one, none; blocks that share places."""
 
 
 def rows_of_result(name: str, rows: int, devices: int) -> int:

@@ -21,11 +21,11 @@ from tilescale.collectives.record import TENSORS
 from tilescale.collectives.select import Wanted, everything, measured_times, seconds
 from tilescale.comm import Team
 from tilescale.cost.calibrated import in_force
+from tilescale.cost.reach import linked
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.flat import dtype_name
 from tilescale.ops.products import CHUNK, Tiling, tiling
-from tilescale.ops.small import spans_nodes
 from tilescale.passes.overlap.estimate import Travel, reduced
 from tilescale.passes.overlap.work import Work, bandwidth_of, places_of, rate_of
 
@@ -69,11 +69,13 @@ class Job(NamedTuple):
 
 def overlaps(job: Job, team: Team) -> bool:
     """Whether a product goes beside its communication: never between nodes, always where there is none."""
-    return team.size == 1 or (not spans_nodes(team) and _pays(current_machine(), job, team.size))
+    return team.size == 1 or _overlaps(current_machine(), job, team.size)
 
 
 @lru_cache(KEPT)
-def _pays(machine: Machine, job: Job, ranks: int) -> bool:
+def _overlaps(machine: Machine, job: Job, ranks: int) -> bool:
+    if linked(machine, ((machine.tensor_level.name, ranks),)) < ranks:
+        return False
     known = in_force(machine)
     return beside(known, job, ranks) < in_order(known, job, ranks)
 

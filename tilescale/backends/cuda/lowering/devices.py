@@ -137,7 +137,7 @@ class DeviceStage(Signature):
     def _operation(self, call: ir.Call) -> ir.Stmt:
         name, level = call.op.name, ir.attribute(call, "level")
         kind = UNIT if level is None else self.target.machine.level(level).kind
-        if name in ops.COLLECTIVES and dict(self.target.sizes).get(level) == 1:
+        if name in ops.COLLECTIVES - {ops.BARRIER.name} and dict(self.target.sizes).get(level) == 1:
             return self._alone(Collective.of(call))
         impl = ir.attribute(call, "impl")
         if by_nvshmem(call) and name in (ops.COPY.name, ops.SIGNAL.name):

@@ -21,7 +21,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.schedule import Duties, Role, Transfer
 from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering import exchanging
-from tilescale.backends.cuda.lowering.roles import is_gate
+from tilescale.backends.cuda.lowering.roles import LOADING, POLLING, is_gate
 from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_load, is_pipelined, tiles_named
 
 TURNS, STEPS = "turns", "steps"
@@ -30,8 +30,8 @@ TURNS, STEPS = "turns", "steps"
 COMPUTE, LOAD, BESIDE = "compute", "load", "beside"
 """Names of the roles."""
 
-_LOADING, _POLLING, _EXCHANGING = 24, 40, 96
-"""Registers of a thread that loads, of one that waits too, and of one that exchanges tiles."""
+_EXCHANGING = 96
+"""Registers of a thread that exchanges tiles."""
 
 _WARPGROUP, _MOST_THREADS = 128, 1024
 
@@ -136,7 +136,7 @@ def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, threads: int)
 
 def _roles(threads: int, polls: bool, exchanges: bool) -> list[Role]:
     """The roles, in the order of their threads."""
-    others = {LOAD: _POLLING if polls else _LOADING, **({BESIDE: _EXCHANGING} if exchanges else {})}
+    others = {LOAD: POLLING if polls else LOADING, **({BESIDE: _EXCHANGING} if exchanges else {})}
     computing = Role(COMPUTE, threads, specialise.registers_left(threads, *others.values()))
     return [computing, *(Role(name, _WARPGROUP, registers) for name, registers in others.items())]
 

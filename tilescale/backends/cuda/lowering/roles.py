@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tilelang_core import ir, specialise
+from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy, data_of
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
@@ -52,8 +52,8 @@ from tilescale.program.operations import Copy
 AHEAD = "ahead"
 """Annotation of a copy from a peer that a producer makes ahead of its use, by bulk copies."""
 
-POLLING = 40
-"""Registers of a producer's thread that waits; of the 24 that it gets otherwise it would spill some."""
+LOADING, POLLING = 24, 40
+"""Registers of a producer's thread, and of one that waits: of 24 it would spill some."""
 
 _WARP = 32
 
@@ -200,6 +200,14 @@ class _Phase:
         return self.machine.has("tma") and self.is_uniform and self.launch.thread_count % _WARP == 0
 
     @cached_property
+    def blocks(self) -> int:
+        """Programs that a processor is to hold at once, as the user says: stock TileLang's registers are for one."""
+        found = [1]
+        is_annotation = lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tl.MIN_BLOCKS  # noqa: E731
+        ir.walk(self.stmt, lambda n: found.append(ir.integer(n.value)) if is_annotation(n) else None)
+        return found[-1]
+
+    @cached_property
     def is_uniform(self) -> bool:
         """Whether all threads of a program execute all of its statements together."""
         if self.launch.cluster_size > 1 or self.launch.threads[1:] != (1, 1):
@@ -252,8 +260,9 @@ class _Placement:
         stmt = self._statement(self.phase.stmt)
         if self.around is not None:
             self._check_ahead(own | pulled)
-        elif self.gates:
-            stmt = tir.sequence([specialise.registers(POLLING, self.phase.launch.thread_count), stmt])
+        elif self.gates or self.phase.blocks > 1:
+            producer, threads = POLLING if self.gates else LOADING, self.phase.launch.thread_count
+            stmt = tir.sequence([specialise.registers(producer, threads, self.phase.blocks), stmt])
         gates, kept = self._waits(), tuple(self.left.kept)
         ahead, far = frozenset(own), frozenset(pulled)
         made = Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
