@@ -77,6 +77,13 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's tree."""
+    return tuple(ast.walk(tree(path)))
+
+
+@functools.cache
 def short(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -94,7 +101,7 @@ def imported(node: ast.AST) -> list[str]:
 @functools.cache
 def imports(path: Path) -> list[tuple[str, int]]:
     """Every name that a file imports anywhere, with its line."""
-    return [(name, node.lineno) for node in ast.walk(tree(path)) for name in imported(node)]
+    return [(name, node.lineno) for node in nodes(path) for name in imported(node)]
 
 
 def part(path: Path) -> str:
@@ -241,8 +248,12 @@ def test_circles_of_imports_are_small(folder: str):
 
 def test_the_environment_is_read_in_one_place():
     attributes, imports = {"environ", "environb", "getenv", "putenv"}, {"os.environ", "os.getenv"}
-    nodes = [(short(path), node) for path in sources(*PRODUCT) for node in ast.walk(tree(path))]
-    readers = {at for at, node in nodes if getattr(node, "attr", "") in attributes or imports & {*imported(node)}}
+    readers = {
+        short(path)
+        for path in sources(*PRODUCT)
+        for node in nodes(path)
+        if getattr(node, "attr", "") in attributes or imports & {*imported(node)}
+    }
     assert readers == READS_ENVIRONMENT.keys()
 
 
@@ -284,7 +295,7 @@ def test_no_code_asks_for_hardware_by_name():
     """
     hardware, wrong = names_of_hardware(), []
     for path in sources("tilescale"):
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             wrong += [
                 f"{short(path)}:{node.lineno} compares {subject} with {text!r}"
                 for subject, text in compared_strings(node)
@@ -300,7 +311,7 @@ def test_no_shared_code_asks_for_a_back_end_by_name():
         f"{short(path)}:{node.lineno} compares {subject} with {text!r}"
         for path in sources("tilescale")
         if path.parent == folder or folder not in path.parents
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         for subject, text in compared_strings(node)
         if text in names
     ]
@@ -343,7 +354,7 @@ def test_functions_are_short():
     wrong = [
         f"{short(path)}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines, at most {FUNCTION_CAP}"
         for path in sources(*ALL_CODE)
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= FUNCTION_CAP
     ]
     assert not wrong, "\n".join(wrong)
