@@ -26,12 +26,14 @@ bool came(Ready ready) {
 // How many warps wait for what does not come, of a loop of so many steps whose first load waits for a flag. A warp that
 // looks at a barrier sees each of its phases: they take longer than a look. So the consumer goes on when all that do
 // have seen the last one.
-extern "C" int stuck_warps(int steps, int raised_after_ms) {
+// The flag is raised when the warps of a mask sleep, as it has not come.
+extern "C" int stuck_warps(int steps, int sleepers) {
   Barrier full[STAGES], empty[STAGES];
   std::atomic<int> at[WARPS] = {}, asleep{0}, stuck{0};
   int flag = 0;
   i64 report[16] = {};
-  over = false;
+  over = consumed = false;
+  asleep_once = 0;
   auto parity = [](int step) { return step / STAGES % 2 ^ 1; };
   auto producer = [&](unsigned warp) {
     threadIdx.x = 32 * warp;
@@ -50,12 +52,13 @@ extern "C" int stuck_warps(int steps, int raised_after_ms) {
   };
   std::vector<std::thread> threads;
   for (unsigned warp = 0; warp < WARPS; ++warp) threads.emplace_back(producer, warp);
-  std::this_thread::sleep_for(std::chrono::milliseconds(raised_after_ms));
+  came([&] { return (asleep_once & sleepers) == sleepers; });
   store_release(&flag, 1);
   for (int i = 0; i < steps; ++i) {
     came([&] { return !full[i % STAGES].blocks(i / STAGES % 2) && settled(); });
     ++empty[i % STAGES].complete;
   }
+  consumed = true;
   std::this_thread::sleep_for(std::chrono::milliseconds(200));  // nothing will come any more
   over = true;
   for (auto& thread : threads) thread.join();
@@ -80,8 +83,13 @@ static thread_local Dim threadIdx, blockIdx;
 inline long now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 inline void __syncwarp() {}
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-// The first warp looks most often.
-inline void __nanosleep(unsigned) { std::this_thread::sleep_for(std::chrono::milliseconds(threadIdx.x ? 50 : 0)); }
+// Which warps did not find the flag; whether all steps were made. The first warp looks again at once, others so late.
+static std::atomic<int> asleep_once;
+static std::atomic<bool> consumed;
+inline void __nanosleep(unsigned) {
+  asleep_once |= 1 << threadIdx.x / 32;
+  while (threadIdx.x && !consumed) std::this_thread::yield();
+}
 inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long, unsigned long long) { return *at; }
 
 #endif
