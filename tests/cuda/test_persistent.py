@@ -97,3 +97,39 @@ def test_where_nothing_is_in_order_nothing_is_said_of_roles_that_stock_has():
     func = sums_in_turns()
     assert not is_kept(func) and not any("without a producer" in note for note in notes(func))
     assert "tl::tma_load(" in source(func)
+
+
+def taken_in_turns(*, set_back: bool) -> Any:
+    """Each turn waits for a flag; whether it is zero again when the turn ends, for the next one to come."""
+
+    @T.prim_func
+    def f(
+        A: T.Tensor((512, 512), "bfloat16"),
+        B: T.Tensor((512, 128), "bfloat16"),
+        C: T.Tensor((512, 128), "bfloat16"),
+        arrived: T.Tensor((2,), "int32"),
+    ):
+        with T.Kernel(device=2, block=2, threads=256) as b, T.Scale("block"):
+            x = T.alloc((128, 64), "bfloat16", level="l1")
+            y = T.alloc((64, 128), "bfloat16", level="l1")
+            c = T.alloc((128, 128), "float32", level="l0")
+            with T.Scale("device"):
+                for turn in T.serial(2):
+                    T.wait(arrived[b], ">=", 1)
+                    T.clear(c)
+                    for k in T.Pipelined(8, num_stages=2):
+                        T.copy(A[(b + 2 * turn) * 128, k * 64], x)
+                        T.copy(B[k * 64, 0], y)
+                        T.gemm(x, y, c)
+                    T.copy(c, C[(b + 2 * turn) * 128, 0])
+                    if set_back:
+                        T.signal(arrived[b], 0, op="set")
+
+    return f
+
+
+def test_a_flag_that_a_turn_sets_back_is_not_waited_for_before_it_has():
+    assert "tilescale::wait_by_producer<" in source(taken_in_turns(set_back=False))
+    func = taken_in_turns(set_back=True)
+    assert "tilescale::wait_by_producer<" not in source(func)
+    assert any("changes a flag for which it waits" in note for note in notes(func))

@@ -42,6 +42,7 @@ from tilescale.backends.cuda.lowering.statements import (
     reads_memory,
     tiles_named,
 )
+from tilescale.backends.cuda.lowering.waits import is_lasting, waits_in
 from tilescale.hda import Machine
 from tilescale.passes.structure import location
 from tilescale.program import ops
@@ -432,6 +433,9 @@ class _Placement:
         ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_PRODUCER) else None)
         if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
             raise _DeclinedError("the loop around it waits for what may order its loads")
+        whole = order.names.all_effects(self.phase.stmt)
+        if not all(is_lasting(order, wait, whole) for gate in self.gates for wait in waits_in(gate)):
+            raise _DeclinedError("the program changes a flag for which it waits, and the wait would come too early")
 
 
 def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:

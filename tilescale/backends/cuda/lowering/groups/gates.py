@@ -17,32 +17,14 @@ from typing import Any, TypeAlias
 from tilelang_core import ir
 from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.program import ops
+from tilescale.backends.cuda.lowering.waits import flag_of, waits_in
 from tilescale.program.dependence import Dependence
-from tilescale.program.effects import Effects, Release
-from tilescale.program.operations import Wait
 
 Step: TypeAlias = "TileCopy | ir.Stmt"
 """A load, or a wait."""
 
-_LASTING = (">=", ">")
-"""Comparisons with a flag that hold on while it only grows."""
-
-
 class DeclinedError(Exception):
     """Why a loop has no loader."""
-
-
-def waits_in(stmt: ir.Stmt) -> list[ir.Call]:
-    """The calls of `T.wait` in a statement."""
-    found: list[ir.Call] = []
-    ir.walk(stmt, lambda node: found.append(node) if ir.op_name(node) == ops.WAIT.name else None)
-    return found
-
-
-def flag_of(wait: ir.Call) -> ir.Buffer:
-    """The tensor of flags that a wait looks at."""
-    return ir.region_parts(Wait.of(wait).flag)[0]
 
 
 @dataclass(frozen=True)
@@ -86,23 +68,5 @@ class Gates:
         return any(self.order.gates(call, data) for call in calls for data in seen)
 
 
-def is_lasting(order: Dependence, wait: ir.Call, effects: Effects) -> bool:
-    """Whether a wait may be made earlier than in the order of a phase: what it finds is then still what it waits for.
-
-    Args:
-        effects: of all that the phase does.
-    """
-    flag = order.names.root(flag_of(wait).data)
-    grown = [release.flag for release in effects.releases if _adds(release)]
-    updates = [access for access in effects.writes if access.root.same_as(flag)]
-    others = [access for access in updates if not any(access is added for added in grown)]
-    return not (effects.opaque or others) and (not updates or Wait.of(wait).compare in _LASTING)
-
-
 def _read_by(node: Any) -> set[ir.Var]:
     return {buffer.data for buffer, _, writes in accesses(node) if not writes}
-
-
-def _adds(release: Release) -> bool:
-    is_growing = release.value is None or ir.proves(ir.GE(release.value, 0), {})
-    return release.op == "add" and is_growing

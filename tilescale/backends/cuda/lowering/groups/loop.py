@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 from tilelang_core import ir
 from tilelang_core.tiles import TileCopy
-from tilescale.backends.cuda.lowering.groups.gates import Step, waits_in
+from tilescale.backends.cuda.lowering.groups.gates import Step
 from tilescale.backends.cuda.lowering.statements import stages_of
+from tilescale.backends.cuda.lowering.waits import waits_in
 from tilescale.hda import Level
 from tilescale.program import ops
 

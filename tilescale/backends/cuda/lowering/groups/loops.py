@@ -24,13 +24,14 @@ from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.backends.cuda.lowering.groups.gates import DeclinedError, Gates, flag_of, is_lasting, waits_in
+from tilescale.backends.cuda.lowering.groups.gates import DeclinedError, Gates
 from tilescale.backends.cuda.lowering.groups.loads import is_bulk_load
 from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressions, loops_of, used_binds
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
 from tilescale.backends.cuda.lowering.statements import is_load, is_pipelined, is_region, is_wait
+from tilescale.backends.cuda.lowering.waits import flag_of, is_lasting, waits_in
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
 from tilescale.program import ops
