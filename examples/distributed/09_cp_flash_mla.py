@@ -9,22 +9,17 @@
                      output: half of the columns each
 
 The idea: an all-reduce with a combination of one's own. Softmax over a part of the keys gives a weighted mean of their
-values and the logarithm of the sum of weights; `merge` makes one such pair of two. It is associative, so it works in
-any order over any number of devices, and `T.allreduce(output, logsum, fn=merge)` is all that devices tell each other.
+values and the logarithm of the sum of weights; `merge` makes one such pair of two, in any order over any number of
+devices: `T.allreduce(output, logsum, fn=merge)` is all that they tell each other.
 
-Inside a block the two warpgroups split two products differently: of Q KV^T each computes half of the columns (keys), of
-weights x KV half of the columns too (latent dimensions), but that one needs the weights of all keys. So they exchange
-halves in between, in two spellings: `gathered` says what is wanted, `exchanged` who sends what to whom.
-
-Where a device has more processors than tiles, several blocks, a cluster, share the keys of a tile (`splits`). They
-merge what they made of them through each other's l1, each some rows, which it exchanges with the other devices itself:
-no second grid, and nothing in device memory but what travels.
+Inside a block the two warpgroups split two products differently: of Q KV^T each computes half of the keys, of weights
+x KV half of the latent dimensions, but that one needs the weights of all keys. So they exchange halves in between, in
+two spellings: `gathered` says what is wanted, `exchanged` who sends what to whom. Where a device has more processors
+than tiles, the blocks of a cluster share the keys of a tile (`splits`) and merge what they made of them through l1.
 
 Things to try: a `merge` that returns the mean of the outputs; `exchanged` without its barrier, and what the emulator
 says of it; `--size 4096` on `--machine gb200-nvl72 --devices 64`.
 """
-
-import math
 
 import attention
 import common
@@ -33,7 +28,6 @@ import torch
 import tilescale.language as T
 
 TILE_H, KEYS = 64, 128  # of a tile, at most: all that fits in l1
-PAD = 8  # columns of tiles that all threads write at once: their rows begin in other banks of l1
 HEADS, DIM, PE_DIM = 64, 512, 64  # as in DeepSeek-V3, with half of its heads
 
 
@@ -61,11 +55,9 @@ def gathered(scores, kv, acc):
 def exchanged(scores, kv, acc):
     """The same by hand: each keeps its half of the weights and sends it to the other."""
     with T.Scale("warpgroup") as (wg, wgs):
-        rows, keys = scores.shape[0], scores.shape[1] // wgs
-        half = T.alloc((rows, keys), kv.dtype, level="l1")
-        other = T.alloc((rows, keys), kv.dtype, level="l1")
+        rows, keys, peer = scores.shape[0], scores.shape[1] // wgs, (wg + 1) % wgs
+        half, other = (T.alloc((rows, keys), kv.dtype, level="l1") for _ in range(2))
         T.copy(T.view(scores, layout=T.FullCol), half)
-        peer = (wg + 1) % wgs
         T.copy(half, other, dst=peer)
         T.barrier()  # what the peer sent is here
         values, mine = T.view(kv, layout=T.FullCol), T.view(acc, layout=T.FullCol)
@@ -74,22 +66,18 @@ def exchanged(scores, kv, acc):
     # The end of the scale orders too: both have read what came, the next may be sent.
 
 
-def cp_mla(
-    devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1, sent="float16"
-):
+def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_n=None, exchange=gathered, splits=1):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
-    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h, which splits divides: the blocks of a cluster
-    have a part of the keys of a device each. They combine what they made of them, each for some of the heads, and with
-    other devices. All of these parts travel as `sent`; without splits they are whole tensors of float32.
+    `seq` is a multiple of devices * splits * tile_n, `heads` of TILE_H, which `splits` divides: the blocks of a cluster
+    have a part of the keys of a device each, and combine what they made of them, each for some of the heads.
     """
     tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)  # its weights come and go, which takes room
     common.whole("seq", seq, devices * splits * tile_n)
-    common.whole("heads", heads, tile_h)
-    common.whole("tile_h", tile_h, splits)
-    keys, rows = seq // (devices * splits), tile_h // splits
-    clusters = {"cta_cluster": splits} if splits > 1 else {}
-    scale = math.log2(math.e) / math.sqrt(dim + pe_dim)
+    common.whole("heads", heads, TILE_H)
+    common.whole("TILE_H", TILE_H, splits)
+    keys, rows = seq // (devices * splits), TILE_H // splits
+    scale = attention.scale(dim + pe_dim)
 
     @T.prim_func
     def cp_flash_mla(
@@ -99,21 +87,20 @@ def cp_mla(
         K_pe: T.Tensor((batch, seq, 1, pe_dim), "float16"),
         Output: T.Tensor((batch, heads, dim), "float32"),
     ):
-        grid = splits, heads // tile_h, batch
-        with T.Kernel(device=devices, **clusters, block=grid, threads=256) as (part, by, bx):
+        grid = splits, heads // TILE_H, batch
+        with T.Kernel(device=devices, cta_cluster=splits, block=grid, threads=256) as (part, by, bx):
             with T.Scale("device"):
-                Q_dev, Q_pe_dev = (T.view(x, layout=T.Replica) for x in (Q, Q_pe))
+                Q_dev, Q_pe_dev, output = (T.view(x, layout=T.Replica) for x in (Q, Q_pe, Output))
                 KV_dev, K_pe_dev = (T.view(x, layout=lambda b, s, h, d: s // (seq // devices)) for x in (KV, K_pe))
-                output = T.view(Output, layout=T.Replica)
                 logsum = T.alloc((batch, heads), "float32", level="l2")
             with T.Scale("block"):
-                q = T.alloc((tile_h, dim), "float16", level="l1")
-                q_pe = T.alloc((tile_h, pe_dim), "float16", level="l0")  # l1 is full
+                q = T.alloc((TILE_H, dim), "float16", level="l1")
+                q_pe = T.alloc((TILE_H, pe_dim), "float16", level="l0")  # l1 is full
                 kv, k_pe = (T.alloc((tile_n, n), "float16", level="l1") for n in (dim, pe_dim))
-                scores, acc = (T.alloc((tile_h, n), "float32", level="l0") for n in (tile_n, dim))
-                top, total = (T.alloc((tile_h,), "float32", level="l0") for _ in range(2))
-                T.copy(Q_dev[bx, by * tile_h, 0], q)
-                T.copy(Q_pe_dev[bx, by * tile_h, 0], q_pe)
+                scores, acc = (T.alloc((TILE_H, n), "float32", level="l0") for n in (tile_n, dim))
+                top, total = (T.alloc((TILE_H,), "float32", level="l0") for _ in range(2))
+                T.copy(Q_dev[bx, by * TILE_H, 0], q)
+                T.copy(Q_pe_dev[bx, by * TILE_H, 0], q_pe)
                 attention.begin(top, total, acc)
                 for k in T.Pipelined(keys // tile_n, num_stages=min(KEYS // tile_n, 2)):
                     first = part * keys + k * tile_n
@@ -127,17 +114,14 @@ def cp_mla(
                     exchange(scores, kv, acc)
                 attention.finish_apart(acc, top, total, scale)
                 if splits == 1:
-                    T.copy(acc, output[bx, by * tile_h, 0])
-                    T.copy(total, logsum[bx, by * tile_h])
+                    T.copy(acc, output[bx, by * TILE_H, 0])
+                    T.copy(total, logsum[bx, by * TILE_H])
                 else:
-                    held, received = (T.alloc((tile_h, dim + PAD), sent, level="l1") for _ in range(2))
-                    mean, whole = (T.alloc((rows, dim), dtype, level="l0") for dtype in ("float32", sent))
-                    log = T.alloc((rows,), "float32", level="l0")
-                    attention.merge_splits(acc, total, mean, log, held, received, splits, merge)
-                    T.copy(mean, whole)
+                    whole, log = T.alloc((rows, dim), "float16", level="l0"), T.alloc((rows,), "float32", level="l0")
+                    attention.merge_splits(acc, total, whole, log, splits, merge)
                     with T.Scale("device"):
                         T.allreduce(whole, log, fn=merge)
-                    T.copy(whole, output[bx, by * tile_h + part * rows, 0])
+                    T.copy(whole, output[bx, by * TILE_H + part * rows, 0])
             if splits == 1:
                 with T.Scale("device"):
                     T.allreduce(output, logsum, fn=merge)

@@ -25,8 +25,6 @@ Things to try: the same `free` for both places; a causal mask (which devices the
 warpgroup that does both, sending before it works.
 """
 
-import math
-
 import attention
 import common
 import torch
@@ -44,7 +42,7 @@ def ring_attention(devices: int, heads: int, tokens: int, dim: int):
     common.whole("tokens", tokens, devices * TILE)
     rows, tiles = tokens // devices, tokens // devices // TILE
     readers = tiles + 1
-    scale = math.log2(math.e) / math.sqrt(dim)
+    scale = attention.scale(dim)
 
     @T.macro
     def send(places, arrived, free, i, h, rank, size):

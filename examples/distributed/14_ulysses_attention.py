@@ -21,8 +21,6 @@ Things to try: 12 heads on 8 devices, and what the error says; grouped queries (
 devices need a copy?); the exchange by hand, tile by tile as in 05, so that attention starts before all tokens are here.
 """
 
-import math
-
 import attention
 import common
 import torch
@@ -40,7 +38,7 @@ def ulysses(devices: int, heads: int, tokens: int, dim: int):
     common.whole("tokens", tokens, devices * TILE)
     rows, group = tokens // devices, heads // devices
     tiles = rows // TILE
-    scale = math.log2(math.e) / math.sqrt(dim)
+    scale = attention.scale(dim)
 
     @T.prim_func
     def ulysses_attention(

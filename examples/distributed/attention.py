@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: MIT
 """What the attention examples share: steps of online softmax, and the float64 reference with its error bound."""
 
+import math
+
 import common
 import torch
 
 import tilescale.language as T
+
+PAD = 8
+"""Columns of tiles that all threads write at once: their rows begin in other banks of shared memory."""
+
+
+def scale(dim: int) -> float:
+    """What scores of vectors of so many elements are multiplied with, times log2(e): the hardware has powers of 2."""
+    return math.log2(math.e) / math.sqrt(dim)
 
 
 @T.macro
@@ -35,7 +45,7 @@ def softmax_step(scores, top, total, acc, scale, add=sums):
         top, total: (queries,), the maximum of all scores so far, and the sum of all weights relative to it.
         acc: (queries, columns), the weighted sum of values so far; rescaled when the maximum has grown.
         add: what adds the weights to `total`.
-        scale: what scores are multiplied with, times log2(e): the hardware has powers of 2.
+        scale: what scores are multiplied with, as of `scale()`.
     """
     rows, columns = scores.shape
     before = T.alloc((rows,), "float32", level="l0")
@@ -71,16 +81,17 @@ def finish_apart(acc, top, total, scale):
 
 
 @T.macro
-def merge_splits(acc, total, mean, log, held, received, splits, merge):
+def merge_splits(acc, total, whole, log, splits, merge):
     """Combine, by `merge`, what the blocks of a cluster made of their parts of the keys: each gets some rows.
 
     Args:
         acc, total: (heads, columns) and (heads,), what this block has.
-        mean, log: the same of all blocks, of this one's share of the heads.
-        held, received: (heads, columns or more) in shared memory, in the type in which parts travel.
+        whole, log: the same of all blocks, of this one's share of the heads; parts travel in the type of `whole`.
     """
-    rows, columns = mean.shape
+    rows, columns = whole.shape
+    held, received = (T.alloc((acc.shape[0], columns + PAD), whole.dtype, level="l1") for _ in range(2))
     logs, its = (T.alloc(total.shape, "float32", level="l1") for _ in range(2))
+    mean = T.alloc((rows, columns), "float32", level="l0")
     T.copy(acc, held[:, 0:columns])
     T.copy(total, logs)
     with T.Scale("block"):
@@ -94,6 +105,7 @@ def merge_splits(acc, total, mean, log, held, received, splits, merge):
             mean[i, j] = merge((mean[i, j], log[i]), other)[0]
         for i in T.Parallel(rows):
             log[i] = merge((0.0, log[i]), (0.0, its[part * rows + i]))[1]
+    T.copy(mean, whole)
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
