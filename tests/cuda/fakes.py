@@ -89,7 +89,7 @@ class Device:
         patch.setattr(World, "device", torch.device("cpu"), raising=False)
         patch.setattr(execute, "init", lambda: world)
         patch.setattr(execute, "heap_for", lambda team: self.heap)
-        patch.setattr(execute, "agree", lambda group, facts: None)
+        patch.setattr(execute, "agree", lambda group, facts, code: None)
         patch.setattr(execute, "Group", lambda world: None)
         patch.setattr(execute.DeviceProgram, "guard", self.guard)
         patch.setattr(execute.DeviceProgram, "on_all", lambda own, check: None)

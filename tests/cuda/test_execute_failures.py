@@ -218,7 +218,7 @@ def facts(**changed: Any) -> Facts:
     ("other", "text"),
     [
         ({"program": "softmax"}, "rank 0 calls 'gemm', rank 2 calls 'softmax'"),
-        ({"fingerprint": "b"}, "of rank 0 and of rank 2 differ in their shapes"),
+        ({"fingerprint": "b"}, "constants or statements: `A = 0` on rank 0, `A = 2` on rank 2"),
         ({"machine": ("b200", "y")}, "for 'h200' on rank 0, for 'b200' on rank 2"),
         ({"options": "target='x'"}, "with no options on rank 0, with target='x' on rank 2"),
         # The schedules that they chose may differ, too, but that is not what has to be mended.
@@ -226,13 +226,15 @@ def facts(**changed: Any) -> Facts:
     ],
 )
 def test_ranks_that_build_different_programs(other: dict[str, Any], text: str):
-    results = on_ranks(3, lambda group, rank: agree(group, facts(**(other if rank == 2 else {}))))
-    for error in results:
+    def one(group: Any, rank: int) -> None:
+        agree(group, facts(**(other if rank == 2 else {})), lambda: f"f\n  A = {rank}")
+
+    for error in on_ranks(3, one):
         assert type(error) is RankMismatchError and text in error.message and len(error.where) == 2
 
 
 def test_ranks_that_build_the_same_program():
-    assert on_ranks(3, lambda group, rank: agree(group, facts())) == [None] * 3
+    assert on_ranks(3, lambda group, rank: agree(group, facts(), lambda: "f")) == [None] * 3
 
 
 def test_the_first_rank_compiles_before_the_others():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from tilescale.comm.call import Call
@@ -36,8 +37,8 @@ class Facts:
     calibration: str
 
 
-def agree(group: Group, facts: Facts) -> None:
-    """Collective: all ranks build the same program.
+def agree(group: Group, facts: Facts, code: Callable[[], str]) -> None:
+    """Collective: all ranks build the same program. `code` is its text, which is compared where programs differ.
 
     Raises:
         RankMismatchError: they do not, or their choices follow other measurements; names both.
@@ -48,6 +49,8 @@ def agree(group: Group, facts: Facts) -> None:
     for rank, (other, place) in enumerate(everyone):
         if other != first:
             message, hint = _difference(first, other, rank)
+            if message.endswith(_CODE):
+                message += _first_lines(group.all_gather(call, code()), rank)
             where = [replace(everyone[0][1], what="rank 0"), replace(place, what=f"rank {rank}")]
             raise RankMismatchError(message, hint=hint, where=where)
 
@@ -66,6 +69,16 @@ def _difference(first: Facts, other: Facts, rank: int) -> tuple[str, str]:
     )
 
 
+_CODE = "differ in their shapes, constants or statements"
+
+
+def _first_lines(texts: list[str], rank: int) -> str:
+    """Where the program of rank 0 and that of another one begin to differ."""
+    lines = zip_longest(*(texts[r].splitlines() for r in (0, rank)), fillvalue="no more")
+    here, there = next(((a.strip(), b.strip()) for a, b in lines if a != b), ("", ""))
+    return f": `{here}` on rank 0, `{there}` on rank {rank}"
+
+
 def _in_programs(first: Facts, other: Facts, rank: int) -> str:
     if first.program != other.program:
         return f"rank 0 calls {first.program!r}, rank {rank} calls {other.program!r}"
@@ -73,7 +86,7 @@ def _in_programs(first: Facts, other: Facts, rank: int) -> str:
         return f"{first.program!r} for {first.machine[0]!r} on rank 0, for {other.machine[0]!r} on rank {rank}"
     if first.options != other.options:
         return f"{first.program!r} with {first.options} on rank 0, with {other.options} on rank {rank}"
-    return f"{first.program!r} of rank 0 and of rank {rank} differ in their shapes, constants or statements"
+    return f"{first.program!r} of rank 0 and of rank {rank} {_CODE}"
 
 
 def once_per_node(group: Group, first: bool, make: Callable[[], T]) -> T:

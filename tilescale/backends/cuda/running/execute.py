@@ -73,7 +73,7 @@ class DeviceProgram:
         if self.is_alone:
             self.world = self.team = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
         self._group = Group(self.team)
-        agree(self._group, _facts(self.program, machine, self.options))
+        agree(self._group, _facts(self.program, machine, self.options), self.program.func.script)
         self.sizes = self._sizes()
         stride, mapped = (STRIDE, 1) if self.is_alone else (self.near.stride, self.near.size)
         by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)
