@@ -180,7 +180,7 @@ def test_odd_options_get_an_answer(words: str, says: str, capsys: pytest.Capture
         (9, "T.all_gather(half)"),
         (9, "T.copy(half, other, dst=peer)"),
         (9, "T.barrier()  # what the peer sent is here"),
-        (9, "T.copy(total, logsum[bx, by * TILE_H])"),
+        (9, "T.copy(total, logsum[bx, by * tile_h])"),
         (10, "T.copy(B[k * TILE_K + rank * share, by * TILE_N], T.view(b, layout=T.FullRow))"),
         (11, "T.barrier_arrive(full[stage])"),
         (12, "T.barrier_wait(full[stage], used % 2)"),

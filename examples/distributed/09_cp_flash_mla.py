@@ -27,7 +27,7 @@ import torch
 
 import tilescale.language as T
 
-TILE_H, KEYS = 64, 128  # of a tile, at most: all that fits in l1
+TILE_H, KEYS, SENT = 64, 128, "float16"  # of a tile, at most: all that fits in l1; what parts of it travel as
 HEADS, DIM, PE_DIM = 64, 512, 64  # as in DeepSeek-V3, with half of its heads
 
 
@@ -66,17 +66,17 @@ def exchanged(scores, kv, acc):
     # The end of the scale orders too: both have read what came, the next may be sent.
 
 
-def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_n=None, exchange=gathered, splits=1):
+def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1, sent=SENT):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
-    `seq` is a multiple of devices * splits * tile_n, `heads` of TILE_H, which `splits` divides: the blocks of a cluster
-    have a part of the keys of a device each, and combine what they made of them, each for some of the heads.
+    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h, which `splits` divides: the blocks of a cluster
+    have a part of the keys of a device each, and combine what they made of them, each for some heads, sent as `sent`.
     """
     tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)  # its weights come and go, which takes room
     common.whole("seq", seq, devices * splits * tile_n)
-    common.whole("heads", heads, TILE_H)
-    common.whole("TILE_H", TILE_H, splits)
-    keys, rows = seq // (devices * splits), TILE_H // splits
+    common.whole("heads", heads, tile_h)
+    common.whole("tile_h", tile_h, splits)
+    keys, rows = seq // (devices * splits), tile_h // splits
     scale = attention.scale(dim + pe_dim)
 
     @T.prim_func
@@ -87,20 +87,20 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_n=None, exchange=gather
         K_pe: T.Tensor((batch, seq, 1, pe_dim), "float16"),
         Output: T.Tensor((batch, heads, dim), "float32"),
     ):
-        grid = splits, heads // TILE_H, batch
-        with T.Kernel(device=devices, cta_cluster=splits, block=grid, threads=256) as (part, by, bx):
+        grid = {**({"cta_cluster": splits} if splits > 1 else {}), "block": (splits, heads // tile_h, batch)}
+        with T.Kernel(device=devices, **grid, threads=256) as (part, by, bx):
             with T.Scale("device"):
                 Q_dev, Q_pe_dev, output = (T.view(x, layout=T.Replica) for x in (Q, Q_pe, Output))
                 KV_dev, K_pe_dev = (T.view(x, layout=lambda b, s, h, d: s // (seq // devices)) for x in (KV, K_pe))
                 logsum = T.alloc((batch, heads), "float32", level="l2")
             with T.Scale("block"):
-                q = T.alloc((TILE_H, dim), "float16", level="l1")
-                q_pe = T.alloc((TILE_H, pe_dim), "float16", level="l0")  # l1 is full
+                q = T.alloc((tile_h, dim), "float16", level="l1")
+                q_pe = T.alloc((tile_h, pe_dim), "float16", level="l0")  # l1 is full
                 kv, k_pe = (T.alloc((tile_n, n), "float16", level="l1") for n in (dim, pe_dim))
-                scores, acc = (T.alloc((TILE_H, n), "float32", level="l0") for n in (tile_n, dim))
-                top, total = (T.alloc((TILE_H,), "float32", level="l0") for _ in range(2))
-                T.copy(Q_dev[bx, by * TILE_H, 0], q)
-                T.copy(Q_pe_dev[bx, by * TILE_H, 0], q_pe)
+                scores, acc = (T.alloc((tile_h, n), "float32", level="l0") for n in (tile_n, dim))
+                top, total = (T.alloc((tile_h,), "float32", level="l0") for _ in range(2))
+                T.copy(Q_dev[bx, by * tile_h, 0], q)
+                T.copy(Q_pe_dev[bx, by * tile_h, 0], q_pe)
                 attention.begin(top, total, acc)
                 for k in T.Pipelined(keys // tile_n, num_stages=min(KEYS // tile_n, 2)):
                     first = part * keys + k * tile_n
@@ -114,14 +114,14 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_n=None, exchange=gather
                     exchange(scores, kv, acc)
                 attention.finish_apart(acc, top, total, scale)
                 if splits == 1:
-                    T.copy(acc, output[bx, by * TILE_H, 0])
-                    T.copy(total, logsum[bx, by * TILE_H])
+                    T.copy(acc, output[bx, by * tile_h, 0])
+                    T.copy(total, logsum[bx, by * tile_h])
                 else:
-                    whole, log = T.alloc((rows, dim), "float16", level="l0"), T.alloc((rows,), "float32", level="l0")
+                    whole, log = T.alloc((rows, dim), sent, level="l0"), T.alloc((rows,), "float32", level="l0")
                     attention.merge_splits(acc, total, whole, log, splits, merge)
                     with T.Scale("device"):
                         T.allreduce(whole, log, fn=merge)
-                    T.copy(whole, output[bx, by * TILE_H + part * rows, 0])
+                    T.copy(whole, output[bx, by * tile_h + part * rows, 0])
             if splits == 1:
                 with T.Scale("device"):
                     T.allreduce(output, logsum, fn=merge)
