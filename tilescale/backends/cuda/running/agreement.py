@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -48,15 +49,14 @@ def agree(group: Group, facts: Facts, code: Callable[[], str]) -> None:
     first = everyone[0][0]
     for rank, (other, place) in enumerate(everyone):
         if other != first:
-            message, hint = _difference(first, other, rank)
-            if message.endswith(_CODE):
-                message += _first_lines(group.all_gather(call, code()), rank)
+            lines = partial(_lines, group, call, code, rank)
+            message, hint = _difference(first, other, rank, lines)
             where = [replace(everyone[0][1], what="rank 0"), replace(place, what=f"rank {rank}")]
             raise RankMismatchError(message, hint=hint, where=where)
 
 
-def _difference(first: Facts, other: Facts, rank: int) -> tuple[str, str]:
-    """What differs, and what to do."""
+def _difference(first: Facts, other: Facts, rank: int, lines: Callable[[], str]) -> tuple[str, str]:
+    """What differs, and what to do. `lines` says it of the programs' code; collective."""
     if first.calibration != other.calibration:
         by = f"rank 0 by {first.calibration}, rank {rank} by {other.calibration}"
         return (
@@ -64,29 +64,28 @@ def _difference(first: Facts, other: Facts, rank: int) -> tuple[str, str]:
             "copy the file that `tilescale calibrate` wrote to all nodes, where TILESCALE_CACHE_DIR says",
         )
     return (
-        f"ranks build different programs: {_in_programs(first, other, rank)}",
+        f"ranks build different programs: {_in_programs(first, other, rank, lines)}",
         "all ranks call the same program, traced with the same shapes, in the same order",
     )
 
 
-_CODE = "differ in their shapes, constants or statements"
-
-
-def _first_lines(texts: list[str], rank: int) -> str:
-    """Where the program of rank 0 and that of another one begin to differ."""
+def _lines(group: Group, call: Call, code: Callable[[], str], rank: int) -> str:
+    """Collective: where the program of rank 0 and that of another one begin to differ."""
+    texts = group.all_gather(call, code())
     lines = zip_longest(*(texts[r].splitlines() for r in (0, rank)), fillvalue="no more")
     here, there = next(((a.strip(), b.strip()) for a, b in lines if a != b), ("", ""))
-    return f": `{here}` on rank 0, `{there}` on rank {rank}"
+    return f"`{here}` on rank 0, `{there}` on rank {rank}"
 
 
-def _in_programs(first: Facts, other: Facts, rank: int) -> str:
+def _in_programs(first: Facts, other: Facts, rank: int, lines: Callable[[], str]) -> str:
     if first.program != other.program:
         return f"rank 0 calls {first.program!r}, rank {rank} calls {other.program!r}"
     if first.machine != other.machine:
         return f"{first.program!r} for {first.machine[0]!r} on rank 0, for {other.machine[0]!r} on rank {rank}"
     if first.options != other.options:
         return f"{first.program!r} with {first.options} on rank 0, with {other.options} on rank {rank}"
-    return f"{first.program!r} of rank 0 and of rank {rank} {_CODE}"
+    which = f"{first.program!r} of rank 0 and of rank {rank}"
+    return f"{which} differ in their shapes, constants or statements: {lines()}"
 
 
 def once_per_node(group: Group, first: bool, make: Callable[[], T]) -> T:
