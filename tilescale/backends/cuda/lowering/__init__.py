@@ -12,7 +12,7 @@ specialisation.py            the stage of roles: which loops have a producer
 persistent.py                warps that keep their roles in all turns of a persistent loop
 exchanging.py                collectives that end its turns: a warpgroup of their own, beside the next turn
 roles.py statements.py       what a loop's producer executes: loads, and the waits before them
-waits.py                     whether it may make a wait earlier than the program does
+waits.py declined.py         whether it may make a wait earlier than the program does; why a stage declines
 deferred.py senders.py       copies and signals that are completed later: at the end of a turn, by who only sends
 devices.py signature.py      the stage of devices, and the parameters that it asks for
 operands.py                  peers, values and flag indices that are read from memory

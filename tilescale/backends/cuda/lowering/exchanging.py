@@ -18,6 +18,7 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm
+from tilescale.backends.cuda.lowering.declined import DeclinedError
 from tilescale.backends.cuda.lowering.markers import Executing, by_nvshmem, executed
 from tilescale.backends.cuda.lowering.statements import is_fill, is_scalar, orders
 from tilescale.passes.structure import location
@@ -56,10 +57,6 @@ class Ending:
     is_beside: bool = False
 
 
-class _DeclinedError(Exception):
-    """Why a turn ends before the next one begins."""
-
-
 def is_beside(node: Any) -> bool:
     """Whether a node is what a warpgroup beside the others executes."""
     return isinstance(node, ir.AttrStmt) and str(node.attr_key) == BESIDE
@@ -85,11 +82,11 @@ def ending(
     what = f"T.{name}{_line(collective)}"
     try:
         if not fits:
-            raise _DeclinedError("its tile has no room beside those that are loaded, or its loop is no persistent one")
+            raise DeclinedError("its tile has no room beside those that are loaded, or its loop is no persistent one")
         split = _Split(phase, loop, list(last[:at]), list(last[at:]), order)
         split.check()
         first, rest, tiles = split.through_shared_memory()
-    except _DeclinedError as reason:
+    except DeclinedError as reason:
         return Ending(list(last), note=f"{what} ends before the next tile is computed: {reason}")
     marked = executed(Executing(first_thread, THREADS), tir.sequence(rest))
     beside = ir.AttrStmt(ir.StringImm(BESIDE), BESIDE, ir.IntImm("int32", 1), marked)
@@ -124,9 +121,9 @@ class _Split:
         self._check_operations()
         before, after = self._effects(self._computing()), self._effects(self.rest)
         if before.opaque or after.opaque or before.fixed or after.fixed:
-            raise _DeclinedError("it calls functions of which nothing is known, or synchronizes its threads")
+            raise DeclinedError("it calls functions of which nothing is known, or synchronizes its threads")
         if before.orders:
-            raise _DeclinedError("what computes the tile waits, signals or synchronizes")
+            raise DeclinedError("what computes the tile waits, signals or synchronizes")
         self._check_tensors(before, after)
         self._check_tiles(before, after)
         self._check_outside()
@@ -135,44 +132,44 @@ class _Split:
         for stmt in self.rest:
             calls = _calls(stmt, orders)
             if any(map(by_nvshmem, calls)):
-                raise _DeclinedError("it goes to devices without common memory")
+                raise DeclinedError("it goes to devices without common memory")
             if not all(map(_is_collective, calls)):
-                raise _DeclinedError(f"waits, signals or copies to peers follow it{_line(stmt)}")
+                raise DeclinedError(f"waits, signals or copies to peers follow it{_line(stmt)}")
 
     def _check_tensors(self, before: Effects, after: Effects) -> None:
         """Device memory: nothing of it is written by who computes, and what he reads stays as it is."""
         written = [a for a in before.writes if self._is_shared(a)]
         if written:
-            raise _DeclinedError(f"what computes the tile writes {self._name(written[0])!r}")
+            raise DeclinedError(f"what computes the tile writes {self._name(written[0])!r}")
         read = [a for a in before.reads if self._is_shared(a)]
         changed = {a.root for a in after.writes}
         if any(a.root in changed for a in read):
-            raise _DeclinedError("what follows it writes what the next tile is computed of")
+            raise DeclinedError("what follows it writes what the next tile is computed of")
         calls = [call for stmt in self.rest for call in _calls(stmt, _is_collective)]
         for access in read:
             if any(self.order.gates(call, access.root) for call in calls):
-                raise _DeclinedError(f"devices may write {self._name(access)!r} before it, of which tiles are computed")
+                raise DeclinedError(f"devices may write {self._name(access)!r} before it, of which tiles are computed")
 
     def _check_tiles(self, before: Effects, after: Effects) -> None:
         """Tiles: both parts share those that the first one writes when it is about to hand them over."""
         both = self._tiles(before) & self._tiles(after)
         if early := both & self._tiles(self._effects([_without(self.loop, [*self.first, *self.rest])])):
-            raise _DeclinedError(f"{self._named(early)!r} is used where the next tile is computed, too")
+            raise DeclinedError(f"{self._named(early)!r} is used where the next tile is computed, too")
         for root in both - self._in_registers:
             if not self._scope(root).startswith("shared"):
-                raise _DeclinedError(f"{self._named({root})!r} is each thread's own")
+                raise DeclinedError(f"{self._named({root})!r} is each thread's own")
         for stmt in self.rest:
             named = self._tiles(self._effects([stmt])) & both & self._in_registers
             if named and not _is_elementwise(stmt):
-                raise _DeclinedError(f"{self._named(named)!r} lies in registers, and not only copied{_line(stmt)}")
+                raise DeclinedError(f"{self._named(named)!r} lies in registers, and not only copied{_line(stmt)}")
 
     def _check_outside(self) -> None:
         """What stands around the loop does not wait for its end."""
         around = self._effects([_without(self.phase, [self.loop])])
         if around.orders or around.writes and not all(self._scope(a.root).startswith("local") for a in around.writes):
-            raise _DeclinedError("more than scalars stands around the loop")
+            raise DeclinedError("more than scalars stands around the loop")
         if self._tiles(around) & self._tiles(self._effects(self.rest)):
-            raise _DeclinedError("its tile is used outside of the loop, too")
+            raise DeclinedError("its tile is used outside of the loop, too")
 
     def through_shared_memory(self) -> tuple[list[ir.Stmt], list[ir.Stmt], tuple[ir.Buffer, ...]]:
         """Both parts, tiles in registers being handed over in shared memory, and what is allocated for these."""

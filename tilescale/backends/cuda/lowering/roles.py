@@ -21,6 +21,7 @@ from typing import Any
 from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy, data_of
+from tilescale.backends.cuda.lowering.declined import DeclinedError
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
 from tilescale.backends.cuda.lowering.exchanging import Ending, ending, narrowed
 from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, BY_PRODUCER_FUNCTION, by_producer
@@ -108,10 +109,6 @@ def is_gate(node: Any) -> bool:
     return (tir.extern_name(node) or "").startswith(f"{BY_PRODUCER_FUNCTION}<")
 
 
-class _DeclinedError(Exception):
-    """Why a phase keeps one role."""
-
-
 def assign(
     stmt: ir.Stmt,
     program: Program,
@@ -176,7 +173,7 @@ class _Phase:
             return Roles(self.stmt)
         try:
             return self._specialised(loops)
-        except _DeclinedError as reason:
+        except DeclinedError as reason:
             return declined(self.stmt, str(reason)) if has_order else Roles(self.stmt)
 
     def _repeats(self, loop: ir.For) -> bool:
@@ -190,9 +187,9 @@ class _Phase:
 
     def _specialised(self, loops: Sequence[ir.For]) -> Roles:
         if not self.machine.has("warp-specialization"):
-            raise _DeclinedError(f"{self.machine.name} has no warp specialisation")
+            raise DeclinedError(f"{self.machine.name} has no warp specialisation")
         if len(loops) > 1:
-            raise _DeclinedError(f"the phase has {len(loops)} such loops")
+            raise DeclinedError(f"the phase has {len(loops)} such loops")
         return _Placement(self, loops[0]).roles()
 
     @property
@@ -290,20 +287,20 @@ class _Placement:
         self.body = flat(self.loop.body)
         while self.body and is_wait(self.body[0]):
             if not is_movable(self.body[0]):
-                raise _DeclinedError("a wait in it depends on a variable that changes")
+                raise DeclinedError("a wait in it depends on a variable that changes")
             self.gates.append(by_producer(self.body.pop(0)))
         self.body = [self._bulk(s) for s in self.body]
         loads = [found for s in self.body if (found := _loaded(s)) is not None]
         rest = [s for s in self.body if _loaded(s) is None]
         if any(ir.contains(s, orders) for s in rest):
-            raise _DeclinedError("it waits, signals or copies to peers after its first load")
+            raise DeclinedError("it waits, signals or copies to peers after its first load")
         if not loads:
-            raise _DeclinedError("it loads nothing into shared memory")
+            raise DeclinedError("it loads nothing into shared memory")
         if any(in_device_memory(s) for s in rest):
-            raise _DeclinedError("threads that compute read or write device memory in it")
+            raise DeclinedError("threads that compute read or write device memory in it")
         inside = {ir.region_parts(target)[0] for _, target, _ in loads}
         if inside & tiles_named(self.phase.stmt, besides=self.loop):
-            raise _DeclinedError("a tile that it loads is used outside it too")
+            raise DeclinedError("a tile that it loads is used outside it too")
         return loads
 
     def _bulk(self, stmt: ir.Stmt) -> ir.Stmt:
@@ -330,7 +327,7 @@ class _Placement:
             return self._list(flat(stmt))
         if isinstance(stmt, ir.AttrStmt):
             return ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, self._statement(stmt.body))
-        raise _DeclinedError("it stands in a loop that is not serial")
+        raise DeclinedError("it stands in a loop that is not serial")
 
     def _branch(self, stmt: ir.IfThenElse) -> ir.Stmt:
         """A branch with the loop in one arm.
@@ -341,12 +338,12 @@ class _Placement:
         if stmt.else_case is None:
             return tir.at(ir.IfThenElse(stmt.condition, self._statement(stmt.then_case), None), stmt)
         if self.taken is not None or self.around is not None or not is_movable(ir.Evaluate(stmt.condition)):
-            raise _DeclinedError("it stands in one arm of a branch inside another one, a loop, or on what changes")
+            raise DeclinedError("it stands in one arm of a branch inside another one, a loop, or on what changes")
         is_then = self._has(stmt.then_case)
         self.taken = stmt.condition if is_then else ir.Not(stmt.condition)
         before, inner, after = self._parts(flat(stmt.then_case if is_then else stmt.else_case))
         if any(not is_scalar(s) and not is_fill(s) for s in before) or not isinstance(flat(inner)[0], ir.For):
-            raise _DeclinedError("the arm of a branch that has it begins with something else")
+            raise DeclinedError("the arm of a branch that has it begins with something else")
         arms = [(self.taken, tir.sequence(after)), (ir.Not(self.taken), stmt.else_case if is_then else stmt.then_case)]
         # One after the other, not two arms of one branch: their tiles can then lie in the same place.
         rest = [tir.at(ir.IfThenElse(taken, arm, None), stmt) for taken, arm in arms if not tir.is_nothing(arm)]
@@ -386,7 +383,7 @@ class _Placement:
             if not (is_wait(stmt) or is_scalar(stmt) or is_setting(stmt) or (is_loop and is_fill(stmt))):
                 where = location(stmt)
                 place = f" (line {where.line})" if where is not None else ""
-                raise _DeclinedError(f"more than waits, scalars and fills stands before it{place}")
+                raise DeclinedError(f"more than waits, scalars and fills stands before it{place}")
         if is_loop and ir.proves(ir.GE(self.loop.extent, 1), {}):
             before = self._sink(before)
         if self.around is not None:
@@ -428,14 +425,14 @@ class _Placement:
         effects = order.names.all_effects(self.around)
         tensors = {order.names.root(data) for data in loaded}
         if effects.opaque or tensors & {access.root for access in effects.writes}:
-            raise _DeclinedError("the loop around it writes what it loads")
+            raise DeclinedError("the loop around it writes what it loads")
         waits: list[ir.Call] = []
         ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_PRODUCER) else None)
         if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
-            raise _DeclinedError("the loop around it waits for what may order its loads")
+            raise DeclinedError("the loop around it waits for what may order its loads")
         whole = order.names.all_effects(self.phase.stmt)
         if not all(is_lasting(order, wait, whole) for gate in self.gates for wait in waits_in(gate)):
-            raise _DeclinedError("the program changes a flag for which it waits, and the wait would come too early")
+            raise DeclinedError("the program changes a flag for which it waits, and the wait would come too early")
 
 
 def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:

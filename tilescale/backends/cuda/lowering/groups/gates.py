@@ -23,10 +23,6 @@ from tilescale.program.dependence import Dependence
 Step: TypeAlias = "TileCopy | ir.Stmt"
 """A load, or a wait."""
 
-class DeclinedError(Exception):
-    """Why a loop has no loader."""
-
-
 @dataclass(frozen=True)
 class Gates:
     """What orders the loads of one loop.

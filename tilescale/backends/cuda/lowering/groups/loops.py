@@ -23,8 +23,9 @@ from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
+from tilescale.backends.cuda.lowering.declined import DeclinedError
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.backends.cuda.lowering.groups.gates import DeclinedError, Gates
+from tilescale.backends.cuda.lowering.groups.gates import Gates
 from tilescale.backends.cuda.lowering.groups.loads import is_bulk_load
 from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressions, loops_of, used_binds
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
