@@ -86,7 +86,7 @@ namespace tilescale {
 
 typedef long i64;
 typedef unsigned long u64;
-enum Kind { TIMEOUT, OUTSIDE, ABSENT };
+enum Kind { TIMEOUT, OUTSIDE, ABSENT, DIFFERENT, ROWS };
 enum Outcome { READY, LATE, STOPPED };
 
 // Word 0: whether all waits are stopped; then the first failure.

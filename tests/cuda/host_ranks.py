@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels, rounds
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels, rounds, unequal
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.steps import Work, run
@@ -168,7 +168,7 @@ class Ranks:
         memory = torch.zeros(self.size, STRIDE, dtype=torch.uint8)
         self.reports = torch.zeros(self.size, 8, dtype=torch.int64)
         self.limit_ns = LIMIT_NS
-        for module in (exchanges, rounds):
+        for module in (exchanges, rounds, unequal):
             patch.setattr(module, "THREADS", THREADS)
             patch.setattr(module, "launch", self._launch)
             patch.setattr(module, "functions", lambda code, kernel, device: library.functions(kernel))

@@ -9,27 +9,39 @@ namespace tilescale {
 
 enum { LAG = 1, LONG_SLOTS = 4, UNIT_BYTES = 16 };
 
+// Which units of a part a block's messages have: `room` of them from `begin`, from `begin + step`, and so on.
+struct Pieces {
+  i64 begin, end, step, room;
+  // A share of the part, one piece after the other.
+  __device__ __forceinline__ static Pieces of_share(const Exchange& x) {
+    const Share share((x.bytes + UNIT_BYTES - 1) / UNIT_BYTES);
+    return {share.begin, share.end, x.slot / UNIT_BYTES, x.slot / UNIT_BYTES};
+  }
+};
+
 template <int RANKS, int SETS>
 struct BySlots {
   const Exchange& x;
   const Group<RANKS> group;
-  const Share share;
-  const i64 room;  // units of a slot
+  const Pieces pieces;
   const unsigned before;
 
-  __device__ __forceinline__ explicit BySlots(const Exchange& exchange)
+  __device__ __forceinline__ explicit BySlots(const Exchange& exchange) : BySlots(exchange, Pieces::of_share(exchange)) {}
+  __device__ __forceinline__ BySlots(const Exchange& exchange, Pieces of_block)
       : x(exchange),
         group{exchange},
-        share((exchange.bytes + UNIT_BYTES - 1) / UNIT_BYTES),
-        room(exchange.slot / UNIT_BYTES),
+        pieces(of_block),
         before(*const_cast<const volatile unsigned*>(exchange.counts + blockIdx.x)) {}
 
-  __device__ __forceinline__ int messages() const { return static_cast<int>((share.end - share.begin + room - 1) / room); }
+  __device__ __forceinline__ int messages() const {
+    i64 left = pieces.end - pieces.begin;
+    return left > 0 ? static_cast<int>((left + pieces.step - 1) / pieces.step) : 0;
+  }
   __device__ __forceinline__ unsigned number(int message) const { return before + 1u + message; }
-  __device__ __forceinline__ i64 begin(int message) const { return share.begin + message * room; }
+  __device__ __forceinline__ i64 begin(int message) const { return pieces.begin + message * pieces.step; }
   __device__ __forceinline__ int units(int message) const {
-    i64 left = share.end - begin(message);
-    return static_cast<int>(left < room ? left : room);
+    i64 left = pieces.end - begin(message);
+    return static_cast<int>(left < pieces.room ? left : pieces.room);
   }
   __device__ __forceinline__ Pack<UNIT_BYTES>* slot(int sender, int receiver, int message, int set) const {
     return reinterpret_cast<Pack<UNIT_BYTES>*>(group.message(sender, receiver, number(message), LONG_SLOTS, set));
@@ -70,25 +82,30 @@ struct BySlots {
   // Stores a message to each peer: its part, or the same to all.
   template <int ELEMENT, bool ALIGNED, bool SAME>
   __device__ __forceinline__ void send_parts(int message) const {
-    enum { AT_ONCE = 4 };
     for (int i = 0; i < (SAME ? 1 : RANKS - 1); ++i) {
       int first = group.peer(i);
-      i64 at = begin(message) * UNIT_BYTES, left = group.size(first) - at;
+      i64 at = begin(message) * UNIT_BYTES;
       const char* from = x.source + (SAME ? 0 : first * x.source_step) + at;
-      for (int unit = threadIdx.x; unit < units(message); unit += AT_ONCE * blockDim.x) {
-        Pack<UNIT_BYTES> packs[AT_ONCE];
+      send<ELEMENT, ALIGNED>(message, from, group.size(first) - at, units(message), i, SAME ? RANKS - 1 : 1);
+    }
+  }
+  // Stores a message of so many units, of which `left` bytes are there, to `peers` of them from the i-th on.
+  template <int ELEMENT, bool ALIGNED>
+  __device__ __forceinline__ void send(int message, const char* from, i64 left, int units, int i, int peers) const {
+    enum { AT_ONCE = 4 };
+    for (int unit = threadIdx.x; unit < units; unit += AT_ONCE * blockDim.x) {
+      Pack<UNIT_BYTES> packs[AT_ONCE];
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) {
-          i64 skipped = static_cast<i64>(unit + k * blockDim.x) * UNIT_BYTES;
-          if (unit + k * blockDim.x < units(message))
-            packs[k] = read<UNIT_BYTES, ELEMENT, ALIGNED>(from + skipped, left - skipped);
-        }
-        for (int j = 0; j < (SAME ? RANKS - 1 : 1); ++j) {
-          auto* to = slot(x.rank, group.peer(i + j), message, 0);
+      for (int k = 0; k < AT_ONCE; ++k) {
+        i64 skipped = static_cast<i64>(unit + k * blockDim.x) * UNIT_BYTES;
+        if (unit + k * blockDim.x < units)
+          packs[k] = read<UNIT_BYTES, ELEMENT, ALIGNED>(from + skipped, left - skipped);
+      }
+      for (int j = 0; j < peers; ++j) {
+        auto* to = slot(x.rank, group.peer(i + j), message, 0);
 #pragma unroll
-          for (int k = 0; k < AT_ONCE; ++k)
-            if (unit + k * blockDim.x < units(message)) to[unit + k * blockDim.x] = packs[k];
-        }
+        for (int k = 0; k < AT_ONCE; ++k)
+          if (unit + k * blockDim.x < units) to[unit + k * blockDim.x] = packs[k];
       }
     }
   }

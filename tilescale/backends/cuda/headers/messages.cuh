@@ -36,6 +36,9 @@ struct Exchange {
   const int* table;
   i64 offset;  // in each piece
   int pieces;
+  // Of unequal parts (row_messages.cuh), where `bytes` are those of a row, the steps how many rows source and target
+  // have, and the table says how many go from each rank to each.
+  int* received;
 };
 
 // Bytes as they are loaded and stored.

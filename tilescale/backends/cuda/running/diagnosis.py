@@ -62,6 +62,14 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
             hint=f"correct the index of the flag; {_RESET}",
             where=None if site.where is None else replace(site.where, what="the flag's index"),
         )
+    if first.kind is Kind.ROWS:
+        verb, tensor = ("gets", "dst") if first.index else ("sends", "src")
+        return OutOfBoundsError(
+            f"{name}: {site.what}: {verb} {first.seen} rows, {tensor} has {first.expected}{told}",
+            hint="sent has a number from 0 on for each rank, and no more rows than there are; dst has room for all that "
+            f"come; {_RESET}",
+            where=site.where,
+        )
     if first.kind is Kind.DIFFERENT:
         return RankMismatchError(f"{name}: {_difference(first, scene)}{told}", hint=_mismatch_hint(), where=where)
     behind = [rank for rank, at in enumerate(scene.standings) if at.behind(scene.standings[first.rank]) > 0]

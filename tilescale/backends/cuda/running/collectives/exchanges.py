@@ -77,9 +77,13 @@ def slots_grid(nbytes: int, blocks: int, peers: int) -> Grid:
     """For long messages: so many `blocks` at most."""
     units = -(-nbytes // UNIT_BYTES)
     blocks = min(blocks, -(-units // THREADS))
-    most = max(SMALLEST_SLOT, power_of_two(LARGEST_SLOT // peers // 2 + 1))
     slot = power_of_two(-(-units // blocks) * UNIT_BYTES)
-    return Grid(blocks, THREADS, min(most, max(SMALLEST_SLOT, slot)))
+    return Grid(blocks, THREADS, min(largest_slot(peers), max(SMALLEST_SLOT, slot)))
+
+
+def largest_slot(peers: int) -> int:
+    """Bytes of a long message at most."""
+    return max(SMALLEST_SLOT, power_of_two(LARGEST_SLOT // peers // 2 + 1))
 
 
 def power_of_two(number: int) -> int:

@@ -21,7 +21,10 @@ from tilescale.backends.cuda.running import driver
 if TYPE_CHECKING:
     import torch
 
-HEADERS = ("sync.cuh", "words.cuh", "messages.cuh", "sums.cuh", "short_messages.cuh", "long_messages.cuh", "rounds.cuh")
+HEADERS = (
+    "sync.cuh", "words.cuh", "messages.cuh", "sums.cuh", "short_messages.cuh", "long_messages.cuh", "row_messages.cuh",
+    "rounds.cuh",
+)  # fmt: skip
 
 C_TYPES = {
     "int8": "signed char", "uint8": "unsigned char", "int32": "int", "int64": "long", "float16": "__half",
@@ -111,6 +114,7 @@ class Exchange(ctypes.Structure):
         ("table", ctypes.c_uint64),
         ("offset", ctypes.c_int64),
         ("pieces", ctypes.c_int32),
+        ("received", ctypes.c_uint64),
     ]
 
 
