@@ -106,7 +106,9 @@ inline Outcome await(Ready ready, i64 limit, const i64* report) {
   }
 }
 inline unsigned load_acquire(const unsigned* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+inline i64 load_acquire(const i64* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 inline void store_relaxed(int* at, int value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
+inline void store_relaxed(i64* at, i64 value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
 
 struct alignas(16) Words {
   u64 first, second;

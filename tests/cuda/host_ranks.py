@@ -120,8 +120,14 @@ class Heap:
         assert self._used <= STRIDE and dtype == torch.uint8
         return self._memory[self.addresses.slot(self._rank), begin : begin + nbytes]
 
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() == self._memory.untyped_storage().data_ptr()
+
+    def offset(self, tensor: torch.Tensor) -> int:
+        return tensor.storage_offset() * tensor.itemsize % STRIDE
+
     def peers(self, tensor: torch.Tensor) -> torch.Tensor:
-        begin = tensor.storage_offset() * tensor.itemsize % STRIDE
+        begin = self.offset(tensor)
         return self._memory[:, begin : begin + tensor.nbytes].view(tensor.dtype).unflatten(1, tensor.shape)
 
 

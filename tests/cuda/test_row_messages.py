@@ -115,6 +115,6 @@ def test_rows_without_room_are_reported(
     call(given)
     stopped, kind, _, index, room, rows = three.reports[rank, :6].tolist()
     assert (stopped, kind - 1, index, rows) == (1, Kind.ROWS, side, seen)
-    assert room == len((given[rank].target if side else given[rank].source))
+    assert room == len(given[rank].target if side else given[rank].source)
     if change == "target":
         assert torch.equal(mine.target[6:], beyond[6:]), "nothing is written beyond it"

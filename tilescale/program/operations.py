@@ -168,7 +168,7 @@ class Collective:
     def of(cls, call: ir.Call) -> Collective:
         """A call of one of our collectives but the barrier."""
         tiles, root, combine, flags = list(call.args), None, None, None
-        sent, counts, received = None, (), None
+        sent, received, counts = None, None, tuple[int, ...]()
         if call.op.name == ops.BROADCAST.name:
             root = tiles.pop()
         elif call.op.name == ops.ALL_TO_ALL_V.name:

@@ -87,7 +87,8 @@ __device__ __forceinline__ void move_rows_slots(const Exchange& x) {
       const int peer = by.group.peer(i);
       const i64 at = by.begin(turn) * UNIT_BYTES, size = rows.size(x.rank, peer);
       const char* from = x.source + rows.sent(peer) * x.bytes + at;
-      by.template send<ELEMENT, ALIGNED>(turn, from, size - at, units(turn, size), i, 1);
+      by.template send<ELEMENT, ALIGNED>(from, size - at, 0, units(turn, size), i, 1,
+                                         [&](int receiver) { return by.slot(x.rank, receiver, turn, 0); });
     }
     const i64 begin = own.begin + turn * each, end = begin + each < own.end ? begin + each : own.end;
     keep<ELEMENT, ALIGNED>(x.source + rows.sent(x.rank) * x.bytes, x.target + rows.taken(x.rank) * x.bytes, kept, begin, end);

@@ -11,6 +11,7 @@ from tilescale.backends.cuda.running.barrier_kernel import Standing, site_of
 from tilescale.backends.cuda.running.queue_watch import PATIENCE
 from tilescale.backends.cuda.running.timeouts import Kind, Report
 from tilescale.errors import OutOfBoundsError, RankMismatchError, TileScaleError, WaitTimeoutError
+from tilescale.program.lengths import UNFIT, unfit
 
 _RESET = "then kernel.reset() on all ranks lets it run again"
 
@@ -63,13 +64,8 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
             where=None if site.where is None else replace(site.where, what="the flag's index"),
         )
     if first.kind is Kind.ROWS:
-        verb, tensor = ("gets", "dst") if first.index else ("sends", "src")
-        return OutOfBoundsError(
-            f"{name}: {site.what}: {verb} {first.seen} rows, {tensor} has {first.expected}{told}",
-            hint="sent has a number from 0 on for each rank, and no more rows than there are; dst has room for all that "
-            f"come; {_RESET}",
-            where=site.where,
-        )
+        found = unfit(first.index == 1, first.seen, first.expected)
+        return OutOfBoundsError(f"{name}: {site.what}: {found}{told}", hint=f"{UNFIT}; {_RESET}", where=site.where)
     if first.kind is Kind.DIFFERENT:
         return RankMismatchError(f"{name}: {_difference(first, scene)}{told}", hint=_mismatch_hint(), where=where)
     behind = [rank for rank, at in enumerate(scene.standings) if at.behind(scene.standings[first.rank]) > 0]

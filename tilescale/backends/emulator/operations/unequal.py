@@ -19,6 +19,7 @@ from tilescale.backends.emulator.operations import pieces
 from tilescale.backends.emulator.operations.collectives import Chosen
 from tilescale.errors import Location, OutOfBoundsError, RankMismatchError
 from tilescale.program import ops
+from tilescale.program.lengths import UNFIT, unfit
 from tilescale.program.operations import Collective
 
 
@@ -49,7 +50,7 @@ class _Rows:
         counts = known[unit.rank] if self.sent is None else np.array(self.sent.read(frame))
         rows = self.source.block(frame).extents[0]
         if (counts < 0).any() or counts.sum() > rows:
-            raise self._outside(unit.rank, f"sends {counts.tolist()} rows, {self.source.home.name!r} has {rows}")
+            raise self._outside(unit.rank, unfit(False, counts.tolist(), rows))
         return counts
 
     def brought(self, frame: Frame) -> Brought:
@@ -61,18 +62,14 @@ class _Rows:
     def _take(self, frame: Frame, rows: np.ndarray, counts: np.ndarray) -> None:
         block, rank = self.target.block(frame), frame.unit.around(self.made.level).rank
         if len(rows) > block.extents[0]:
-            found = f"gets {counts.tolist()} rows, {self.target.home.name!r} has {block.extents[0]}"
-            raise self._outside(rank, found)
+            raise self._outside(rank, unfit(True, counts.tolist(), block.extents[0]))
         self.target.store(frame, _first_rows(block, len(rows)), rows)
         if self.received is not None:
             self.received.write(frame, counts.astype(np.int32))
 
     def _outside(self, rank: int, found: str) -> OutOfBoundsError:
         return OutOfBoundsError(
-            f"T.all_to_all_v: rank {rank} of level {self.made.level!r} {found}",
-            hint="sent has a number from 0 on for each rank, and no more rows than there are; dst has room for all that "
-            "come",
-            where=self.where,
+            f"T.all_to_all_v: rank {rank} of level {self.made.level!r} {found}", hint=UNFIT, where=self.where
         )
 
 

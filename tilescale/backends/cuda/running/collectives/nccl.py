@@ -13,6 +13,7 @@ from tilescale.backends.cuda.running.nccl import group, reduce_op
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.errors import OutOfBoundsError
+from tilescale.program.lengths import UNFIT, unfit
 
 if TYPE_CHECKING:
     import torch
@@ -94,14 +95,10 @@ def all_to_all_v(own: Owner, stand: Stand) -> Bound:
 
 
 def _check_rows(stand: Stand, room: tuple[int, int], sent: list[int], arriving: list[int]) -> None:
-    for verb, tensor, has, counts in ("sends", "src", room[0], sent), ("gets", "dst", room[1], arriving):
-        if min(counts) < 0 or sum(counts) > has:
-            raise OutOfBoundsError(
-                f"{stand.what}: {verb} {counts} rows, {tensor} has {has}",
-                hint="sent has a number from 0 on for each rank, and no more rows than there are; dst has room for all "
-                "that come",
-                where=stand.where,
-            )
+    for gets, counts in enumerate((sent, arriving)):
+        if min(counts) < 0 or sum(counts) > room[gets]:
+            found = unfit(bool(gets), counts, room[gets])
+            raise OutOfBoundsError(f"{stand.what}: {found}", hint=UNFIT, where=stand.where)
 
 
 def _from_parts(own: Owner, stand: Stand, exchange: Callable[..., Any]) -> Bound:
