@@ -47,6 +47,19 @@ def multiply(A, part, m, B, n, a, b, c, depth, step, stages):
         T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
 
 
+@T.macro
+def multiply_by_warpgroups(A, part, m, B, n, a, b, c, depth, step, stages):
+    """The same, each warpgroup by a text of its own: its share of the rows."""
+    with T.Scale("warpgroup"):
+        T.clear(T.view(c, layout=T.FullRow))
+    for k in T.Pipelined(depth, num_stages=stages):
+        T.copy(A[part, m, k * step], a)
+        T.copy(B[n, k * step], b)
+        with T.Scale("warpgroup"):
+            rows, share = T.view(a, layout=T.FullRow), T.view(c, layout=T.FullRow)
+            T.gemm(rows, b, share, transpose_B=True)
+
+
 def gemm(M: int, N: int, K: int, t: Tiling):
     """C = A B^T on one device: what everything else is compared with."""
     tiles = M // t.m * (N // t.n)
@@ -100,10 +113,14 @@ def ag_gemm_phases(devices: int, M: int, N: int, K: int, t: Tiling):
     return ag_then_gemm
 
 
-def ag_gemm_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, blocks: int = 0):
+def ag_gemm_queue(
+    devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, blocks: int = 0, product: Any = multiply
+):
     """The device's copy queue gathers in place, in chunks of rows; each tile waits for the chunk that it reads.
 
-    `blocks`: so many that take tiles in turns, and store one beside the products of the next; 0 for one a tile.
+    Args:
+        blocks: so many that take tiles in turns, and store one beside the products of the next; 0 for one a tile.
+        product: `multiply`, or `multiply_by_warpgroups`.
     """
     rows = M // devices
     tiles_m, tiles_n = rows // t.m, N // t.n
@@ -132,7 +149,7 @@ def ag_gemm_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, b
                         shard = (rank + size - tile // (tiles_m * tiles_n)) % size
                         row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
                         T.wait(arrived[shard, row * t.m // chunk], ">=", 1)
-                        multiply(A, shard, row * t.m, B, column * t.n, a, b, c, K // t.k, t.k, t.stages)
+                        product(A, shard, row * t.m, B, column * t.n, a, b, c, K // t.k, t.k, t.stages)
                         T.copy(c, out)
                         T.copy(out, C[shard, row * t.m, column * t.n])
 
