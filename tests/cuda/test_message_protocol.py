@@ -127,7 +127,7 @@ def test_a_slot_less_is_too_few(lag: int):
 
 
 def straight(wires: Wires, rank: int, ranks: int, calls: int, asks: bool) -> Iterator[None]:
-    """Calls in which ranks tell that their targets are free, then store into them, and read their own before the next."""
+    """Calls in which ranks tell that their targets are free, store into those of others, and then read their own."""
     peers = [peer for peer in range(ranks) if peer != rank]
     for number in range(1, calls + 1):
         for peer in peers:
