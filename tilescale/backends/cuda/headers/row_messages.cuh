@@ -34,7 +34,8 @@ struct Rows {
   }
   __device__ __forceinline__ Pieces pieces() const {
     const i64 units = (largest() + UNIT_BYTES - 1) / UNIT_BYTES, each = (units + gridDim.x - 1) / gridDim.x;
-    const i64 slot = x.slot / UNIT_BYTES, room = each < slot ? (each > 0 ? each : 1) : slot;
+    // A unit for each thread at least: of few rows, few blocks tell of them.
+    const i64 slot = x.slot / UNIT_BYTES, least = each < blockDim.x ? blockDim.x : each, room = least < slot ? least : slot;
     return {room * blockIdx.x, units, room * gridDim.x, room};
   }
   // Whether this rank has the rows that it is to send, and room for those that come; else it is reported. Numbers below

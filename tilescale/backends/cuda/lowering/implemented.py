@@ -224,6 +224,7 @@ def _has_no_kernel(operation: str, name: str) -> bool:
 BY_ROUNDS = {
     operation: tuple(name for name in names(operation, TENSORS) if _has_no_kernel(operation, name))
     for operation in dict.fromkeys(operation for operation, _ in ON_TENSORS)
+    if any(_has_no_kernel(operation, name) for name in names(operation, TENSORS))
 }
 """Operation -> algorithms of which one kernel plays the rounds: all that have no kernel of their own."""
 
