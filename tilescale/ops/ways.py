@@ -109,7 +109,7 @@ def beside(machine: Machine, job: Job, ranks: int) -> float:
 
 
 def exchanges_as_a_whole(nbytes: int, transposed: int, team: Team) -> bool:
-    """Whether an all-to-all goes as a whole, between so many transpositions of its tensor, as always between nodes; else
+    """Whether an all-to-all goes as a whole between so many transpositions of its tensor, as always between nodes; else
     a queue moves chunks, and blocks put these into place as they come."""
     return _exchanges_as_a_whole(current_machine(), nbytes, transposed, team.size)
 
