@@ -12,7 +12,7 @@
     dtensors.py                         DTensors in and out
     operator.py                         what an operator of torch.library is, at the cost of its function
     products.py blocks.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share
-    float8.py                           how products round bfloat16 to float8, forward and backward
+    float8.py rounding.py               how products round bfloat16 to float8, forward and backward
     ways.py                             whether a product is overlapped
     small.py unfused.py chunks.py       what is not overlapped, and what goes between nodes
 """
