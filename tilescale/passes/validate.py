@@ -28,7 +28,6 @@ from tilescale.program.model import (
 )
 from tilescale.program.ops import VIEW
 
-
 _PRODUCTS = (tl.GEMM, tl.GEMM_SP, tl.WGMMA_GEMM, tl.WGMMA_GEMM_SP, tl.TCGEN05_GEMM, tl.TCGEN05_GEMM_SP)
 
 
