@@ -88,7 +88,9 @@ def all_gather_matmul(
     a, *weights = as_autocast(a, *b) if isinstance(b, Sequence) else as_autocast(a, b)
     several = isinstance(b, Sequence) and bias is None
     biases = as_autocast(*bias) if isinstance(bias, Sequence) else as_autocast(bias) * (len(weights) if several else 1)
-    if not weights or len(biases) != len(weights):
+    if not weights:
+        raise ArgumentError("b is an empty list", hint="give a matrix, or a list of some")
+    if len(biases) != len(weights):
         raise ArgumentError(f"b is {len(weights)} matrices, bias {len(biases)}", hint="one bias, or None, for each")
     for i, (weight, added) in enumerate(zip(weights, biases, strict=True)):
         name = f"b[{i}]" if isinstance(b, Sequence) else "b"
