@@ -4,9 +4,8 @@
 Why: one tile after the other, a block waits for each to arrive before it loads the next, and reaches a fraction of what
 its link takes. Before: a loop of a load into a tile, bulk copies of it to peers, and their signals. After: the loads go
 to the slots of a ring in turn, the copies are begun and not awaited; a slot is loaded again when the copies out of it
-have read it. A tile is loaded by asynchronous copies (`cp.async`), if these can do it (by 16 bytes, unconverted), while
-that of the turn before is sent. Flags are raised when copies are complete, some turns late, those of the last turns
-after the loop.
+are complete, and only then their flags are raised, some turns late; those of the last turns after the loop. A tile is
+loaded by asynchronous copies (`cp.async`) while that of the turn before is sent, if they can: by 16 bytes, unconverted.
 """
 
 from __future__ import annotations
@@ -26,9 +25,6 @@ from tilescale.program.operations import Copy
 
 SLOTS = 4
 """Tiles in flight at most: more than a link's round trip takes at the rate of one block."""
-
-TOGETHER = 2
-"""Turns whose flags are raised together: a release takes as long as the slowest store that is on its way."""
 
 _CP_ASYNC = 16
 """Bytes of an asynchronous copy of a thread (PTX ISA, `cp.async`)."""
@@ -129,36 +125,22 @@ class _Sending:
     def with_ring(self, ring: ir.Buffer, slots: int) -> ir.Stmt:
         """The loop, its tile in a slot of the ring."""
         loop, turn = self.loop, self.loop.loop_var - self.loop.min
+        has_signals = any(Copy.of(call).signal is not None for call in self.copies)
+        before = self._signals(loop.loop_var - slots) if has_signals else []
         ahead = 1 if self._is_asynchronous() else 0
-        reuse = ir.IfThenElse(ir.GE(turn, ir.IntImm("int32", slots)), self._reused(slots, ahead), None)
+        reused = complete((slots - 1 - ahead) * self.count, tir.sequence(before))
+        reuse = ir.IfThenElse(ir.GE(turn, ir.IntImm("int32", slots)), reused, None)
         load = _in_slot(ir.Evaluate(self.load), ring, turn % slots)
         sends = [_in_slot(stmt, ring, turn % slots) for stmt in self.sends]
         body = self._ahead([reuse, load], sends) if ahead else [*self.scalars, reuse, load, *sends]
         made = tir.at(ir.For(loop.loop_var, loop.min, loop.extent + ahead, loop.kind, tir.sequence(body)), loop)
-        left = loop.extent - ir.Max(loop.extent - slots, ir.IntImm("int32", 0)) // TOGETHER * TOGETHER
-        last = [self._raised(loop.min + loop.extent - left, left)] if self._has_signals else []
+        last: list[ir.Stmt] = []
+        if has_signals:
+            number = ir.Var("left", "int32")
+            left = ir.Min(loop.extent, ir.IntImm("int32", slots))
+            signals = tir.sequence(self._signals(loop.min + loop.extent - left + number))
+            last = [ir.For(number, ir.IntImm("int32", 0), left, ir.ForKind.SERIAL, signals)]
         return tir.sequence([made, complete(0, tir.sequence(last))])
-
-    def _reused(self, slots: int, ahead: int) -> ir.Stmt:
-        """A slot is free again; the flags of what has been sent for longer are raised, those of some turns together."""
-        left, turn = (slots - 1 - ahead) * self.count, self.loop.loop_var - self.loop.min
-        free = complete(left, tir.sequence([]))
-        if not self._has_signals:
-            return free
-        late = slots + TOGETHER - 1
-        raised = complete(left, self._raised(self.loop.loop_var - late, ir.IntImm("int32", TOGETHER)))
-        is_turn = ir.And(ir.GE(turn, ir.IntImm("int32", late)), ir.EQ((turn - late) % TOGETHER, ir.IntImm("int32", 0)))
-        return ir.IfThenElse(is_turn, raised, free)
-
-    @property
-    def _has_signals(self) -> bool:
-        return any(Copy.of(call).signal is not None for call in self.copies)
-
-    def _raised(self, first: ir.PrimExpr, count: ir.PrimExpr) -> ir.Stmt:
-        """The signals of so many turns."""
-        number = ir.Var("left", "int32")
-        signals = tir.sequence(self._signals(first + number))
-        return ir.For(number, ir.IntImm("int32", 0), count, ir.ForKind.SERIAL, signals)
 
     def _ahead(self, loads: Sequence[ir.Stmt], sends: Sequence[ir.Stmt]) -> list[ir.Stmt]:
         """The load of a turn, asynchronous, and what sends the tile of the turn before."""
