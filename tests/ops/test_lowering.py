@@ -13,6 +13,7 @@ from tilelang.cuda.op.gemm.gemm_wgmma import GemmWGMMA
 
 from tests.cuda.support import notes, source
 from tests.cuda.support import program as taken
+from tilescale.backends.cuda.lowering import branches
 from tilescale.hda import Machine
 from tilescale.ops.products import CHUNK, GROUP, TILINGS, Product, in_parts, tiling
 from tilescale.program.effects import phases
@@ -31,7 +32,7 @@ def program(name: str, *given: Any) -> Any:
         (
             lambda: program("ag_gemm", 2, Product(512, 512, "bfloat16", LARGE, True, True), True),
             ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
-            + ["T.Pipelined: a producer loads and makes 1 T.wait"],
+            + ["T.Pipelined: a producer loads and makes 1 T.wait", branches.NOTE],
         ),
         (
             lambda: program("gemm_rs", 2, Product(512, 512, "bfloat16", LARGE, False, True)),
@@ -55,7 +56,7 @@ def program(name: str, *given: Any) -> Any:
             + ["T.Pipelined: a producer loads"]
             + ["1 copies and 0 signals that end a turn are completed in the next one"]
             + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"]
-            + ["T.Pipelined: a producer loads and makes 1 T.wait"],
+            + ["T.Pipelined: a producer loads and makes 1 T.wait", branches.NOTE],
         ),
         (
             lambda: program("gemm_ar", 4, Product(512, 512, "bfloat16", LARGE, True, False)),
