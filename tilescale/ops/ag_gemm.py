@@ -228,7 +228,7 @@ def _kernel(
     activation: str,
     gated: bool,
 ) -> Kernel:
-    tiles = tiling(rows, 1, N, transposed, 1 + gated)
+    tiles = tiling(rows, team.size, N, transposed, 1 + gated)
     of = Product(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:
         return kernel(in_turns, team, rows, beside_stores(of, gcd(WIDE_GROUP, rows // tiles.m)), at_once(), gathers)

@@ -134,6 +134,7 @@ class Product:
 TILINGS = (
     Tiling(128, 256, 1.0),
     Tiling(128, 224, 0.97),
+    Tiling(128, 192, 0.95),
     Tiling(128, 128, 0.85),
     Tiling(64, 128, 0.6),
     Tiling(64, 64, 0.45),

@@ -104,15 +104,14 @@ def beside(machine: Machine, job: Job, ranks: int) -> float:
     chunk, gathers = min(CHUNK, job.rows), job.collective == "all_gather"
     products = 1 + job.gated
     # Weights that are not gated have a grid each, of which the widest says how they are cut.
-    tiles = tiling(job.rows, 1 if gathers else ranks, max(job.columns), True, products)
-    works = [_work(machine, job, tiles, job.rows, shards, products) for shards in (1, ranks - 1, ranks)]
+    work = _work(machine, job, tiling(job.rows, ranks, max(job.columns), True, products), job.rows, ranks, products)
     if gathers:
-        own, others, _ = works
-        arrived = np.cumsum([travel.sending(chunk)] * -(-job.rows // chunk) * (ranks - 1))
-        return begins + own.seconds + float(others.done(np.maximum(arrived - own.seconds, 0.0))[-1])
+        chunks = -(-job.rows // chunk)
+        arrived = np.cumsum([0.0] * chunks + [travel.sending(chunk)] * chunks * (ranks - 1))
+        return begins + float(work.done(arrived)[-1])
     everywhere = job.collective == "allreduce"
     copied = travel.keeping((ranks - 1) * job.rows) if everywhere else 0.0
-    return begins + reduced(travel, chunk, works[2], everywhere=everywhere, behind=False) + copied
+    return begins + reduced(travel, chunk, work, everywhere=everywhere, behind=False) + copied
 
 
 def _work(machine: Machine, job: Job, tiles: Tiling, rows: int, shards: int = 1, products: int = 1) -> Work:
