@@ -71,6 +71,11 @@ def did_you_mean(name: object, names: Iterable[str], cutoff: float = 0.6) -> str
     return f"did you mean {close[0]!r}? " if close else ""
 
 
+def unknown_attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:
+    """What Python says of a name that a module does not have, with the known one that is like it."""
+    return AttributeError(f"module {module!r} has no attribute {name!r}; {did_you_mean(name, names)}".rstrip("; "))
+
+
 class TileScaleError(Exception):
     """Base of all errors below.
 
@@ -84,7 +89,6 @@ class TileScaleError(Exception):
         self.message = message
         self.hint = hint
         self.where: tuple[Location, ...] = (where,) if isinstance(where, Location) else tuple(where or ())
-        super().__init__(self._render())
         from tilescale import tracebacks
 
         tracebacks.install()

@@ -53,12 +53,14 @@ class AllGather:
         shape = self.size, self.m, self.n, self.k
         tiling = Tiling(n=max((n for n in (256, 224) if self.n % n == 0), key=self._rate))
         turns, chunk = replace(tiling, stages=3), min(CHUNK_ROWS, self.rows)  # stages beside a tile of the result
+        apart = lambda: programs.ag_gemm_queue(*shape, tiling, chunk, product=programs.multiply_by_warpgroups)  # noqa: E731
         return [
             Contender("cublas alone", lambda: self.libraries(gathers=False)),
             Contender("nccl+cublas", lambda: self.libraries(gathers=True)),
             Contender("symm_mem", self.symm_mem),
             ours("tilescale", lambda: programs.ag_gemm_queue(*shape, turns, chunk, BLOCKS), self.in_place),
             ours("tilescale, a block a tile", lambda: programs.ag_gemm_queue(*shape, tiling, chunk), self.in_place),
+            ours("tilescale, warpgroups apart", apart, self.in_place),
             ours("tilescale senders", lambda: programs.ag_gemm_senders(*shape, tiling, chunk, SENDERS), self.in_place),
             ours("tilescale phases", lambda: programs.ag_gemm_phases(*shape, tiling), self.phases),
         ]

@@ -14,11 +14,8 @@ CHUNK = 512
 GROUP = 8
 """Rows of tiles that are walked together, at most: what the blocks of a wave read then fits into the cache."""
 
-TURNS = 4
-"""Chunks of a shard from which on blocks take tiles in turns: before, they would be done at once."""
-
-SUM_TURNS, SCALED_TURNS = 2, 8
-"""The same of sums, whose tiles have more to do at their end, and of sums of float8, which get along with fewer steps
+TURNS, SCALED_TURNS = 2, 8
+"""Chunks of a shard from which on blocks take tiles in turns, and of sums of float8, which get along with fewer steps
 ahead only where there are many: with 4 chunks they take 3 % longer in turns, with 8 of them 5 % less."""
 
 CHUNKS = 128
@@ -26,6 +23,12 @@ CHUNKS = 128
 
 DEPTH = 64
 """Columns of a step of two-byte numbers: 128 bytes, as wide as tiles lie in shared memory without conflicts."""
+
+RESULT_BYTES = 2
+"""Of an element of a result."""
+
+BARRIERS = 1024
+"""Bytes of shared memory for barriers, at most."""
 
 SCALED = "float8"
 """How the names of types begin whose products are scaled."""
@@ -111,6 +114,11 @@ class Product:
         return 2 * DEPTH if self.scaled else DEPTH
 
     @property
+    def step_bytes(self) -> int:
+        """Bytes of the tiles of a step, of a and of each b."""
+        return 2 * DEPTH * (self.tiles.m + (1 + self.gated) * self.tiles.n)
+
+    @property
     def chunk(self) -> int:
         """Rows of a that travel together: as many bytes of each type."""
         return 2 * CHUNK if self.scaled else CHUNK
@@ -171,9 +179,11 @@ def takes_turns(rows: int, chunks: int) -> bool:
     return rows % CHUNK == 0 and rows >= chunks * CHUNK
 
 
-def beside_stores(of: Product, group: int) -> Product:
-    """A product whose tiles are stored beside the steps of the next ones, so that one step less is loaded ahead."""
-    return replace(of, tiles=replace(of.tiles, stages=of.tiles.stages - 1, group=group))
+def beside_stores(of: Product) -> Product:
+    """A product whose tiles are stored beside the steps of the next ones, which may leave room for fewer of them."""
+    machine, tiles = current_machine(), of.tiles
+    room = machine.capacity(machine.layer_for("shared").name) - BARRIERS - tiles.m * tiles.n * RESULT_BYTES
+    return replace(of, tiles=replace(tiles, stages=min(tiles.stages, room // of.step_bytes)))
 
 
 def in_parts(tiles: Tiling, rows: int) -> Tiling:

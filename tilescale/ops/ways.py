@@ -25,15 +25,12 @@ from tilescale.cost.reach import linked
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.flat import dtype_name
-from tilescale.ops.products import CHUNK, Tiling, tiling
+from tilescale.ops.products import CHUNK, RESULT_BYTES, Tiling, tiling
 from tilescale.passes.overlap.estimate import Travel, reduced
 from tilescale.passes.overlap.work import Work, bandwidth_of, places_of, rate_of
 
 KEPT = 4096
 """Decisions that are kept, those used last."""
-
-RESULT_BYTES = 2
-"""Of an element of a result."""
 
 BEGINS = {"all_gather": 2, "reduce_scatter": 2, "allreduce": 4}
 """How often a grid or the queue begins, or waits for the other, beyond what the formulas of chunks count: an all-reduce

@@ -17,5 +17,5 @@ guard.py                          what keeps a program from hanging, with:
 timeouts.py diagnosis.py          waits that failed, and what is said of them
 barrier_kernel.py streams.py      all ranks synchronize; order on streams, waiting for the device
 driver.py                         calls of the CUDA driver
-agreement.py occupancy.py         before a launch: all ranks launch the same, all programs that wait fit
+agreement.py occupancy.py         before a launch: kernels compile on all ranks, all programs that wait fit
 """

@@ -20,7 +20,7 @@ from tilescale.backends.cuda.lowering.program import Beside, LoweredGrid, Lowere
 from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
-from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
+from tilescale.backends.cuda.running.agreement import on_all, once_per_node
 from tilescale.backends.cuda.running.beside import beside_step
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
@@ -36,6 +36,7 @@ from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import REWRITES, STRIDE, check_of
 from tilescale.comm import Team, World, init
+from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.group import Group

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""Loops that only send: what is in flight when, and that the text means the program."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.cuda.support import bodies, lowered, source
+from tests.cuda.test_gated_loops import without_waits
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering import arguments as arg
+
+HIGH, WIDE = 32, 64
+
+
+def sending(turns: int, columns: int = 2, *, blocks: int = 1, begin: int = 0, dtype: str = "float16") -> Any:
+    """Each block sends every tile that is its own of X to the next device, and raises a flag behind it."""
+    count = turns * blocks
+
+    @T.prim_func
+    def run(
+        X: T.Tensor((count * HIGH, columns * WIDE), dtype),
+        Y: T.Tensor((count * HIGH, columns * WIDE), "float16"),
+        flags: T.Tensor((count,), "int32"),
+    ):
+        with T.Kernel(device=T.ALL, block=blocks, threads=128) as block:
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                tile = T.alloc((HIGH, WIDE), "float16", level="l1")
+                for turn in T.serial(T.ceildiv(count - block, blocks)):
+                    number = block + turn * blocks
+                    T.copy(X[number * HIGH, begin], tile)
+                    T.copy(tile, Y[number * HIGH, WIDE], dst=(rank + 1) % size, impl="tma", signal=flags[number])
+
+    return run
+
+
+def interpreted(func: Any, x: torch.Tensor) -> torch.Tensor:
+    """What a device gets that sends to itself."""
+    (kernel,) = lowered(func, devices=1).kernels
+    y = torch.full(x.shape, torch.nan, dtype=torch.float16)
+    given = [x, y, torch.zeros(len(x) // HIGH, dtype=torch.int32)]
+    received = y[None].clone()
+
+    def value(argument: Any, buffer: ir.Buffer | None) -> Any:
+        if isinstance(argument, arg.Given):
+            return given[argument.position]
+        if isinstance(argument, arg.Peers):
+            return received if argument.position == 1 else given[argument.position][None].clone()
+        return 0 if buffer is None else torch.zeros(ir.constants(buffer.shape), dtype=torch.int64)
+
+    parameters = zip(kernel.arguments, ir.parameters(kernel.func), strict=True)
+    tilescale.emulate(without_waits(kernel), [value(argument, buffer) for argument, (_, buffer) in parameters])
+    return received[0]
+
+
+@pytest.mark.parametrize("begin", [0, 8, 3])
+@pytest.mark.parametrize("turns", [1, 3, 4, 5, 9])
+def test_the_text_means_the_program(turns: int, begin: int):
+    x = torch.randn(2 * turns * HIGH, 2 * WIDE).half()
+    y = interpreted(sending(turns, blocks=2, begin=begin), x)
+    assert torch.equal(y[:, WIDE:], x[:, begin : begin + WIDE]) and y[:, :WIDE].isnan().all()
+
+
+def loop(func: Any) -> str:
+    """The sending loop of a program's text."""
+    text = bodies(source(func))
+    return text[text.index("for (int turn") :]
+
+
+def test_a_tile_is_loaded_while_the_one_before_is_sent():
+    found = re.findall(r"cp_async_wait<(\d)>|complete_stores<(\d)>|cp_async_(commit)|tma_(store)\(", loop(sending(9)))
+    # The last tile has none behind it. Four slots: two sends are under way when a slot is loaded again.
+    assert ["".join(each) for each in found] == ["0", "2", "commit", "1", "store", "0"]
+
+
+@pytest.mark.parametrize("how", [{"begin": 3}, {"dtype": "float32"}], ids=["odd places", "a conversion"])
+def test_other_loads_come_before_what_sends_them(how: dict[str, Any]):
+    text = loop(sending(9, **how))
+    assert "cp_async" not in text and "complete_stores<3>" in text
