@@ -15,7 +15,8 @@ from tests.cuda.support import notes, source
 from tests.cuda.support import program as taken
 from tilescale.backends.cuda.lowering import branches
 from tilescale.hda import Machine
-from tilescale.ops.products import CHUNK, GROUP, TILINGS, Product, in_parts, tiling
+from tilescale.hda.current import use_machine
+from tilescale.ops.products import BARRIERS, CHUNK, GROUP, TILINGS, Product, Tiling, beside_stores, in_parts, tiling
 from tilescale.program.effects import phases
 from tilescale.program.waiting import waits_across
 
@@ -73,6 +74,18 @@ def program(name: str, *given: Any) -> Any:
 )
 def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert notes(made()) == said
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("tiles", TILINGS, ids=lambda tiles: f"{tiles.m}x{tiles.n}")
+def test_as_many_steps_are_loaded_ahead_as_there_is_room_for(tiles: Tiling, gated: bool):
+    machine = Machine.load("h200-sxm-8")
+    with use_machine(machine):
+        of = Product(512, 512, "bfloat16", replace(tiles, n=tiles.n // (1 + gated)), True, False, gated=gated)
+        made = beside_stores(of)
+    stored, room = 2 * made.tiles.m * made.tiles.n, machine.capacity("l1")
+    taken = [stored + stages * made.step_bytes for stages in (made.tiles.stages, made.tiles.stages + 1)]
+    assert taken[0] < room and (made.tiles.stages == tiles.stages or taken[1] > room - BARRIERS)
 
 
 def test_gradients_in_e5m2_are_multiplied_with_weights_in_e4m3(monkeypatch: pytest.MonkeyPatch):
