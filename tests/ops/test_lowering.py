@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -16,7 +17,18 @@ from tests.cuda.support import program as taken
 from tilescale.backends.cuda.lowering import branches
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
-from tilescale.ops.products import BARRIERS, CHUNK, GROUP, TILINGS, Product, Tiling, beside_stores, in_parts, tiling
+from tilescale.ops.products import (
+    BARRIERS,
+    CHUNK,
+    GROUP,
+    TILINGS,
+    Product,
+    Tiling,
+    beside_stores,
+    in_parts,
+    slices,
+    tiling,
+)
 from tilescale.program.effects import phases
 from tilescale.program.waiting import waits_across
 
@@ -86,6 +98,20 @@ def test_as_many_steps_are_loaded_ahead_as_there_is_room_for(tiles: Tiling, gate
     stored, room = 2 * made.tiles.m * made.tiles.n, machine.capacity("l1")
     taken = [stored + stages * made.step_bytes for stages in (made.tiles.stages, made.tiles.stages + 1)]
     assert taken[0] < room and (made.tiles.stages == tiles.stages or taken[1] > room - BARRIERS)
+
+
+def test_columns_come_in_slices_where_all_tiles_run_at_once():
+    with use_machine(Machine.load("h200-sxm-8")):
+        tiles = Tiling(128, 224, 1.0)
+        assert slices(512, 2, tiles, 3584, 16384) == 4, "128 tiles, rows of a slice not shorter than they should be"
+        assert slices(512, 2, tiles, 3808, 16384) == slices(513, 2, tiles, 3584, 16384) == 1, "tiles that follow others"
+        assert slices(512, 2, tiles, 3584, 16256) == 1, "127 steps"
+        assert slices(512, 2, tiles, 3584, 14336) == 2, "112 steps"
+        assert slices(8, 2, tiles, 64, 100) == 1, "no whole steps"
+    of = Product(512, 1024, "bfloat16", LARGE, True, False)
+    made = program("ag_gemm", 2, of, True, 4)
+    assert "T.Pipelined: a producer loads and makes 1 T.wait" in notes(made)
+    assert re.search(r"if \(\(k % 4\) == 0\) \{\s*(int [^;]*;\s*)*tilescale::wait_by_producer<", source(made))
 
 
 def test_gradients_in_e5m2_are_multiplied_with_weights_in_e4m3(monkeypatch: pytest.MonkeyPatch):

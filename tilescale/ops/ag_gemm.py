@@ -32,7 +32,7 @@ from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
-from tilescale.ops.products import ROWS, TURNS, Product, at_once, beside_stores, takes_turns, tiling
+from tilescale.ops.products import ROWS, TURNS, Product, at_once, beside_stores, slices, takes_turns, tiling
 from tilescale.ops.unfused import Scales, gathered_products
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
@@ -230,7 +230,7 @@ def _kernel(
     of = Product(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:
         return kernel(in_turns, team, rows, beside_stores(of), at_once(), gathers)
-    return kernel(program, team, of, gathers)
+    return kernel(program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1)
 
 
 @_operator.register_fake

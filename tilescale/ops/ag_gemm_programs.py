@@ -11,8 +11,11 @@ from tilescale.ops.blocks import turns_of
 from tilescale.ops.products import CHUNKS, Product, activate, add_bias, gate, multiply, multiply_by_two, rescale
 
 
-def program(size: int, of: Product, gathers: bool) -> Any:
-    """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there."""
+def program(size: int, of: Product, gathers: bool, slices: int = 1) -> Any:
+    """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there.
+
+    `slices`: of columns, in which the rows of a shard of one chunk travel.
+    """
     rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
     products = 2 if of.gated else 1
     shapes = ((1, rows), (size, rows), (products * N,)) if of.scaled else ((1, 1), (1, 1), (1,))
@@ -34,7 +37,7 @@ def program(size: int, of: Product, gathers: bool) -> Any:
             arrived, scales = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size,))
             if gathers and size > 1:
                 with T.Scale("device") as (rank, _):
-                    send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of)
+                    send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 on_chip = tiles_of(of)
                 m, n = tiles.place(tile, group)
@@ -44,7 +47,8 @@ def program(size: int, of: Product, gathers: bool) -> Any:
                     # The rank before was the first to send here, the one before it the second.
                     shard = (rank + size - step) % size
                     come = (arrived, scales) if gathers else (None, None)
-                    make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, *come, of)
+                    parts = slices if gathers else 1
+                    make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, *come, of, parts)
 
     return all_gather_matmul
 
@@ -94,15 +98,20 @@ def in_turns(size: int, rows: int, of: Product, blocks: int, gathers: bool) -> A
 
 
 @T.macro
-def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of):
-    """The queue sends the own rows to everybody, chunk by chunk, and in front of them their scales."""
-    rows = A.shape[1]
+def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices=1):
+    """The queue sends the own rows to everybody, in chunks or slices of columns, and in front of them their scales."""
+    rows, wide = A.shape[1], of.K // slices
     for step in T.serial(1, size):
         if of.scaled:
             T.copy(of_A[0, :], of_G[rank, :], dst=(rank + step) % size, signal=scales[rank])
-        for i in T.serial(T.ceildiv(rows, of.chunk)):
-            first, last = i * of.chunk, T.min((i + 1) * of.chunk, rows)
-            T.copy(A[0, first:last, :], G[rank, first:last, :], dst=(rank + step) % size, signal=arrived[rank, i])
+        if slices == 1:
+            for i in T.serial(T.ceildiv(rows, of.chunk)):
+                first, last = i * of.chunk, T.min((i + 1) * of.chunk, rows)
+                T.copy(A[0, first:last, :], G[rank, first:last, :], dst=(rank + step) % size, signal=arrived[rank, i])
+        else:
+            for i in T.serial(slices):
+                first, last = i * wide, (i + 1) * wide
+                T.copy(A[0, :, first:last], G[rank, :, first:last], dst=(rank + step) % size, signal=arrived[rank, i])
 
 
 def tiles_of(of: Product) -> tuple[Any, ...]:
@@ -116,19 +125,20 @@ def tiles_of(of: Product) -> tuple[Any, ...]:
 
 
 @T.macro
-def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, arrived, scales, of):
+def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, arrived, scales, of, slices=1):
     """A tile of the result, from the rows of A[source]; with flags, when these and their scales have arrived."""
     a, b, up, c, c_up, out = on_chip
     stages, rows, N = of.tiles.stages, A.shape[1], of.N
+    columns = (None, 0) if slices == 1 else (arrived, of.K // slices // of.depth)
     T.clear(c)
     if of.gated:
         T.clear(c_up)
-    if arrived is not None:
+    if arrived is not None and slices == 1:
         T.wait(arrived[source, m // of.chunk], ">=", 1)
     if of.gated:
-        multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, stages, of.transposed)
+        multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, stages, of.transposed, *columns)
     else:
-        multiply(A, source, m, B, n, a, b, c, of.K, stages, of.transposed)
+        multiply(A, source, m, B, n, a, b, c, of.K, stages, of.transposed, *columns)
     if of.scaled:
         if scales is not None:
             T.wait(scales[source], ">=", 1)
