@@ -38,7 +38,7 @@ from tilescale.ops.products import (
     CHUNKS,
     ROWS,
     SCALED_TURNS,
-    TURNS,
+    SUM_TURNS,
     Product,
     add,
     add_arrived,
@@ -146,7 +146,7 @@ def _overlapped(
 def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool) -> Kernel:
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
     of = Product(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
-    if takes_turns(rows, SCALED_TURNS if of.scaled else TURNS):
+    if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
         return kernel(in_turns, team, rows, beside_stores(of), at_once())
     return kernel(program, team, of)
 

@@ -14,8 +14,11 @@ CHUNK = 512
 GROUP = 8
 """Rows of tiles that are walked together, at most: what the blocks of a wave read then fits into the cache."""
 
-TURNS, SCALED_TURNS = 2, 8
-"""Chunks of a shard from which on blocks take tiles in turns, and of sums of float8, which get along with fewer steps
+TURNS = 4
+"""Chunks of a shard from which on blocks take tiles in turns: before, they would be done at once."""
+
+SUM_TURNS, SCALED_TURNS = 2, 8
+"""The same of sums, whose tiles have more to do at their end, and of sums of float8, which get along with fewer steps
 ahead only where there are many: with 4 chunks they take 3 % longer in turns, with 8 of them 5 % less."""
 
 CHUNKS = 128
