@@ -61,6 +61,7 @@ class Location:
 
     def __str__(self) -> str:
         role = f" ({self.what})" if self.what else ""
+        linecache.checkcache(self.file)  # a description may have been edited since
         text = linecache.getline(self.file, self.line).strip()
         return f"{self.file}:{self.line}{role}" + (f"\n        {text}" if text else "")
 

@@ -289,6 +289,40 @@ def declined(kind: str) -> Any:
     return run
 
 
+@pytest.mark.parametrize(
+    ("impl", "writes", "reason"),
+    [("lsu", False, r"a copy in it is none in bulk \(line \d+\)"), (None, True, "the program writes what it loads")],
+)
+def test_other_loads_from_peers_keep_a_loop_in_order(impl: str | None, writes: bool, reason: str):
+    @T.prim_func
+    def run(
+        X: T.Tensor((ROWS, STEP), "bfloat16"),
+        B: T.Tensor((STEP, COLUMNS), "bfloat16"),
+        C: T.Tensor((ROWS, COLUMNS), "float32"),
+    ):
+        with T.Kernel(device=2, block=1, threads=256):
+            with T.Scale("block"), T.Scale("device") as (d, n):
+                a = T.alloc((ROWS, STEP), "bfloat16", level="l1")
+                b = T.alloc((STEP, COLUMNS), "bfloat16", level="l1")
+                c = T.alloc((ROWS, COLUMNS), "float32", level="l0")
+                with T.Scale("warpgroup"):
+                    T.clear(T.view(c, layout=T.Replica))
+                for step in T.Pipelined(4, num_stages=2):
+                    T.copy(B, b)
+                    T.copy(X, a, src=(d + 1) % n, impl=impl)
+                    with T.Scale("warpgroup") as (wg, _):
+                        columns, rows = T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow)
+                        T.gemm(columns, rows, T.view(c, layout=T.Replica))
+                        if writes:
+                            X[step, wg] = 1
+                with T.Scale("warpgroup"):
+                    T.allreduce(T.view(c, layout=T.Replica))
+                T.copy(c, C)
+
+    (said,) = loops(run)
+    assert re.fullmatch(f"T.Pipelined over step without a loader: {reason}", said)
+
+
 def test_a_loop_that_no_units_work_in_has_its_reason_too():
     @T.prim_func
     def run(X: T.Tensor((512, 64), "float32"), Y: T.Tensor((512, 64), "float32")):

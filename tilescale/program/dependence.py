@@ -251,6 +251,10 @@ class Dependence:
         Guaranteed: whichever order a unit executes them in, all units compute the same, and a program without races
         stays without. It does not say that a grid has room to run them at the same time.
 
+        Rewrites ask for less, and know more: `gates` of one tensor, `complete_before` of one signal, regions in one
+        turn of known loops. This is the whole question, by which tests hold effects to what they claim: on random
+        programs what it allows changes nothing that the emulator computes.
+
         Args:
             a, b: statements that one unit executes one after the other, in the same iteration of all loops around
                 both; or phases of one launch, with all their programs.

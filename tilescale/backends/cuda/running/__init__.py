@@ -5,6 +5,7 @@ execute.py owner.py               a program: built once, called with tensors; wh
 steps.py plans.py replay.py       steps bound to a call's arguments, kept for the next call, as a CUDA graph
 memory.py                         what kernels are passed
 grids.py toolchain.py             compilation once for a node, launches; the compiler, and whose kernels are run
+beside.py                         grids that run at once
 phases.py collectives/ nccl.py    operations of the host: copies, collectives; NCCL's groups
 near.py messages.py transports.py devices that share memory; copies and signals to others; what carries them
 queued.py copy_queue.py sums.py   asynchronous copies beside them, on the device's copy queue
