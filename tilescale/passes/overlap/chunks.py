@@ -14,7 +14,8 @@ from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.overlap.edits import rank_of
 from tilescale.passes.overlap.order import Departure, Order
-from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.rows import Rows
+from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.program.ops import COPY, SIGNAL, WAIT
 
 MOST_APART = 4
@@ -76,12 +77,18 @@ class Chunks:
 
     def waits(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Waits for all chunks that a use reads."""
+        first, last = self.number(use.begin), self.number(use.end - 1)
         most, always = self.span(use, uses, level)
-        if most > 1 and most <= MOST_APART and always:
-            first, last = self.number(use.begin), self.number(use.end - 1)
-            numbers = [first if i == 0 else ir.Min(first + i, last) for i in range(most)]
+        if always and most <= MOST_APART and (most > 1 or use.looks_up):
+            # Where rows are looked up, the first one may be behind all.
+            numbers = [ir.Min(first + i, last) if i or use.looks_up else first for i in range(most)]
             return [wait(flags, number // self.each, number % self.each) for number in numbers]
         return self._once(use, most, always, lambda part, chunk: wait(flags, part, chunk))
+
+    def told(self, flags: ir.Buffer, part: Any) -> list[ir.Stmt]:
+        """Signals that all of a part is there."""
+        chunk = ir.Var("chunk", "int32")
+        return [ir.For(chunk, 0, self.each, ir.ForKind.SERIAL, signal(flags, part, chunk))]
 
     def counts(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Signals that a use is done with each of its chunks."""
@@ -89,6 +96,8 @@ class Chunks:
 
     def span(self, use: Use, uses: Uses, level: str) -> tuple[int, bool]:
         """The most chunks that are touched at once, and whether there always is one."""
+        if use.looks_up:
+            return ((use.high + self.rows - 2) // self.rows + 1, True) if use.high else (self.shape[0] * self.each, False)
         numbers = [(last - first + 1)[runs] for first, last, runs in self.touched(use, uses, level)]
         every = np.concatenate(numbers)
         return int(every.max(initial=0)), bool((every > 0).all())

@@ -20,6 +20,7 @@ from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Mechanism, Network
 from tilescale.passes.overlap.legality import Site
+from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import QUEUE, Declined, Move
 from tilescale.passes.overlap.uses import Uses
 from tilescale.passes.overlap.work import Work, bandwidth_of, last
@@ -55,7 +56,7 @@ class Travel:
 
     Attributes:
         queue: the mechanism, over `network`.
-        parts, height: parts of so many rows.
+        parts, rows: so many parts of them.
         row_bytes: bytes of a row.
         local: seconds that a byte takes within a unit's own memory.
     """
@@ -63,12 +64,12 @@ class Travel:
     network: Network
     queue: Mechanism
     parts: int
-    height: int
+    rows: Rows
     row_bytes: int
     local: float
 
     @classmethod
-    def of(cls, site: Site, uses: Uses, parts: int, height: int, carrier: str = QUEUE) -> Travel:
+    def of(cls, site: Site, uses: Uses, parts: int, rows: Rows, carrier: str = QUEUE) -> Travel:
         """How a collective's rows travel on the machine.
 
         Raises:
@@ -84,7 +85,13 @@ class Travel:
             name = network.name if network is not None else uses.machine.name
             raise Declined(f"no mechanism of {name} moves data {'while' if carrier == QUEUE else 'where'} programs run")
         whole = region_bytes(site.made.whole[0]) or 0
-        return cls(network, able[0], parts, height, whole // (parts * height), 2 / bandwidth_of(uses.machine))
+        row_bytes = whole // (parts * rows.height)
+        return cls(network, able[0], parts, rows, row_bytes, 2 / bandwidth_of(uses.machine))
+
+    @property
+    def height(self) -> int:
+        """Rows of a part."""
+        return self.rows.height
 
     def sending(self, rows: int) -> float:
         """Seconds for some rows to another unit; the queue has begun before."""
@@ -99,11 +106,11 @@ class Travel:
         return (self.parts + 1) * rows * self.row_bytes * self.local / 2 / SUMMING
 
     def chunks(self, step: int) -> Iterator[int]:
-        """Numbers of rows that may travel together: whole steps, at last the whole part."""
-        rows = max(step, -(-self.height // MOST_CHUNKS // step) * step)
-        while rows < self.height:
-            yield rows
-            rows *= 2
+        """Numbers of rows that may travel together: whole steps where these are boxes, at last the whole part."""
+        count = max(step, -(-self.height // MOST_CHUNKS // step) * step)
+        while count < self.height:
+            yield self.rows.even(count)
+            count *= 2
         yield self.height
 
 
@@ -189,7 +196,7 @@ def choose_chunk(
         times = {rows: seconds(rows) for rows in travel.chunks(step)}
         move.estimates |= {(carrier, rows): time for rows, time in times.items()}
         chunk = by_estimate(times)[0]
-    chunk = min(chunk, travel.height)
+    chunk = travel.rows.even(min(chunk, travel.height))
     move.beside_s = seconds(chunk)
     return chunk
 

@@ -149,7 +149,8 @@ def _estimate(shift: _Shift, uses: Uses, move: Move) -> None:
         in_order += network.latency + min(m.seconds(nbytes) for m in able)
         beside += network.latency + queues[0].seconds(nbytes)
     level, nothing = shift.site.made[0].level, ir.IntImm("int32", 0)
-    whole = [Use(phase, shift.site.launch, (phase.stmt,), nothing, nothing, ()) for phase in shift.turns.grids]
+    launch = shift.site.launch
+    whole = [Use(phase, launch, None, (phase.stmt,), nothing, nothing, ()) for phase in shift.turns.grids]
     work = sum(Work.of(use, uses, level).seconds for use in whole)
     count = len(list(shift.turns.values()))
     move.in_order_s, move.beside_s = count * (work + in_order), count * max(work, beside)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""Experts in phases: exchange, products, exchange; the compiler overlaps them.
+
+    y = f(x Up[e]) Down[e]      f(v) = max(v, 0)^2      e: the expert that a token goes to
+
+Number 18 lets tiles carry each token to its expert and back. Here nobody sends: phases follow one another, and what
+travels are whole tensors.
+
+`with_capacity`: each device has `capacity` rows for every expert, and experts lie over the devices. An all-to-all brings
+the rows of all devices to the expert, two grids multiply, an all-to-all brings the results back. A tile is of one
+expert's rows from one device, (source, expert, row). So it is known which chunk of rows it waits for, and when all tiles
+of a chunk are made that goes back:
+
+    device 1:   own rows, by expert | rows of 0, by expert | rows of 3 ...     each tile waits for its chunk
+                results for 2 ..... | results for 3 ...... | ... own ones      each chunk leaves when it is made
+
+`by_offsets`: every device has a part of each expert's columns, and rows for an expert follow one another, sorted by
+expert on each device, as many as there are. Where they begin is known only when the program runs. Tiles look it up, and
+wait for the chunks with the rows that they find there.
+
+The idea: a tile waits for what it reads, also where a tensor says what that is. What the compiler made of a program is
+`tilescale.compile(program).python`; why something stays in order is in its `.moves`.
+
+Things to try: `print(tilescale.compile(program).moves)`; tokens that lie in any order, with a list of their rows: which
+line stands against the overlap? A `capacity` that is no multiple of a tile.
+"""
+
+import common
+import torch
+
+import tilescale.language as T
+
+TILE_M, TILE_N, TILE_K = 32, 32, 32
+
+
+@T.macro
+def product(x, w, y, source, expert, row, column, depth, tile, stages, squares):
+    """A tile of an expert's rows times its weights."""
+    a = T.alloc((tile[0], tile[2]), "bfloat16", level="l1")
+    b = T.alloc((tile[2], tile[1]), "bfloat16", level="l1")
+    c = T.alloc((tile[0], tile[1]), "float32", level="l0")
+    T.clear(c)
+    for k in T.Pipelined(T.ceildiv(depth, tile[2]), num_stages=stages):
+        T.copy(x[source, expert, row, k * tile[2]], a)
+        T.copy(w[expert, k * tile[2], column], b)
+        T.gemm(a, b, c)
+    if squares:
+        for i, j in T.Parallel(tile[0], tile[1]):
+            c[i, j] = T.max(c[i, j], 0) * T.max(c[i, j], 0)
+    T.copy(c, y[source, expert, row, column])
+
+
+def with_capacity(
+    devices: int,
+    local: int,
+    capacity: int,
+    width: int,
+    hidden: int,
+    tile: tuple[int, int, int] = (TILE_M, TILE_N, TILE_K),
+    stages: int = 2,
+    threads: int = 128,
+):
+    """A layer of `devices` x `local` experts; both grids have as many tiles, those of the first are narrower."""
+    rows = (devices, local, capacity)
+    high, wide, deep = tile
+    narrow = wide * hidden // width
+    grid = (-(-width // wide), -(-capacity // high), devices * local)
+
+    @T.prim_func
+    def experts(
+        X: T.Tensor((*rows, width), "bfloat16"),  # for each expert of each device
+        Up: T.Tensor((local, width, hidden), "bfloat16"),
+        Down: T.Tensor((local, hidden, width), "bfloat16"),
+        Y: T.Tensor((*rows, width), "bfloat16"),
+    ):
+        with T.Kernel(device=devices, block=grid, threads=threads) as (bx, by, bz):
+            tokens = T.alloc((*rows, width), "bfloat16", level="l2")  # of each device, for each expert here
+            inner = T.alloc((*rows, hidden), "bfloat16", level="l2")
+            results = T.alloc((*rows, width), "bfloat16", level="l2")
+            with T.Scale("device"):
+                T.all_to_all(X, tokens)
+            with T.Scale("block"):
+                first = (high, narrow, deep)
+                product(tokens, Up, inner, bz // local, bz % local, by * high, bx * narrow, width, first, stages, True)
+            with T.Scale("device"), T.Scale("block"):
+                product(inner, Down, results, bz // local, bz % local, by * high, bx * wide, hidden, tile, stages, False)
+            with T.Scale("device"):
+                T.all_to_all(results, Y)
+
+    return experts
+
+
+def by_offsets(devices: int, experts: int, tokens: int, width: int, hidden: int):
+    """The first product of the layer, of columns of each expert, over the tokens of all devices."""
+
+    @T.prim_func
+    def gathered_experts(
+        X: T.Tensor((tokens, width), "bfloat16"),  # sorted by expert
+        begins: T.Tensor((1, experts + 1), "int32"),  # of each expert's tokens, and the end
+        Up: T.Tensor((experts, width, hidden), "bfloat16"),
+        Y: T.Tensor((devices, tokens, hidden), "float32"),
+    ):
+        with T.Kernel(device=devices, block=(T.ceildiv(hidden, TILE_N), devices * experts), threads=128) as (bx, by):
+            gathered = T.alloc((devices * tokens, width), "bfloat16", level="l2")
+            all_begins = T.alloc((devices, experts + 1), "int32", level="l2")
+            with T.Scale("device"):
+                T.all_gather(begins, all_begins)
+                T.all_gather(X, gathered)
+            with T.Scale("block"):
+                a = T.alloc((TILE_M, TILE_K), "bfloat16", level="l1")
+                b = T.alloc((TILE_K, TILE_N), "bfloat16", level="l1")
+                c = T.alloc((TILE_M, TILE_N), "float32", level="l0")
+                source, expert = by // experts, by % experts
+                end = all_begins[source, expert + 1]
+                for turn in T.serial(T.ceildiv(end - all_begins[source, expert], TILE_M)):
+                    row = all_begins[source, expert] + turn * TILE_M
+                    T.clear(c)
+                    for k in T.Pipelined(T.ceildiv(width, TILE_K), num_stages=2):
+                        T.copy(gathered[source * tokens + row, k * TILE_K], a)
+                        T.copy(Up[expert, k * TILE_K, bx * TILE_N], b)
+                        T.gemm(a, b, c)
+                    for i, j in T.Parallel(TILE_M, TILE_N):
+                        if row + i < end:
+                            Y[source, row + i, bx * TILE_N + j] = c[i, j]
+
+    return gathered_experts
+
+
+@common.options(size=64)
+def main(devices: int, size: int, seed: int) -> None:
+    """Run two experts on each device over `size` rows of `size` features for each; then over sorted tokens."""
+    rng, local = torch.Generator().manual_seed(seed), 2
+    x = torch.randn(devices, devices, local, size, size, generator=rng).bfloat16()  # source, owner
+    up, down = ((torch.randn(devices, local, size, size, generator=rng) / 8).bfloat16() for _ in range(2))
+    y = torch.full(x.shape, torch.nan).bfloat16()
+    common.run(with_capacity(devices, local, size, size, size), list(zip(x, up, down, y, strict=True)))
+    want, bound = reference(x.transpose(0, 1), up, down)
+    common.compare("with_capacity", list(y), list(want.transpose(0, 1)), list(bound.transpose(0, 1)))
+
+    begins = torch.randint(0, size + 1, (devices, 1, local + 1), generator=rng).sort().values.int()
+    begins[:, :, 0], begins[:, :, -1] = 0, size
+    y = torch.full((devices, devices, size, size), torch.nan)
+    args = list(zip(x[:, 0, 0], begins, up, y, strict=True))
+    common.run(by_offsets(devices, local, size, size, size), args)
+    owner = torch.searchsorted(begins[:, 0, 1:].contiguous(), torch.arange(size).repeat(devices, 1), right=True)
+    a, b = x[None, :, 0, 0].double(), up.double()[:, owner]  # each row, and the weights of its expert
+    want = torch.einsum("dstk,dstkn->dstn", a.expand(devices, -1, -1, -1), b)
+    magnitudes = torch.einsum("dstk,dstkn->dstn", a.abs().expand(devices, -1, -1, -1), b.abs())
+    common.compare("by_offsets", list(y), list(want), list(common.rounding(size, magnitudes)))
+
+
+def reference(x, up, down):
+    """float64 results, and how far off they may be: sums in float32, the inner rows and the results in bfloat16."""
+    x, up, down = x.double(), up.double()[:, None], down.double()[:, None]
+    first, size = (x @ up).clamp_min(0), x.shape[-1]
+    off = 2 * first * common.rounding(size, x.abs() @ up.abs()) + 2.0**-8 * first**2
+    want = first**2 @ down
+    bound = off @ down.abs() + common.rounding(size, first**2 @ down.abs()) + 2.0**-8 * want.abs()
+    return want, 1.01 * bound
+
+
+if __name__ == "__main__":
+    main()
