@@ -96,8 +96,13 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
 
 
 def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function without what stock TileLang gets wrong."""
-    return with_kept_extents(with_rising_dividends(func))
+    """A copy of the function without what stock TileLang gets wrong.
+
+    A copy, as lowering renames variables where they are: those of the thread, to "thread_binding", by products of mma.
+    The program would have another text after it than on ranks that have not lowered it.
+    """
+    own = tvm.ir.load_json(tvm.ir.save_json(func))
+    return with_kept_extents(with_rising_dividends(own))
 
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:

@@ -13,6 +13,7 @@ from tilelang.backend.target import determine_target
 import tilescale.language as T
 from tests.cuda.support import lowered
 from tilelang_core import compile as stock
+from tilelang_core import ir
 from tilelang_core.texts import keyed
 from tilescale.backends.cuda.lowering.check import Check, GeneratedTextError
 from tilescale.backends.cuda.running import execute
@@ -84,6 +85,25 @@ def test_what_fails_the_check_is_not_compiled(nvcc: list[str]):
         with pytest.raises(error, match=said):
             stock.compile_kernel(kernel.func, [rewrite], check, target=TARGET)
     assert nvcc == []
+
+
+def test_lowering_leaves_the_program_as_it_is():
+    """Ranks compare what a program says, and one of them lowers it. Lowering a product of mma names variables."""
+
+    @T.prim_func
+    def multiplied(A: T.Tensor((32, 32), "bfloat16"), C: T.Tensor((32, 32), "float32")):
+        with T.Kernel(device=2, block=1, threads=128):
+            with T.Scale("block"):
+                a = T.alloc((32, 32), "bfloat16", level="l1")
+                c = T.alloc((32, 32), "float32", level="l0")
+                T.copy(A, a)
+                T.clear(c)
+                T.gemm(a, a, c)
+                T.copy(c, C)
+
+    before = ir.fingerprint(multiplied)
+    assert "mma" in lowered(multiplied).source({})
+    assert ir.fingerprint(multiplied) == before
 
 
 def test_a_kernel_is_kept_under_what_checked_it():
