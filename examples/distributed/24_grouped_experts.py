@@ -3,26 +3,23 @@
 
     y = f(x Up[e]) Down[e]      f(v) = max(v, 0)^2      e: the expert that a token goes to
 
-Number 18 lets tiles carry each token to its expert and back. Here nobody sends: phases follow one another, and what
-travels are whole tensors.
+In number 18 tiles carry tokens to their experts and back. Here phases follow one another, and nobody sends.
 
-`with_capacity`: each device has `capacity` rows for every expert, and experts lie over the devices. An all-to-all brings
-the rows of all devices to the expert, two grids multiply, an all-to-all brings the results back. A tile is of one
-expert's rows from one device, (source, expert, row). So it is known which chunk of rows it waits for, and when all tiles
-of a chunk are made that goes back:
+`with_capacity`: each device has `capacity` rows for every expert. An all-to-all brings them to the device that has the
+expert, two grids multiply, an all-to-all brings the results back. A tile has rows of one device for one expert. So it
+is known which chunk it waits for, and a chunk of results leaves when its tiles are made:
 
-    device 1:   own rows, by expert | rows of 0, by expert | rows of 3 ...     each tile waits for its chunk
-                results for 2 ..... | results for 3 ...... | ... own ones      each chunk leaves when it is made
+    device 1:   own rows, expert by expert | those of device 0 | those of 3 ...     each tile waits for its chunk
+                results for 2 ............ | for 3 ........... | ... own ones       each chunk leaves when it is made
 
-`by_offsets`: every device has a part of each expert's columns, and rows for an expert follow one another, sorted by
-expert on each device, as many as there are. Where they begin is known only when the program runs. Tiles look it up, and
-wait for the chunks with the rows that they find there.
+`by_offsets`: every device has some columns of all experts, and an all-gather brings the rows of all devices. They are
+sorted by expert; where those of an expert begin is known only when the program runs. Tiles look it up, and wait for the
+chunks with the rows that they find.
 
-The idea: a tile waits for what it reads, also where a tensor says what that is. What the compiler made of a program is
-`tilescale.compile(program).python`; why something stays in order is in its `.moves`.
+The idea: a tile waits for what it reads, also where a tensor says what that is. `tilescale.compile(program).python` is
+what became of a program, `.moves` says what is overlapped, and why something is not.
 
-Things to try: `print(tilescale.compile(program).moves)`; tokens that lie in any order, with a list of their rows: which
-line stands against the overlap? A `capacity` that is no multiple of a tile.
+Things to try: a `capacity` that is no multiple of a tile; a list of rows in place of offsets, and which line is named.
 """
 
 import common
@@ -30,12 +27,13 @@ import torch
 
 import tilescale.language as T
 
-TILE_M, TILE_N, TILE_K = 32, 32, 32
+TILE = TILE_M, TILE_N, TILE_K = 32, 32, 32
 
 
 @T.macro
-def product(x, w, y, source, expert, row, column, depth, tile, stages, squares):
-    """A tile of an expert's rows times its weights."""
+def product(x, w, y, place, depth, tile, stages, squares):
+    """A tile of the rows of a source for an expert, times the expert's weights."""
+    source, expert, row, column = place[0], place[1], place[2] * tile[0], place[3] * tile[1]
     a = T.alloc((tile[0], tile[2]), "bfloat16", level="l1")
     b = T.alloc((tile[2], tile[1]), "bfloat16", level="l1")
     c = T.alloc((tile[0], tile[1]), "float32", level="l0")
@@ -50,20 +48,10 @@ def product(x, w, y, source, expert, row, column, depth, tile, stages, squares):
     T.copy(c, y[source, expert, row, column])
 
 
-def with_capacity(
-    devices: int,
-    local: int,
-    capacity: int,
-    width: int,
-    hidden: int,
-    tile: tuple[int, int, int] = (TILE_M, TILE_N, TILE_K),
-    stages: int = 2,
-    threads: int = 128,
-):
+def with_capacity(devices: int, local: int, capacity: int, width: int, hidden: int, tile=TILE, stages=2, threads=128):
     """A layer of `devices` x `local` experts; both grids have as many tiles, those of the first are narrower."""
-    rows = (devices, local, capacity)
-    high, wide, deep = tile
-    narrow = wide * hidden // width
+    rows, (high, wide, deep) = (devices, local, capacity), tile
+    narrow = (high, wide * hidden // width, deep)
     grid = (-(-width // wide), -(-capacity // high), devices * local)
 
     @T.prim_func
@@ -80,10 +68,9 @@ def with_capacity(
             with T.Scale("device"):
                 T.all_to_all(X, tokens)
             with T.Scale("block"):
-                first = (high, narrow, deep)
-                product(tokens, Up, inner, bz // local, bz % local, by * high, bx * narrow, width, first, stages, True)
+                product(tokens, Up, inner, (bz // local, bz % local, by, bx), width, narrow, stages, True)
             with T.Scale("device"), T.Scale("block"):
-                product(inner, Down, results, bz // local, bz % local, by * high, bx * wide, hidden, tile, stages, False)
+                product(inner, Down, results, (bz // local, bz % local, by, bx), hidden, tile, stages, False)
             with T.Scale("device"):
                 T.all_to_all(results, Y)
 
@@ -140,8 +127,7 @@ def main(devices: int, size: int, seed: int) -> None:
     begins = torch.randint(0, size + 1, (devices, 1, local + 1), generator=rng).sort().values.int()
     begins[:, :, 0], begins[:, :, -1] = 0, size
     y = torch.full((devices, devices, size, size), torch.nan)
-    args = list(zip(x[:, 0, 0], begins, up, y, strict=True))
-    common.run(by_offsets(devices, local, size, size, size), args)
+    common.run(by_offsets(devices, local, size, size, size), list(zip(x[:, 0, 0], begins, up, y, strict=True)))
     owner = torch.searchsorted(begins[:, 0, 1:].contiguous(), torch.arange(size).repeat(devices, 1), right=True)
     a, b = x[None, :, 0, 0].double(), up.double()[:, owner]  # each row, and the weights of its expert
     want = torch.einsum("dstk,dstkn->dstn", a.expand(devices, -1, -1, -1), b)

@@ -2,8 +2,8 @@
 """Schedules of sequential programs on GPUs: `torchrun --nproc-per-node 2 tests/gpu/schedules_check.py [names]`.
 
 Rings, sums along columns and products of experts leave the same bits overlapped and in order, call after call on fresh
-inputs; then both are timed. `default` does so with products that are compiled without a schedule. `measured` compiles a gather and a
-product with the fastest schedule, and says what was measured.
+inputs; then both are timed. `default` does so with products that are compiled without a schedule. `measured` compiles a
+gather and a product with the fastest schedule, and says what was measured.
 Prints a line for each check, and ends with exit code 1 if one fails.
 """
 
@@ -132,7 +132,8 @@ def grouped() -> None:
         sizes = (n, 3, capacity, 256, 128)
         rows, up, down = (n, 3, capacity, 256), (3, 256, 128), (3, 128, 256)
         tile = {"tile": (128, 128, 64), "threads": 256}
-        agree(f"experts {sizes}, chunk {chunk}", experts.with_capacity(*sizes, **tile), [rows, up, down, rows], chunk=chunk)
+        program = experts.with_capacity(*sizes, **tile)
+        agree(f"experts {sizes}, chunk {chunk}", program, [rows, up, down, rows], chunk=chunk)
     by_offsets(experts)
     sizes = (n, 8, 512, 4096, 2048)
     program = experts.with_capacity(*sizes, tile=(128, 256, 64), stages=4, threads=256)

@@ -195,8 +195,11 @@ def exchange_and(
                 T.all_to_all(X, come, dim=dim)
             with T.Scale("block"):
                 x = T.alloc((4, 16), "float32", level="l1")
-                row = b * 4 if known else R[b]
-                T.copy(come[row, 0], x)
+                if known:
+                    T.copy(come[b * 4, 0], x)
+                else:
+                    for i, j in T.Parallel(4, 16):
+                        x[i, j] = come[R[i], j]
                 T.copy(x, Y[b * 4, 0])
                 if written:
                     T.copy(x, come[b * 4, 0])
@@ -212,7 +215,7 @@ def exchange_and(
         ({"dim": 1}, "it does not exchange along the first dimension"),
         ({"written": True}, "no grid makes what it sends; its result is written again while it may be on its way"),
         ({"sent": True}, "what it sends is written again while it may be on its way"),
-        ({"known": False}, "no grid makes what it sends; which rows a tile touches is known at launch only"),
+        ({"known": False}, "no grid makes what it sends; which rows a tile touches is known at launch only: 'R' says"),
         ({"besides": True}, "what it writes is used before it too"),
     ],
 )

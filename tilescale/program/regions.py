@@ -61,8 +61,8 @@ class Inside:
         return None if begin is None or extent is None else accesses.span(begin, extent, self.ranges)
 
     def _known(self, expr: Any) -> Any:
-        """An expression in variables from outside and those that run; None if it depends on memory that is not steady, or
-        on an element of it that changes with those that run."""
+        """An expression in variables from outside and those that run; None if it depends on memory, but for elements of
+        what is steady that are the same whatever these variables are."""
         while used := ir.variables(expr) & self.values.keys():
             if any(self.values[var] is None for var in used):
                 return None
@@ -71,7 +71,8 @@ class Inside:
 
     def _varies(self, node: Any) -> bool:
         if isinstance(node, ir.BufferLoad):
-            return node.buffer.data not in self.steady or any(ir.variables(i) & self.ranges.keys() for i in node.indices)
+            running = any(ir.variables(index) & self.ranges.keys() for index in node.indices)
+            return running or node.buffer.data not in self.steady
         return isinstance(node, ir.Call)
 
 

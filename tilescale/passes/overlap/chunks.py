@@ -12,7 +12,7 @@ import numpy as np
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
-from tilescale.passes.overlap.edits import rank_of
+from tilescale.passes.overlap.edits import bound, rank_of
 from tilescale.passes.overlap.order import Departure, Order
 from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.uses import Use, Uses
@@ -77,13 +77,17 @@ class Chunks:
 
     def waits(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Waits for all chunks that a use reads."""
-        first, last = self.number(use.begin), self.number(use.end - 1)
         most, always = self.span(use, uses, level)
-        if always and most <= MOST_APART and (most > 1 or use.looks_up):
-            # Where rows are looked up, the first one may be behind all.
-            numbers = [ir.Min(first + i, last) if i or use.looks_up else first for i in range(most)]
-            return [wait(flags, number // self.each, number % self.each) for number in numbers]
-        return self._once(use, most, always, lambda part, chunk: wait(flags, part, chunk))
+        if not always or most > MOST_APART or most == 1 and not use.looks_up:
+            return self._once(use, most, always, lambda part, chunk: wait(flags, part, chunk))
+        first, last = self.number(use.begin), self.number(use.end - 1)
+        binds: list[ir.Stmt] = []
+        if use.looks_up:
+            last, last_is = bound("last_chunk", ir.simplify(last, {}))
+            first, first_is = bound("first_chunk", ir.Min(ir.simplify(first, {}), last))  # none may be left there
+            binds = [last_is, first_is]
+        numbers = [first, *(ir.Min(first + i, last) for i in range(1, most))]
+        return [*binds, *(wait(flags, number // self.each, number % self.each) for number in numbers)]
 
     def told(self, flags: ir.Buffer, part: Any) -> list[ir.Stmt]:
         """Signals that all of a part is there."""
@@ -97,7 +101,9 @@ class Chunks:
     def span(self, use: Use, uses: Uses, level: str) -> tuple[int, bool]:
         """The most chunks that are touched at once, and whether there always is one."""
         if use.looks_up:
-            return ((use.high + self.rows - 2) // self.rows + 1, True) if use.high else (self.shape[0] * self.each, False)
+            if use.high is None:
+                return self.of.parts * self.each, False
+            return (use.high + self.rows - 2) // self.rows + 1, True
         numbers = [(last - first + 1)[runs] for first, last, runs in self.touched(use, uses, level)]
         every = np.concatenate(numbers)
         return int(every.max(initial=0)), bool((every > 0).all())

@@ -173,7 +173,8 @@ def _started(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]
     """The exchange, started on the copy queue."""
     made, rows = found.site.made, found.received
     if chunks.rows % rows.inner:
-        return [*chunks.to_others(found.level, lambda *which: _put(found, chunks, here, *which)), *_kept(found, chunks, here)]
+        sending = chunks.to_others(found.level, lambda *which: _put(found, chunks, here, *which))
+        return [*sending, *_kept(found, chunks, here)]
     flags = tir.region(here, [ir.IntImm("int32", 0)] * 2, here.shape, "rw")
     notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": chunks.rows // rows.inner, "slots": rows.slots}
     return [tir.evaluate(call(ALL_TO_ALL, made.source, made.target, flags, **notes))]
@@ -187,9 +188,10 @@ def _put(found: _Exchange, chunks: Chunks, here: ir.Buffer, rank: Any, peer: Any
 
 
 def _kept(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
-    """The own part, and what a device does when it is there: it tells its tiles, or waits for what the others send."""
+    """The own part is kept; then a device tells its tiles, or waits for what the others send."""
     rank, rank_is = rank_of(found.level)
-    sent, received = (rows.region(rank, 0, rows.height, way) for rows, way in ((found.sent, "r"), (found.received, "w")))
+    sent = found.sent.region(rank, 0, found.sent.height, "r")
+    received = found.received.region(rank, 0, found.received.height, "w")
     if found.readers:
         return [rank_is, copy(sent, received), *chunks.told(here, rank)]
     waits = chunks.to_others(found.level, lambda rank, peer, chunk: wait(here, peer, chunk))

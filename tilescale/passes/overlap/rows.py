@@ -107,8 +107,10 @@ class Rows:
         return next(n for n in range(count // inner, 0, -1) if extent % n == 0) * inner
 
     def box(self, first: Any, count: Any) -> tuple[list[Any], list[Any]]:
-        """Begins and extents along the counted dimensions of some rows of a part: an `even` number, or the last ones."""
-        begins, extents, inner = [], [], self.height
+        """Begins and extents along the counted dimensions of a part: of an `even` number of rows, or the last ones."""
+        begins: list[Any] = []
+        extents: list[Any] = []
+        inner = self.height
         for number, extent in enumerate(self.extents):
             inner //= extent
             if not isinstance(count, int) or count >= inner:
@@ -135,6 +137,12 @@ class Rows:
             begins[0] = part * self.extents[0] + begins[0]
         rest = [ir.integer(n) for n in self.buffer.shape[len(begins) :]]
         return tir.region(self.buffer, [*begins, *[0] * len(rest)], [*extents, *rest], access)
+
+    def high(self, box: Box) -> int | None:
+        """Rows of a box that lie within one index of all dimensions but the last that is counted; None if unknown."""
+        pairs = [(0, 0) if pair is None else pair for pair in box[: self.slots + self.depth]]
+        *others, last = (ir.constant(end - begin) for begin, end in pairs)
+        return last or None if all(other == 1 for other in others) else None
 
     def interval(self, box: Box) -> tuple[Any, Any]:
         """First row and the one behind the last of a box of elements; a row that is not there counts as the last."""

@@ -25,7 +25,6 @@ from tilescale.passes.overlap.schedule import Declined
 from tilescale.program.effects import Access, Completion, Surroundings, phases, statements
 from tilescale.program.grids import Grid, Unknown, grid_of
 from tilescale.program.model import GridPhase, Launch, Program, location
-from tilescale.program.operations import Rank, operation
 from tilescale.program.ops import SCALE
 from tilescale.program.regions import Inside
 from tilescale.program.waiting import TRIED
@@ -42,12 +41,12 @@ class Use:
         branches: conditions under which it happens, each with whether it holds.
         named: tensors whose elements say which rows these are.
         looks_up: whether tiles look at these elements themselves; else the rows are all that these may say.
-        high: how far they extend along the last dimension that is counted as rows; None where that is not known.
+        high: how many rows there are, all of one index of the other dimensions that are counted; None: not known.
     """
 
     phase: GridPhase
     launch: Launch
-    rows: Rows | None
+    rows: Rows
     stmts: tuple[ir.Stmt, ...]
     begin: ir.PrimExpr
     end: ir.PrimExpr
@@ -145,8 +144,8 @@ class Uses:
         if not use.looks_up:
             return 1
         binds = {stmt.var: stmt.value for stmt in ir.statements(use.phase.stmt) if isinstance(stmt, ir.Bind)}
-        behind = _behind(use.begin, binds)
-        apart = math.prod(ir.integer(n) for var, n in zip(use.launch.programs, use.launch.grid, strict=True) if var in behind)
+        behind, programs = _behind(use.begin, binds), zip(use.launch.programs, use.launch.grid, strict=True)
+        apart = math.prod(ir.integer(count) for var, count in programs if var in behind)
         return max(1, use.rows.total // (apart * self.tile(use, level)))
 
     def steady(self, phase: GridPhase) -> set[ir.Var]:
@@ -216,13 +215,12 @@ class _Descent:
         while (inner := self._inside(stmts)) is not None:
             stmts = inner
         begin, end = self._rows(stmts)
-        boxes, where = self._boxes(stmts), self.rows.slots + self.rows.depth - 1
-        sizes = [ir.constant(pair[1] - pair[0]) if (pair := box[where]) is not None else None for box in boxes]
+        heights = {self.rows.high(box) for box in self._boxes(stmts)}
         return Use(
             *(self.phase, self.launch, self.rows, stmts, begin, end, tuple(self.loops), tuple(self.branches)),
             named=self._named(stmts),
             looks_up=self.looks_up,
-            high=max(n for n in sizes if n is not None) if len(boxes) == 1 and None not in sizes else None,
+            high=heights.pop() if len(heights) == 1 else None,
         )
 
     def _inside(self, stmts: tuple[ir.Stmt, ...]) -> tuple[ir.Stmt, ...] | None:
