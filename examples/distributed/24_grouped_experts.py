@@ -3,7 +3,7 @@
 
     y = f(x Up[e]) Down[e]      f(v) = max(v, 0)^2      e: the expert that a token goes to
 
-In number 18 tiles carry tokens to their experts and back. Here phases follow one another, and nobody sends.
+In number 18 tiles carry tokens to their experts and back. Here phases follow one another, and no tile sends.
 
 `with_capacity`: each device has `capacity` rows for every expert. An all-to-all brings them to the device that has the
 expert, two grids multiply, an all-to-all brings the results back. A tile has rows of one device for one expert. So it

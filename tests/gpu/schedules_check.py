@@ -24,8 +24,6 @@ from tests.ladder import NUMBERED, load  # noqa: E402
 from tests.overlap.support import H200, overlapped  # noqa: E402
 from tests.overlap.test_reductions import scale_then_scatter_columns  # noqa: E402
 from tests.overlap.test_shifts import around, ring_product  # noqa: E402
-from tilescale.passes.overlap.rewrite import overlap  # noqa: E402
-from tilescale.passes.retrace import for_machine  # noqa: E402
 from tilescale.tuning.database import Database  # noqa: E402
 from tilescale.tuning.programs import gather_and_product, product_and_scatter, product_and_sum  # noqa: E402
 
@@ -147,10 +145,7 @@ def by_offsets(experts: Any) -> None:
     """Rows that are looked up: uneven, none too, and those of an expert that lie in several chunks."""
     n, local, tokens, size = WORLD.size, 4, 512, 256
     program = experts.by_offsets(n, local, tokens, size, size)
-    _, schedule = overlapped(program)
-    begins, rows = schedule.moves
-    begins.overlapped, rows.overlapped, rows.chunk = False, True, 96
-    changed, schedule = overlap(for_machine(program, H200), H200, schedule)
+    changed, schedule = overlapped(program, chunk=96, kept=("begins",))
     if not schedule.moves[1].overlapped:
         raise ValueError(str(schedule))
     both = [tilescale.compile(func, machine=H200, schedule="sequential") for func in (program, changed)]

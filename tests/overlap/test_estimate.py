@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 import tilescale
 import tilescale.language as T
 from tests.overlap.support import H200, overlapped
-from tilelang_core import rewrite as tir
 from tilescale.passes.overlap.estimate import Travel, reduced
-from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.work import Work, last
 
 
@@ -46,8 +44,7 @@ def test_a_chunk_is_made_with_the_last_tile_that_it_spans():
 @pytest.mark.parametrize("chunk", [256, 1024])
 def test_a_grid_behind_adds_up_when_all_is_made_and_its_chunks_leave_late(everywhere: bool, chunk: int):
     network = H200.network("device")
-    rows = Rows(tir.local_buffer("X", [2048, 8], "float32", "global"), parts=2, slots=False)
-    travel = Travel(network, network.mechanism("copy_engine"), parts=2, rows=rows, row_bytes=1 << 14, local=1e-12)
+    travel = Travel(network, network.mechanism("copy_engine"), parts=2, height=1024, row_bytes=1 << 14, local=1e-12)
     work = Work(tiles=512, tile=2e-5, at_once=128)
     ends = [reduced(travel, chunk, work, everywhere=everywhere, behind=behind) for behind in (False, True)]
     assert work.seconds < ends[0] and (ends[0] <= ends[1] if everywhere else ends[0] < ends[1])

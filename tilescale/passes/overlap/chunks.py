@@ -80,11 +80,11 @@ class Chunks:
         most, always = self.span(use, uses, level)
         if not always or most > MOST_APART or most == 1 and not use.looks_up:
             return self._once(use, most, always, lambda part, chunk: wait(flags, part, chunk))
-        first, last = self.number(use.begin), self.number(use.end - 1)
+        first, last = (ir.simplify(self.number(row), use.ranges) for row in (use.begin, use.end - 1))
         binds: list[ir.Stmt] = []
         if use.looks_up:
-            last, last_is = bound("last_chunk", ir.simplify(last, {}))
-            first, first_is = bound("first_chunk", ir.Min(ir.simplify(first, {}), last))  # none may be left there
+            last, last_is = bound("last_chunk", last)
+            first, first_is = bound("first_chunk", ir.Min(first, last))  # none may be left there
             binds = [last_is, first_is]
         numbers = [first, *(ir.Min(first + i, last) for i in range(1, most))]
         return [*binds, *(wait(flags, number // self.each, number % self.each) for number in numbers)]
@@ -111,7 +111,7 @@ class Chunks:
     def _once(self, use: Use, most: int, always: bool, make: Callable[[Any, Any], ir.Stmt]) -> list[ir.Stmt]:
         """A statement for each chunk that a use touches."""
         if most == 1 and always:
-            return [make(*self.place(use.begin))]
+            return [make(*(ir.simplify(number, use.ranges) for number in self.place(use.begin)))]
         turn, first = ir.Var("chunk", "int32"), self.number(use.begin)
         extent = ir.Max(self.number(use.end - 1) - first + 1, ir.IntImm("int32", 0))
         return [ir.For(turn, first, extent, ir.ForKind.SERIAL, make(turn // self.each, turn % self.each))]

@@ -70,7 +70,7 @@ def _rows(site: Site, uses: Uses) -> Rows:
 
 def _choose(site: Site, uses: Uses, rows: Rows, readers: tuple[Use, ...], move: Move) -> int:
     """Rows of a chunk, and what the move is estimated to take."""
-    travel = Travel.of(site, uses, uses.sizes[site.made.level], rows)
+    travel = Travel.of(site, uses, uses.sizes[site.made.level], rows.height)
     first, *others = (Work.of(use, uses, site.made.level) for use in readers)
     rest = sum(work.seconds for work in others)
 
@@ -80,7 +80,7 @@ def _choose(site: Site, uses: Uses, rows: Rows, readers: tuple[Use, ...], move: 
         return own + float(first.done(travel.queue.startup + np.cumsum(steps))[-1]) + rest
 
     step = uses.step(readers[0], rows.height, site.made.level)
-    move.chunk = choose_chunk(move, travel, step, seconds)
+    move.chunk = choose_chunk(move, travel, rows, step, seconds)
     move.in_order_s = in_order(site, uses, first.seconds + rest)
     return move.chunk
 

@@ -56,7 +56,7 @@ class Travel:
 
     Attributes:
         queue: the mechanism, over `network`.
-        parts, rows: so many parts of them.
+        parts, height: parts of so many rows.
         row_bytes: bytes of a row.
         local: seconds that a byte takes within a unit's own memory.
     """
@@ -64,12 +64,12 @@ class Travel:
     network: Network
     queue: Mechanism
     parts: int
-    rows: Rows
+    height: int
     row_bytes: int
     local: float
 
     @classmethod
-    def of(cls, site: Site, uses: Uses, parts: int, rows: Rows, carrier: str = QUEUE) -> Travel:
+    def of(cls, site: Site, uses: Uses, parts: int, height: int, carrier: str = QUEUE) -> Travel:
         """How a collective's rows travel on the machine.
 
         Raises:
@@ -85,13 +85,7 @@ class Travel:
             name = network.name if network is not None else uses.machine.name
             raise Declined(f"no mechanism of {name} moves data {'while' if carrier == QUEUE else 'where'} programs run")
         whole = region_bytes(site.made.whole[0]) or 0
-        row_bytes = whole // (parts * rows.height)
-        return cls(network, able[0], parts, rows, row_bytes, 2 / bandwidth_of(uses.machine))
-
-    @property
-    def height(self) -> int:
-        """Rows of a part."""
-        return self.rows.height
+        return cls(network, able[0], parts, height, whole // (parts * height), 2 / bandwidth_of(uses.machine))
 
     def sending(self, rows: int) -> float:
         """Seconds for some rows to another unit; the queue has begun before."""
@@ -106,11 +100,11 @@ class Travel:
         return (self.parts + 1) * rows * self.row_bytes * self.local / 2 / SUMMING
 
     def chunks(self, step: int) -> Iterator[int]:
-        """Numbers of rows that may travel together: whole steps where these are boxes, at last the whole part."""
-        count = max(step, -(-self.height // MOST_CHUNKS // step) * step)
-        while count < self.height:
-            yield self.rows.even(count)
-            count *= 2
+        """Numbers of rows that may travel together: whole steps, at last the whole part."""
+        rows = max(step, -(-self.height // MOST_CHUNKS // step) * step)
+        while rows < self.height:
+            yield rows
+            rows *= 2
         yield self.height
 
 
@@ -188,15 +182,15 @@ def by_estimate(times: Mapping[int, float]) -> list[int]:
 
 
 def choose_chunk(
-    move: Move, travel: Travel, step: int, seconds: Callable[[int], float], carrier: str | None = None
+    move: Move, travel: Travel, rows: Rows, step: int, seconds: Callable[[int], float], carrier: str | None = None
 ) -> int:
     """The rows of a chunk that `move` asks for, or else those for which `seconds` is least; it gets the estimates."""
     chunk = move.chunk
     if chunk is None:
-        times = {rows: seconds(rows) for rows in travel.chunks(step)}
-        move.estimates |= {(carrier, rows): time for rows, time in times.items()}
+        times = {count: seconds(count) for count in map(rows.even, travel.chunks(step))}
+        move.estimates |= {(carrier, count): time for count, time in times.items()}
         chunk = by_estimate(times)[0]
-    chunk = travel.rows.even(min(chunk, travel.height))
+    chunk = rows.even(min(chunk, travel.height))
     move.beside_s = seconds(chunk)
     return chunk
 

@@ -150,7 +150,7 @@ def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, received: 
 def _choose(found: _Exchange, move: Move) -> int:
     """Rows of a chunk, and what the move is estimated to take."""
     site, uses, rows = found.site, found.uses, found.received
-    travel = Travel.of(site, uses, rows.parts, rows)
+    travel = Travel.of(site, uses, rows.parts, rows.height)
     made = None if found.maker is None else Work.of(found.maker, uses, found.level)
     first, *others = (Work.of(use, uses, found.level) for use in found.readers) if found.readers else (None,)
     rest = sum(work.seconds for work in others)
@@ -160,7 +160,7 @@ def _choose(found: _Exchange, move: Move) -> int:
 
     beside = [*found.readers[:1], *([found.maker] if found.maker else [])]
     step = math.lcm(*(uses.step(use, rows.height, found.level) for use in beside))
-    move.chunk = choose_chunk(move, travel, step, seconds)
+    move.chunk = choose_chunk(move, travel, rows, step, seconds)
     grids = sum(work.seconds for work in (made, first) if work is not None) + rest
     move.in_order_s = in_order(site, uses, grids)
     return move.chunk

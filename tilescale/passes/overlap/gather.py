@@ -104,7 +104,7 @@ def _rows(site: Site, uses: Uses) -> Rows:
 def _choose(gather: _Gather, move: Move) -> int:
     """Rows of a chunk, and what the move is estimated to take."""
     site, uses, rows = gather.site, gather.uses, gather.rows
-    travel = Travel.of(site, uses, rows.parts, rows)
+    travel = Travel.of(site, uses, rows.parts, rows.height)
     first, *others = (Work.of(use, uses, gather.level) for use in gather.readers)
     rest = sum(work.seconds for work in others)
 
@@ -112,7 +112,7 @@ def _choose(gather: _Gather, move: Move) -> int:
         return gathered(travel, chunk, first) + rest
 
     step = uses.step(gather.readers[0], rows.height, gather.level)
-    move.chunk = choose_chunk(move, travel, step, seconds)
+    move.chunk = choose_chunk(move, travel, rows, step, seconds)
     move.in_order_s = in_order(site, uses, first.seconds + rest)
     return move.chunk
 

@@ -116,9 +116,9 @@ class Rows:
             if not isinstance(count, int) or count >= inner:
                 rest = self.extents[number + 1 :]
                 return [*begins, _over(first, inner), *[0] * len(rest)], [*extents, _over(count, inner), *rest]
-            begins.append(first // inner)
+            begins.append(_over(first, inner))
             extents.append(1)
-            first = first % inner
+            first = ir.simplify(ir.int_node(first) % inner, {})
         raise AssertionError("a row has no less than one element of each dimension")
 
     def at(self, row: Any) -> list[Any]:
@@ -159,4 +159,4 @@ class Rows:
 
 
 def _over(rows: Any, inner: int) -> Any:
-    return rows if inner == 1 else rows // inner
+    return rows if inner == 1 else ir.simplify(ir.int_node(rows) // inner, {})

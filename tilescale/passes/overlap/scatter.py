@@ -148,7 +148,7 @@ def _used_besides(root: ir.Var, phase: GridPhase, site: Site, mine: Step, graph:
 def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
     """Rows of a chunk for a carrier, and what the move is estimated to take."""
     site, uses, rows, maker = scatter.site, scatter.uses, scatter.rows, scatter.maker
-    travel = Travel.of(site, uses, rows.parts, rows, carrier)
+    travel = Travel.of(site, uses, rows.parts, rows.height, carrier)
     if move.wire is not None:
         travel = replace(travel, row_bytes=travel.row_bytes * ir.bits(move.wire) // ir.bits(str(rows.buffer.dtype)))
     work = Work.of(maker, uses, scatter.level)
@@ -158,7 +158,7 @@ def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
 
     step = uses.step(maker, rows.height, scatter.level)
     move.in_order_s = in_order(site, uses, work.seconds)
-    return choose_chunk(move, travel, step, seconds, carrier)
+    return choose_chunk(move, travel, rows, step, seconds, carrier)
 
 
 def _choose_wire(scatter: _Scatter, move: Move) -> str:

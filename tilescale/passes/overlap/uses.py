@@ -12,12 +12,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import accesses, ir
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
 from tilescale.passes.overlap.rows import Box, Rows
@@ -25,6 +25,7 @@ from tilescale.passes.overlap.schedule import Declined
 from tilescale.program.effects import Access, Completion, Surroundings, phases, statements
 from tilescale.program.grids import Grid, Unknown, grid_of
 from tilescale.program.model import GridPhase, Launch, Program, location
+from tilescale.program.operations import Rank, operation
 from tilescale.program.ops import SCALE
 from tilescale.program.regions import Inside
 from tilescale.program.waiting import TRIED
@@ -39,6 +40,7 @@ class Use:
         begin, end: rows that they touch, in terms of what has a value before the first of them.
         loops: the loops around, outermost first, on which the rows depend.
         branches: conditions under which it happens, each with whether it holds.
+        ranges: where variables in them begin, and how many values they take, as far as that is known.
         named: tensors whose elements say which rows these are.
         looks_up: whether tiles look at these elements themselves; else the rows are all that these may say.
         high: how many rows there are, all of one index of the other dimensions that are counted; None: not known.
@@ -52,6 +54,7 @@ class Use:
     end: ir.PrimExpr
     loops: tuple[ir.For, ...]
     branches: tuple[tuple[ir.PrimExpr, bool], ...] = ()
+    ranges: dict[ir.Var, tuple[int, int]] = field(default_factory=dict)
     named: tuple[str, ...] = ()
     looks_up: bool = False
     high: int | None = None
@@ -218,6 +221,7 @@ class _Descent:
         heights = {self.rows.high(box) for box in self._boxes(stmts)}
         return Use(
             *(self.phase, self.launch, self.rows, stmts, begin, end, tuple(self.loops), tuple(self.branches)),
+            ranges=self._ranges(),
             named=self._named(stmts),
             looks_up=self.looks_up,
             high=heights.pop() if len(heights) == 1 else None,
@@ -287,6 +291,22 @@ class _Descent:
         if [str(n) for n in access.buffer.shape] != [str(n) for n in self.rows.buffer.shape]:
             return [None] * len(self.rows.buffer.shape)
         return [pair if pair and all(map(self._is_known, pair)) else None for pair in inside.bounds(access)]
+
+    def _ranges(self) -> dict[ir.Var, tuple[int, int]]:
+        """The values of programs' numbers, of loops, and of what is computed from them."""
+        programs = zip(self.launch.programs, self.launch.grid, strict=True)
+        loops = [(loop.loop_var, loop.extent) for loop in self.loops if ir.constant(loop.min) == 0]
+        extents = {var: ir.constant(extent) for var, extent in (*programs, *loops)}
+        found = {var: (0, extent) for var, extent in extents.items() if extent is not None}
+        for var, value in self.binds.items():
+            made = operation(value)
+            if isinstance(made, Rank) and made.level in self.uses.sizes:
+                found[var] = (0, self.uses.sizes[made.level])
+            elif "int" in str(value.dtype) and (bounds := accesses.span(value, 1, found)) and (
+                known := ir.constants(bounds)
+            ):
+                found[var] = (known[0], known[1] - known[0])
+        return found
 
     # -- numbers in memory ---------------------------------------------------------------------------------------------
 
