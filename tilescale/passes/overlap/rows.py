@@ -118,7 +118,7 @@ class Rows:
                 return [*begins, _over(first, inner), *[0] * len(rest)], [*extents, _over(count, inner), *rest]
             begins.append(_over(first, inner))
             extents.append(1)
-            first = ir.simplify(ir.int_node(first) % inner, {})
+            first = first % inner if isinstance(first, int) else ir.simplify(first % inner, {})
         raise AssertionError("a row has no less than one element of each dimension")
 
     def at(self, row: Any) -> list[Any]:
@@ -159,4 +159,7 @@ class Rows:
 
 
 def _over(rows: Any, inner: int) -> Any:
-    return rows if inner == 1 else ir.simplify(ir.int_node(rows) // inner, {})
+    """Whole indices of a dimension in some rows, of which each has so many."""
+    if isinstance(rows, int) or inner == 1:
+        return rows // inner if inner > 1 else rows
+    return ir.simplify(rows // inner, {})
