@@ -112,8 +112,9 @@ class Chunks:
         """A statement for each chunk that a use touches."""
         if most == 1 and always:
             return [make(*(ir.simplify(number, use.ranges) for number in self.place(use.begin)))]
-        turn, first = ir.Var("chunk", "int32"), self.number(use.begin)
-        extent = ir.Max(self.number(use.end - 1) - first + 1, ir.IntImm("int32", 0))
+        turn, first = ir.Var("chunk", "int32"), ir.simplify(self.number(use.begin), use.ranges)
+        count = ir.simplify(self.number(use.end - 1) - first + 1, use.ranges)
+        extent = ir.Max(count, ir.IntImm("int32", 0))
         return [ir.For(turn, first, extent, ir.ForKind.SERIAL, make(turn // self.each, turn % self.each))]
 
 

@@ -38,6 +38,11 @@ class Rows:
     depth: int = 1
 
     @property
+    def dimensions(self) -> range:
+        """Those of the tensor that say which row an element is in."""
+        return range(1, 2) if self.axis else range(self.slots + self.depth)
+
+    @property
     def extents(self) -> tuple[int, ...]:
         """Of the dimensions of a part that are counted as rows."""
         begin = self.axis or int(self.slots)
@@ -140,7 +145,7 @@ class Rows:
 
     def high(self, box: Box) -> int | None:
         """Rows of a box that lie within one index of all dimensions but the last that is counted; None if unknown."""
-        pairs = [(0, 0) if pair is None else pair for pair in box[: self.slots + self.depth]]
+        pairs = [box[number] or (0, 0) for number in self.dimensions]
         *others, last = (ir.constant(end - begin) for begin, end in pairs)
         return last or None if all(other == 1 for other in others) else None
 
@@ -148,11 +153,10 @@ class Rows:
         """First row and the one behind the last of a box of elements; a row that is not there counts as the last."""
         first: Any = 0
         last: Any = 0
-        dimensions = [self.axis] if self.axis else range(self.slots + self.depth)
-        for number in dimensions:
+        for number in self.dimensions:
             extent = ir.integer(self.buffer.shape[number])
             begin, end = box[number] or (0, extent)
-            one = number != dimensions[-1] and ir.constant(end - begin) == 1
+            one = number != self.dimensions[-1] and ir.constant(end - begin) == 1
             first = first * extent + begin
             last = last * extent + (begin if one else ir.Min(ir.int_node(end), ir.int_node(extent)) - 1)
         return ir.int_node(first), ir.int_node(last + 1)

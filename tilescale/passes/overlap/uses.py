@@ -100,20 +100,23 @@ class Uses:
         each an array over the programs of the grid, in the order in which they start.
 
         Args:
-            likely: take numbers in memory as zero, and loops of unknown extent as their first round: what is likely is
-                enough for a choice, not for a proof.
+            likely: take numbers in memory as zero, loops that go by them as their first round, and branches as taken:
+                what is likely is enough for a choice, not for a proof.
 
         Raises:
             Declined: they are not known before the launch.
         """
         grid = self.grid(use.launch, ranks)
         try:
-            rounds = _rounds(use.loops, grid, likely)
-            grid = replace(grid, loaded=0) if likely else grid
-            for at, runs in rounds:
-                begin, end = (np.broadcast_to(grid.value(e, at), (grid.count,)) for e in (use.begin, use.end))
+            places = replace(grid, loaded=0) if likely else grid
+            for at, runs in _rounds(use.loops, grid, likely):
+                begin, end = (np.broadcast_to(places.value(e, at), (grid.count,)) for e in (use.begin, use.end))
                 for condition, taken in use.branches:
-                    runs = runs & (np.asarray(grid.value(condition, at), bool) == taken)
+                    try:
+                        runs = runs & (np.asarray(grid.value(condition, at), bool) == taken)
+                    except Unknown:
+                        if not likely:
+                            raise
                 yield begin, end, runs
         except Unknown:
             raise self.unknown(use) from None
@@ -287,8 +290,12 @@ class _Descent:
     def _accesses(self, body: ir.Stmt) -> list[Access]:
         return [a for a in self.uses.names.all_effects(body).accesses if a.root.same_as(self.root)]
 
+    def _is_like(self, access: Access) -> bool:
+        """Whether an access counts elements as the tensor does."""
+        return [str(n) for n in access.buffer.shape] == [str(n) for n in self.rows.buffer.shape]
+
     def _box(self, access: Access, inside: Inside) -> Box:
-        if [str(n) for n in access.buffer.shape] != [str(n) for n in self.rows.buffer.shape]:
+        if not self._is_like(access):
             return [None] * len(self.rows.buffer.shape)
         return [pair if pair and all(map(self._is_known, pair)) else None for pair in inside.bounds(access)]
 
@@ -327,6 +334,8 @@ class _Descent:
 
     def _named(self, stmts: tuple[ir.Stmt, ...]) -> tuple[str, ...]:
         """Names of the tensors whose elements say which rows are touched."""
-        places = [e for a in self._accesses(tir.sequence(stmts)) for e in (*(a.begins or ()), *(a.extents or ()))]
-        exprs = [*places, *(loop.extent for loop in self.loops)]
+        exprs = [loop.extent for loop in self.loops]
+        for access in self._accesses(tir.sequence(stmts)):
+            numbers = self.rows.dimensions if self._is_like(access) else range(len(access.buffer.shape))
+            exprs += [region[i] for region in (access.begins, access.extents) if region is not None for i in numbers]
         return tuple(dict.fromkeys(load.buffer.name for expr in exprs for load in self._loads(expr)))
