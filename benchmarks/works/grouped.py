@@ -47,8 +47,8 @@ class Experts:
 
     def program(self) -> Any:
         """The phases of the example."""
-        shape = self.size, self.local, self.capacity, self.width, self.hidden
         made = trials.example("24_grouped_experts").with_capacity
+        shape = self.size, self.local, self.capacity, self.width, self.hidden
         return made(*shape, tile=TILE, stages=STAGES, threads=THREADS)
 
     def draw(self, seed: int) -> Case:
@@ -92,7 +92,7 @@ class Experts:
 
     def own(self, kernel: Any) -> Runner:
         """A program of ours."""
-        operands, y = self.operands(), trials.nothing(*self.rows)
+        operands, y = self.operands(), trials.symmetric(*self.rows)
         call = returning(y, kernel, *operands, y)
         return checked(self.draw, trials.into(*operands), call, [y], kernel.synchronize)
 

@@ -31,28 +31,29 @@ TILE = TILE_M, TILE_N, TILE_K = 32, 32, 32
 
 
 @T.macro
-def product(x, w, y, place, depth, tile, stages, squares):
-    """A tile of the rows of a source for an expert, times the expert's weights."""
-    source, expert, row, column = place[0], place[1], place[2] * tile[0], place[3] * tile[1]
+def products(x, w, y, place, grid, tile, stages, squares):
+    """Tiles of the rows of a source for an expert, times the expert's weights; as many as there are for each block."""
+    source, expert, row = place[2] // w.shape[0], place[2] % w.shape[0], place[1] * tile[0]
     a = T.alloc((tile[0], tile[2]), "bfloat16", level="l1")
     b = T.alloc((tile[2], tile[1]), "bfloat16", level="l1")
     c = T.alloc((tile[0], tile[1]), "float32", level="l0")
-    T.clear(c)
-    for k in T.Pipelined(T.ceildiv(depth, tile[2]), num_stages=stages):
-        T.copy(x[source, expert, row, k * tile[2]], a)
-        T.copy(w[expert, k * tile[2], column], b)
-        T.gemm(a, b, c)
-    if squares:
-        for i, j in T.Parallel(tile[0], tile[1]):
-            c[i, j] = T.max(c[i, j], 0) * T.max(c[i, j], 0)
-    T.copy(c, y[source, expert, row, column])
+    for turn in T.serial(T.ceildiv(w.shape[2], tile[1] * grid[0])):
+        column = (place[0] + turn * grid[0]) * tile[1]
+        T.clear(c)
+        for k in T.Pipelined(T.ceildiv(w.shape[1], tile[2]), num_stages=stages):
+            T.copy(x[source, expert, row, k * tile[2]], a)
+            T.copy(w[expert, k * tile[2], column], b)
+            T.gemm(a, b, c)
+        if squares:
+            for i, j in T.Parallel(tile[0], tile[1]):
+                c[i, j] = T.max(c[i, j], 0) * T.max(c[i, j], 0)
+        T.copy(c, y[source, expert, row, column])
 
 
 def with_capacity(devices: int, local: int, capacity: int, width: int, hidden: int, tile=TILE, stages=2, threads=128):
-    """A layer of `devices` x `local` experts; both grids have as many tiles, those of the first are narrower."""
-    rows, (high, wide, deep) = (devices, local, capacity), tile
-    narrow = (high, wide * hidden // width, deep)
-    grid = (-(-width // wide), -(-capacity // high), devices * local)
+    """A layer of `devices` x `local` experts. There is a block for each tile of the smaller result."""
+    rows = (devices, local, capacity)
+    grid = (-(-min(width, hidden) // tile[1]), -(-capacity // tile[0]), devices * local)
 
     @T.prim_func
     def experts(
@@ -68,9 +69,9 @@ def with_capacity(devices: int, local: int, capacity: int, width: int, hidden: i
             with T.Scale("device"):
                 T.all_to_all(X, tokens)
             with T.Scale("block"):
-                product(tokens, Up, inner, (bz // local, bz % local, by, bx), width, narrow, stages, True)
+                products(tokens, Up, inner, (bx, by, bz), grid, tile, stages, True)
             with T.Scale("device"), T.Scale("block"):
-                product(inner, Down, results, (bz // local, bz % local, by, bx), hidden, tile, stages, False)
+                products(inner, Down, results, (bx, by, bz), grid, tile, stages, False)
             with T.Scale("device"):
                 T.all_to_all(results, Y)
 
@@ -123,7 +124,6 @@ def main(devices: int, size: int, seed: int) -> None:
     common.run(with_capacity(devices, local, size, size, size), list(zip(x, up, down, y, strict=True)))
     want, bound = reference(x.transpose(0, 1), up, down)
     common.compare("with_capacity", list(y), list(want.transpose(0, 1)), list(bound.transpose(0, 1)))
-
     begins = torch.randint(0, size + 1, (devices, 1, local + 1), generator=rng).sort().values.int()
     begins[:, :, 0], begins[:, :, -1] = 0, size
     y = torch.full((devices, devices, size, size), torch.nan)

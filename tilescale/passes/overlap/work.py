@@ -9,6 +9,7 @@ the last rows have come, however many of them were there before.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +107,9 @@ def _products(phase: GridPhase, launch: Launch, uses: Uses, repeats: int) -> Ite
                 times = times * np.maximum(grid.value(stmt.extent, {}), 0)
             except Unknown:
                 times = times * repeats
+        if isinstance(stmt, ir.IfThenElse) and stmt.else_case is None:
+            with contextlib.suppress(Unknown):
+                times = times * np.asarray(grid.value(stmt.condition, {}), bool)
         if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)).startswith(tl.GEMM):
             a, _, c = map(ir.region_parts, regions_of(stmt.value)[:3])
             m, n = (ir.constant(e) or 1 for e in c[2][-2:])
