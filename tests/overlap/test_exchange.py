@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import tilescale
 import tilescale.language as T
 from tests.overlap.support import H200, Tensors, check_same, line, overlapped
+from tests.overlap.test_grouped import with_capacity
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.errors import RaceError
@@ -123,6 +124,18 @@ def test_with_a_grid_before_a_chunk_leaves_when_its_tiles_are_counted():
     assert "all_to_all" not in text and "T.tilescale.signal(T.region(made_done" in text
     assert "(device_rank + 1 + at // 2) % 4" in text and "(device_rank_1 + 4 - at // 2) % 4" in text
     assert move.why == "a chunk leaves when its tiles are counted, each tile waits for the rows that it reads"
+
+
+def test_tiles_of_the_own_part_are_stored_where_it_stays():
+    text = overlapped(around(4, 8, 4))[0].script()
+    own, other = (text.index(f"T.region({name}[at_tile * 4, 0], 2") for name in ("come", "made"))
+    assert text.index("if at_tile // 2 == device_rank") < own < other
+    assert not re.search(r" T.copy\(T.region\(made\[device_rank", text)
+
+
+def test_the_own_part_is_copied_where_tiles_are_not_all_that_touches_it():
+    text = overlapped(with_capacity(4, 1, 8, 4, back="all_to_all"))[0].script()
+    assert re.search(r" T.copy\(T.region\(made\[device_rank", text)
 
 
 def test_there_and_back_what_comes_first_leaves_first():

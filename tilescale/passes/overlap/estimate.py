@@ -115,14 +115,18 @@ def gathered(travel: Travel, chunk: int, work: Work) -> float:
     return float(work.done(travel.queue.startup + np.cumsum(steps))[-1])
 
 
-def exchanged(travel: Travel, chunk: int, made: Work | None, read: Work | None) -> float:
+def exchanged(travel: Travel, chunk: int, made: Work | None, read: Work | None, *, in_place: bool = False) -> float:
     """Seconds until a grid is done that goes through the parts as an all-to-all brings them, behind one that makes the
-    parts of others first, which leave as they are made; either may be missing."""
+    parts of others first, which leave as they are made; either may be missing.
+
+    Args:
+        in_place: whether the own part is made where it stays.
+    """
     each = -(-travel.height // chunk)
     chunks = travel.parts * each
     ends = np.zeros(chunks) if made is None else made.made(chunks)
     arrived = _gone(travel, chunk, ends[: chunks - each])
-    own = float(ends[-1]) + travel.keeping(travel.height)
+    own = float(ends[-1]) + (0.0 if in_place else travel.keeping(travel.height))
     if read is None:
         return max(own, arrived[-1])
     return float(read.done([own] * each + arrived)[-1])

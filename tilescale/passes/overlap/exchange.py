@@ -4,9 +4,10 @@
 Why: all devices wait for the whole exchange although each tile makes, or reads, rows of one part. Before: a grid, an
 all-to-all, grids. After, without a grid before: the exchange is started on the copy queue, a chunk of rows at a time.
 After, with one: a copy for each chunk is started before that grid, and leaves when the tiles of its chunk are counted;
-the own part, made last, is copied when the grid is done. Tiles of grids behind wait for the rows that they read; where
-something else uses the result, the device waits for all of it in the place of the exchange. Declines an exchange along
-another dimension than the first, one with no grid at either side that could run beside it, and what `legality.py` says.
+the own part is stored where it stays, or copied when the grid is done. Tiles of grids behind wait for the rows that
+they read; where something else uses the result, the device waits for all of it in the place of the exchange. Declines
+an exchange along another dimension than the first, one with no grid at either side that could run beside it, and what
+`legality.py` says.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import TileCopy
 from tilelang_core.trace import call
 from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
 from tilescale.passes.overlap.edits import Edits, located, rank_of
@@ -43,6 +45,7 @@ class _Exchange:
         sent, received: how the rows of both tensors are counted.
         maker: where the grid before writes what is sent; None: nobody makes it beside.
         readers: where grids behind read what has arrived; none: the device waits for all of it.
+        store: what stores the tiles of the grid before, if those of the own part may go to their place at once.
     """
 
     site: Site
@@ -51,6 +54,7 @@ class _Exchange:
     received: Rows
     maker: Use | None
     readers: tuple[Use, ...]
+    store: ir.Stmt | None
 
     @property
     def level(self) -> str:
@@ -73,7 +77,8 @@ def overlap_exchange(site: Site, mine: Step, graph: Dependence, uses: Uses, move
     while all(use.deeper for use in (maker, *readers) if use):
         sent, received = (replace(rows, depth=rows.depth + 1) for rows in (sent, received))
         maker, readers = _beside(site, sent, received, mine, graph, uses)
-    found = _Exchange(site, uses, sent, received, maker, readers)
+    store = _store(maker, sent, received, mine, graph, uses, site.made.level) if maker else None
+    found = _Exchange(site, uses, sent, received, maker, readers, store)
     chunk = _choose(found, move)
     edits = Edits(uses.program, site.launch, uses.machine)
     chunks = Chunks(received, chunk)
@@ -144,6 +149,23 @@ def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, received: 
     return found
 
 
+def _store(
+    maker: Use, sent: Rows, received: Rows, mine: Step, graph: Dependence, uses: Uses, level: str
+) -> ir.Stmt | None:
+    """The copy of tiles that is all that touches what is sent, each of one part; None if there is more to it."""
+    root = uses.names.root(sent.buffer.data)
+    touching = [s for s in graph.steps if s is not mine and any(a.root.same_as(root) for a in s.effects.accesses)]
+    if len(touching) != 1 or touching[0].phase is not maker.phase or received.buffer.data in uses.names.views:
+        return None
+    stmt = touching[0].stmt
+    if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
+        return None
+    target, _, _ = ir.region_parts(TileCopy.of(stmt.value).target)
+    touched = uses.by_rank(maker, level)
+    is_apart = any(((begin // sent.height != (end - 1) // sent.height) & runs).any() for begin, end, runs in touched)
+    return stmt if target.same_as(sent.buffer) and not is_apart else None
+
+
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
@@ -156,7 +178,7 @@ def _choose(found: _Exchange, move: Move) -> int:
     rest = sum(work.seconds for work in others)
 
     def seconds(chunk: int) -> float:
-        return exchanged(travel, chunk, made, first) + rest
+        return exchanged(travel, chunk, made, first, in_place=found.store is not None) + rest
 
     beside = [*found.readers[:1], *([found.maker] if found.maker else [])]
     step = math.lcm(*(uses.step(use, rows.height, found.level) for use in beside))
@@ -192,10 +214,24 @@ def _kept(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
     rank, rank_is = rank_of(found.level)
     sent = found.sent.region(rank, 0, found.sent.height, "r")
     received = found.received.region(rank, 0, found.received.height, "w")
+    home = [] if found.store else [copy(sent, received)]
     if found.readers:
-        return [rank_is, copy(sent, received), *chunks.told(here, rank)]
-    waits = chunks.to_others(found.level, lambda rank, peer, chunk: wait(here, peer, chunk))
-    return [rank_is, copy(sent, received), *waits]
+        return [rank_is, *home, *chunks.told(here, rank)]
+    return [rank_is, *home, *chunks.to_others(found.level, lambda rank, peer, chunk: wait(here, peer, chunk))]
+
+
+def _made(found: _Exchange, maker: Use) -> ir.Stmt:
+    """What a tile does last to what is sent; one of the own part goes to its place, which has the same indices."""
+    last, store = maker.stmts[-1], found.store
+    if store is None:
+        return last
+    copied = TileCopy.of(store.value)
+    place = tir.region(found.received.buffer, *ir.region_parts(copied.target)[1:], "w")
+    rank, rank_is = rank_of(found.level)
+    owner = ir.simplify(maker.begin // found.sent.height, maker.ranges)
+    branch = ir.IfThenElse(ir.EQ(owner, rank), copy(copied.source, place), store)
+    stored = tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])
+    return tir.rewrite(last, enter=lambda node: stored if store.same_as(node) else None)
 
 
 def _departing(found: _Exchange, maker: Use, chunks: Chunks, here: ir.Buffer, edits: Edits, move: Move) -> None:
@@ -214,7 +250,7 @@ def _departing(found: _Exchange, maker: Use, chunks: Chunks, here: ir.Buffer, ed
     before = DevicePhase(tir.sequence(located(chunks.to_others(level, part, order), stmt)))
     last = maker.stmts[-1]
     counting = [tir.at(s, last) for s in made.counts(maker, found.uses, level, done)]
-    edits.statements.append((last, tir.sequence([last, *counting])))
+    edits.statements.append((last, tir.sequence([_made(found, maker), *counting])))
     edits.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, edits))))
     behind = located(_kept(found, chunks, here), stmt)
     edits.instead(found.site.phase, stmt, [DevicePhase(tir.sequence(behind))])
