@@ -19,7 +19,7 @@
 # says what such a job can do, and the exit code is that of the script.
 set -euo pipefail
 
-if [ $# -lt 2 ]; then
+if [ $# -lt 2 ] || [[ ! $1 =~ ^[1-9][0-9]*$ ]]; then
     echo "usage: [HOSTFILE=..] $0 PROCESSES script.py [args...]" >&2
     exit 2
 fi

@@ -14,7 +14,7 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 
-if [ $# -lt 1 ]; then
+if [ $# -lt 1 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
     echo "usage: sbatch --nodes N --ntasks-per-node P $0 script.py [args...]" >&2
     exit 2
 fi

@@ -21,7 +21,7 @@
 # After a failure tilescale doctor says what such a job can do.
 set -euo pipefail
 
-if [ $# -lt 2 ]; then
+if [ $# -lt 2 ] || [[ ! $1 =~ ^([1-9][0-9]*|auto|cpu|gpu)$ ]]; then
     echo "usage: [NNODES=.. NODE_RANK=.. MASTER_ADDR=..] [MAX_RESTARTS=.. RDZV=..] $0 PROCESSES_PER_NODE script.py" \
         "[args...]" >&2
     exit 2

@@ -56,7 +56,7 @@ def test_causes_and_notes_are_said():
     error.__cause__ = ValueError("third")
     error.__notes__ = ["fourth"]
     head, *rest = shown(error).splitlines()
-    assert head == "UsageError: first" and rest == ["    hint: second", "fourth", "    caused by ValueError: third"]
+    assert head == "UsageError: first" and rest == ["    hint: second", "    fourth", "    caused by ValueError: third"]
 
 
 def test_all_frames_on_request(full: None):

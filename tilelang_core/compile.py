@@ -22,6 +22,7 @@ from tvm import tirx
 from tilelang_core import empty_loops, logs
 from tilelang_core.falling import with_rising_dividends
 from tilelang_core.recent import Recent
+from tilelang_core.rewrite import renamed
 from tilelang_core.short_loops import with_kept_extents
 from tilelang_core.texts import Rewrite, keyed, through
 
@@ -96,12 +97,12 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
 
 
 def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A copy of the function without what stock TileLang gets wrong.
+    """The function without what stock TileLang gets wrong, with variables of its own.
 
-    A copy, as lowering renames variables where they are: those of the thread, to "thread_binding", by products of mma.
-    The program would have another text after it than on ranks that have not lowered it.
+    Lowering renames variables where they are: those of the thread, to "thread_binding", by products of mma. The program
+    would have another text after it than on ranks that have not lowered it.
     """
-    own = tvm.ir.load_json(tvm.ir.save_json(func))
+    own = func.with_body(renamed(func.body))
     return with_kept_extents(with_rising_dividends(own))
 
 

@@ -11,9 +11,6 @@ assignment covers prim_func, macro, lazy and eager jit. Ours does two things mor
 
 Functions that make programs run many times, for other sizes and machines, and TileLang rewrites the source each time.
 What becomes of the same lines is kept: all that it depends on beside them are the few names that are evaluated.
-
-A builder failure is logged by TileLang with the whole rewritten source, beside an error whose traceback has the user's
-own lines: that record shows where our logger shows what is for debugging.
 """
 
 from __future__ import annotations
@@ -21,23 +18,17 @@ from __future__ import annotations
 import ast
 import copy
 import linecache
-import logging
-import sys
-import traceback
 from collections.abc import Hashable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import tilelang
 from tilelang.language.eager import ast as eager_ast
 
-from tilelang_core.logs import LOGGER
+from tilelang_core import refused
 from tilelang_core.recent import Recent
 
 SCOPE_ATTR = "__tilelang_core_scope__"
 
-_TILELANG_ROOT = str(Path(tilelang.__file__).parent)
 _StockMutator = eager_ast.DSLMutator
 
 
@@ -113,7 +104,7 @@ class Mutator(_StockMutator):
 
     def visit_FunctionDef(self, node: ast.FunctionDef):  # noqa: N802
         result = super().visit_FunctionDef(node)
-        if self.filename.startswith(_TILELANG_ROOT):
+        if self.filename.startswith(refused.TILELANG_ROOT):
             result = _DropFileLines().visit(result)
         return result
 
@@ -157,24 +148,6 @@ def _stored(name: ast.Name) -> ast.Name:
     return ast.copy_location(ast.Name(name.id, ast.Store()), name)
 
 
-class _DropSources(logging.Filter):
-    """Drops rewritten sources, unless they are asked for; TileLang's errors without a word get the user's line."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = sys.exc_info()[1]
-        if isinstance(error, AssertionError) and not str(error):
-            file, line = _user_line(error)
-            error.args = (f"TileLang does not take this: {linecache.getline(file, line).strip()} ({file}:{line})",)
-        return record.levelno < logging.CRITICAL or logging.getLogger(LOGGER).isEnabledFor(logging.DEBUG)
-
-
-def _user_line(error: BaseException) -> tuple[str, int]:
-    """File and line of the innermost call of an error's traceback outside of TileLang and of this package."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = (_TILELANG_ROOT, str(Path(__file__).parent))
-    return next((place for place in reversed(frames) if not place[0].startswith(own)), frames[-1])
-
-
 def names_bound_at(file: str, line: int) -> list[str]:
     """The names that a `with` statement in a line of a file binds, for messages; none if there is no such statement."""
     try:
@@ -192,4 +165,4 @@ def install() -> None:
     if eager_ast.DSLMutator is Mutator:
         return
     eager_ast.DSLMutator = Mutator
-    logging.getLogger("tilelang.language.eager.builder").addFilter(_DropSources())
+    refused.install()

@@ -75,14 +75,13 @@ def renamed(stmt: tirx.Stmt) -> tirx.Stmt:
     def own(node: Any) -> None:
         if isinstance(node, tirx.For | tirx.Bind):
             var = node.loop_var if isinstance(node, tirx.For) else node.var
-            names[var] = tirx.Var(var.name, str(var.dtype))
+            names[var] = tirx.Var(var.name, var.type_annotation)
 
     def leave(node: Any) -> Any:
         if isinstance(node, tirx.For):
-            return tirx.For(
-                names[node.loop_var], node.min, node.extent, node.kind, node.body, node.thread_binding, node.annotations
-            )
-        return tirx.Bind(names[node.var], node.value) if isinstance(node, tirx.Bind) else None
+            head = names[node.loop_var], node.min, node.extent, node.kind
+            return at(tirx.For(*head, node.body, node.thread_binding, node.annotations), like=node)
+        return at(tirx.Bind(names[node.var], node.value), like=node) if isinstance(node, tirx.Bind) else None
 
     stmt_functor.post_order_visit(stmt, own)
     return rewrite(stmt_functor.substitute(stmt, names), leave=leave)

@@ -69,10 +69,9 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = importlib.import_module(f"tilescale.{name}")
     else:
-        from tilescale.errors import did_you_mean
+        from tilescale.errors import unknown_attribute
 
-        known = did_you_mean(name, __all__)
-        raise AttributeError(f"module 'tilescale' has no attribute {name!r}; {known}".rstrip("; "))
+        raise unknown_attribute(__name__, name, __all__)
     globals()[name] = value
     return value
 

@@ -61,6 +61,7 @@ class Location:
 
     def __str__(self) -> str:
         role = f" ({self.what})" if self.what else ""
+        linecache.checkcache(self.file)  # a description may have been edited since
         text = linecache.getline(self.file, self.line).strip()
         return f"{self.file}:{self.line}{role}" + (f"\n        {text}" if text else "")
 
@@ -69,6 +70,11 @@ def did_you_mean(name: object, names: Iterable[str], cutoff: float = 0.6) -> str
     """A question for the hint of an error about an unknown name; empty where no known one is like it."""
     close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}? " if close else ""
+
+
+def unknown_attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:
+    """What Python says of a name that a module does not have, with the known one that is like it."""
+    return AttributeError(f"module {module!r} has no attribute {name!r}; {did_you_mean(name, names)}".rstrip("; "))
 
 
 class TileScaleError(Exception):
@@ -84,7 +90,6 @@ class TileScaleError(Exception):
         self.message = message
         self.hint = hint
         self.where: tuple[Location, ...] = (where,) if isinstance(where, Location) else tuple(where or ())
-        super().__init__(self._render())
         from tilescale import tracebacks
 
         tracebacks.install()

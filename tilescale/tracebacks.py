@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import traceback
 from functools import cache
+from textwrap import indent
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def _text(error: TileScaleError, trace: TracebackType | None) -> Text:
     body.highlight_regex(r"(?m)^    hint:", "bold green")
     text = Text.assemble((f"{type(error).__name__}: ", "bold red"), body)
     for note in getattr(error, "__notes__", ()):
-        text.append(f"\n{note}")
+        text.append("\n" + indent(note, "    "))
     if error.__cause__ is not None:
         text.append("\n    caused by " + "".join(traceback.format_exception_only(error.__cause__)).strip())
     calls = _calls(trace)

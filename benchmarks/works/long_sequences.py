@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import programs
 import torch
 import trials
+from plain_attention import flash_attention
 from trials import Case, checked
 
 import tilescale
@@ -109,7 +109,7 @@ class Causal:
         """Attention of TileLang's own words, by TileLang."""
         import tilelang
 
-        program = programs.flash_attention(self.whole, HEADS, OF_KEYS, DIM)
+        program = flash_attention(self.whole, HEADS, OF_KEYS, DIM)
         return tilelang.compile(program, target="cuda", execution_backend="tvm_ffi")
 
     def plain(self) -> Runner:

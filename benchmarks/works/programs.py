@@ -4,7 +4,6 @@
 Operands are (rows, K), the right one transposed, as cuBLAS likes them. Every size is a whole number of tiles.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +44,19 @@ def multiply(A, part, m, B, n, a, b, c, depth, step, stages):
         T.copy(B[n, k * step], b)
         # A warpgroup has whole rows: instructions of 256 columns read less shared memory a product than two of 128.
         T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+
+
+@T.macro
+def multiply_by_warpgroups(A, part, m, B, n, a, b, c, depth, step, stages):
+    """The same, each warpgroup by a text of its own: its share of the rows."""
+    with T.Scale("warpgroup"):
+        T.clear(T.view(c, layout=T.FullRow))
+    for k in T.Pipelined(depth, num_stages=stages):
+        T.copy(A[part, m, k * step], a)
+        T.copy(B[n, k * step], b)
+        with T.Scale("warpgroup"):
+            rows, share = T.view(a, layout=T.FullRow), T.view(c, layout=T.FullRow)
+            T.gemm(rows, b, share, transpose_B=True)
 
 
 def gemm(M: int, N: int, K: int, t: Tiling):
@@ -100,10 +112,14 @@ def ag_gemm_phases(devices: int, M: int, N: int, K: int, t: Tiling):
     return ag_then_gemm
 
 
-def ag_gemm_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, blocks: int = 0):
+def ag_gemm_queue(
+    devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, blocks: int = 0, product: Any = multiply
+):
     """The device's copy queue gathers in place, in chunks of rows; each tile waits for the chunk that it reads.
 
-    `blocks`: so many that take tiles in turns, and store one beside the products of the next; 0 for one a tile.
+    Args:
+        blocks: so many that take tiles in turns, and store one beside the products of the next; 0 for one a tile.
+        product: `multiply`, or `multiply_by_warpgroups`.
     """
     rows = M // devices
     tiles_m, tiles_n = rows // t.m, N // t.n
@@ -132,7 +148,7 @@ def ag_gemm_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, b
                         shard = (rank + size - tile // (tiles_m * tiles_n)) % size
                         row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
                         T.wait(arrived[shard, row * t.m // chunk], ">=", 1)
-                        multiply(A, shard, row * t.m, B, column * t.n, a, b, c, K // t.k, t.k, t.stages)
+                        product(A, shard, row * t.m, B, column * t.n, a, b, c, K // t.k, t.k, t.stages)
                         T.copy(c, out)
                         T.copy(out, C[shard, row * t.m, column * t.n])
 
@@ -293,65 +309,6 @@ def gemm_rs_direct(devices: int, M: int, N: int, K: int, t: Tiling, blocks: int)
                             T.copy(out, C[m, n])
 
     return gemm_rs_by_tiles
-
-
-# -- attention ---------------------------------------------------------------------------------------------------------
-
-
-def flash_attention(tokens: int, heads: int, of_keys: int, dim: int, tile: int = 128):
-    """Causal attention on one device, in TileLang's own words only (FlashAttention-2, arXiv:2307.08691)."""
-    scale = math.log2(math.e) * dim**-0.5
-
-    @T.prim_func
-    def plain_attention(
-        Q: T.Tensor((1, tokens, heads, dim), "bfloat16"),
-        K: T.Tensor((1, tokens, of_keys, dim), "bfloat16"),
-        V: T.Tensor((1, tokens, of_keys, dim), "bfloat16"),
-        Out: T.Tensor((1, tokens, heads, dim), "bfloat16"),
-    ):
-        with T.Kernel(tokens // tile, heads, threads=2 * tile) as (number, head):
-            q = T.alloc_shared((tile, dim), "bfloat16")
-            k = T.alloc_shared((tile, dim), "bfloat16")
-            v = T.alloc_shared((tile, dim), "bfloat16")
-            out = T.alloc_shared((tile, dim), "bfloat16")
-            scores = T.alloc_fragment((tile, tile), "float32")
-            weights = T.alloc_fragment((tile, tile), "bfloat16")
-            acc = T.alloc_fragment((tile, dim), "float32")
-            top = T.alloc_fragment((tile,), "float32")
-            before = T.alloc_fragment((tile,), "float32")
-            added = T.alloc_fragment((tile,), "float32")
-            total = T.alloc_fragment((tile,), "float32")
-            first = (tokens // tile - 1 - number) * tile  # the longest rows come first
-            T.copy(Q[0, first : first + tile, head, :], q)
-            T.clear(acc)
-            T.clear(total)
-            T.fill(top, -1e30)
-            for step in T.Pipelined(first // tile + 1, num_stages=2):
-                at = step * tile
-                T.copy(K[0, at : at + tile, head * of_keys // heads, :], k)
-                for i, j in T.Parallel(tile, tile):
-                    scores[i, j] = T.if_then_else(at + j <= first + i, 0, -1e30)
-                T.gemm(q, k, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                T.copy(V[0, at : at + tile, head * of_keys // heads, :], v)
-                T.copy(top, before)
-                T.reduce_max(scores, top, dim=1, clear=False)
-                for i in T.Parallel(tile):
-                    before[i] = T.exp2((before[i] - top[i]) * scale)
-                for i, j in T.Parallel(tile, tile):
-                    scores[i, j] = T.exp2((scores[i, j] - top[i]) * scale)
-                T.reduce_sum(scores, added, dim=1)
-                for i in T.Parallel(tile):
-                    total[i] = total[i] * before[i] + added[i]
-                for i, j in T.Parallel(tile, dim):
-                    acc[i, j] = acc[i, j] * before[i]
-                T.copy(scores, weights)
-                T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullRow)
-            for i, j in T.Parallel(tile, dim):
-                acc[i, j] = acc[i, j] / total[i]
-            T.copy(acc, out)
-            T.copy(out, Out[0, first : first + tile, head, :])
-
-    return plain_attention
 
 
 # -- transfers and calls -----------------------------------------------------------------------------------------------

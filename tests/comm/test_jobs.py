@@ -23,7 +23,7 @@ def test_collectives(run_job, launcher: str, ranks: int) -> None:
     assert sorted(re.findall(r"rank (\d) is content", done.output)) == [str(r) for r in range(ranks)]
 
 
-RAISES = "raise", 1, r"rank 1 \(pid \d+ on \S+\) failed: ValueError: deliberate\s.*at \S+failures.py:\d+"
+RAISES = "raise", 1, r"rank 1 \(pid \d+ on \S+\) failed: ValueError: deliberate.*at \S+failures.py:\d+"
 EXITS = "exit", 0, r"rank 0 \(pid \d+ on \S+\) ended before it came to barrier\(\)"
 KILLED = "kill", 1, r"rank 1 \(pid \d+ on \S+\) disappeared"
 

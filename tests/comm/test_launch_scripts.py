@@ -39,8 +39,9 @@ def stand_in(folder: Path, **programs: str) -> str:
 @pytest.mark.parametrize("script", LAUNCH, ids=lambda path: path.name)
 def test_syntax_and_usage(script: Path) -> None:
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
-    done = run_words([str(script)])
-    assert done.code == 2 and "usage:" in done.output
+    for words in ([], ["script.py", "2"]):  # the script first, or not within a job of Slurm's
+        done = run_words([str(script), *words], SLURM_JOB_ID="")
+        assert done.code == 2 and "usage:" in done.output
 
 
 def test_there_is_one_for_every_launcher() -> None:

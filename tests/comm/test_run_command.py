@@ -36,12 +36,12 @@ def _run(*words: str, **variables: str) -> Done:
 
 
 def test_options_output_and_success(tool: Path) -> None:
-    words = "--machine", "tiny", "--emulate", "--traceback", str(tool), "0", "--machine", "for the script"
+    words = "--machine", "h100-sxm-8", "--emulate", "--traceback", str(tool), "0", "--machine", "for the script"
     done = _run("-n", "2", *words)
     assert done.code == 0
     for rank in "01":
         assert f"[{rank}] tracebacks full" in done.output
-        assert f"[{rank}] out {rank} 2 tiny 1 ['0', '--machine', 'for the script']" in done.output
+        assert f"[{rank}] out {rank} 2 h100-sxm-8 1 ['0', '--machine', 'for the script']" in done.output
         assert f"[{rank}] err" in done.output
 
 

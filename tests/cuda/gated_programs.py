@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of warpgroups whose operand arrives from a peer while they multiply, and who wait for it in several ways."""
+"""Products of warpgroups whose operand a peer sends, or has, while they multiply, waited for in several ways."""
 
 from typing import Any
 
@@ -20,6 +20,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "turns, in front": {"turns": 2, "waits": "in front"},
     "tail": {"tail": 32},
     "one stage": {"stages": 1, "waits": "some steps", "tail": 32},
+    "pulled": {"pulls": True},
+    "pulled, between loads": {"pulls": True, "waits": "between loads", "tail": 32},
+    "pulled, in front": {"pulls": True, "waits": "in front"},
+    "pulled, turns": {"pulls": True, "turns": 2},
+    "pulled, one stage": {"pulls": True, "stages": 1, "waits": "some steps"},
+    "pulled, at once": {"pulls": True, "waits": "never"},
 }
 """What `arriving` is called with."""
 
@@ -33,17 +39,20 @@ def arriving(
     tail: int = 0,
     stages: int = 3,
     sends: bool = True,
+    pulls: bool = False,
 ) -> Any:
     """C = what the previous device sends of its X, times B: block 0 sends it tile by tile, block 1 multiplies.
 
     Args:
         waits: for the flag of "each step", of "some steps" (every second one, for two), of each step "between loads"
-            (what is not sent is loaded before), or "in front" of the loop for the last one.
+            (what is not sent is loaded before), or "in front" of the loop for the last one. "never": block 1 pulls X.
         turns: times ROWS are the rows.
         tail: columns that the last tile has too many.
         sends: whether block 0 does so; else the caller has put Y and the flags there.
+        pulls: block 0 only puts tiles into its own Y, and says so; block 1 loads them from there.
     """
     height, inner = turns * ROWS, steps * STEP - tail
+    sends = sends and waits != "never"
 
     @T.prim_func
     def run(
@@ -65,7 +74,11 @@ def arriving(
                     for turn in T.serial(turns if sends else 0):
                         for step in T.serial(steps):
                             T.copy(X[turn * ROWS, step * STEP], sent)
-                            T.copy(sent, Y[turn * ROWS, step * STEP], dst=(d + 1) % n, signal=flags[turn, step])
+                            if pulls:
+                                T.copy(sent, Y[turn * ROWS, step * STEP])
+                                T.signal(flags[turn, step], dst=(d + 1) % n)
+                            else:
+                                T.copy(sent, Y[turn * ROWS, step * STEP], dst=(d + 1) % n, signal=flags[turn, step])
                 else:
                     for turn in T.serial(turns):
                         with T.Scale("warpgroup"):
@@ -80,7 +93,10 @@ def arriving(
                             T.copy(B[step * STEP, 0], b)
                             if waits == "between loads":
                                 T.wait(flags[turn, step], ">=", epoch)
-                            T.copy(Y[turn * ROWS, step * STEP], a)
+                            if pulls:
+                                T.copy((Y if sends else X)[turn * ROWS, step * STEP], a, src=(d + n - 1) % n)
+                            else:
+                                T.copy(Y[turn * ROWS, step * STEP], a)
                             with T.Scale("warpgroup"):
                                 columns, rows = T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow)
                                 T.gemm(columns, rows, T.view(c, layout=T.Replica))

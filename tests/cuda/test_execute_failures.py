@@ -14,12 +14,13 @@ import torch
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.running import guard as running_guard
 from tilescale.backends.cuda.running import nccl
-from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
+from tilescale.backends.cuda.running.agreement import on_all, once_per_node
 from tilescale.backends.cuda.running.barrier_kernel import Standing, purpose, site_of, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
 from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.streams import Idle, wait_idle
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, decode
+from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.failure_log import Failure
 from tilescale.errors import (
     CollectiveNotReachedError,

@@ -18,7 +18,9 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 
-GATE = re.compile(r"tilescale::wait_by_producer<|released\[0\]\.wait|(?:Y|B)_desc, full|empty\[[^.]*\.wait|arrive")
+GATE = re.compile(
+    r"tilescale::wait_by_producer<|released\[0\]\.wait|[XYB]_(?:peers_)?desc, full|empty\[[^.]*\.wait|arrive"
+)
 
 
 def loops(func: Any) -> list[str]:
@@ -34,27 +36,86 @@ def text(**how: Any) -> str:
 # -- who waits ---------------------------------------------------------------------------------------------------------
 
 
+def waits_of_units(name: str) -> bool:
+    """Whether the program waits in front of its loop: for as many iterations as a call says."""
+    return "in front" in name and "turns" not in name
+
+
+def gates(name: str) -> int:
+    """How many waits the loader makes."""
+    return 0 if name in ("in front", "pulled, in front", "pulled, at once") else 1
+
+
+def released(name: str) -> bool:
+    """Whether units say that they have come to the loop: they have waited, or written what may be loaded from them."""
+    return waits_of_units(name) or "pulled" in name and "once" not in name
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_loader_waits_in_front_of_what_a_wait_orders(name: str):
     """B, which nobody sends, is loaded before; units wait for tiles and for nothing else."""
     loader, units = branches(text(**VARIANTS[name]))
     order = [found.split("::")[-1].split("[")[0].split("<")[0] for found in GATE.findall(loader)]
-    by_units = "in front" in name and "turns" not in name
-    first = ["released"] if by_units else []
-    gates = [] if name == "in front" else ["wait_by_producer"]
-    expected = [*first, "empty", "B_desc, full", *gates, *(["arrive"] if gates else ["arrive"]), "Y_desc, full"]
-    assert order == expected
-    assert units.count("tilescale::wait<") == by_units
-    assert f"warpgroup_reg_dealloc<{40 if gates else 24}>" in loader
+    source = "X_peers" if "once" in name else "Y_peers" if "pulled" in name else "Y"
+    first, waits = ["released"] * released(name), ["wait_by_producer"] * gates(name)
+    assert order == [*first, "empty", "B_desc, full", *waits, "arrive", f"{source}_desc, full"]
+    assert units.count("tilescale::wait<") == waits_of_units(name)
+    assert f"warpgroup_reg_dealloc<{40 if waits else 24}>" in loader
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_notes_say_who_waits(name: str):
-    makes = "" if name == "in front" else "make 1 T.wait and "
-    when = ", once the program reaches the loop" if "in front" in name and "turns" not in name else ""
+    makes = "make 1 T.wait and " * gates(name)
+    when = ", once the program reaches the loop" * released(name)
     stages = VARIANTS[name].get("stages", 3)
     said = f"threads 256 to 383 {makes}load b, a by TMA, {stages} ahead{when}; 2 warpgroups work on them"
-    assert loops(arriving(devices=2, **VARIANTS[name])) == [f"T.Pipelined over step: {said}"]
+    found = notes(arriving(devices=2, **VARIANTS[name]))
+    assert [note for note in found if note.startswith("T.Pipelined")] == [f"T.Pipelined over step: {said}"]
+    assert any("src=): tma (by the producer, ahead of its use)" in note for note in found) == ("pulled" in name)
+
+
+def test_units_that_may_load_their_own_say_so_once_they_have_written_it():
+    """Nobody else waits for what a device reads of itself."""
+
+    @T.prim_func
+    def everywhere(
+        X: T.Tensor((ROWS, STEP), "bfloat16"),
+        Y: T.Tensor((ROWS, STEP), "bfloat16"),
+        B: T.Tensor((STEP, COLUMNS), "bfloat16"),
+        C: T.Tensor((ROWS, COLUMNS), "float32"),
+        flags: T.Tensor((2,), "int32"),
+    ):
+        with T.Kernel(device=2, block=1, threads=256):
+            with T.Scale("block"), T.Scale("device") as (d, n):
+                a = T.alloc((ROWS, STEP), "bfloat16", level="l1")
+                b = T.alloc((STEP, COLUMNS), "bfloat16", level="l1")
+                c = T.alloc((ROWS, COLUMNS), "float32", level="l0")
+                own = T.alloc((ROWS, STEP), "bfloat16", level="l1")
+                T.copy(X, own)
+                T.copy(own, Y)
+                T.signal(flags[d], dst=(d + 1) % n)
+                for step in T.Pipelined(2, num_stages=2):
+                    if step > 0:
+                        T.wait(flags[(d + step) % n], ">=", 1)
+                    T.copy(Y, a, src=(d + step) % n)
+                    T.copy(B, b)
+                    with T.Scale("warpgroup"):
+                        columns, rows = T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow)
+                        T.gemm(columns, rows, T.view(c, layout=T.Replica))
+                with T.Scale("warpgroup"):
+                    T.allreduce(T.view(c, layout=T.Replica))
+                T.copy(c, C)
+
+    loader, units = branches(bodies(source(everywhere)).split('extern "C"')[1])
+    assert loader.index("released[0].wait") < loader.index("Y_peers_desc, full")
+    assert units.index("complete_stores") < units.index("tilescale::signal<") < units.index("released[0].arrive")
+
+
+def test_nothing_is_loaded_from_a_peer_that_has_not_come():
+    """A small grid would wait for its peers itself, but its loader does not wait with its threads."""
+    kernel = text(**VARIANTS["pulled, at once"])
+    assert "X_peers_desc, full" in branches(kernel)[0] and "tilescale::enter" not in kernel
+    assert lowered(arriving(devices=2, **VARIANTS["pulled, at once"])).lowered.rendezvous.entry
 
 
 def test_a_wait_in_front_is_one_of_the_first_iteration():
@@ -158,7 +219,7 @@ def without_waits(kernel: LoweredKernel) -> Any:
 @pytest.mark.parametrize(("name", "count"), [*((name, 6) for name in VARIANTS), ("each step", 0), ("in front", 4)])
 def test_the_text_means_the_program(name: str, count: int):
     how = VARIANTS[name]
-    (kernel,) = lowered(arriving(devices=1, sends=False, **how), devices=1).kernels
+    (kernel,) = lowered(arriving(devices=1, **{**how, "sends": False}), devices=1).kernels
     y, b = gated_programs.operands(3, 0, **how)
     c, flags = torch.full((len(y), COLUMNS), torch.nan), torch.ones((how.get("turns", 1), 6), dtype=torch.int32)
     given = [y, y, b, c, flags, count, 1]
@@ -226,6 +287,40 @@ def declined(kind: str) -> Any:
                 T.copy(a, Y[0, 0], dst=(d + 1) % n, signal=flags[6])
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("impl", "writes", "reason"),
+    [("lsu", False, r"a copy in it is none in bulk \(line \d+\)"), (None, True, "the program writes what it loads")],
+)
+def test_other_loads_from_peers_keep_a_loop_in_order(impl: str | None, writes: bool, reason: str):
+    @T.prim_func
+    def run(
+        X: T.Tensor((ROWS, STEP), "bfloat16"),
+        B: T.Tensor((STEP, COLUMNS), "bfloat16"),
+        C: T.Tensor((ROWS, COLUMNS), "float32"),
+    ):
+        with T.Kernel(device=2, block=1, threads=256):
+            with T.Scale("block"), T.Scale("device") as (d, n):
+                a = T.alloc((ROWS, STEP), "bfloat16", level="l1")
+                b = T.alloc((STEP, COLUMNS), "bfloat16", level="l1")
+                c = T.alloc((ROWS, COLUMNS), "float32", level="l0")
+                with T.Scale("warpgroup"):
+                    T.clear(T.view(c, layout=T.Replica))
+                for step in T.Pipelined(4, num_stages=2):
+                    T.copy(B, b)
+                    T.copy(X, a, src=(d + 1) % n, impl=impl)
+                    with T.Scale("warpgroup") as (wg, _):
+                        columns, rows = T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow)
+                        T.gemm(columns, rows, T.view(c, layout=T.Replica))
+                        if writes:
+                            X[step, wg] = 1
+                with T.Scale("warpgroup"):
+                    T.allreduce(T.view(c, layout=T.Replica))
+                T.copy(c, C)
+
+    (said,) = loops(run)
+    assert re.fullmatch(f"T.Pipelined over step without a loader: {reason}", said)
 
 
 def test_a_loop_that_no_units_work_in_has_its_reason_too():

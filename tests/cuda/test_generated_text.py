@@ -131,6 +131,19 @@ def loaded_by_warp(end: int) -> str:
     return "\n".join([*lines, ISSUED.replace("elect<128>", "elect<32>"), "    }", "    }", "  }", "}"])
 
 
+def entered(*before: str) -> str:
+    """A loader beside threads that wait until other devices have come."""
+    enter = "    tilescale::enter((&(words[0])), 4, 0, 0, 4, F, n, n, F, 3);"
+    loads = ["  if (128 <= ((int)threadIdx.x)) {", *before, "  } else {"]
+    return "\n".join([HEAD, *loads, ONE, enter, "  }", "  tl::__sync_thread_partial<3, 128>();", ACQUIRED, "  }", "}"])
+
+
+def test_a_loader_beside_the_entry_of_a_grid_loads_nothing_from_peers():
+    check_text(entered(ISSUED))
+    with pytest.raises(GeneratedTextError, match="outside the role that loads from them in line 4"):
+        check_text(entered(ISSUED.replace("X_desc", "Y_peers_desc")))
+
+
 def elected(*inside: str, sync: str = SYNC, elect: str = ELECT) -> list[str]:
     return [sync, elect, *inside, "  }"]
 

@@ -33,6 +33,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     ),
     "waiting_gemm": lambda: overlap_programs.ag_gemm(shape=(2048, 512, 512)),
     "waiting_warpgroups": lambda: gated_programs.arriving("each step and in front", devices=2),
+    "pulling_warpgroups": lambda: gated_programs.arriving("between loads", devices=2, pulls=True),
     "warpgroups": lambda: reference.tensor_parallel_gemm(4, 128, 128, 512),
 }
 

@@ -13,13 +13,13 @@ from tests.emulator.support import blank
 from tilescale.errors import UsageError
 
 
-def refused(program, tensor):
+def refused(program, tensor, hint="rule of TileLang"):
     """The text of the error, which names the line of the program that ends in "# here"."""
     with pytest.raises(UsageError) as caught:
         tilescale.emulate(program, [tensor])
     lines, first = inspect.getsourcelines(inspect.currentframe().f_back.f_code)
     (number,) = [i for i, line in enumerate(lines, start=first) if line.rstrip().endswith("# here")]
-    assert f"{__file__}:{number}" in str(caught.value) and "rule of TileLang" in caught.value.hint
+    assert f"{__file__}:{number}" in str(caught.value) and hint in caught.value.hint
     return caught.value.message
 
 
@@ -70,6 +70,22 @@ def test_a_parallel_index_of_thread_private_memory():
                 Y[i] = mine[i]
 
     assert "'mine'" in refused(program, blank(4)).replace("`", "'")
+
+
+@pytest.mark.parametrize(("b", "is_served"), [("bfloat16", False), ("float16", True)])
+def test_a_product_of_two_types(b, is_served):
+    @T.prim_func
+    def program(C: T.Tensor((16, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            left, right = T.alloc_shared((16, 16), "float16"), T.alloc_shared((16, 16), b)
+            T.clear(left)
+            T.clear(right)
+            T.gemm(left, right, C, clear_accum=True)  # here
+
+    if is_served:
+        tilescale.emulate(program, [blank(16, 16)])
+    else:
+        assert refused(program, blank(16, 16), "one type") == "T.gemm of float16 and bfloat16"
 
 
 def test_programs_of_devices_are_refused_before_a_back_end_sees_them():

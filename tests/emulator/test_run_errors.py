@@ -310,8 +310,8 @@ def two_devices():
 @pytest.mark.parametrize(
     ("change", "found", "hint"),
     [
-        (lambda a: a[:1], "1 arguments were given", "it takes 2: X, n"),
-        (lambda a: [*a, 1], "3 arguments were given", "it takes 2: X, n"),
+        (lambda a: a[:1], "1 argument given", "it takes 2: X, n"),
+        (lambda a: [*a, 1], "3 arguments given", "it takes 2: X, n"),
         (lambda a: [a[0].double(), 1], "float64", "float32"),
         (lambda a: [a[0].reshape(24), 1], "shape (24,)", "(4, 6)"),
         (lambda a: [a[0][:3], 1], "shape (3, 6)", "(4, 6)"),

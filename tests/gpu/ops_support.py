@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
+from tilescale import ops  # noqa: E402
 from tilescale.ops.group import team_of  # noqa: E402
 from tilescale.ops.workspace import workspace_of  # noqa: E402
 
@@ -87,3 +90,23 @@ def runs(what: str, call: Callable[[], Any], check: Callable[[Any], None]) -> No
         graph.replay()
         check(result)
     say(f"PASS {what}")
+
+
+def main(checks: dict[str, Callable[[slice], None]]) -> None:
+    """Those that the words ask for, in order; a failing one does not keep the others from running."""
+    torch.cuda.set_device(DEVICE)
+    dist.init_process_group("nccl", device_id=DEVICE)
+    ops.workspace(8192, 8192)
+    failed: list[str] = []
+    part = re.fullmatch(r"(\d+)/(\d+)", " ".join(sys.argv[1:]))
+    for word in list(checks)[int(part[1]) - 1 :: int(part[2])] if part else sys.argv[1:] or checks:
+        name, _, number = word.partition(":")
+        try:
+            checks[name](slice(int(number), int(number) + 1) if number else slice(None))
+            torch.cuda.synchronize()
+        except Exception:  # noqa: BLE001 - the next check may say more
+            traceback.print_exc()
+            failed.append(name)
+    say(f"{len(failed)} failed: {failed}")
+    dist.destroy_process_group()
+    sys.exit(bool(failed))

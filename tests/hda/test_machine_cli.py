@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
 """`tilescale machine`: what it prints, draws and returns."""
 
+import io
 import xml.etree.ElementTree as ET
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from tilescale.cli.machine import machine
 from tilescale.hda import Machine
+from tilescale.hda.draw import terminal
 from tilescale.hda.draw.mesh import cells
 from tilescale.hda.draw.svg import picture
 
@@ -142,3 +145,11 @@ def test_help_teaches():
     output = run("--help").output
     for words in ("tilescale machine show h200-sxm-8", "--svg wafer.svg", "detect", "check my-chip.yaml"):
         assert words in output
+
+
+@pytest.mark.parametrize("name", Machine.names())
+def test_nothing_is_cut_off_where_a_terminal_has_80_columns(name):
+    console = Console(width=80, file=io.StringIO())
+    machine = Machine.load(name)
+    console.print(terminal.picture(machine), terminal.listing([machine]))
+    assert "…" not in console.file.getvalue()

@@ -2,14 +2,17 @@
 """Every mistake in a description is an error that names file, line, field and what is expected."""
 
 import dataclasses
+import inspect
 import os
 import pickle
 
 import pytest
 
+import tilescale.language as T
 from tilescale.errors import MachineFileError, UnknownMachineError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.load import derive
+from tilescale.hda.validate import TAKEN
 
 MISTAKES = [
     # what is changed, to what, the field, the line, words of the message
@@ -22,6 +25,9 @@ MISTAKES = [
     ("level: chip\n    scopes", "level: chap\n    scopes", "memory.l1.level", 24, "core, chip"),
     ("threads: 1", "threads: none", "levels.lane.threads", 5, "a whole number"),
     ("kind: thread_group", "kind: thread", "levels.lane.kind", 4, "thread_group, program, cluster, unit"),
+    ("  chip:\n    kind", "  my chip:\n    kind", "levels.my chip", 14, "cannot be the name of a level"),
+    ("  chip:\n    kind", "  class:\n    kind", "levels.class", 14, "letters, digits and _"),
+    ("  chip:\n    kind", "  threads:\n    kind", "levels.threads", 14, "none of threads, prelude"),
     ("kind: unit", "kind: program", "levels", 2, "exactly one level of kind program, found core, chip"),
     ("kind: thread_group\n    threads: 1", "kind: unit\n    count: 1", "levels.core", 6, "finest first"),
     ("    threads: 1\n", "", "levels.lane", 3, "needs the field 'threads'"),
@@ -50,6 +56,11 @@ MISTAKES = [
     ("threads: 1", "threads: 100000000000000000000", "levels.lane.threads", 5, "from 1 to 16777216"),
     ("levels:\n", "extends: nothing-built-in\nlevels:\n", "extends", 2, "built-in machine or a file"),
 ]
+
+
+def test_levels_are_not_called_as_what_a_launch_is_told_beside_them():
+    named = inspect.signature(T.Kernel).parameters.values()
+    assert TAKEN == tuple(p.name for p in named if p.kind is p.KEYWORD_ONLY)
 
 
 @pytest.mark.parametrize(("old", "new", "field", "line", "words"), MISTAKES, ids=[m[2] + ":" + m[4] for m in MISTAKES])

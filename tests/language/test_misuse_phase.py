@@ -34,6 +34,17 @@ def test_a_thread_index_in_a_device_phase(mistake):
         analyse(f, H200)
 
 
+def test_a_product_in_a_device_phase(mistake):
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(device=2, block=4, threads=32):
+            with T.Scale("device"):
+                T.gemm(A, A, C)  # <-
+
+    with mistake(PhaseError, "T.gemm needs the threads of a block", "T.Scale('block')"):
+        analyse(f, H200)
+
+
 def test_a_program_index_in_a_device_phase_through_a_variable(mistake):
     @T.prim_func
     def f(A: T.Tensor((8,), "float32")):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What stock TileLang and wrong names of one kind raise while a program is traced: with the user's line."""
 
+import sys
+
 import pytest
 import torch
 
@@ -21,6 +23,48 @@ def test_an_assertion_without_words_names_the_line():
         def f(A: T.Tensor((8,), "float32")):
             with T.Kernel(1, threads=32):
                 refused()
+
+
+def plain(A):
+    for i in T.serial(8):
+        A[i] = 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
+def test_what_tilelang_refuses_has_the_line():
+    with pytest.raises(AssertionError, match="K shape check failed") as found:
+
+        @T.prim_func
+        def f(A: T.Tensor((64, 64), "float16")):
+            with T.Kernel(1, threads=128):
+                T.gemm(A[0:64, 0:64], A[0:32, 0:64], A)  # refused
+
+    (note,) = found.value.__notes__
+    assert note.startswith(f"    at {__file__}:{line_of('refused')}\n        T.gemm(")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
+def test_a_plain_function_with_statements_of_the_language():
+    with pytest.raises(TypeError, match="not iterable") as found:
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=32):
+                plain(A)
+
+    assert "plain(A)" in found.value.__notes__[0] and "decorate it with @T.macro" in found.value.__notes__[1]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
+def test_a_parameter_without_a_type():
+    with pytest.raises(TypeError) as found:
+
+        @T.prim_func
+        def f(A):
+            with T.Kernel(1, threads=32):
+                T.clear(A)
+
+    assert "give each parameter its type" in found.value.__notes__[0]
 
 
 def stored(A, rank):

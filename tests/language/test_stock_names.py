@@ -45,6 +45,7 @@ def test_star_import_gives_both():
     [
         (OURS, "all_reduce", "; did you mean 'allreduce'?"),
         (tilescale, "emulat", "; did you mean 'emulate'?"),
+        (tilescale.ops, "allreduce", "; did you mean 'all_reduce'?"),
         (OURS, "nothing_like_this", ""),
         (tilescale, "nothing_like_this", ""),
     ],

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -13,8 +14,21 @@ from tilelang.cuda.op.gemm.gemm_wgmma import GemmWGMMA
 
 from tests.cuda.support import notes, source
 from tests.cuda.support import program as taken
+from tilescale.backends.cuda.lowering import branches
 from tilescale.hda import Machine
-from tilescale.ops.products import CHUNK, GROUP, TILINGS, Product, in_parts, tiling
+from tilescale.hda.current import use_machine
+from tilescale.ops.products import (
+    BARRIERS,
+    CHUNK,
+    GROUP,
+    TILINGS,
+    Product,
+    Tiling,
+    beside_stores,
+    in_parts,
+    slices,
+    tiling,
+)
 from tilescale.program.effects import phases
 from tilescale.program.waiting import waits_across
 
@@ -31,7 +45,7 @@ def program(name: str, *given: Any) -> Any:
         (
             lambda: program("ag_gemm", 2, Product(512, 512, "bfloat16", LARGE, True, True), True),
             ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
-            + ["T.Pipelined: a producer loads and makes 1 T.wait"],
+            + ["T.Pipelined: a producer loads and makes 1 T.wait", branches.NOTE],
         ),
         (
             lambda: program("gemm_rs", 2, Product(512, 512, "bfloat16", LARGE, False, True)),
@@ -55,7 +69,7 @@ def program(name: str, *given: Any) -> Any:
             + ["T.Pipelined: a producer loads"]
             + ["1 copies and 0 signals that end a turn are completed in the next one"]
             + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"]
-            + ["T.Pipelined: a producer loads and makes 1 T.wait"],
+            + ["T.Pipelined: a producer loads and makes 1 T.wait", branches.NOTE],
         ),
         (
             lambda: program("gemm_ar", 4, Product(512, 512, "bfloat16", LARGE, True, False)),
@@ -72,6 +86,32 @@ def program(name: str, *given: Any) -> Any:
 )
 def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert notes(made()) == said
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("tiles", TILINGS, ids=lambda tiles: f"{tiles.m}x{tiles.n}")
+def test_as_many_steps_are_loaded_ahead_as_there_is_room_for(tiles: Tiling, gated: bool):
+    machine = Machine.load("h200-sxm-8")
+    with use_machine(machine):
+        of = Product(512, 512, "bfloat16", replace(tiles, n=tiles.n // (1 + gated)), True, False, gated=gated)
+        made = beside_stores(of)
+    stored, room = 2 * made.tiles.m * made.tiles.n, machine.capacity("l1")
+    taken = [stored + stages * made.step_bytes for stages in (made.tiles.stages, made.tiles.stages + 1)]
+    assert taken[0] < room and (made.tiles.stages == tiles.stages or taken[1] > room - BARRIERS)
+
+
+def test_columns_come_in_slices_where_all_tiles_run_at_once():
+    with use_machine(Machine.load("h200-sxm-8")):
+        tiles = Tiling(128, 224, 1.0)
+        assert slices(512, 2, tiles, 3584, 16384) == 4, "128 tiles, rows of a slice not shorter than they should be"
+        assert slices(512, 2, tiles, 3808, 16384) == slices(513, 2, tiles, 3584, 16384) == 1, "tiles that follow others"
+        assert slices(512, 2, tiles, 3584, 16256) == 1, "127 steps"
+        assert slices(512, 2, tiles, 3584, 14336) == 2, "112 steps"
+        assert slices(8, 2, tiles, 64, 100) == 1, "no whole steps"
+    of = Product(512, 1024, "bfloat16", LARGE, True, False)
+    made = program("ag_gemm", 2, of, True, 4)
+    assert "T.Pipelined: a producer loads and makes 1 T.wait" in notes(made)
+    assert re.search(r"if \(\(k % 4\) == 0\) \{\s*(int [^;]*;\s*)*tilescale::wait_by_producer<", source(made))
 
 
 def test_gradients_in_e5m2_are_multiplied_with_weights_in_e4m3(monkeypatch: pytest.MonkeyPatch):

@@ -39,32 +39,35 @@ def operands(size: int, n: int, k: int, transposed: bool, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize(
-    ("size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype"),
+    ("size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype", "slices"),
     [
-        (1, 33, 72, 40, SMALL, True, True, "bfloat16"),
-        (2, 1, 8, 8, SMALL, False, False, "float16"),
-        (2, 64, 64, 64, SMALL, True, False, "bfloat16"),
-        (3, 70, 136, 96, SMALL, False, True, "float16"),
-        (2, CHUNK + 65, 72, 16, Tiling(128, 128, 1.0), True, True, "bfloat16"),
-        (2, 256, 448, 64, Tiling(128, 224, 1.0, group=2), True, False, "bfloat16"),
-        (8, 9, 16, 24, SMALL, False, True, "bfloat16"),
+        (1, 33, 72, 40, SMALL, True, True, "bfloat16", 1),
+        (2, 1, 8, 8, SMALL, False, False, "float16", 1),
+        (2, 64, 64, 64, SMALL, True, False, "bfloat16", 1),
+        (3, 70, 136, 96, SMALL, False, True, "float16", 1),
+        (2, CHUNK + 65, 72, 16, Tiling(128, 128, 1.0), True, True, "bfloat16", 1),
+        (2, 256, 448, 64, Tiling(128, 224, 1.0, group=2), True, False, "bfloat16", 1),
+        (8, 9, 16, 24, SMALL, False, True, "bfloat16", 1),
+        (3, 70, 136, 384, SMALL, True, True, "bfloat16", 3),
     ],
 )
 def test_all_gather_matmul(
-    size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str
+    size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str, slices: int
 ):
     kind = getattr(torch, dtype)
     a, bias = random(size * rows, k, dtype=kind), random(n, dtype=kind)
     b, lying = operands(size, n, k, transposed, kind)
     activation = {1: "relu", 2: "", 3: "silu", 8: "gelu_tanh"}[size]
-    program = module("ag_gemm").program(size, Product(n, k, dtype, tiles, transposed, biased, activation), True)
+    of = Product(n, k, dtype, tiles, transposed, biased, activation)
+    program = module("ag_gemm").program(size, of, True, slices)
     nobodys = [bias[:1].view(1, 1), bias[:1].view(1, 1), bias[:1]]  # no scales
     per_device = [
         [a.chunk(size)[r][None].contiguous(), unwritten(size, rows, k, dtype=kind), lying[r], lying[r]]
         + [bias if biased else bias[:1], *nobodys, unwritten(size, rows, n, dtype=kind)]
         for r in range(size)
     ]
-    tilescale.emulate(program, per_device)
+    report = tilescale.emulate(program, per_device)
+    assert {each.messages for each in report.activity} == {(size - 1) * max(slices, -(-rows // CHUNK))}
     for right, (*_, c) in zip(b, per_device, strict=True):
         want = a.float() @ right.float() + (bias.float() if biased else 0)
         close(c.view(-1, n), module("ag_gemm").ACTIVATIONS[activation](want) if activation else want)

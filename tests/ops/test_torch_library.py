@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilescale import ops
@@ -52,6 +53,23 @@ def test_a_graph_without_a_break_computes_the_same():
     computes_the_same(mlp, [leaf(4, 16), leaf(32, 16), leaf(32, 16), leaf(16, 32), leaf(32)])
     computes_the_same(float8_mlp(), [leaf(4, 16), leaf(32, 16), leaf(32, 16), leaf(16, 32)])
     computes_the_same(experts, [leaf(6, 16), leaf(4, 24, 16), torch.rand(6, 2).requires_grad_()])
+
+
+def test_a_graph_has_layers_whose_parameters_are_dtensors(mesh: DeviceMesh):
+    up = ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32).bfloat16(), mesh)
+    down = ops.RowParallelLinear.shard(torch.nn.Linear(32, 16).bfloat16(), mesh)
+    ops.gather_once(up)
+    computes_the_same(lambda x: down(up(x)), [leaf(4, 16)])
+
+
+def test_a_graph_has_groups_of_each_kind(mesh: DeviceMesh):
+    for group in (mesh, mesh["tp"], mesh.get_group(), mesh.get_group().group_name):
+        computes_the_same(lambda x, group=group: ops.all_reduce(x, group=group), [leaf(4, 16)])
+
+
+def test_a_mistake_is_named_by_the_compiler():
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="a has 16 columns, b has 4 rows"):
+        torch.compile(lambda x: ops.all_gather_matmul(x, x), fullgraph=True, backend="aot_eager")(leaf(4, 16))
 
 
 def computes_the_same(function: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> None:

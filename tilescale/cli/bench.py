@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from tilescale.cli import ranks as job
-from tilescale.cli.machine import console, reported
+from tilescale.cli.machine import console
+from tilescale.cli.names import machine_option, reported
 
 __all__ = ["bench"]
 
@@ -33,9 +34,9 @@ Without GPUs times are simulated, for the machine that --machine names; NCCL is 
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES, short_help="Race collectives and operators against NCCL and cuBLAS.")
 @job.option("all GPUs of this computer")
-@click.option("--machine", help="Built-in name or file of its description.  [default: as for programs]")
+@machine_option
 @click.option("--units", type=click.IntRange(min=2), help="Units that are simulated.  [default: all of the machine]")
 @click.option("--rounds", type=click.IntRange(min=1), default=10, show_default=True, help="Groups of calls of each.")
 @click.option("--quick", is_flag=True, help="Few sizes.")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tilescale.cli import ranks as job
-from tilescale.cli.machine import console, reported
+from tilescale.cli.machine import console
+from tilescale.cli.names import machine_option, reported
 
 if TYPE_CHECKING:
     from tilescale.cost.measured import Measured
@@ -40,7 +41,7 @@ Without GPUs times are simulated, so they say nothing of this computer and choic
 
 @click.command(epilog=EXAMPLES)
 @job.option("all GPUs of this computer")
-@click.option("--machine", help="Built-in name or file of its description.  [default: as for programs]")
+@machine_option
 @click.option("--units", type=click.IntRange(min=1), help="Units that are simulated.  [default: all of the machine]")
 @click.option("--quick", is_flag=True, help="Leave out most sizes.")
 @click.option("--limit", default=150.0, show_default=True, help="Seconds after which nothing new is begun.")

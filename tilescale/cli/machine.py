@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from tilescale.cli.names import MachineName
-from tilescale.errors import TileScaleError
+from tilescale.cli.names import Failure, MachineName, reported
 from tilescale.hda import Machine
 from tilescale.hda.draw import terminal
 
@@ -33,22 +30,7 @@ shows how. Pass its path wherever a machine's name is asked for:
 """
 
 
-class Failure(click.ClickException):
-    """An error of the user: its message and hint, no traceback."""
-
-    exit_code = 2
-
-
-@contextmanager
-def reported() -> Iterator[None]:
-    """Errors of TileScale inside are shown as those of this command."""
-    try:
-        yield
-    except TileScaleError as error:
-        raise Failure(str(error)) from None
-
-
-@click.group(epilog=EXAMPLES)
+@click.group(epilog=EXAMPLES, short_help="Show, list, check and detect descriptions of machines.")
 def machine() -> None:
     """Machines that programs are written for, emulated on and run on.
 
@@ -93,7 +75,7 @@ def detect(svg: Path | None) -> None:
     _show(found, svg)
 
 
-@machine.command()
+@machine.command(short_help="Say what is wrong with a description FILE, line by line.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def check(file: Path) -> None:
     """Check a description FILE and say what is wrong with it, line by line.

@@ -59,6 +59,8 @@ def run(
     With several nodes, run the same command on each, with its own --node-rank and the same key of the job: in
     TILESCALE_JOB_KEY_FILE, a file that (umask 077; openssl rand -hex 32 > job.key) makes.
     """
+    if not module and not os.path.exists(script):
+        raise click.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
     env = dict(os.environ)
     if machine is not None:
         env["TILESCALE_MACHINE"] = machine

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tilescale.cli import ranks as job
-from tilescale.cli.machine import Failure, console, reported
+from tilescale.cli.machine import console
+from tilescale.cli.names import Failure, machine_option, reported
 
 if TYPE_CHECKING:
     from tilescale.tuning.autotune import Autotuned
@@ -45,9 +46,9 @@ under TILESCALE_CACHE_DIR; calls of the function, here and in other processes, t
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES, short_help="Find the fastest configuration of PROGRAM, and keep it.")
 @job.option("1")
-@click.option("--machine", help="Built-in name or file of a description.  [default: as for programs]")
+@machine_option
 @click.option("--top", type=click.IntRange(min=1), help="Configurations that are measured at most.")
 @click.option("--refresh", is_flag=True, help="Tune again what the database has already.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

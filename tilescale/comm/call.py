@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
+from types import FrameType
 
 from tilescale.errors import Location
 
 __all__ = ["Call"]
 
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
+_BETWEEN = ("tilescale", "torch")
+"""Packages whose frames stand between the user's line and the call: PyTorch's call the operators."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Call:
 
     @classmethod
     def here(cls, op: str, root: int | None = None) -> Call:
-        """The call that is being made, placed at the innermost frame outside of this package."""
+        """The call that is being made, placed at the innermost frame of the user."""
         frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        while frame.f_back is not None and _package(frame) in _BETWEEN:
             frame = frame.f_back
         return cls(op, root, Location(frame.f_code.co_filename, frame.f_lineno))
 
@@ -51,3 +52,7 @@ class Call:
 
     def __str__(self) -> str:
         return f"{self.op}({'' if self.root is None else f'root={self.root}'})"
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]

@@ -73,7 +73,7 @@ def _is_first_failure(session: Session, error: BaseException, trace: TracebackTy
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = "; ".join(line.strip() for line in f"{type(error).__name__}: {error}".splitlines())
     return text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE] + " ..."
 
 

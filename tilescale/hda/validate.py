@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from keyword import iskeyword
 
 from tilescale.errors import MachineFileError
 from tilescale.hda import query
@@ -27,6 +28,9 @@ _ONLY = {
     "clock": ("program",),
     "compute": ("program", "unit"),
 }
+TAKEN = ("threads", "prelude", "cluster_dims")
+"""What a launch is told beside levels: T.Kernel(device=4, threads=128)."""
+
 _NEEDED = {"thread_group": "threads", "program": "count", "cluster": "max_size", "unit": "count"}
 
 
@@ -46,6 +50,11 @@ def check(machine: Description, document: Entry) -> Iterator[MachineFileError]:
 def _levels(machine: Description, document: Entry) -> Iterator[MachineFileError]:
     for level in machine.levels:
         entry = document.find(f"levels.{level.name}")
+        if not level.name.isidentifier() or iskeyword(level.name) or level.name in TAKEN:
+            yield entry.problem(
+                f"{level.name!r} cannot be the name of a level",
+                hint=f"programs write T.Kernel(name=...): take letters, digits and _, and none of {', '.join(TAKEN)}",
+            )
         for field, kinds in _ONLY.items():
             if field in entry.value and level.kind not in kinds:
                 yield entry.find(field).problem(f"only levels of kind {' or '.join(kinds)} have it")

@@ -19,7 +19,7 @@ from typing import Any
 
 from tilelang_core import stock as _stock
 from tilelang_core.stock import *  # noqa: F403
-from tilescale.errors import did_you_mean
+from tilescale.errors import unknown_attribute
 from tilescale.language.collective import all_gather, all_to_all, allreduce, broadcast, reduce_scatter
 from tilescale.language.copy import copy
 from tilescale.language.launch import ALL, Kernel
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
     """Names of TileLang's language that its `__all__` leaves out."""
     if hasattr(_stock.module, name):
         return getattr(_stock.module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {did_you_mean(name, __all__)}".rstrip("; "))
+    raise unknown_attribute(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

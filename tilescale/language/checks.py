@@ -12,7 +12,14 @@ import numpy as np
 from tilelang_core import ir, stock, trace
 from tilelang_core.ir import scope_kind
 from tilescale.collectives import FORMS, form_of, names
-from tilescale.errors import CollectiveNotReachedError, NoPathError, PeerOutOfRangeError, ShapeError, UsageError
+from tilescale.errors import (
+    CollectiveNotReachedError,
+    NoPathError,
+    PeerOutOfRangeError,
+    ShapeError,
+    UsageError,
+    did_you_mean,
+)
 from tilescale.hda import Level, Network
 from tilescale.hda.query import advice_at_the_end
 from tilescale.language.context import Context, here, plain
@@ -132,7 +139,7 @@ def check_impl(network: Network | None, impl: str | None) -> None:
         raise UsageError(
             f"impl={impl!r} is not a mechanism of this path"
             + (f" ({network.name}), which offers {', '.join(offered)}" if network else ", which no network carries"),
-            hint="leave impl out, or choose one that the path offers",
+            hint=f"{did_you_mean(impl, offered)}leave impl out, or choose one that the path offers",
             where=here(),
         )
 
@@ -146,7 +153,7 @@ def check_algorithm(context: Context, level: Level, impl: str | None) -> None:
     if impl not in known:
         raise UsageError(
             f"impl={impl!r}: {context.name} at level {level.name!r} has {', '.join(known)} for {FORMS[form]}",
-            hint="leave impl out, or choose one of these",
+            hint=f"{did_you_mean(impl, known)}leave impl out, or choose one of these",
             where=here(),
         )
 

@@ -12,11 +12,14 @@
     dtensors.py                         DTensors in and out
     operator.py                         what an operator of torch.library is, at the cost of its function
     products.py blocks.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share
-    float8.py                           how products round bfloat16 to float8, forward and backward
+    float8.py rounding.py               how products round bfloat16 to float8, forward and backward
     ways.py                             whether a product is overlapped
     small.py unfused.py chunks.py       what is not overlapped, and what goes between nodes
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
+from tilescale.errors import unknown_attribute
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
 from tilescale.ops.all_reduce import all_reduce
@@ -64,3 +67,8 @@ __all__ = [
     "sequence_positions",
     "workspace",
 ]
+
+if not TYPE_CHECKING:  # who reads the types knows all names
+
+    def __getattr__(name: str) -> NoReturn:
+        raise unknown_attribute(__name__, name, __all__)

@@ -8,7 +8,6 @@ Few rows are gathered first: see ways.py; between nodes chunk by chunk: see unfu
 
 from collections.abc import Sequence
 from functools import partial
-from math import gcd
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
-from tilescale.ops.products import ROWS, TURNS, Product, at_once, beside_stores, takes_turns, tiling
+from tilescale.ops.products import ROWS, TURNS, Product, at_once, beside_stores, slices, takes_turns, tiling
 from tilescale.ops.unfused import Scales, gathered_products
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
@@ -44,9 +43,6 @@ ACTIVATIONS = {
     "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
 }
 """What may become of a result before it is stored, as PyTorch has it."""
-
-WIDE_GROUP = 16
-"""Rows of tiles that are walked together in turns, at most: 8192 x 3584 x 8192 on two H200 took 1 % less than by 8."""
 
 
 @takes_dtensors(1, a=0, b=1, bias=0)
@@ -88,7 +84,9 @@ def all_gather_matmul(
     a, *weights = as_autocast(a, *b) if isinstance(b, Sequence) else as_autocast(a, b)
     several = isinstance(b, Sequence) and bias is None
     biases = as_autocast(*bias) if isinstance(bias, Sequence) else as_autocast(bias) * (len(weights) if several else 1)
-    if not weights or len(biases) != len(weights):
+    if not weights:
+        raise ArgumentError("b is an empty list", hint="give a matrix, or a list of some")
+    if len(biases) != len(weights):
         raise ArgumentError(f"b is {len(weights)} matrices, bias {len(biases)}", hint="one bias, or None, for each")
     for i, (weight, added) in enumerate(zip(weights, biases, strict=True)):
         name = f"b[{i}]" if isinstance(b, Sequence) else "b"
@@ -228,11 +226,11 @@ def _kernel(
     activation: str,
     gated: bool,
 ) -> Kernel:
-    tiles = tiling(rows, 1, N, transposed, 1 + gated)
+    tiles = tiling(rows, team.size, N, transposed, 1 + gated)
     of = Product(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:
-        return kernel(in_turns, team, rows, beside_stores(of, gcd(WIDE_GROUP, rows // tiles.m)), at_once(), gathers)
-    return kernel(program, team, of, gathers)
+        return kernel(in_turns, team, rows, beside_stores(of), at_once(), gathers)
+    return kernel(program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1)
 
 
 @_operator.register_fake

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The programs of ag_gemm.py: the copy queue sends rows, tiles of the product wait for them.
 
-Own rows and those of the others are a phase each, as each loop gets a producer of its own.
+One grid makes the tiles of own rows, from where these lie, and then those of the others' rows.
 """
 
 from typing import Any
@@ -11,14 +11,15 @@ from tilescale.ops.blocks import turns_of
 from tilescale.ops.products import CHUNKS, Product, activate, add_bias, gate, multiply, multiply_by_two, rescale
 
 
-def program(size: int, of: Product, gathers: bool) -> Any:
-    """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there."""
+def program(size: int, of: Product, gathers: bool, slices: int = 1) -> Any:
+    """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there.
+
+    `slices`: of columns, in which the rows of a shard of one chunk travel.
+    """
     rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
     products = 2 if of.gated else 1
     shapes = ((1, rows), (size, rows), (products * N,)) if of.scaled else ((1, 1), (1, 1), (1,))
     kind = "float32" if of.scaled else of.dtype
-    # With a condition around it, the result does not lie where the steps were.
-    own_stages = tiles.stages if size <= 2 else tiles.stages - 1
 
     @T.prim_func
     def all_gather_matmul(
@@ -32,25 +33,22 @@ def program(size: int, of: Product, gathers: bool) -> Any:
         of_B: T.Tensor(shapes[2], kind),
         C: T.Tensor((size, rows, N), of.result),
     ):
-        grid = (*tiles.grid(rows, N), max(size - 1, 1))
-        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
+        with T.Kernel(device=size, block=(*tiles.grid(rows, N), size), threads=tiles.threads) as (tile, group, step):
             arrived, scales = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size,))
             if gathers and size > 1:
                 with T.Scale("device") as (rank, _):
-                    send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of)
+                    send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                is_own = True if size <= 2 else turn == 0
+                on_chip = tiles_of(of)
                 m, n = tiles.place(tile, group)
-                make_tile(A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, is_own, None, None, own_stages, of)
-            with T.Scale("device"):  # a phase ends
-                pass
-            if size > 1:
-                with T.Scale("block"), T.Scale("device") as (rank, _):
+                if step == 0:
+                    make_tile(on_chip, A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, None, None, of)
+                elif size > 1:
                     # The rank before was the first to send here, the one before it the second.
-                    shard = (rank + size - 1 - turn) % size
-                    m, n = tiles.place(tile, group)
+                    shard = (rank + size - step) % size
                     come = (arrived, scales) if gathers else (None, None)
-                    make_tile(G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, True, *come, tiles.stages, of)
+                    parts = slices if gathers else 1
+                    make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, *come, of, parts)
 
     return all_gather_matmul
 
@@ -58,7 +56,7 @@ def program(size: int, of: Product, gathers: bool) -> Any:
 def in_turns(size: int, rows: int, of: Product, blocks: int, gathers: bool) -> Any:
     """As `program`, for whole tiles of rows: as many blocks as run at once, which take tiles in turns.
 
-    A block loads the next tile while it stores this one.
+    A block loads the next tile while it stores this one. As many blocks again take the rows of others.
     """
     N, K, tiles = of.N, of.K, of.tiles
     products = 2 if of.gated else 1
@@ -76,76 +74,84 @@ def in_turns(size: int, rows: int, of: Product, blocks: int, gathers: bool) -> A
         of_B: T.Tensor((1,), of.dtype),
         C: T.Tensor((size, rows, N), of.result),
     ):
-        with T.Kernel(device=size, block=blocks, threads=tiles.threads) as block:
+        with T.Kernel(device=size, block=(blocks, min(size, 2)), threads=tiles.threads) as (block, half):
             arrived, scales = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size,))
             if gathers and size > 1:
                 with T.Scale("device") as (rank, _):
                     send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                for turn in T.serial(turns_of(block, blocks, a_shard)):
-                    m, n = tiles.at(block + turn * blocks, tiles_n)
-                    make_tile(A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, True, None, None, tiles.stages, of)
-            with T.Scale("device"):  # a phase ends
-                pass
-            if size > 1:
-                with T.Scale("block"), T.Scale("device") as (rank, _):
+                on_chip = tiles_of(of)
+                if half == 0:
+                    for turn in T.serial(turns_of(block, blocks, a_shard)):
+                        m, n = tiles.at(block + turn * blocks, tiles_n)
+                        make_tile(on_chip, A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, None, None, of)
+                elif size > 1:
                     for turn in T.serial(turns_of(block, blocks, (size - 1) * a_shard)):
                         tile = block + turn * blocks
                         # The rank before was the first to send here, the one before it the second.
                         shard = (rank + size - 1 - tile // a_shard) % size
                         m, n = tiles.at(tile % a_shard, tiles_n)
                         come = arrived if gathers else None
-                        make_tile(G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, True, come, None, tiles.stages, of)
+                        make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, come, None, of)
 
     return all_gather_matmul_in_turns
 
 
 @T.macro
-def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of):
-    """The queue sends the own rows to everybody, chunk by chunk, and in front of them their scales."""
-    rows = A.shape[1]
+def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices=1):
+    """The queue sends the own rows to everybody, in chunks or slices of columns, and in front of them their scales."""
+    rows, wide = A.shape[1], of.K // slices
     for step in T.serial(1, size):
         if of.scaled:
             T.copy(of_A[0, :], of_G[rank, :], dst=(rank + step) % size, signal=scales[rank])
-        for i in T.serial(T.ceildiv(rows, of.chunk)):
-            first, last = i * of.chunk, T.min((i + 1) * of.chunk, rows)
-            T.copy(A[0, first:last, :], G[rank, first:last, :], dst=(rank + step) % size, signal=arrived[rank, i])
+        if slices == 1:
+            for i in T.serial(T.ceildiv(rows, of.chunk)):
+                first, last = i * of.chunk, T.min((i + 1) * of.chunk, rows)
+                T.copy(A[0, first:last, :], G[rank, first:last, :], dst=(rank + step) % size, signal=arrived[rank, i])
+        else:
+            for i in T.serial(slices):
+                first, last = i * wide, (i + 1) * wide
+                T.copy(A[0, :, first:last], G[rank, :, first:last], dst=(rank + step) % size, signal=arrived[rank, i])
+
+
+def tiles_of(of: Product) -> tuple[Any, ...]:
+    """What a block has on chip: steps of a and b, sums, the tile that is stored; b and sums again if it is gated."""
+    tiles = of.tiles
+    a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
+    out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+    b, up = (T.alloc(of.b_tile, of.b_dtype, level="l1") if n <= of.gated else None for n in range(2))
+    c, c_up = (T.alloc((tiles.m, tiles.n), "float32", level="l0") if n <= of.gated else None for n in range(2))
+    return a, b, up, c, c_up, out
 
 
 @T.macro
-def make_tile(A, source, m, n, B, Up, bias, of_A, of_B, C, shard, applies, arrived, scales, stages, of):
+def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, arrived, scales, of, slices=1):
     """A tile of the result, from the rows of A[source]; with flags, when these and their scales have arrived."""
-    tiles, rows, N = of.tiles, A.shape[1], of.N
-    a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
-    b = T.alloc(of.b_tile, of.b_dtype, level="l1")
-    c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-    out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+    a, b, up, c, c_up, out = on_chip
+    stages, rows, N = of.tiles.stages, A.shape[1], of.N
+    columns = (None, 0) if slices == 1 else (arrived, of.K // slices // of.depth)
+    T.clear(c)
     if of.gated:
-        up = T.alloc(of.b_tile, of.b_dtype, level="l1")
-        c_up = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-    if applies:
-        T.clear(c)
+        T.clear(c_up)
+    if arrived is not None and slices == 1:
+        T.wait(arrived[source, m // of.chunk], ">=", 1)
+    if of.gated:
+        multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, stages, of.transposed, *columns)
+    else:
+        multiply(A, source, m, B, n, a, b, c, of.K, stages, of.transposed, *columns)
+    if of.scaled:
+        if scales is not None:
+            T.wait(scales[source], ">=", 1)
+        rescale(c, of_A, source, m, of_B, 0, n, rows, N)
         if of.gated:
-            T.clear(c_up)
-        if arrived is not None:
-            T.wait(arrived[source, m // of.chunk], ">=", 1)
+            rescale(c_up, of_A, source, m, of_B, N, n, rows, N)
+    if of.biased:
+        add_bias(c, bias, n, N)
         if of.gated:
-            multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, stages, of.transposed)
-        else:
-            multiply(A, source, m, B, n, a, b, c, of.K, stages, of.transposed)
-        if of.scaled:
-            if scales is not None:
-                T.wait(scales[source], ">=", 1)
-            rescale(c, of_A, source, m, of_B, 0, n, rows, N)
-            if of.gated:
-                rescale(c_up, of_A, source, m, of_B, N, n, rows, N)
-        if of.biased:
-            add_bias(c, bias, n, N)
-            if of.gated:
-                add_bias(c_up, bias, n, N, N)
-        if of.activation != "":
-            activate(c, of.activation)
-        if of.gated:
-            gate(c, c_up)
-        T.copy(c, out)
-        T.copy(out, C[shard, m, n])
+            add_bias(c_up, bias, n, N, N)
+    if of.activation != "":
+        activate(c, of.activation)
+    if of.gated:
+        gate(c, c_up)
+    T.copy(c, out)
+    T.copy(out, C[shard, m, n])

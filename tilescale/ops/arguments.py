@@ -42,6 +42,10 @@ def check_tensor(
         raise ArgumentError(f"{name} is {type(x).__name__}", hint=f"pass a tensor as {name}")
     if is_dtensor(x):
         raise ArgumentError(f"{name} is a DTensor", hint=f"pass this rank's part: {name}.to_local()")
+    if x.is_nested:
+        raise ArgumentError(f"{name} is a nested tensor", hint=f"pass its rows side by side: {name}.values()")
+    if x.layout is not torch.strided:
+        raise ArgumentError(f"{name} is of layout {x.layout}", hint=f"convert it: {name}.to_dense()")
     if x.dtype not in served:
         raise ArgumentError(f"{name} is {x.dtype}", hint=f"served are {', '.join(map(str, served))}: convert {name}")
     if dims is not None and x.ndim != dims:
@@ -195,6 +199,8 @@ def operands(matrices: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
 
 def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
     """A dimension counted from 0. Raises ArgumentError for one that the tensor does not have."""
+    if not isinstance(dim, int):
+        raise ArgumentError(f"{name} is {dim!r}", hint="give the number of a dimension")
     if not -x.ndim <= dim < x.ndim:
         raise ArgumentError(f"{name} is {dim}, the tensor has {x.ndim} dimensions", hint="count from 0")
     return dim % x.ndim

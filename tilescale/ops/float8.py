@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from tilescale.errors import ArgumentError
+from tilescale.ops.arguments import dense
 from tilescale.ops.operator import operator
+from tilescale.ops.rounding import rounded_rows
 from tilescale.ops.unfused import product
 
 FORWARD = torch.float8_e4m3fn
@@ -24,9 +26,6 @@ FORWARD = torch.float8_e4m3fn
 SCALINGS = ("rowwise", "tensorwise")
 
 GRADIENTS = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16)
-
-LEAST = 1e-12
-"""The largest magnitude is taken to be at least this, as torchao has it: zeros have a scale, too."""
 
 
 @dataclass(frozen=True)
@@ -84,25 +83,10 @@ def rounded(
     Each weight is the transpose of a contiguous matrix, as tensor cores take it.
     """
     scaling, kind, _ = _read(recipe)
-    left, of_a = rounded_rows(a, kind, scaling)
+    left, of_a = rounded_rows(dense(a), kind, scaling)
     columns = [rounded_rows(weight.t(), FORWARD, scaling) for weight in weights]
     of_b = columns[0][1] if len(columns) == 1 else torch.cat([scale for _, scale in columns])
     return left, [right.t() for right, _ in columns], (of_a, of_b)
-
-
-def rounded_rows(x: torch.Tensor, kind: torch.dtype, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix in float8, contiguous, and the scale of each row, (rows,), float32: a power of two.
-
-    The largest magnitude of a row, or of the matrix, becomes at most the largest number of the type.
-    """
-    if not x.numel():
-        return x.to(kind), x.new_ones(len(x), dtype=torch.float32)
-    low, high = torch.aminmax(x, dim=1, keepdim=True) if scaling == "rowwise" else torch.aminmax(x)
-    largest = torch.maximum(-low, high).float().clamp(min=LEAST)
-    exponent = torch.frexp(largest / torch.finfo(kind).max).exponent
-    scale, inverse = (torch.ldexp(torch.ones_like(largest), e) for e in (exponent, -exponent))
-    made = (x * inverse.to(x.dtype)).to(kind, memory_format=torch.contiguous_format)
-    return made, scale.reshape(-1).expand(len(x)).contiguous()
 
 
 @operator("matmul_float8")

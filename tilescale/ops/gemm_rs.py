@@ -147,7 +147,7 @@ def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], tran
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
     of = Product(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
-        return kernel(in_turns, team, rows, beside_stores(of, tiles.group), at_once())
+        return kernel(in_turns, team, rows, beside_stores(of), at_once())
     return kernel(program, team, of)
 
 

@@ -6,6 +6,7 @@ Operators of `torch.library` take no objects, so a group travels as its name; th
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ def group_name(group: Group) -> str:
     """
     if group is None or isinstance(group, str):
         return group or ""
-    if hasattr(group, "get_group"):
+    if is_mesh(group):
         if group.ndim != 1:
             raise ArgumentError(
                 f"group is a mesh of {group.ndim} dimensions {group.mesh_dim_names}",
@@ -46,6 +47,12 @@ def group_name(group: Group) -> str:
         what = "one that this rank is not in" if group == NOT_A_MEMBER else type(group).__name__
         raise ArgumentError(f"group is {what}", hint="pass a process group, a slice of a DeviceMesh, or None for all")
     return str(group.group_name)
+
+
+def is_mesh(group: Any) -> bool:
+    """Whether something is a DeviceMesh. Who has one has loaded them."""
+    loaded = sys.modules.get("torch.distributed.device_mesh")
+    return loaded is not None and isinstance(group, loaded.DeviceMesh)
 
 
 def team_of(name: str) -> Team:

@@ -16,10 +16,11 @@ from torch import nn
 from tilescale.errors import ArgumentError
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.arguments import MULTIPLE
+from tilescale.ops.dtensors import is_dtensor
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
-from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.group import group_name, is_mesh, size_of, team_of
 
 TOKENS = -2
 """The dimension that lies over the ranks between layers."""
@@ -38,6 +39,12 @@ class ParallelLinear(nn.Linear):
     sequence: bool
     float8: Float8 | None
     cut: int
+
+    def __init__(self, *given: Any, **named: Any):
+        kind = type(self).__name__
+        raise ArgumentError(
+            f"{kind} is made of no numbers", hint=f"make it of a layer: {kind}.shard(torch.nn.Linear(...), group)"
+        )
 
     @classmethod
     def shard(cls, linear: nn.Linear, group: Any = None, *, sequence: bool = True, float8: Float8 | None = None) -> Any:
@@ -58,8 +65,8 @@ class ParallelLinear(nn.Linear):
         Raises:
             ArgumentError: it is no torch.nn.Linear, or its features cannot be split among the ranks.
         """
-        if not isinstance(linear, nn.Linear):
-            raise ArgumentError(f"linear is {type(linear).__name__}", hint="pass a torch.nn.Linear")
+        if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
+            raise ArgumentError(f"linear is {type(linear).__name__}", hint="pass a torch.nn.Linear, whole on each rank")
         name = group_name(group)
         size, rank = size_of(name), team_of(name).rank
         extent, multiple = linear.weight.shape[cls.cut], size * MULTIPLE * (1 if float8 is None else 2)
@@ -155,7 +162,7 @@ class RowParallelLinear(ParallelLinear):
 
 def _parameter(part: torch.Tensor, group: Any, cut: int | None = None) -> nn.Parameter:
     """This rank's part as a parameter: of a DTensor cut along a dimension, or whole everywhere, if there is a mesh."""
-    if not hasattr(group, "device_type"):
+    if not is_mesh(group):
         return nn.Parameter(part)
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -214,7 +221,7 @@ def _times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rec
 
 def local_tensor(x: torch.Tensor) -> torch.Tensor:
     """The tensor, or this rank's shard if it is a DTensor."""
-    return x.to_local() if hasattr(x, "to_local") else x
+    return x.to_local() if is_dtensor(x) else x
 
 
 def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch.Tensor]:

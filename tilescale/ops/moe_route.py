@@ -61,7 +61,8 @@ def moe_route(
     Rows of an expert are in the order of ranks, then tokens, then choices, so sums over them are the same each time.
 
     Args:
-        chosen: (tokens, choices), int32 or int64: numbers of experts; below 0 for none.
+        chosen: (tokens, choices), int32 or int64: numbers of experts; any other number stands for none,
+            and is not found out on a device.
         experts: of all ranks, which have equally many, one after the other.
         weights: (tokens, choices), float32: how much of each expert a token takes. It can be differentiated.
         most: tokens that any rank has at most, the same on all ranks. Left out, all have equally many.

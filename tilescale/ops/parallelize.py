@@ -8,6 +8,7 @@ layers of the block, one for all of them; whatever else the plan says, PyTorch d
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any
@@ -36,7 +37,8 @@ def parallelize_module(
 
     Returns:
         The model. A `ColwiseParallel` linear layer whose output stays sharded, and a `RowwiseParallel` one, are
-        TileScale's; the others, and layers whose inputs lie in other ways, are PyTorch's.
+        TileScale's; the others, and layers whose inputs lie in other ways, are PyTorch's. Those of another type are,
+        too, and names that no module has do nothing: a UserWarning says so.
 
     Raises:
         ArgumentError: a layer's features cannot be split among the ranks; or no mesh, or one of several dimensions.
@@ -48,9 +50,11 @@ def parallelize_module(
         )
     from torch.distributed.tensor.parallel import parallelize_module as by_torch
 
-    styles = _by_module(module, parallelize_plan) if isinstance(parallelize_plan, Mapping) else {"": parallelize_plan}
+    plan = parallelize_plan if isinstance(parallelize_plan, Mapping) else {"": parallelize_plan}
+    styles, unresolved = _by_module(module, plan)
+    _warn_of_types({name: module.get_submodule(name) for name in styles})
     gathers = {name for name, style in styles.items() if _gathers(style) and _feeds_columns(name, module, styles)}
-    left: dict[str, Any] = {name: _without_gather(styles[name]) for name in gathers}
+    left: dict[str, Any] = {name: _without_gather(styles[name]) for name in gathers} | unresolved
     blocks: dict[str, list[ColumnParallelLinear]] = {}
     for name, style in styles.items():
         layer, block = module.get_submodule(name), next((g for g in gathers if name.startswith(f"{g}.")), None)
@@ -67,16 +71,31 @@ def parallelize_module(
     return by_torch(module, mesh, left[""] if "" in left else left)
 
 
-def _by_module(module: nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The style of each module that the plan names."""
+def _by_module(module: nn.Module, plan: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The style of each module that the plan names, and what of the plan names none: PyTorch warns of it."""
     found: dict[str, Any] = {}
+    unresolved = {}
     for pattern, style in plan.items():
         words = pattern.split(".")
-        for name, _ in module.named_modules():
-            parts = name.split(".")
-            if len(parts) == len(words) and all(map(fnmatch, parts, words)):
-                found[name] = style
-    return found
+        parts = {name: name.split(".") for name, _ in module.named_modules()}
+        names = [name for name, own in parts.items() if len(own) == len(words) and all(map(fnmatch, own, words))]
+        found |= dict.fromkeys(names, style)
+        if not names:
+            unresolved[pattern] = style
+    return found, unresolved
+
+
+def _warn_of_types(layers: Mapping[str, nn.Module]) -> None:
+    """Tell of linear layers that stay PyTorch's for their type alone."""
+    wide = {name: layer.weight.dtype for name, layer in layers.items() if type(layer) is nn.Linear}
+    wide = {name: dtype for name, dtype in wide.items() if dtype not in PRODUCTS}
+    if wide:
+        dtypes = ", ".join(sorted(map(str, set(wide.values()))))
+        warnings.warn(
+            f"layers {list(wide)} are {dtypes}: PyTorch's own take their place. Convert the model before it is "
+            "parallelised, model.bfloat16(), for layers whose communication is hidden",
+            stacklevel=3,
+        )
 
 
 def _kind(layer: nn.Module, style: Any, *, is_gathered: bool) -> tuple[Any, bool] | None:

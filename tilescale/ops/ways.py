@@ -25,15 +25,12 @@ from tilescale.cost.reach import linked
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.flat import dtype_name
-from tilescale.ops.products import CHUNK, Tiling, tiling
+from tilescale.ops.products import CHUNK, RESULT_BYTES, Tiling, slices, tiling
 from tilescale.passes.overlap.estimate import Travel, reduced
 from tilescale.passes.overlap.work import Work, bandwidth_of, places_of, rate_of
 
 KEPT = 4096
 """Decisions that are kept, those used last."""
-
-RESULT_BYTES = 2
-"""Of an element of a result."""
 
 BEGINS = {"all_gather": 2, "reduce_scatter": 2, "allreduce": 4}
 """How often a grid or the queue begins, or waits for the other, beyond what the formulas of chunks count: an all-reduce
@@ -104,15 +101,28 @@ def beside(machine: Machine, job: Job, ranks: int) -> float:
     chunk, gathers = min(CHUNK, job.rows), job.collective == "all_gather"
     products = 1 + job.gated
     # Weights that are not gated have a grid each, of which the widest says how they are cut.
-    tiles = tiling(job.rows, 1 if gathers else ranks, max(job.columns), True, products)
-    works = [_work(machine, job, tiles, job.rows, shards, products) for shards in (1, ranks - 1, ranks)]
+    tiles = tiling(job.rows, ranks, max(job.columns), True, products)
+    work = _work(machine, job, tiles, job.rows, ranks, products)
     if gathers:
-        own, others, _ = works
-        arrived = np.cumsum([travel.sending(chunk)] * -(-job.rows // chunk) * (ranks - 1))
-        return begins + own.seconds + float(others.done(np.maximum(arrived - own.seconds, 0.0))[-1])
+        parts = slices(job.rows, ranks, tiles, max(job.columns), job.row_bytes)
+        return begins + (_through_chunks(work, travel, chunk) if parts == 1 else _through_slices(work, travel, parts))
     everywhere = job.collective == "allreduce"
     copied = travel.keeping((ranks - 1) * job.rows) if everywhere else 0.0
-    return begins + reduced(travel, chunk, works[2], everywhere=everywhere, behind=False) + copied
+    return begins + reduced(travel, chunk, work, everywhere=everywhere, behind=False) + copied
+
+
+def _through_chunks(work: Work, travel: Travel, chunk: int) -> float:
+    """Seconds until tiles are done that go through the own rows and then through those of others, chunk by chunk."""
+    chunks = -(-travel.height // chunk)
+    arrived = np.cumsum([0.0] * chunks + [travel.sending(chunk)] * chunks * (travel.parts - 1))
+    return float(work.done(arrived)[-1])
+
+
+def _through_slices(work: Work, travel: Travel, slices: int) -> float:
+    """The same where all tiles run at once, which go through slices of columns as these come."""
+    each = travel.network.latency + travel.queue.seconds(travel.height * travel.row_bytes // slices, starts=0)
+    last_shard = each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
+    return float(np.max(last_shard + work.tile * (1 - np.arange(slices) / slices)))
 
 
 def _work(machine: Machine, job: Job, tiles: Tiling, rows: int, shards: int = 1, products: int = 1) -> Work:

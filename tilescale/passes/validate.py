@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core.dialect import names_bound_at
 from tilescale.errors import Location, PhaseError, UsageError
 from tilescale.hda import Machine
@@ -27,6 +27,8 @@ from tilescale.program.model import (
     location,
 )
 from tilescale.program.ops import VIEW
+
+_PRODUCTS = (tl.GEMM, tl.GEMM_SP, tl.WGMMA_GEMM, tl.WGMMA_GEMM_SP, tl.TCGEN05_GEMM, tl.TCGEN05_GEMM_SP)
 
 
 def check_launches(program: Program, machine: Machine) -> None:
@@ -132,7 +134,8 @@ def _tiles(launch: Launch, machine: Machine) -> dict[ir.Var, ir.Buffer]:
 
 
 def check_device_phases(program: Program, machine: Machine) -> None:
-    """A device phase, and control flow around phases, has no program index, no thread index and no program's tiles.
+    """A device phase, and control flow around phases, has no program index, no thread index, no program's tiles, and no
+    product of tiles.
 
     Raises:
         PhaseError: it has.
@@ -146,6 +149,12 @@ def _check_device_phases(launch: Launch, machine: Machine) -> None:
     indices = {*launch.programs, *(var for var, _ in launch.thread_vars)}
     tiles = {data: b for data, b in _tiles(launch, machine).items() if b.scope() != ir.VARIABLE}
     for stmt in _device_statements(launch.body):
+        if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)) in _PRODUCTS:
+            raise PhaseError(
+                f"T.gemm needs the threads of a {program}, but this runs once per {device}",
+                hint=f"write it inside T.Scale({program!r}), of tiles: T.alloc, T.copy, T.gemm, T.copy",
+                where=location(stmt),
+            )
         used = next((var for var in ir.uses(stmt) if var in indices or var in tiles), None)
         if used is not None and used in indices:
             raise PhaseError(

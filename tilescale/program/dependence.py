@@ -232,14 +232,18 @@ class Dependence:
                 continue
             done.add(flag)
             waits = [s for s in self.steps if any(w.flag.root.same_as(flag) for w in s.effects.acquires)]
-            polls = [s for s in self.steps if any(a.reads and a.root.same_as(flag) for a in s.effects.accesses)]
-            if not waits or len([s for s in polls if not s.effects.acquires and not s.effects.releases]) > 0:
+            if not waits or self._is_polled(flag):
                 return None  # somebody reads it by other means, or outside of the program
             later = [s for s in self.steps if any(self.precedes(w, s) for w in waits)]
             found |= {step.number: step for step in later}
             todo += [release.flag.root for step in later for release in step.effects.releases]
         # Who synchronizes with them later learns of it too, and may be anywhere.
         return self.steps if any(step.effects.synchronizes for step in found.values()) else list(found.values())
+
+    def _is_polled(self, flag: ir.Var) -> bool:
+        """Whether something that neither waits nor signals reads a flag."""
+        plain = (s.effects for s in self.steps if not s.effects.acquires and not s.effects.releases)
+        return any(access.reads and access.root.same_as(flag) for effects in plain for access in effects.accesses)
 
     # -- what may change places --------------------------------------------------------------------------------------
 
@@ -250,6 +254,10 @@ class Dependence:
 
         Guaranteed: whichever order a unit executes them in, all units compute the same, and a program without races
         stays without. It does not say that a grid has room to run them at the same time.
+
+        Rewrites ask for less, and know more: `gates` of one tensor, `complete_before` of one signal, regions in one
+        turn of known loops. This is the whole question, by which tests hold effects to what they claim: on random
+        programs what it allows changes nothing that the emulator computes.
 
         Args:
             a, b: statements that one unit executes one after the other, in the same iteration of all loops around

@@ -104,6 +104,12 @@ class Copy:
             after=after,
         )
 
+    def between(self, source: ir.Call, target: ir.Call, **notes: Any) -> ir.Call:
+        """The same between other regions, with more annotations."""
+        _, _, *rest = self.call.args
+        said = {**dict(self.call.annotations), **notes}
+        return ir.Call(self.call.dtype, self.call.op, [source, target, *rest], said)
+
     @property
     def near(self) -> ir.Call:
         """The tile of the unit that copies."""

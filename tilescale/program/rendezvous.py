@@ -29,7 +29,7 @@ while all devices are idle.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -327,16 +327,24 @@ class _Arrivals:
                 for _ in filter(None, runs):
                     signals.update(self._raised(event.flag, device))
                 continue
-            index = [_column(grid, begin, at) for begin in _begins(event.flag)]
-            value = _column(grid, event.value, at)
-            whose = self._whose(event.flag.at, device, grid, at)
-            for place, number, active in zip(zip(whose, *index, strict=True), value, runs, strict=True):
-                if active and isinstance(event, Release):
+            for place, number in self._values(event, device, grid, at, runs):
+                if isinstance(event, Release):
                     if event.op != "add" or number <= 0:
                         raise Unknown
                     signals[place] += number
-                elif active and isinstance(event, Acquire) and event.compare in _AT_LEAST:
+                elif event.compare in _AT_LEAST:
                     wanted[place] = max(wanted.get(place, 0), number + _AT_LEAST[event.compare])
+
+    def _values(
+        self, event: Release | Acquire, device: int, grid: Grid, at: Mapping[ir.Var, int], runs: Sequence[bool]
+    ) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The flag, of (device, index), and the value of each program that comes to a signal or a wait."""
+        index = [_column(grid, begin, at) for begin in _begins(event.flag)]
+        values = _column(grid, event.value, at)
+        whose = self._whose(event.flag.at, device, grid, at)
+        for place, value, active in zip(zip(whose, *index, strict=True), values, runs, strict=True):
+            if active:
+                yield place, value
 
     def _whose(self, peer: Peer | None, device: int, grid: Grid, at: Mapping[ir.Var, int]) -> list[int]:
         if peer is None:

@@ -13,7 +13,9 @@ from typing import Any
 from tilelang_core import ir
 from tilescale import backends
 from tilescale.comm import Team, current_world, init
-from tilescale.errors import ArgumentError, LaunchError, RankMismatchError, UnsupportedError
+from tilescale.comm.agreement import Facts, agree
+from tilescale.comm.heap.group import Group
+from tilescale.errors import ArgumentError, LaunchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_count
 from tilescale.passes.overlap.legality import has_sites
@@ -189,8 +191,8 @@ class Kernel(DropIn):
         return written_parameters(self.program) | set(self._outputs.positions)
 
     @cached_property
-    def _signature(self) -> _Signature:
-        return self.program.name, (self.machine.name, self.machine.digest), ir.fingerprint(self.ir)
+    def _facts(self) -> Facts:
+        return Facts(self.program.name, ir.fingerprint(self.ir), (self.machine.name, self.machine.digest))
 
     def __call__(self, *args: Any) -> Any:
         """Run on this rank's arguments, in place; returns what `out_idx` or `T.empty` declare as outputs.
@@ -312,7 +314,8 @@ class Kernel(DropIn):
             error = found
 
         def at_root(payloads: list[Any]) -> list[Any]:
-            _check_signatures([s for s, _, _ in payloads])
+            if any(facts != self._facts for facts, _, _ in payloads):
+                return [None] * len(payloads)
             for _, error, _ in payloads:
                 if error is not None:
                     raise error
@@ -320,7 +323,10 @@ class Kernel(DropIn):
                 complete = self._emulate([v for _, _, v in payloads])
             return [{i: unit[i] for i in self._changed} for unit in complete]
 
-        for i, result in self._team.run_at_root((self._signature, error, values), at_root).items():
+        results = self._team.run_at_root((self._facts, error, values), at_root)
+        if results is None:
+            agree(Group(self._team), self._facts, self.ir.script)
+        for i, result in results.items():
             values[i] = _stored(values[i], result)
         return values
 
@@ -364,27 +370,6 @@ def _on(device: str, name: str, value: Any) -> Any:
             f"{name!r} is on {value.device}, this program runs on {device}", hint=f"pass tensors on {device}"
         )
     return value
-
-
-_Signature = tuple[str, tuple[str, str], str]
-"""A program's name, its machine's name and digest, and a digest of its traced code."""
-
-
-def _check_signatures(signatures: list[_Signature]) -> None:
-    first = signatures[0]
-    for rank, other in enumerate(signatures):
-        if other == first:
-            continue
-        if other[0] != first[0]:
-            found = f"rank 0 runs {first[0]!r}, rank {rank} runs {other[0]!r}"
-        elif other[1] != first[1]:
-            found = f"{first[0]!r} is for {first[1][0]!r} on rank 0, for {other[1][0]!r} on rank {rank}"
-        else:
-            found = f"{first[0]!r} of rank 0 and of rank {rank} differ in their shapes, constants or statements"
-        raise RankMismatchError(
-            f"ranks run different programs: {found}",
-            hint="all ranks call the same program, traced with the same shapes for the same machine, in the same order",
-        )
 
 
 def _stored(mine: Any, result: Any) -> Any:

@@ -106,7 +106,8 @@ def check_different_programs():
     kernel = tilescale.compile(programs.total(SIZE, 64) if RANK != 1 else programs.total(SIZE, 32))
     tensors = torch.zeros(64 if RANK != 1 else 32), torch.zeros(64 if RANK != 1 else 32)
     text = raised(RankMismatchError, lambda: kernel(*tensors))
-    assert "'total_program' of rank 0 and of rank 1 differ in their shapes, constants or statements" in text
+    assert "'total_program' of rank 0 and of rank 1 differ in their shapes, constants or statements: `" in text
+    assert text.count("at " + __file__) == 2, "a line of each"
 
 
 def check_different_extents():

@@ -14,6 +14,7 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.backends.emulator.pairs import Pairs, shape_of
 from tilescale.errors import ArgumentError, RankMismatchError
+from tilescale.hda.units import format_count
 from tilescale.passes.present import check_present
 from tilescale.program.arguments import check_writable, readable, scalar
 from tilescale.program.extents import evaluate, solve
@@ -68,7 +69,7 @@ class _Binder:
         parameters = self.program.parameters
         if len(values) != len(parameters):
             names = ", ".join(p.name for p in parameters)
-            raise self._error(f"{len(values)} arguments were given", f"it takes {len(parameters)}: {names}")
+            raise self._error(f"{format_count(len(values), 'argument')} given", f"it takes {len(parameters)}: {names}")
         try:
             self._bind(values, written)
         except ArgumentError as error:
@@ -166,9 +167,11 @@ class _Binder:
     def _check_shape(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
         wanted = tuple(evaluate(n, self.known) for n in parameter.shape)
         if any(w is not None and w != n for w, n in zip(wanted, shape, strict=True)):
-            what = "its shard of " if any(not v.layout.is_replica for v in parameter.views) else ""
+            is_split = any(not v.layout.is_replica for v in parameter.views)
+            here = f", here {wanted}" if list(map(str, wanted)) != list(map(str, parameter.buffer.shape)) else ""
+            what = f", of which each unit has its shard, {wanted}" if is_split else here
             raise ArgumentError(
-                f"{parameter.name!r} has shape {shape}", hint=f"{what}{self._declared(parameter)} has shape {wanted}"
+                f"{parameter.name!r} has shape {shape}", hint=f"the program takes {self._declared(parameter)}{what}"
             )
 
     def _declared(self, parameter: Parameter) -> str:

@@ -87,25 +87,36 @@ def emulate(
     if args is None and data:
         raise ArgumentError("there are no arguments", hint="pass tensors, or data=False for the time alone")
     per_unit = _per_unit(program, args) if args is not None else _shapes_alone(program, target)
-    extents = _extents(program, target, len(per_unit))
+    extents, mesh = _extents(program, target, len(per_unit)), _mesh(program, target)
+    recorder = Recorder(target, extents, mesh) if time or not data else None
+    watching = observers(settings().check if check is None else check) if data else ()
+    seed = settings().schedule_seed if schedule_seed is None else schedule_seed
     begin = perf_counter()
     with progress_bar(program.name, progress) as advance:
-        mesh = _mesh(program, target)
-        recorder = Recorder(target, extents, mesh) if time or not data else None
-        watching = observers(settings().check if check is None else check) if data else ()
-        seed = settings().schedule_seed if schedule_seed is None else schedule_seed
         run = Run(program, target, advance, watching, seed, recorder, data)
-        written = written_parameters(program) if data else frozenset()
-        pairs = Pairs()
-        values = bind_arguments(run.compiler, program, extents, per_unit, written, pairs)
-        with no_cyclic_collection(not data):
-            try:
-                run.launch(extents, values, mesh)
-            finally:
-                pairs.put_together()
-                count_writes(unit[i] for unit in per_unit for i in written)
+        _launch(run, program, extents, mesh, per_unit, data)
     wall_s = perf_counter() - begin
     return Report(program.name, target, tuple(run.activity), wall_s, recorder, run.missed, run.redundant_waits)
+
+
+def _launch(
+    run: Run,
+    program: Program,
+    extents: list[tuple[str, int]],
+    mesh: tuple[int, ...],
+    per_unit: list[list[Any]],
+    data: bool,
+) -> None:
+    """Run all units on their arguments, which hold what has been written then, also if the run fails."""
+    written = written_parameters(program) if data else frozenset()
+    pairs = Pairs()
+    values = bind_arguments(run.compiler, program, extents, per_unit, written, pairs)
+    with no_cyclic_collection(not data):
+        try:
+            run.launch(extents, values, mesh)
+        finally:
+            pairs.put_together()
+            count_writes(unit[i] for unit in per_unit for i in written)
 
 
 def _without_values(args: Sequence[Any] | None) -> bool:

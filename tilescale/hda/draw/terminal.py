@@ -14,7 +14,7 @@ from rich.tree import Tree
 from tilescale.hda.draw import words
 from tilescale.hda.machine import Machine
 from tilescale.hda.model import OPERATIONS, Level, Network
-from tilescale.hda.units import format_bandwidth, format_bytes, format_rate, format_time
+from tilescale.hda.units import format_bandwidth, format_bytes, format_count, format_rate, format_time
 
 __all__ = ["listing", "picture"]
 
@@ -22,16 +22,21 @@ LEVEL, MEMORY, NETWORK, QUIET = "bold cyan", "green", "magenta", "dim"
 
 
 def listing(machines: Iterable[Machine]) -> RenderableType:
-    """One line a machine: name, what it is, its units that hold tensors, the network between them."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for heading in ("name", "machine", "units", "memory of a unit", "between them"):
-        table.add_column(heading, no_wrap=heading == "name", style=LEVEL if heading == "name" else "")
+    """Of each machine its name, what it is, its units that hold tensors, and the network between them.
+
+    Two lines for each, as terminals have 80 columns.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, style=LEVEL)
+    table.add_column()
     for machine in machines:
         owner, layer = machine.tensor_level, machine.layer_for("global")
         net = machine.network(owner.name)
-        between = Text(f"{net.name} {format_bandwidth(net.bandwidth)}", NETWORK) if net else Text("-")
-        units = f"{machine.count(owner.name)} {owner.name}s"
-        table.add_row(machine.name, machine.title, units, Text(format_bytes(layer.capacity), MEMORY), between)
+        units = format_count(machine.count(owner.name), owner.name)
+        facts = Text.assemble(f"{units} of ", (format_bytes(layer.capacity), MEMORY))
+        if net is not None:
+            facts.append(", between them ").append(f"{net.name} {format_bandwidth(net.bandwidth)}", NETWORK)
+        table.add_row(machine.name, Text.assemble(machine.title, "\n", facts))
     return table
 
 
@@ -41,9 +46,9 @@ def picture(machine: Machine) -> RenderableType:
     about = Text(machine.description, QUIET)
     parts: list[RenderableType] = [head, about, Text(), _tree(machine)]
     if machine.networks:
-        parts += [Text(), Text("networks", "bold"), Padding(_networks(machine.networks), (0, 0, 0, 2))]
+        parts += [Text(), Text("networks", "bold"), Padding(_networks(machine.networks), (0, 0, 0, 2), expand=False)]
     if machine.rates(machine.tensor_level.name):
-        parts += [Text(), Text("peak rates", "bold"), Padding(_rates(machine), (0, 0, 0, 2))]
+        parts += [Text(), Text("peak rates", "bold"), Padding(_rates(machine), (0, 0, 0, 2), expand=False)]
     if machine.capabilities:
         parts += [Text(), Text.assemble(("capabilities  ", "bold"), ", ".join(machine.capabilities))]
     return Group(*parts)
@@ -89,22 +94,24 @@ def _times(machine: Machine, level: Level) -> str:
 
 def _networks(networks: Iterable[Network]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=QUIET)
-    for heading in ("network", "connects", "reaches", "mechanism", "put", "get", "reduce", "start-up"):
-        table.add_column(heading, justify="right" if heading in ("put", "get", "reduce", "start-up") else "left")
+    for heading in ("network", "layer", "mechanism"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("put", "get", "reduce", "startup"):
+        table.add_column(heading, no_wrap=True, justify="right")
     for net in networks:
-        start = [Text(net.name, NETWORK, no_wrap=True), Text(words.network_place(net)), Text(net.reaches, MEMORY)]
+        start = [Text(net.name, NETWORK), Text(net.reaches, MEMORY)]
         for mechanism in net.mechanisms:
             rates = (mechanism.rate(operation) for operation in OPERATIONS)
             shown = ["-" if rate is None else format_bandwidth(rate) for rate in rates]
             startup = format_time(mechanism.startup) if mechanism.startup else "-"
             table.add_row(*start, mechanism.name, *shown, startup)
-            start = [Text(), Text(), Text()]
+            start = [Text(), Text()]
     return table
 
 
 def _rates(machine: Machine) -> Table:
     owner, program = machine.tensor_level.name, machine.program_level.name
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style=QUIET)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=QUIET)
     for heading in ("arithmetic", "data type", *dict.fromkeys((f"one {program}", f"one {owner}"))):
         table.add_column(heading, justify="right" if heading.startswith("one ") else "left")
     for unit, rates in machine.rates(program).items():

@@ -26,6 +26,7 @@ BEGIN, END = re.compile(r"\((\d+) <= \(\(int\)threadIdx\.x\)\)"), re.compile(r"\
 GATE = re.compile(r"\btilescale::wait_by_producer<")
 RELEASED = re.compile(r"^released\w*\[0\]\.wait\(")
 """Where threads that load wait until the others have come to a loop, and have waited for what orders its loads."""
+ENTRY = re.compile(r"\btilescale::enter\(")
 SIGNAL = re.compile(r"\btilescale::(signal(_pe)?<|release<|barrier\w*\(|leave\()")
 KEEP = re.compile(r"^(\w+) = tilescale::address\(")
 BULK_STORE = re.compile(r"\btl::tma_store\w*\((?!\))")
@@ -151,6 +152,8 @@ def check_text(
                 _check_guard(kernel, node)
             if WAIT.search(node.text):
                 _check_wait(kernel, node, ahead)
+            if ENTRY.search(node.text):
+                _check_entry(kernel, node)
             if GATE.search(node.text):
                 _check_gate(kernel, node, free)
             if KEEP.search(node.text):
@@ -240,6 +243,14 @@ def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
             elsewhere = BULK_LOAD.search(leaf.text) and _role(leaf)[-len(role) :] != role
             if elsewhere and not _is_of(leaf, ahead) and not _is_held_back(kernel, leaf):
                 raise kernel.fail(f"a wait outside the role that loads in line {leaf.line}", node)
+
+
+def _check_entry(kernel: KernelText, node: Node) -> None:
+    """Who loads from other devices is not another role than the one that waits until they have come."""
+    role = _role(node)
+    for leaf in kernel.body.leaves():
+        if role and BULK_LOAD.search(leaf.text) and "_peers_desc" in leaf.text and _role(leaf)[-len(role) :] != role:
+            raise kernel.fail(f"devices synchronize outside the role that loads from them in line {leaf.line}", node)
 
 
 def _is_of(load: Node, tensors: frozenset[str]) -> bool:

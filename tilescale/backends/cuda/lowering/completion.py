@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where what a program wrote is complete, and who tells others.
+"""Where what a program wrote is complete, and who tells others; where what its threads load is there.
 
 Bulk stores are completed by the thread that issued them. Where that is always the same one, it alone waits, and
 publishes what the other threads wrote too, as they have synchronized before (causality order is transitive: PTX ISA,
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.deferred import COMPLETE, FLUSH, Kept
+from tilescale.backends.cuda.lowering.deferred import COMPLETE, FLUSH, LOADED, Kept
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.markers import sync
 from tilescale.backends.cuda.lowering.registry import lowers
@@ -53,6 +53,11 @@ def complete(stage: DeviceStage, left: int, signals: ir.Stmt) -> ir.Stmt:
         return tir.sequence([_elected(stage, free), sync()])
     completed = tir.evaluate(tir.extern(f"tilescale::complete_stores<{left}>"))
     return tir.sequence([sync(), _elected(stage, tir.sequence([completed, sent])), sync()])
+
+
+@lowers(LOADED)
+def _loaded(stage: DeviceStage, marker: ir.AttrStmt) -> ir.Stmt:
+    return tir.sequence([tir.evaluate(tir.call(tl.PTX_WAIT_GROUP, ir.integer(marker.value))), sync()])
 
 
 @lowers(FLUSH)

@@ -32,6 +32,10 @@ COMPLETE = "tilescale.complete"
 """AttrStmt key: all copies but so many, the value, are completed here, then the signals inside are sent."""
 
 
+LOADED = "tilescale.loaded"
+"""AttrStmt key: tiles that threads load by asynchronous copies are there, but for the last so many, the value."""
+
+
 @dataclass(frozen=True)
 class Kept:
     """A signal that is kept back: the flag's address, 0 for none, lies in a variable.
@@ -144,6 +148,11 @@ def flush() -> ir.Stmt:
 def complete(left: int, signals: ir.Stmt) -> ir.Stmt:
     """Where all copies but the last `left` are completed and then signalled; without signals, their tiles are free."""
     return ir.AttrStmt(ir.StringImm(COMPLETE), COMPLETE, ir.IntImm("int32", left), signals)
+
+
+def loaded(left: int) -> ir.Stmt:
+    """Where tiles that threads load by asynchronous copies are there, for all of them, but for the last `left`."""
+    return ir.AttrStmt(ir.StringImm(LOADED), LOADED, ir.IntImm("int32", left), tir.sequence([]))
 
 
 def noted(call: ir.Call, number: int) -> ir.Call:

@@ -59,7 +59,8 @@ class DeviceStage(Signature):
         """The phase after this stage."""
         # Also what the grid is, and what is loaded ahead, the kernel is passed.
         launch = replace(self.launch, grid=tuple(self.expr(n) for n in self.launch.grid))
-        free = {self.local(data).name for data in (self.phase.groups or Groups()).free}
+        groups = self.phase.groups or Groups()
+        free = {self.local(data).name for data in groups.free} | {self.peers(data).name for data in groups.pulled}
         ahead = free | {self.local(data).name for data in self.roles.ahead}
         ahead |= {self.peers(data).name for data in self.roles.pulled}
         kept = (tuple(self.parameters), tuple(self.arguments), tuple(self.sites))

@@ -32,6 +32,12 @@ BY_PRODUCER = "by_producer"
 BY_PRODUCER_FUNCTION = "tilescale::wait_by_producer"
 """What such a wait calls."""
 
+AHEAD = "ahead"
+"""Annotation of a copy from a peer that threads that load make ahead of its use, by bulk copies."""
+
+BARRIER = "barrier"
+"""Annotation of such a copy: the barrier in shared memory that counts its bytes, where TileLang makes none itself."""
+
 LOADER = "tilescale.loader"
 """AttrStmt key: the statements inside are executed by threads that load ahead, beside those before them. Their node
 says how many registers a thread of either has (split.py)."""

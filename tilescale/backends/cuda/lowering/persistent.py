@@ -35,7 +35,7 @@ _EXCHANGING = 96
 
 _WARPGROUP, _MOST_THREADS = 128, 1024
 
-_KNOWN = (tl.COPY, tl.TMA_COPY, tl.FILL, tl.GEMM, *tl.ATOMICS_ON_TILES)
+_KNOWN = (tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY, tl.FILL, tl.GEMM, *tl.ATOMICS_ON_TILES)
 """Tile operations that take no shared memory of their own, as reductions do."""
 
 _ALIGNMENT = 1024

@@ -71,7 +71,7 @@ class Groups:
         reducing: threads of the largest unit that reduces across its warps beside its siblings; 0 without.
         tiles: data variable of a tile that each unit has for itself -> how, in words.
         arrays: names of what units hold of the same tile in registers.
-        free: tensors of which those threads load ahead of all waits.
+        free, pulled: tensors, of this device and of peers, of which those threads load ahead of all waits.
     """
 
     loader: bool = False
@@ -79,6 +79,7 @@ class Groups:
     tiles: Mapping[ir.Var, str] = field(default_factory=dict)
     arrays: tuple[tuple[str, ...], ...] = ()
     free: frozenset[ir.Var] = frozenset()
+    pulled: frozenset[ir.Var] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering import implemented, stages
+from tilescale.backends.cuda.lowering import branches, implemented, stages
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase, Target
@@ -27,6 +27,13 @@ class LoweredGrid(GridPhase):
 
     launch: Launch
     kernel: LoweredKernel
+
+
+@dataclass(frozen=True)
+class Beside(GridPhase):
+    """A grid phase whose programs became those of several grids, which run at once."""
+
+    grids: tuple[LoweredGrid, ...]
 
 
 @dataclass(frozen=True)
@@ -66,10 +73,7 @@ def lower(program: Program, target: Target) -> LoweredProgram:
     rendezvous = replace(rendezvous, inside=within is not None)
     lowering = _Lowering(program, target, rendezvous, within)
     lowered = lowering.part(body, None, ())
-    # What a device phase becomes has been noted when it was planned.
-    own = {id(launch.grid) for launch in program.launches}
-    noted = [n for grid in _grids(lowered) if id(grid.launch.grid) in own for n in grid.kernel.notes]
-    notes = tuple(dict.fromkeys([*planned, *noted]))
+    notes = tuple(dict.fromkeys([*planned, *lowering.notes]))
     return LoweredProgram(program, target, lowered, rendezvous, tuple(lowering.sites), notes)
 
 
@@ -80,6 +84,7 @@ class _Lowering:
     rendezvous: Rendezvous
     within: GridPhase | None
     sites: list[Site] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     grids: int = 0
 
     def part(self, part: Part, launch: Launch | None, around: tuple[ir.Var, ...]) -> Part:
@@ -94,7 +99,19 @@ class _Lowering:
         if not isinstance(part, GridPhase):
             return part
         assert launch is not None, "a grid is a launch's"
-        return self._grid(part, launch, around)
+        return self._grids(part, launch, around)
+
+    def _grids(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid | Beside:
+        """A grid, or those of its branches."""
+        found = [(phase, launch)]
+        if phase is not self.within:
+            found = branches.apart(phase, launch, self.program, self.target.machine)
+        made = tuple(self._grid(*one, around) for one in found)
+        # What a device phase becomes has been noted when it was planned.
+        if any(launch.grid is own.grid for own in self.program.launches):
+            self.notes += [note for grid in made for note in grid.kernel.notes]
+            self.notes += [branches.NOTE] if len(made) > 1 else []
+        return made[0] if len(made) == 1 else Beside(phase.stmt, made)
 
     def _grid(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid:
         inside = (*around, *inside_expressions(self.program))
@@ -112,5 +129,7 @@ def _grids(part: Part) -> Iterator[LoweredGrid]:
     elif isinstance(part, Sequence | Control):
         for inner in part.parts:
             yield from _grids(inner)
+    elif isinstance(part, Beside):
+        yield from part.grids
     elif isinstance(part, LoweredGrid):
         yield part

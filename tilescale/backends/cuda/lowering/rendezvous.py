@@ -108,7 +108,8 @@ def small_grid(program: Program, body: Part, target: Target) -> GridPhase | None
 
     All of its blocks wait, so a grid that fills the device keeps its processors from others' work; and what waits in a
     block is no producer's work, so loops that TileLang would give to one stay as they are. Those that units work in
-    have a loader of their own; if that waits, a rank that does not come is to fail at the barrier, not in its wait.
+    have a loader of their own, which does not wait with the block: it must not load from peers that have not come, and
+    if it waits, a rank that does not come is to fail at the barrier, not in its wait.
     Devices that do not all share memory synchronize in two steps, which the host starts.
     """
     if target.near != target.devices:
@@ -128,7 +129,10 @@ def small_grid(program: Program, body: Part, target: Target) -> GridPhase | None
     waits = ir.contains(phase.stmt, lambda node: ir.op_name(node) == ops.WAIT.name)
 
     def has_producer(node: Any) -> bool:
-        return _is_pipelined(node) and (waits or not ir.contains(node, lambda n: _level_of_scale(n) in finer))
+        if not _is_pipelined(node):
+            return False
+        works_alone = not waits and not ir.contains(node, lambda n: ir.op_name(n) == ops.COPY.name)
+        return not (works_alone and ir.contains(node, lambda n: _level_of_scale(n) in finer))
 
     is_small = 0 < math.prod(extents) <= held and not ir.contains(phase.stmt, has_producer)
     return phase if is_small else None

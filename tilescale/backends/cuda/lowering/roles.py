@@ -24,7 +24,7 @@ from tilelang_core.tiles import TileCopy, data_of
 from tilescale.backends.cuda.lowering.declined import DeclinedError
 from tilescale.backends.cuda.lowering.deferred import Deferral, Kept, flush
 from tilescale.backends.cuda.lowering.exchanging import Ending, ending, narrowed
-from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, BY_PRODUCER_FUNCTION, by_producer
+from tilescale.backends.cuda.lowering.markers import AHEAD, BY_PRODUCER, BY_PRODUCER_FUNCTION, by_producer
 from tilescale.backends.cuda.lowering.senders import Senders
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
@@ -50,9 +50,6 @@ from tilescale.program import ops
 from tilescale.program.dependence import Dependence
 from tilescale.program.model import Launch, Program
 from tilescale.program.operations import Copy
-
-AHEAD = "ahead"
-"""Annotation of a copy from a peer that a producer makes ahead of its use, by bulk copies."""
 
 LOADING, POLLING = 24, 40
 """Registers of a producer's thread, and of one that waits: of 24 it would spill some."""

@@ -4,19 +4,21 @@
 Why: one tile after the other, a block waits for each to arrive before it loads the next, and reaches a fraction of what
 its link takes. Before: a loop of a load into a tile, bulk copies of it to peers, and their signals. After: the loads go
 to the slots of a ring in turn, the copies are begun and not awaited; a slot is loaded again when the copies out of it
-are complete, and only then their flags are raised, some turns late; those of the last turns after the loop.
+have read it. Flags are raised when copies are complete, some turns late; those of the last turns after the loop. Tiles
+are loaded by asynchronous copies (`cp.async`) as many turns ahead as there are slots, if these can do it: by 16 bytes,
+unconverted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang_core import ir, tl
+from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
-from tilescale.backends.cuda.lowering.deferred import NO_SIGNAL, complete, noted
+from tilescale.backends.cuda.lowering.deferred import NO_SIGNAL, complete, loaded, noted
 from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, tiles_named
 from tilescale.program import ops
 from tilescale.program.model import bytes_of
@@ -24,6 +26,12 @@ from tilescale.program.operations import Copy
 
 SLOTS = 4
 """Tiles in flight at most: more than a link's round trip takes at the rate of one block."""
+
+LATER = 2
+"""Turns whose copies may be under way when the flags of the one before are raised."""
+
+_CP_ASYNC = 16
+"""Bytes of an asynchronous copy of a thread (PTX ISA, `cp.async`)."""
 
 
 @dataclass
@@ -121,31 +129,59 @@ class _Sending:
     def with_ring(self, ring: ir.Buffer, slots: int) -> ir.Stmt:
         """The loop, its tile in a slot of the ring."""
         loop, turn = self.loop, self.loop.loop_var - self.loop.min
-        has_signals = any(Copy.of(call).signal is not None for call in self.copies)
-        before = self._signals(loop.loop_var - slots) if has_signals else []
-        reused = complete((slots - 1) * self.count, tir.sequence(before))
-        body = [
-            *self.scalars,
-            ir.IfThenElse(ir.GE(turn, ir.IntImm("int32", slots)), reused, None),
-            *(_in_slot(stmt, ring, turn % slots) for stmt in (ir.Evaluate(self.load), *self.sends)),
-        ]
-        made = tir.at(ir.For(loop.loop_var, loop.min, loop.extent, loop.kind, tir.sequence(body)), loop)
+        ahead = slots - 1 if self._is_asynchronous() else 0
+        free = complete((slots - 1 - ahead) * self.count, tir.sequence([]))
+        load = _in_slot(ir.Evaluate(self.load), ring, turn % slots)
+        loads = [*self.scalars, _from(turn, slots, free), _asynchronous(load) if ahead else load]
+        sends = [_in_slot(stmt, ring, turn % slots) for stmt in self.sends]
         last: list[ir.Stmt] = []
-        if has_signals:
-            number = ir.Var("left", "int32")
-            left = ir.Min(loop.extent, ir.IntImm("int32", slots))
+        if any(Copy.of(call).signal is not None for call in self.copies):
+            first, number = 1 + ahead + LATER, ir.Var("left", "int32")
+            raised = tir.sequence(self._signals(loop.loop_var - first))
+            loads.append(_from(turn, first, complete(LATER * self.count, raised)))
+            left = ir.Min(loop.extent, ir.IntImm("int32", first))
             signals = tir.sequence(self._signals(loop.min + loop.extent - left + number))
             last = [ir.For(number, ir.IntImm("int32", 0), left, ir.ForKind.SERIAL, signals)]
+        body = self._ahead(ahead, loads, sends) if ahead else [*loads, *sends]
+        made = tir.at(ir.For(loop.loop_var, loop.min, loop.extent + ahead, loop.kind, tir.sequence(body)), loop)
         return tir.sequence([made, complete(0, tir.sequence(last))])
+
+    def _ahead(self, ahead: int, loads: Sequence[ir.Stmt], sends: Sequence[ir.Stmt]) -> list[ir.Stmt]:
+        """The load of a turn, asynchronous, and what sends the tile of one so many turns before."""
+        loop, turn = self.loop, self.loop.loop_var - self.loop.min
+        earlier = ir.substitute(tir.sequence([*self.scalars, *sends]), {loop.loop_var: loop.loop_var - ahead})
+        is_over = ir.GE(turn, loop.extent)
+        return [
+            ir.IfThenElse(is_over, loaded(0), tir.sequence([*loads, loaded(ahead)])),
+            _from(turn, ahead, tir.renamed(earlier)),
+        ]
+
+    def _is_asynchronous(self) -> bool:
+        """Whether threads can load the tile by copies of 16 bytes that they do not wait for."""
+        copy = TileCopy.of(self.load)
+        (source, begins, extents), (tile, _, _) = map(ir.region_parts, (copy.source, copy.target))
+        size = ir.bits(str(tile.dtype)) // 8
+        if str(source.dtype) != str(tile.dtype) or not size:
+            return False
+        begin = ir.substitute(ir.int_node(begins[-1]), _values(self.scalars, {}))
+        numbers = [begin, extents[-1], *([source.shape[-1]] if len(source.shape) > 1 else [])]
+        return all(ir.proves(ir.EQ(ir.int_node(n) * size % _CP_ASYNC, 0), {}) for n in numbers)
 
     def _signals(self, turn: ir.PrimExpr) -> list[ir.Stmt]:
         """The signals of the copies of a turn."""
-        values: dict[ir.Var, ir.PrimExpr] = {self.loop.loop_var: turn}
         inner = [stmt for send in self.sends for stmt in ir.statements(send)]
-        for scalar in (*self.scalars, *(s for s in inner if isinstance(s, ir.Bind))):
-            values[scalar.var] = ir.substitute(scalar.value, values)
+        bound = (*self.scalars, *(s for s in inner if isinstance(s, ir.Bind)))
+        values = _values(bound, {self.loop.loop_var: turn})
         alone = [ir.substitute(tir.rewrite(s, enter=_signal_alone), values) for s in self.sends]
         return [tir.renamed(stmt) for stmt in alone]
+
+
+def _values(scalars: Iterable[ir.Bind], values: dict[ir.Var, ir.PrimExpr]) -> dict[ir.Var, ir.PrimExpr]:
+    """What scalars are in terms of what they begin with, of which some values are given."""
+    found = dict(values)
+    for scalar in scalars:
+        found[scalar.var] = ir.substitute(scalar.value, found)
+    return found
 
 
 def _is_pure(value: ir.PrimExpr) -> bool:
@@ -156,6 +192,16 @@ def _is_load(stmt: ir.Stmt) -> bool:
     """Whether a statement copies from device memory into a whole tile in shared memory."""
     source, target = _copied(stmt)
     return target is not None and ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"
+
+
+def _from(turn: ir.PrimExpr, first: int, stmt: ir.Stmt) -> ir.Stmt:
+    """A statement from a turn on."""
+    return ir.IfThenElse(ir.GE(turn, ir.IntImm("int32", first)), stmt, None)
+
+
+def _asynchronous(stmt: ir.Stmt) -> ir.Stmt:
+    """A load as copies that nobody waits for."""
+    return tir.tile_call("async_copy", *tiles.regions_of(stmt.value))
 
 
 def _copied(stmt: ir.Stmt) -> tuple[ir.Buffer | None, ir.Buffer | None]:

@@ -16,13 +16,13 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering import persistent
 from tilescale.backends.cuda.lowering.copies import tma
+from tilescale.backends.cuda.lowering.copies.ahead import ahead
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.kernel import lower as kernel
 from tilescale.backends.cuda.lowering.phase import Phase
-from tilescale.backends.cuda.lowering.roles import AHEAD, Roles, assign, declined, fits
+from tilescale.backends.cuda.lowering.roles import Roles, assign, declined, fits
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined, must_keep_order, orders
 from tilescale.backends.cuda.target import target_for
-from tilescale.errors import UnsupportedError
 
 
 def lower(phase: Phase, rest: Callable[[Phase], Phase]) -> LoweredKernel:
@@ -60,20 +60,7 @@ def proposed(phase: Phase, beside: bool = True) -> Phase:
         return _with(phase, Roles(phase.stmt))
     is_bulk = lambda call: phase.choice(call).name == tma.MECHANISM  # noqa: E731
     where = phase.stmt, phase.program, phase.launch, phase.target.machine
-    return _with(phase, assign(*where, is_bulk, lambda call: _ahead(phase, call), beside))
-
-
-def _ahead(phase: Phase, call: ir.Call) -> ir.Call | None:
-    """A copy from a peer as a bulk copy that runs ahead; None if there is none, or another mechanism is asked for."""
-    if ir.attribute(call, "impl") not in (None, tma.MECHANISM):
-        return None
-    notes = {**dict(call.annotations), "impl": ir.StringImm(tma.MECHANISM), AHEAD: ir.IntImm("int32", 1)}
-    made = ir.Call(call.dtype, call.op, list(call.args), notes)
-    try:
-        phase.choice(made)
-    except UnsupportedError:
-        return None
-    return made
+    return _with(phase, assign(*where, is_bulk, lambda call: ahead(phase, call), beside))
 
 
 def _with(phase: Phase, roles: Roles) -> Phase:

@@ -5,6 +5,7 @@ execute.py owner.py               a program: built once, called with tensors; wh
 steps.py plans.py replay.py       steps bound to a call's arguments, kept for the next call, as a CUDA graph
 memory.py                         what kernels are passed
 grids.py toolchain.py             compilation once for a node, launches; the compiler, and whose kernels are run
+beside.py                         grids that run at once
 phases.py collectives/ nccl.py    operations of the host: copies, collectives; NCCL's groups
 near.py messages.py transports.py devices that share memory; copies and signals to others; what carries them
 queued.py copy_queue.py sums.py   asynchronous copies beside them, on the device's copy queue
@@ -16,5 +17,5 @@ guard.py                          what keeps a program from hanging, with:
 timeouts.py diagnosis.py          waits that failed, and what is said of them
 barrier_kernel.py streams.py      all ranks synchronize; order on streams, waiting for the device
 driver.py                         calls of the CUDA driver
-agreement.py occupancy.py         before a launch: all ranks launch the same, all programs that wait fit
+agreement.py occupancy.py         before a launch: kernels compile on all ranks, all programs that wait fit
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What ranks tell each other while a program is built: that it is the same one, and whether its kernels compile.
+"""What ranks tell each other while the kernels of a program are built: whether they compile.
 
 Every exchange is bounded, and what fails on one rank is raised on all. Later calls exchange nothing.
 """
@@ -7,85 +7,13 @@ Every exchange is bounded, and what fails on one rank is raised on all. Later ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import zip_longest
 from typing import Any, TypeVar
 
 from tilescale.comm.call import Call
 from tilescale.comm.heap.group import Group
-from tilescale.errors import RankMismatchError, picklable
+from tilescale.errors import picklable
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What must be the same on all ranks.
-
-    Attributes:
-        program: the program's name.
-        fingerprint: digest of its traced code, shapes included.
-        machine: name and digest of the machine it is compiled for.
-        options: the options of the compiler, as text.
-        calibration: what choices follow: of schedules, algorithms and mechanisms, which show in no program.
-    """
-
-    program: str
-    fingerprint: str
-    machine: tuple[str, str]
-    options: str
-    calibration: str
-
-
-def agree(group: Group, facts: Facts, code: Callable[[], str]) -> None:
-    """Collective: all ranks build the same program. `code` is its text, which is compared where programs differ.
-
-    Raises:
-        RankMismatchError: they do not, or their choices follow other measurements; names both.
-    """
-    call = Call.here("kernel")
-    everyone = group.all_gather(call, (facts, call.where))
-    first = everyone[0][0]
-    for rank, (other, place) in enumerate(everyone):
-        if other != first:
-            lines = partial(_lines, group, call, code, rank)
-            message, hint = _difference(first, other, rank, lines)
-            where = [replace(everyone[0][1], what="rank 0"), replace(place, what=f"rank {rank}")]
-            raise RankMismatchError(message, hint=hint, where=where)
-
-
-def _difference(first: Facts, other: Facts, rank: int, lines: Callable[[], str]) -> tuple[str, str]:
-    """What differs, and what to do. `lines` says it of the programs' code; collective."""
-    if first.calibration != other.calibration:
-        by = f"rank 0 by {first.calibration}, rank {rank} by {other.calibration}"
-        return (
-            f"ranks choose by different measurements of {first.machine[0]!r}: {by}",
-            "copy the file that `tilescale calibrate` wrote to all nodes, where TILESCALE_CACHE_DIR says",
-        )
-    return (
-        f"ranks build different programs: {_in_programs(first, other, rank, lines)}",
-        "all ranks call the same program, traced with the same shapes, in the same order",
-    )
-
-
-def _lines(group: Group, call: Call, code: Callable[[], str], rank: int) -> str:
-    """Collective: where the program of rank 0 and that of another one begin to differ."""
-    texts = group.all_gather(call, code())
-    lines = zip_longest(*(texts[r].splitlines() for r in (0, rank)), fillvalue="no more")
-    here, there = next(((a.strip(), b.strip()) for a, b in lines if a != b), ("", ""))
-    return f"`{here}` on rank 0, `{there}` on rank {rank}"
-
-
-def _in_programs(first: Facts, other: Facts, rank: int, lines: Callable[[], str]) -> str:
-    if first.program != other.program:
-        return f"rank 0 calls {first.program!r}, rank {rank} calls {other.program!r}"
-    if first.machine != other.machine:
-        return f"{first.program!r} for {first.machine[0]!r} on rank 0, for {other.machine[0]!r} on rank {rank}"
-    if first.options != other.options:
-        return f"{first.program!r} with {first.options} on rank 0, with {other.options} on rank {rank}"
-    which = f"{first.program!r} of rank 0 and of rank {rank}"
-    return f"{which} differ in their shapes, constants or statements: {lines()}"
 
 
 def once_per_node(group: Group, first: bool, make: Callable[[], T]) -> T:

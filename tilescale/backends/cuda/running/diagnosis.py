@@ -64,10 +64,7 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
         )
     if first.kind is Kind.DIFFERENT:
         return RankMismatchError(f"{name}: {_difference(first, scene)}{told}", hint=_mismatch_hint(), where=where)
-    behind = [rank for rank, at in enumerate(scene.standings) if at.behind(scene.standings[first.rank]) > 0]
-    elsewhere = [(rank, program) for rank, program in scene.elsewhere if rank in behind]
-    if first.kind is Kind.ABSENT and elsewhere:
-        others = ", ".join(f"{scene.name(rank)} waits in {program!r}" for rank, program in elsewhere)
+    if first.kind is Kind.ABSENT and (others := _waits_elsewhere(first.rank, scene)):
         return RankMismatchError(
             f"ranks call programs in different orders: {scene.name(scene.rank)} waits in {scene.program!r}, {others}",
             hint=_mismatch_hint(),
@@ -80,6 +77,13 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
         f"takes wait_s= of tilescale.compile or TILESCALE_WAIT_S; {_RESET}",
         where=where,
     )
+
+
+def _waits_elsewhere(rank: int, scene: Scene) -> str:
+    """Which ranks that have not come as far as one wait in another program, and in which."""
+    behind = [other for other, at in enumerate(scene.standings) if at.behind(scene.standings[rank]) > 0]
+    elsewhere = [(other, program) for other, program in scene.elsewhere if other in behind]
+    return ", ".join(f"{scene.name(other)} waits in {program!r}" for other, program in elsewhere)
 
 
 def _wait(report: Report, site: Site, scene: Scene) -> str:

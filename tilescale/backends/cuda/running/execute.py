@@ -16,11 +16,12 @@ from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.check import Check
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.backends.cuda.lowering.program import LoweredGrid, LoweredProgram, lower
+from tilescale.backends.cuda.lowering.program import Beside, LoweredGrid, LoweredProgram, lower
 from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
-from tilescale.backends.cuda.running.agreement import Facts, agree, on_all, once_per_node
+from tilescale.backends.cuda.running.agreement import on_all, once_per_node
+from tilescale.backends.cuda.running.beside import beside_step
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.grids import grid_step
@@ -35,6 +36,7 @@ from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import REWRITES, STRIDE, check_of
 from tilescale.comm import Team, World, init
+from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.group import Group
@@ -196,6 +198,8 @@ class DeviceProgram:
             return self._control(part)
         if isinstance(part, LoweredGrid):
             return grid_step(self, part)
+        if isinstance(part, Beside):
+            return beside_step(self, part)
         assert isinstance(part, HostStep)
         return host_step(self, part)
 

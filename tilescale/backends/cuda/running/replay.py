@@ -37,7 +37,7 @@ class Replay:
                 for launch in launches:
                     launch()
                     if isinstance(launch, KernelLaunch):
-                        self._nodes.append(_last_node(stream))
+                        self._nodes.append(_last_node(launch.stream.cuda_stream if launch.stream else stream))
                         self._given.append(launch.given())
             finally:
                 self._graph.capture_end()
@@ -70,7 +70,7 @@ class Replay:
         with _side_stream() as stream:
             driver.call("cuStreamBeginCapture", stream, names.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
             try:
-                kernel()
+                kernel.launch()
             finally:
                 alone = driver.call("cuStreamEndCapture", stream)
         try:

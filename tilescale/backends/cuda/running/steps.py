@@ -9,12 +9,15 @@ stream. So they can be kept, repeated, and captured in a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilescale.program import extents
 from tilescale.program.formulas import formula
+
+if TYPE_CHECKING:
+    import torch
 
 Work = Callable[[], Any]
 """Puts work on the current stream, and touches nothing else: a launch, a copy, a collective."""
@@ -56,14 +59,25 @@ class KernelLaunch:
     Attributes:
         scalars: which arguments are scalars of the caller's: place here, and position in the call.
         tensors: the same of tensors.
+        stream: what it is put on, None for the current one.
     """
 
     run: Callable[..., Any]
     arguments: list[Any]
     scalars: tuple[tuple[int, int], ...] = ()
     tensors: tuple[tuple[int, int], ...] = ()
+    stream: torch.cuda.Stream | None = None
 
     def __call__(self) -> None:
+        if self.stream is None:
+            return self.launch()
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            self.launch()
+
+    def launch(self) -> None:
+        """Put it on the current stream."""
         self.run(*self.arguments)
 
     def take(self, values: Sequence[Any]) -> None:
@@ -81,7 +95,7 @@ class KernelLaunch:
 
         What takes the place of other tensors, such as a symmetric stand-in, stays.
         """
-        made = KernelLaunch(self.run, list(self.arguments), self.scalars, self.tensors)
+        made = replace(self, arguments=list(self.arguments))
         made.take(values)
         for place, position in self.tensors:
             if position in moving:

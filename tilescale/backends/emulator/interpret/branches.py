@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator.execute.barriers import Participants
 from tilescale.backends.emulator.execute.frame import CONTINUE, Frame, is_vector, spread, without
 from tilescale.backends.emulator.execute.scheduler import TaskGroup
-from tilescale.backends.emulator.execute.tasks import Wait
+from tilescale.backends.emulator.execute.tasks import Task, Wait
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.registry import statement
@@ -69,7 +70,7 @@ class _Branch:
         yes = _active(frame, taken)
         no = _active(frame, ~taken)
         if self.together and self.otherwise is not None and yes.any() and no.any():
-            return _roles(frame, [_Side(yes, self.then), _Side(no, self.otherwise)], self.where)
+            return _Parting(frame, [_Side(yes, self.then), _Side(no, self.otherwise)], self.where).run()
         for mask, side in ((yes, self.then), (no, self.otherwise)):
             if side is not None and mask.any():
                 _masked(frame, side, mask)
@@ -111,50 +112,62 @@ class _Side:
     barrier: Wait | None = None
 
 
-def _roles(frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False) -> None:
+class _Parting:
     """Threads part ways: each side becomes a coroutine of its own; they meet again after the branch.
 
     Branches that follow one another begin `in_turn`: one that ends without waiting has ended before the next begins, as
     TileLang synchronises threads between them; one that waits may wait for the next, and orders nothing before it, not
     even if what it waits for is there already. Before a side with a barrier all earlier ones have ended.
     """
-    run, members, begun = frame.run, [], set()
-    group = TaskGroup(run.scheduler, "its threads", where)
-    barriers = [number for number, side in enumerate(sides) if side.barrier is not None]
 
-    def reconverge(number: int) -> None:
-        last = max((b for b in barriers if b <= number), default=0)
-        if last:
-            come = lambda: all(m.ended for m in members[:last])  # noqa: E731
-            run.scheduler.block(replace(sides[last].barrier, ready=come))
-            run.scheduler.current.waited = False  # of what the program waits for itself
-            run.acquires((group, last))
+    def __init__(self, frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False):
+        self._frame, self._sides, self._in_turn = frame, sides, in_turn
+        self._run, self._scheduler = frame.run, frame.run.scheduler
+        self._group = TaskGroup(self._scheduler, "its threads", where)
+        self._members: list[Task] = []
+        self._begun: set[Task] = set()
+        self._barriers = [number for number, side in enumerate(sides) if side.barrier is not None]
 
-    def turn(number: int) -> None:
-        before = members[:number]
+    def run(self) -> None:
+        """Start all sides, and wait for their ends."""
+        unit = self._scheduler.current.name
+        for number, side in enumerate(self._sides):
+            own = self._frame.fork(self._frame.unit, side.mask)
+            own.participants = Participants(int(side.mask.sum()))
+            member = self._group.spawn(f"{unit}, {_threads(side.mask)}", partial(self._play, number, own))
+            self._members.append(member)
+        self._group.join()
+
+    def _play(self, number: int, own: Frame) -> None:
+        """A side, in its coroutine."""
+        side = self._sides[number]
+        if self._in_turn:
+            self._pass_barrier(number)
+            self._await_turn(number)
+        own.leave(side.run(own), side.mask)
+        self._frame.join(own)
+        if self._in_turn and not self._scheduler.current.waited:
+            self._run.publishes(self._group)
+        for later in (b for b in self._barriers if b > number):
+            self._run.publishes((self._group, later))
+
+    def _pass_barrier(self, number: int) -> None:
+        """Wait until all sides before the last barrier in front of this one have ended."""
+        last = max((b for b in self._barriers if b <= number), default=0)
+        if not last:
+            return
+        come = lambda: all(m.ended for m in self._members[:last])  # noqa: E731
+        self._scheduler.block(replace(self._sides[last].barrier, ready=come))
+        self._scheduler.current.waited = False  # of what the program waits for itself
+        self._run.acquires((self._group, last))
+
+    def _await_turn(self, number: int) -> None:
+        """Wait until each side before this one has ended, or waits itself."""
+        before, begun = self._members[:number], self._begun
         come = lambda: all(m.ended or m.paused or (m in begun and m.wait) for m in before)  # noqa: E731
-        run.scheduler.block(Wait(come, "its turn", quiet=True))
-        begun.add(members[number])
-        run.acquires(group)
-
-    def play(number: int, frame_of: Frame) -> None:
-        side = sides[number]
-        if in_turn:
-            reconverge(number)
-            turn(number)
-        frame_of.leave(side.run(frame_of), side.mask)
-        frame.join(frame_of)
-        if in_turn and not run.scheduler.current.waited:
-            run.publishes(group)
-        for later in (b for b in barriers if b > number):
-            run.publishes((group, later))
-
-    unit = run.scheduler.current.name
-    for number, side in enumerate(sides):
-        own = frame.fork(frame.unit, side.mask)
-        own.participants = Participants(int(side.mask.sum()))
-        members.append(group.spawn(f"{unit}, {_threads(side.mask)}", lambda n=number, o=own: play(n, o)))
-    group.join()
+        self._scheduler.block(Wait(come, "its turn", quiet=True))
+        begun.add(self._members[number])
+        self._run.acquires(self._group)
 
 
 def _threads(mask: np.ndarray) -> str:
@@ -194,18 +207,22 @@ def _side_by_side(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
         return one_by_one
     barriers = _barriers(compiler, statements)
 
+    def taken_of(group: list[int], masks: list[np.ndarray], frame: Frame) -> list[_Side]:
+        """The branches of a group that some thread takes."""
+        left = {n: masks[n] if frame.dead is None else without(masks[n], frame.dead) for n in group}
+        taken = [n for n, mask in left.items() if mask.any()]
+        before = {n: [barriers[m, n] for m in taken if (m, n) in barriers] for n in taken}
+        return [_Side(left[n], branches[n].then, *before[n][:1]) for n in taken]
+
     def run(frame: Frame) -> Any:
         conditions = [b.condition(frame) for b in branches]
         if not all(is_vector(c) for c in conditions):
             return one_by_one(frame)
         masks = [_active(frame, c) for c in conditions]
         for group in _groups(masks):
-            left = {n: masks[n] if frame.dead is None else without(masks[n], frame.dead) for n in group}
-            taken = [n for n, mask in left.items() if mask.any()]
-            before = {n: [barriers[m, n] for m in taken if (m, n) in barriers] for n in taken}
-            sides = [_Side(left[n], branches[n].then, *before[n][:1]) for n in taken]
+            sides = taken_of(group, masks, frame)
             if len(sides) > 1:
-                _roles(frame, sides, branches[0].where, in_turn=True)
+                _Parting(frame, sides, branches[0].where, in_turn=True).run()
             elif sides:
                 _masked(frame, sides[0].run, sides[0].mask)
         return None

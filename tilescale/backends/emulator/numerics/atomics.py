@@ -45,11 +45,7 @@ def atomic_update(
         ShapeError: `values` do not broadcast to the index.
     """
     if mask is None and (not index or len(index) == array.ndim and all(np.ndim(i) == 0 for i in index)):
-        place = index or ...
-        previous = array[place] if index else array.copy()
-        if op != "load":
-            operands = _operands(values, op, array.dtype)
-            array[place] = _step(op, previous, tuple(_spread(v, np.shape(previous), op) for v in operands))
+        previous = _update_once(array, index, values, op)
         return previous if return_prev or op == "load" else None
     places, shape = _flat_places(array, index)
     operands = tuple(_spread(v, shape, op).reshape(-1) for v in _operands(values, op, array.dtype))
@@ -62,6 +58,16 @@ def atomic_update(
     full = np.zeros(shape, array.dtype)
     full.reshape(-1)[active] = previous
     return full
+
+
+def _update_once(array: np.ndarray, index: tuple[Any, ...], values: Any, op: str) -> Any:
+    """Update one element, or each one of `array` where the index is empty; returns what was there."""
+    place = index or ...
+    previous = array[place] if index else array.copy()
+    if op != "load":
+        operands = _operands(values, op, array.dtype)
+        array[place] = _step(op, previous, tuple(_spread(v, np.shape(previous), op) for v in operands))
+    return previous
 
 
 def _operands(values: Any, op: str, dtype: np.dtype) -> tuple[Any, ...]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tilelang_core import ir, tl
@@ -28,43 +30,51 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
     values, takes_part = [compiler.expr(v) for v in made.values], compiler.expr(made.takes_part)
     results = [pointed(compiler, target) for target in made.results]
     over = [compiler.expr(index) for index in made.over]
-    reduction = compiler.reduction
-    left, right = ([compiler.slot(v) for v in side] for side in (reduction.lhs, reduction.rhs))
-    combined = [compiler.expr(e) for e in reduction.result]
-    neutral = [compiler.expr(e) for e in reduction.identity_element]
-    shape = compiler.launch.threads[::-1]
+    combination = _Combination(compiler, compiler.reduction)
     if not compiler.data:
         return forgotten(results)
 
-    def fold(frame: Frame, brought: list[np.ndarray], axis: int) -> list[np.ndarray]:
-        """The values of all threads along an axis, combined in their order; each of these threads gets the result."""
-        work = frame.fork(frame.unit, None)
-        work.mask = None
-        lines = [np.moveaxis(v.reshape(shape), axis, 0) for v in brought]
-        work.space = lines[0].shape[1:]
-        total = [line[0] for line in lines]
-        for step in range(1, shape[axis]):
-            for slot, value in zip(left, total, strict=True):
-                work.slots[slot] = value
-            for slot, line in zip(right, lines, strict=True):
-                work.slots[slot] = line[step]
-            total = [c(work) for c in combined]
-        return [
-            np.moveaxis(np.broadcast_to(value, line.shape), 0, axis).reshape(-1)
-            for value, line in zip(total, lines, strict=True)
-        ]
-
     def run(frame: Frame) -> None:
         active = spread(takes_part(frame), frame) != 0
-        brought = [
-            np.where(active, spread(v(frame), frame), n(frame)) for v, n in zip(values, neutral, strict=True)
-        ]
-        for axis in _axes([spread(index(frame), frame) for index in over], shape):
-            brought = fold(frame, brought, axis)
+        pairs = zip(values, combination.neutral, strict=True)
+        brought = [np.where(active, spread(value(frame), frame), neutral(frame)) for value, neutral in pairs]
+        for axis in _axes([spread(index(frame), frame) for index in over], combination.shape):
+            brought = combination.fold(frame, brought, axis)
         for target, value in zip(results, brought, strict=True):
             target.store(frame, convert(value, target.home.dtype))
 
     return run
+
+
+class _Combination:
+    """What becomes of two threads' values, several that belong together.
+
+    Attributes:
+        neutral: what threads bring that take no part.
+        shape: the threads of a program, the slowest axis first.
+    """
+
+    def __init__(self, compiler: Compiler, reduction: Any):
+        self.neutral = [compiler.expr(e) for e in reduction.identity_element]
+        self.shape = compiler.launch.threads[::-1]
+        self._left, self._right = ([compiler.slot(v) for v in side] for side in (reduction.lhs, reduction.rhs))
+        self._combined = [compiler.expr(e) for e in reduction.result]
+
+    def fold(self, frame: Frame, brought: list[np.ndarray], axis: int) -> list[np.ndarray]:
+        """The values of all threads along an axis, combined in their order; each of these threads gets the result."""
+        work = frame.fork(frame.unit, None)
+        work.mask = None
+        lines = [np.moveaxis(value.reshape(self.shape), axis, 0) for value in brought]
+        work.space = lines[0].shape[1:]
+        total = [line[0] for line in lines]
+        for step in range(1, self.shape[axis]):
+            for slot, value in zip(self._left, total, strict=True):
+                work.slots[slot] = value
+            for slot, line in zip(self._right, lines, strict=True):
+                work.slots[slot] = line[step]
+            total = [combined(work) for combined in self._combined]
+        pairs = zip(total, lines, strict=True)
+        return [np.moveaxis(np.broadcast_to(value, line.shape), 0, axis).reshape(-1) for value, line in pairs]
 
 
 def _axes(indices: list[np.ndarray], shape: tuple[int, ...]) -> list[int]:

@@ -29,7 +29,7 @@ from tilescale.backends.emulator.interpret.selections import located
 from tilescale.backends.emulator.operations.barriers import BarrierReference
 from tilescale.backends.emulator.operations.multicast import multicast
 from tilescale.backends.emulator.operations.rows import rows_copy
-from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
+from tilescale.errors import ShapeError, TileScaleError, UnsupportedError, UsageError
 
 ignore("tl.GemmWarpPolicy")
 
@@ -182,6 +182,7 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
         )
     product = Gemm.of(call)
     a, b, c = (Region(compiler, r) for r in product.operands)
+    _check_types(*(str(ir.region_parts(r)[0].dtype) for r in (product.a, product.b)))
     clear, tf32 = compiler.expr(product.clear), has_tf32(compiler)
 
     def multiply(frame: Frame) -> None:
@@ -199,6 +200,12 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
             )
 
     return announced(compiler, product, multiply)
+
+
+def _check_types(a: str, b: str) -> None:
+    """As TileLang: only floats of 8 bits and less are multiplied with others."""
+    if a != b and not all(dtype.startswith(("float8", "float6", "float4")) for dtype in (a, b)):
+        raise UsageError(f"T.gemm of {a} and {b}", hint="make both of one type: T.copy into a tile of it converts")
 
 
 def announced(compiler: Compiler, product: Gemm, multiply: Closure) -> Closure:

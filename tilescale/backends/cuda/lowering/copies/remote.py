@@ -10,7 +10,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.deferred import KEPT, NO_SIGNAL
 from tilescale.backends.cuda.lowering.devices import DeviceStage
-from tilescale.backends.cuda.lowering.roles import AHEAD
+from tilescale.backends.cuda.lowering.markers import AHEAD
 from tilescale.backends.cuda.lowering.signals import signal_peer
 from tilescale.program.operations import Copy
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tilelang_core import ir
-from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
+from tilescale.backends.cuda.lowering.groups.loads import Load
 from tilescale.backends.cuda.lowering.waits import flag_of, waits_in
 from tilescale.program.dependence import Dependence
 
-Step: TypeAlias = "TileCopy | ir.Stmt"
+Step: TypeAlias = "Load | ir.Stmt"
 """A load, or a wait."""
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Gates:
         for step in self.steps:
             if isinstance(step, ir.Stmt):
                 passed += waits_in(step)
-            free = isinstance(step, TileCopy) and not self._orders(passed, _read_by(step.call))
+            free = isinstance(step, Load) and not self._orders(passed, _read_by(step.call))
             (early if free else late).append(step)
         return (*early, *late)
 
     def wait_for(self, calls: Iterable[ir.Call]) -> bool:
         """Whether loads, or what the waits read, have to stay behind other waits, barriers or collectives."""
-        nodes = [step.call if isinstance(step, TileCopy) else step for step in self.steps]
+        nodes = [step.call if isinstance(step, Load) else step for step in self.steps]
         flags = {flag_of(wait).data for wait in self.waits}
         return self._orders(calls, {data for node in nodes for data in _read_by(node)} | flags)
 

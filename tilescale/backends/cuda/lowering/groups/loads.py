@@ -1,31 +1,76 @@
 # SPDX-License-Identifier: MIT
-"""Which copies a loader can make in bulk."""
+"""The copies that a loader can make in bulk, from memory of this device or of a peer."""
 
 from __future__ import annotations
 
-from tilelang_core import ir, tiles, tl
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilelang_core import ir, tiles
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.copies.ahead import ahead
+from tilescale.backends.cuda.lowering.markers import BARRIER
 from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.statements import is_load, is_pull
+from tilescale.program.operations import Copy
 
 BULK, LONGEST, RANKS = 16, 256, 5
 """Bulk copies (CUDA driver API, cuTensorMapEncodeTiled): bytes that make up strides, rows of a box, dimensions."""
 
 
-def is_bulk_load(stmt: ir.Stmt, phase: Phase) -> bool:
-    """Whether a statement is a bulk copy from memory into all of a tile in shared memory."""
-    if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
-        return False
-    copy = tiles.TileCopy.of(stmt.value)
-    if not tiles.is_region(copy.source):
-        return False
-    source, _, box = ir.region_parts(copy.source)
-    tile, begins, extents = ir.region_parts(copy.target)
-    shape = ir.constants(tile.shape)
-    if shape is None:
-        return False
-    whole = all(ir.constant(b) == 0 for b in begins) and [ir.constant(n) for n in extents] == shape
-    alike = [n for n in map(ir.constant, box) if n != 1] == [n for n in shape if n != 1]
-    between = source.scope() == "global" and tile.scope() == "shared.dyn" and str(source.dtype) == str(tile.dtype)
-    return whole and alike and between and _is_box(source, shape, phase)
+@dataclass(frozen=True)
+class Load:
+    """A copy into all of a tile in shared memory that bulk copies can make.
+
+    Attributes:
+        call: the operation; of a peer's memory as one that runs ahead.
+        is_far: whether it is from a peer.
+    """
+
+    call: ir.Call
+    is_far: bool
+
+    @classmethod
+    def of(cls, stmt: ir.Stmt, phase: Phase) -> Load | None:
+        """What a statement loads; None if it is no such copy."""
+        if is_pull(stmt):
+            call = ahead(phase, stmt.value)
+            load = cls(call, True) if call is not None else None
+        else:
+            load = cls(stmt.value, False) if is_load(stmt) else None
+        return load if load is not None and load._is_bulk(phase) else None
+
+    @property
+    def source(self) -> ir.Call:
+        """What is read, as a region."""
+        return Copy.of(self.call).source if self.is_far else tiles.TileCopy.of(self.call).source
+
+    @property
+    def target(self) -> ir.Call:
+        """The tile, as a region."""
+        return Copy.of(self.call).target if self.is_far else tiles.TileCopy.of(self.call).target
+
+    def under(self, names: Mapping[ir.Var, Any]) -> Load:
+        """The same in terms of other names."""
+        return replace(self, call=ir.substitute(self.call, dict(names)))
+
+    def made(self, source: ir.Call, target: ir.Call, barrier: ir.BufferLoad) -> ir.Stmt:
+        """The load of other regions, whose bytes a barrier counts."""
+        if not self.is_far:
+            return tir.tile_call("tma_copy", source, target, barrier=barrier, is_tma_copy=1)
+        return tir.evaluate(Copy.of(self.call).between(source, target, **{BARRIER: barrier}))
+
+    def _is_bulk(self, phase: Phase) -> bool:
+        source, _, box = ir.region_parts(self.source)
+        tile, begins, extents = ir.region_parts(self.target)
+        shape = ir.constants(tile.shape)
+        if shape is None:
+            return False
+        whole = all(ir.constant(b) == 0 for b in begins) and [ir.constant(n) for n in extents] == shape
+        alike = [n for n in map(ir.constant, box) if n != 1] == [n for n in shape if n != 1]
+        between = source.scope() == "global" and tile.scope() == "shared.dyn" and str(source.dtype) == str(tile.dtype)
+        return whole and alike and between and _is_box(source, shape, phase)
 
 
 def _is_box(source: ir.Buffer, box: list[int], phase: Phase) -> bool:

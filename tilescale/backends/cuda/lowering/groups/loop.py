@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tilelang_core import ir
-from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.groups.gates import Step
+from tilescale.backends.cuda.lowering.groups.loads import Load
 from tilescale.backends.cuda.lowering.statements import stages_of
 from tilescale.backends.cuda.lowering.waits import waits_in
 from tilescale.hda import Level
@@ -45,9 +45,9 @@ class Loop:
     rest: tuple[ir.Stmt, ...]
 
     @property
-    def loads(self) -> list[TileCopy]:
-        """Its copies from memory into tiles."""
-        return [step for step in self.steps if isinstance(step, TileCopy)]
+    def loads(self) -> list[Load]:
+        """Its copies from memory, of this device or of peers, into tiles."""
+        return [step for step in self.steps if isinstance(step, Load)]
 
     @property
     def gates(self) -> list[ir.Stmt]:
@@ -55,9 +55,9 @@ class Loop:
         return [step for step in self.steps if isinstance(step, ir.Stmt)]
 
     @property
-    def free(self) -> list[TileCopy]:
+    def free(self) -> list[Load]:
         """The loads in front of its first wait, which nothing orders but tiles, unless the loop is released."""
-        return [*itertools.takewhile(lambda step: isinstance(step, TileCopy), self.steps)]
+        return [*itertools.takewhile(lambda step: isinstance(step, Load), self.steps)]
 
     @property
     def waits(self) -> list[ir.Call]:
@@ -90,7 +90,7 @@ def loops_of(around: Around) -> list[ir.For]:
 
 def expressions(node: Any) -> list[ir.PrimExpr]:
     """What a load, a wait, the head of a loop or a condition evaluates."""
-    if isinstance(node, TileCopy):
+    if isinstance(node, Load):
         return [node.call]
     if isinstance(node, ir.For):
         return [node.min, node.extent]

@@ -6,11 +6,11 @@ tiles themselves, waits in the loop, which it makes itself (gates.py), and what 
 whose loads something before it orders. Before: a phase. After: its loops taken apart into what the loader does and
 statements of units (pipelines.py lowers them). Nothing is rewritten.
 
-Declines, each with its reason in a note: launches without room for a loader, loops of
-units of their own, loops that run for different numbers of iterations each time, tiles that have another use, sources
-that the program writes, copies that are none in bulk, waits behind what units do in an iteration or of units themselves
-for what is loaded, waits for flags that the program may change before it comes to them, and loops before whose end
-programs of a cluster synchronize, for which all threads have to come.
+Declines, each with its reason in a note: launches without room for a loader, loops of units of their own, loops that
+run for different numbers of iterations each time, tiles that have another use, sources that the program writes (of
+what it loads from peers: in the loop), copies that are none in bulk, waits behind what units do in an iteration or of
+units themselves for what is loaded, waits for flags that the program may change before it comes to them, and loops
+before whose end programs of a cluster synchronize, for which all threads have to come.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from typing import Any
 
 from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
-from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
 from tilescale.backends.cuda.lowering.declined import DeclinedError
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.backends.cuda.lowering.groups.gates import Gates
-from tilescale.backends.cuda.lowering.groups.loads import is_bulk_load
+from tilescale.backends.cuda.lowering.groups.gates import Gates, Step
+from tilescale.backends.cuda.lowering.groups.loads import Load
 from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressions, loops_of, used_binds
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
-from tilescale.backends.cuda.lowering.statements import is_load, is_pipelined, is_region, is_wait
+from tilescale.backends.cuda.lowering.statements import is_load, is_pipelined, is_pull, is_region, is_wait
 from tilescale.backends.cuda.lowering.waits import flag_of, is_lasting, waits_in
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
@@ -132,11 +131,11 @@ class _Search:
         if set(stmt.annotations) != {specialise.STAGES}:
             raise DeclinedError("it has a schedule of its own")
         body = self._statements(stmt.body)
-        loads = [inner for inner in body if is_bulk_load(inner, self.stage.phase)]
-        steps = [TileCopy.of(s.value) if s in loads else s for s in body if s in loads or is_wait(s)]
-        if not loads:
+        made = [(Load.of(inner, self.stage.phase), inner) for inner in body]
+        steps = [load or inner for load, inner in made if load is not None or is_wait(inner)]
+        rest = [inner for load, inner in made if load is None and not is_wait(inner)]
+        if not any(isinstance(step, Load) for step in steps):
             raise DeclinedError("it loads no whole tile in bulk")
-        rest = [s for s in body if not (s in loads or is_wait(s))]
         inner = [bind for bind in rest if isinstance(bind, ir.Bind)]
         level = self._level([s for s in rest if not isinstance(s, ir.Bind)])
         self._check_waits(body, Gates(self._order, steps))
@@ -167,7 +166,7 @@ class _Search:
         level = next((level for level in levels if level is not None), None)
         if level is None or None in levels:
             by_all = next((stmt for stmt, by in zip(stmts, levels, strict=True) if by is None), None)
-            is_copy = by_all is not None and is_load(by_all)
+            is_copy = by_all is not None and (is_load(by_all) or is_pull(by_all))
             what = "a copy in it is none in bulk" if is_copy else "the program itself works in it"
             where = location(by_all) if by_all is not None else None
             raise DeclinedError(what + (f" (line {where.line})" if where is not None else ""))
@@ -206,7 +205,8 @@ class _Search:
         again = [call for outer in loops_of(around)[:1] for call in self._waits_for_others(outer)]
         own = [*self._waits_for_others(stmt), *gates.waits]
         others = [call for call in (*self._before, *again) if not any(call.same_as(mine) for mine in own)]
-        released = gates.wait_for(others)
+        # What is loaded from a peer may be its own, which it has written in the order of the program.
+        released = gates.wait_for(others) or bool(self._far(gates.steps) & _written(self._effects))
         if released and loops_of(around) and not ir.proves(ir.GE(stmt.extent, 1), {}):
             raise DeclinedError("it may have no iteration in a turn of the loop around it, which waits for its loads")
         return released
@@ -254,11 +254,14 @@ class _Search:
         if sum(data in tiles and writes for data, writes in everywhere) > len(tiles):
             raise DeclinedError("the program writes a tile that it loads")
         flags = {self.stage.distributions.base(flag) for flag in map(flag_of, loop.waits)}
-        sources = (*loop.around, loop.stmt, *loop.loads, *(bind.value for bind in loop.binds))
-        read = self._read(sources) | self._read(loop.gates) - flags
+        far = self._far(loop.steps)
+        near = [load for load in loop.loads if not load.is_far]
+        sources = (*loop.around, loop.stmt, *near, *(bind.value for bind in loop.binds))
+        others = [load for load in loop.loads if load.is_far]
+        read = self._read(sources) | self._read(others) - far | self._read(loop.gates) - flags
         # What it writes at peers they load behind a wait, or a barrier.
         own = {access.root for access in self._effects.writes if access.at is None}
-        if (read - tiles) & own:
+        if (read - tiles) & own or far & _written(self._order.names.all_effects(loop.stmt)):
             raise DeclinedError("the program writes what it loads")
 
     def _named(self, node: Any) -> Iterator[tuple[ir.Var, bool]]:
@@ -266,8 +269,17 @@ class _Search:
         for buffer, _, writes in accesses(node):
             yield self.stage.distributions.base(buffer), writes
 
+    def _far(self, steps: Iterable[Step]) -> set[ir.Var]:
+        """The tensors that are loaded from peers."""
+        sources = [step.source for step in steps if isinstance(step, Load) and step.is_far]
+        return {self.stage.distributions.base(ir.region_parts(source)[0]) for source in sources}
+
     def _read(self, nodes: Iterable[Any]) -> set[ir.Var]:
         return {data for node in nodes for expr in expressions(node) for data, _ in self._named(expr)}
+
+
+def _written(effects: Effects) -> set[ir.Var]:
+    return {access.root for access in effects.writes}
 
 
 def _is_pointer(node: Any) -> bool:

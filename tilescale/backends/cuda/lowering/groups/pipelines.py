@@ -2,11 +2,11 @@
 """Run pipelined loops of units asynchronously: a warpgroup of its own loads tiles ahead, the units work on them.
 
 Why: a loop that all threads enter together, iteration after iteration, waits for its loads. Before: a `T.Pipelined`
-loop of the program whose body is copies from memory into tiles, waits, and statements that units execute. After: 128
-more threads, the loader, issue those copies in bulk into a ring of tiles, and wait in front of those that are to be
-behind a wait; each unit runs the loop in its own branch. Tiles are handed over by barriers in shared memory: `full`
-counts their bytes, `empty` the threads that have used them. Where something in front of a loop orders its loads, units
-say by a third one, `released`, that they have come to it.
+loop of the program whose body is copies into tiles, from memory of this device or of peers, waits, and statements that
+units execute. After: 128 more threads, the loader, issue those copies in bulk into a ring of tiles, and wait in front
+of those that are to be behind a wait; each unit runs the loop in its own branch. Tiles are handed over by barriers in
+shared memory: `full` counts their bytes, `empty` the threads that have used them. Where something in front of a loop
+orders its loads, units say by a third one, `released`, that they have come to it.
 
 The target is roles by hand and not stock TileLang's `WSSchedule`: a pipeline there has one consumer role, while tiles
 here are read by several units, which also synchronize with one another inside the loop.
@@ -24,6 +24,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.handover import Handover, parts_of
+from tilescale.backends.cuda.lowering.groups.loads import Load
 from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressions, loops_of, used_binds
 from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS, WARP, architecture, asynchronous
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
@@ -106,11 +107,11 @@ class Pipelines:
         """Threads of the loader."""
         return LOADER_THREADS if self.loops else 0
 
-    @property
-    def free(self) -> frozenset[ir.Var]:
-        """Tensors of which the loader loads ahead of all waits."""
+    def free(self, far: bool) -> frozenset[ir.Var]:
+        """Tensors, of peers (`far`) or of this device, of which the loader loads ahead of all waits."""
         free = [load for loop in self.loops if loop.gates or not loop.released for load in loop.free]
-        return frozenset(self.stage.distributions.base(ir.region_parts(load.source)[0]) for load in free)
+        sources = [load.source for load in free if load.is_far == far]
+        return frozenset(self.stage.distributions.base(ir.region_parts(source)[0]) for source in sources)
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
@@ -203,7 +204,7 @@ class Pipelines:
         result: list[ir.Stmt] = []
         copies: list[ir.Stmt] = []
         for step in loop.steps:
-            if isinstance(step, tiles.TileCopy):
+            if isinstance(step, Load):
                 copies.append(self._copy(step, ir.BufferLoad(full, [place]), place, part, fresh))
             elif part == 0:
                 result += [ir.IfThenElse(elected, tir.sequence(copies), None)] if copies else []
@@ -211,20 +212,18 @@ class Pipelines:
                 copies = []
         return [*result, ir.IfThenElse(elected, tir.sequence([*copies, _arrive(full, place)]), None)]
 
-    def _copy(
-        self, load: tiles.TileCopy, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]
-    ) -> ir.Stmt:
+    def _copy(self, load: Load, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]) -> ir.Stmt:
+        load = load.under(fresh)
         source, begins, extents = ir.region_parts(load.source)
         tile = ir.region_parts(load.target)[0]
         ring = self._rings[tile.data]
         box = [ir.integer(n) for n in ring.shape[1:]]
         target = tir.region(ring, [place, *[0] * len(box)], [1, *box], "w")
-        begins = [ir.substitute(b, fresh) if isinstance(b, ir.PrimExpr) else b for b in begins]
         if ir.constant(tile.shape[0]) != box[0]:
             axis = next(axis for axis, extent in enumerate(extents) if ir.constant(extent) != 1)
             begins[axis], extents[axis] = begins[axis] + part * box[0], ir.int_node(box[0])
         read = tir.region(source, begins, extents, "r")
-        return tir.tile_call("tma_copy", read, target, barrier=full, is_tma_copy=1)
+        return load.made(read, target, full)
 
 
 def _again(var: ir.Var) -> ir.Var:

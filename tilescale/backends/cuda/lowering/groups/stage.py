@@ -68,7 +68,12 @@ class _ThreadGroups(GroupStage):
             added=self.phase.added + self.pipelines.added,
             ordered=self.phase.ordered or self.used,
             groups=Groups(
-                self.pipelines.added > 0, self.reducing, self.held_in_words(), self.exclusive(), self.pipelines.free
+                self.pipelines.added > 0,
+                self.reducing,
+                self.held_in_words(),
+                self.exclusive(),
+                free=self.pipelines.free(far=False),
+                pulled=self.pipelines.free(far=True),
             ),
         )
 

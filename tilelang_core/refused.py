@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""What TileLang and Python say of a program that they cannot trace, with the user's line.
+
+TileLang logs the rewritten source of such a program beside the error; that shows where our logger shows what is for
+debugging. As it does so the error is at hand, and gets notes, which Python prints behind its message (from 3.11 on).
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import sys
+import traceback
+from pathlib import Path
+from types import CodeType
+
+import tilelang
+
+from tilelang_core.logs import LOGGER
+
+__all__ = ["TILELANG_ROOT", "install"]
+
+TILELANG_ROOT = str(Path(tilelang.__file__).parent)
+
+_BUILDER = "__tb"
+"""The name by which a function that TileLang has rewritten knows the builder."""
+
+_MACRO = "    hint: if {!r} holds statements of the language, decorate it with @T.macro"
+_TYPES = '    hint: give each parameter its type: `X: T.Tensor((n,), "float32")`, `n: T.int32`'
+
+
+def install() -> None:
+    """Look at what TileLang's builder logs."""
+    logging.getLogger("tilelang.language.eager.builder").addFilter(_Refused())
+
+
+class _Refused(logging.Filter):
+    """Drops rewritten sources, unless they are asked for; errors that do not end in the user's line get it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = sys.exc_info()[1]
+        if error is not None:
+            _explain(error)
+        return record.levelno < logging.CRITICAL or logging.getLogger(LOGGER).isEnabledFor(logging.DEBUG)
+
+
+def _explain(error: BaseException) -> None:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    traced = [number for number, frame in enumerate(frames) if _is_traced(frame.f_code)]
+    if not traced:
+        if isinstance(error, TypeError) and frames[-1].f_code.co_filename.startswith(TILELANG_ROOT):
+            _note(error, _TYPES)  # the function was not even called
+        return
+    builder = frames[traced[-1]].f_locals[_BUILDER]
+    file, line = builder.current_file, builder.current_line
+    below = [frame.f_code for frame in frames[traced[-1] + 1 :]]
+    place, text = f"{file}:{line}", linecache.getline(file, line).strip()
+    if isinstance(error, AssertionError) and not str(error):
+        error.args = (f"TileLang does not take this: {text} ({place})",)
+    elif below and not hasattr(error, "where"):  # errors that say where do so by themselves
+        _note(error, f"    at {place}\n        {text}")
+        helper = next((other.co_name for other in below if other.co_filename == file), None)
+        if helper is not None and isinstance(error, TypeError | ValueError):
+            _note(error, _MACRO.format(helper))
+
+
+def _is_traced(code: CodeType) -> bool:
+    """Whether it is a function of the user that TileLang has rewritten."""
+    return _BUILDER in code.co_freevars + code.co_varnames and not code.co_filename.startswith(TILELANG_ROOT)
+
+
+def _note(error: BaseException, note: str) -> None:
+    """What add_note does, from Python 3.11 on."""
+    error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]

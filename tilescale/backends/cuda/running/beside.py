@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""Grids that run at once: the first on the current stream, the others on one beside it, for which that one waits.
+
+Captured in a CUDA graph, these are a fork and a join. Programs of the first grid start first, and those of the others
+where processors are left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.lowering.program import Beside
+from tilescale.backends.cuda.running.grids import grid_step
+from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work, in_order
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.backends.cuda.running.owner import Owner
+
+
+class SideStream:
+    """The stream beside the current one of a device.
+
+    Attributes:
+        stream: what executes the other grids.
+    """
+
+    def __init__(self, device: torch.device):
+        import torch
+
+        self.stream = torch.cuda.Stream(device)
+
+    def fork(self) -> None:
+        """What is added to it now sees all that the current stream did so far."""
+        import torch
+
+        self.stream.wait_event(torch.cuda.current_stream().record_event())
+
+    def join(self) -> None:
+        """The current stream goes on after all that was added."""
+        import torch
+
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+
+@cache
+def side_stream(device: torch.device) -> SideStream:
+    """That of a device of this process."""
+    return SideStream(device)
+
+
+def beside_step(own: Owner, beside: Beside) -> Step:
+    """Grids as a step; one after the other where those that wait leave processors to the queue. Collective, and raises,
+    as `grid_step`."""
+    steps = [grid_step(own, grid) for grid in beside.grids]
+    if own.spared:
+        return in_order(steps)
+
+    def bind(call: Call) -> list[Work]:
+        first, *others = (step(call) for step in steps)
+        if not first:
+            return first  # no programs
+        side = side_stream(own.device)
+        moved = [_on(side, work) for each in others for work in each]
+        return [side.fork, *first, *moved, side.join]
+
+    return bind
+
+
+def _on(side: SideStream, work: Work) -> Work:
+    assert isinstance(work, KernelLaunch), "a grid is a launch"
+    return replace(work, stream=side.stream)
