@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Schedules of sequential programs on GPUs: `torchrun --nproc-per-node 2 tests/gpu/schedules_check.py [names]`.
 
-Rings and sums along columns leave the same bits overlapped and in order, call after call on fresh inputs; then both
-are timed. `default` does so with products that are compiled without a schedule. `measured` compiles a gather and a
-product with the fastest schedule, and says what was measured.
+Rings, sums along columns and products of experts leave the same bits overlapped and in order, call after call on fresh
+inputs; then both are timed. `default` does so with products that are compiled without a schedule. `measured` compiles a
+gather and a product with the fastest schedule, and says what was measured.
 Prints a line for each check, and ends with exit code 1 if one fails.
 """
 
@@ -20,6 +20,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
+from tests.ladder import NUMBERED, load  # noqa: E402
 from tests.overlap.support import H200, overlapped  # noqa: E402
 from tests.overlap.test_reductions import scale_then_scatter_columns  # noqa: E402
 from tests.overlap.test_shifts import around, ring_product  # noqa: E402
@@ -38,9 +39,15 @@ def say(*what: Any) -> None:
         print(*what, flush=True)
 
 
-def agree(title: str, program: Any, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
+def agree(
+    title: str,
+    program: Any,
+    shapes: list[tuple[int, ...]],
+    dtype: torch.dtype = torch.bfloat16,
+    chunk: int | None = None,
+) -> None:
     """The overlapped program and the one in order, on the same inputs; then their times."""
-    changed, schedule = overlapped(program)
+    changed, schedule = overlapped(program, chunk=chunk)
     if not all(move.overlapped for move in schedule.moves):
         raise ValueError(f"{title}: {schedule}")
     both = [tilescale.compile(func, machine=H200, schedule="sequential") for func in (program, changed)]
@@ -116,6 +123,48 @@ def default() -> None:
         race(f"{make.__name__} {m} x {n} x {k}", both, [tuple(shape) for shape in shapes], torch.bfloat16)
 
 
+def grouped() -> None:
+    """Products of experts between two exchanges; chunks of an expert and of less, a last tile that is cut off."""
+    n, experts = WORLD.size, load(NUMBERED[24])
+    for capacity, chunk in (256, None), (256, 64), (192, None):
+        sizes = (n, 3, capacity, 256, 128)
+        rows, up, down = (n, 3, capacity, 256), (3, 256, 128), (3, 128, 256)
+        tile = {"tile": (128, 128, 64), "threads": 256}
+        program = experts.with_capacity(*sizes, **tile)
+        agree(f"experts {sizes}, chunk {chunk}", program, [rows, up, down, rows], chunk=chunk)
+    by_offsets(experts)
+    sizes = (n, 8, 512, 4096, 2048)
+    program = experts.with_capacity(*sizes, tile=(128, 256, 64), stages=4, threads=256)
+    both = [tilescale.compile(program, schedule=schedule) for schedule in ("sequential", "overlap")]
+    say(both[1].moves)
+    rows = (n, 8, 512, 4096)
+    race(f"experts {sizes}", both, [rows, (8, 4096, 2048), (8, 2048, 4096), rows], torch.bfloat16)
+
+
+def by_offsets(experts: Any) -> None:
+    """Rows that are looked up: uneven, none too, and those of an expert that lie in several chunks."""
+    n, local, tokens, size = WORLD.size, 4, 512, 256
+    program = experts.by_offsets(n, local, tokens, size, size)
+    changed, schedule = overlapped(program, chunk=96, kept=("begins",))
+    if not schedule.moves[1].overlapped:
+        raise ValueError(str(schedule))
+    both = [tilescale.compile(func, machine=H200, schedule="sequential") for func in (program, changed)]
+    x, w = (tilescale.empty(shape, dtype=torch.bfloat16) for shape in ((tokens, size), (local, size, size)))
+    results = [tilescale.empty((n, tokens, size), dtype=torch.float32) for _ in both]
+    for turn in range(CHECKED):
+        x.normal_()
+        w.normal_()
+        ends = [turn * 7 % 100, 100 + 2 * turn * WORLD.rank, 300, tokens]
+        places = torch.tensor([[0, *ends]], dtype=torch.int32, device=DEVICE)
+        for kernel, result in zip(both, results, strict=True):
+            result.fill_(torch.nan)
+            kernel(x, places, w, result)
+            kernel.synchronize()
+        if not torch.equal(*results) or torch.isnan(results[0]).any():
+            raise ValueError(f"rows that are looked up: other bits in call {turn}")
+    say(f"PASS rows that are looked up: the same bits in {CHECKED} calls")
+
+
 def measured() -> None:
     n, (rows, cols, inner) = WORLD.size, (4096, 3584, 8192)
     kernel = tilescale.compile(gather_and_product(H200, n, (rows, cols, inner)), schedule=tilescale.measured)
@@ -139,7 +188,7 @@ def measured() -> None:
     say(f"PASS measured: relative error {error:.1e}")
 
 
-CHECKS = {check.__name__: check for check in (ring, product, columns, default, measured)}
+CHECKS = {check.__name__: check for check in (ring, product, columns, grouped, default, measured)}
 
 
 def main() -> None:

@@ -24,11 +24,23 @@ Tensors = list[list[torch.Tensor]]
 
 
 def overlapped(
-    func: Any, *, chunk: int | None = None, carrier: str | None = None, ordered: bool = True
+    func: Any,
+    *,
+    chunk: int | None = None,
+    carrier: str | None = None,
+    ordered: bool = True,
+    kept: Sequence[str] = (),
 ) -> tuple[Any, Schedule]:
-    """A program with every collective beside its grids that may be, whether or not it pays."""
+    """A program with every collective beside its grids that may be, whether or not it pays.
+
+    Args:
+        kept: tensors whose collectives stay in order.
+    """
     found = (site for site, _ in sites(Dependence(structure(for_machine(func, H200), H200), H200)))
-    wanted = [Move(site.name, site.tensors, chunk=chunk, carrier=carrier, ordered=ordered) for site in found]
+    wanted = [
+        Move(site.name, site.tensors, site.tensors[0] not in kept, chunk=chunk, carrier=carrier, ordered=ordered)
+        for site in found
+    ]
     return overlap(func, H200, Schedule(wanted))
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import tilescale
 import tilescale.language as T
 from tests.overlap.support import H200, Tensors, check_same, line, overlapped
+from tests.overlap.test_grouped import with_capacity
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.errors import RaceError
@@ -125,6 +126,18 @@ def test_with_a_grid_before_a_chunk_leaves_when_its_tiles_are_counted():
     assert move.why == "a chunk leaves when its tiles are counted, each tile waits for the rows that it reads"
 
 
+def test_tiles_of_the_own_part_are_stored_where_it_stays():
+    text = overlapped(around(4, 8, 4))[0].script()
+    own, other = (text.index(f"T.region({name}[at_tile * 4, 0], 2") for name in ("come", "made"))
+    assert text.index("if at_tile // 2 == device_rank") < own < other
+    assert not re.search(r" T.copy\(T.region\(made\[device_rank", text)
+
+
+def test_the_own_part_is_copied_where_tiles_are_not_all_that_touches_it():
+    text = overlapped(with_capacity(4, 1, 8, 4, back="all_to_all"))[0].script()
+    assert re.search(r" T.copy\(T.region\(made\[device_rank", text)
+
+
 def test_there_and_back_what_comes_first_leaves_first():
     changed, schedule = overlapped(around(4, 8, 4, before=False, back=True))
     there, back = schedule.moves
@@ -195,8 +208,11 @@ def exchange_and(
                 T.all_to_all(X, come, dim=dim)
             with T.Scale("block"):
                 x = T.alloc((4, 16), "float32", level="l1")
-                row = b * 4 if known else R[b]
-                T.copy(come[row, 0], x)
+                if known:
+                    T.copy(come[b * 4, 0], x)
+                else:
+                    for i, j in T.Parallel(4, 16):
+                        x[i, j] = come[R[i], j]
                 T.copy(x, Y[b * 4, 0])
                 if written:
                     T.copy(x, come[b * 4, 0])
@@ -212,7 +228,7 @@ def exchange_and(
         ({"dim": 1}, "it does not exchange along the first dimension"),
         ({"written": True}, "no grid makes what it sends; its result is written again while it may be on its way"),
         ({"sent": True}, "what it sends is written again while it may be on its way"),
-        ({"known": False}, "no grid makes what it sends; which rows a tile touches is known at launch only"),
+        ({"known": False}, "no grid makes what it sends; which rows a tile touches is known at launch only: 'R' says"),
         ({"besides": True}, "what it writes is used before it too"),
     ],
 )

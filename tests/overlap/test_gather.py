@@ -263,11 +263,14 @@ def gather_and(
                 x = T.alloc((4, 16), "float32", level="l1")
                 if reads:
                     if whole:
-                        for part in T.Pipelined(4, num_stages=2):
-                            T.copy(gathered[R[part], 0], x)
+                        every = T.alloc((16, 16), "float32", level="l1")
+                        T.copy(gathered, every)
+                        T.copy(every[b * 4, 0], x)
+                    elif known:
+                        T.copy(gathered[b * 4, 0], x)
                     else:
-                        row = b * 4 if known else R[b]
-                        T.copy(gathered[row, 0], x)
+                        for i, j in T.Parallel(4, 16):
+                            x[i, j] = gathered[R[i], j]
                 else:
                     T.clear(x)
                 if barrier:
@@ -307,7 +310,7 @@ def test_other_reasons():
     for given_, reason in (
         ({"reads": False}, "no grid reads its result"),
         ({"impl": "ring"}, "impl='ring' was asked for"),
-        ({"known": False}, "which rows a tile touches is known at launch only"),
+        ({"known": False}, "which rows a tile touches is known at launch only: 'R' says"),
         ({"whole": True}, "every tile reads all rows"),
     ):
         (move,) = overlapped(gather_and(**given_))[1].moves

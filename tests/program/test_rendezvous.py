@@ -40,6 +40,7 @@ EXAMPLES: dict[str, dict[str, tuple[bool | None, bool | None | str]]] = {
     "18_moe": {"moe_layer": (False, True)},
     "22_ag_gemm_overlapped": {"ag_gemm": (True, WAITED)},
     "23_gemm_rs_overlapped": {"gemm_rs": (True, WAITED)},
+    "24_grouped_experts": {"experts": (False, None), "gathered_experts": (False, None)},
 }  # fmt: skip
 """Whether programs need one at the entry and at the exit; None: there is nothing to wait for."""
 

@@ -39,12 +39,14 @@ class Grid:
         known: variables with the values they have in each program of the grid, in the order in which programs start.
         free: variables that take several values, with how many.
         bound: variables that stand for an expression.
+        loaded: what elements of tensors are taken for; None: they are not known.
     """
 
     count: int
     known: dict[ir.Var, Any]
     free: dict[ir.Var, int] = field(default_factory=dict)
     bound: dict[ir.Var, Any] = field(default_factory=dict)
+    loaded: int | None = None
 
     def value(self, expr: Any, at: Mapping[ir.Var, int]) -> Any:
         """An expression's value: a number, or an array of those in each program. Raises Unknown."""
@@ -58,6 +60,8 @@ class Grid:
                 return self.value(self.bound[expr], at)
         if isinstance(expr, ir.Cast):
             return self.value(expr.value, at)
+        if isinstance(expr, ir.BufferLoad) and self.loaded is not None:
+            return self.loaded
         if isinstance(expr, ir.Not):
             return np.logical_not(self.value(expr.a, at))
         rule = _ARITHMETIC.get(type(expr))

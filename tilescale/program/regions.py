@@ -24,11 +24,13 @@ class Inside:
         ranges: loop variables, and those of the programs of a whole grid: where each begins, how many values it takes.
         values: other variables, and what they stand for; None where that is read from memory.
         names: those that it binds itself: all but the numbers of programs and threads.
+        steady: tensors whose elements have one value for it, which may stand in bounds.
     """
 
     ranges: dict[ir.Var, tuple[Any, Any]] = field(default_factory=dict)
     values: dict[ir.Var, ir.PrimExpr | None] = field(default_factory=dict)
     names: set[ir.Var] = field(default_factory=set)
+    steady: frozenset[ir.Var] = frozenset()
 
     @classmethod
     def of(cls, stmt: ir.Stmt, launch: Launch | None = None) -> Inside:
@@ -45,7 +47,7 @@ class Inside:
             elif isinstance(inner, ir.Bind):
                 calls = ir.contains(inner.value, lambda node: isinstance(node, ir.Call))
                 found.names.add(inner.var)
-                found.values[inner.var] = inner.value if ir.is_pure(inner.value) and not calls else None
+                found.values[inner.var] = None if calls else inner.value
         return found
 
     def bounds(self, access: Access) -> list[tuple[Any, Any] | None]:
@@ -59,12 +61,19 @@ class Inside:
         return None if begin is None or extent is None else accesses.span(begin, extent, self.ranges)
 
     def _known(self, expr: Any) -> Any:
-        """An expression in variables from outside and those that run; None if it depends on memory."""
+        """An expression in variables from outside and those that run; None if it depends on memory, but for elements of
+        what is steady that are the same whatever these variables are."""
         while used := ir.variables(expr) & self.values.keys():
             if any(self.values[var] is None for var in used):
                 return None
             expr = ir.substitute(expr, {var: self.values[var] for var in used})
-        return None if ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad | ir.Call)) else expr
+        return None if ir.contains(expr, self._varies) else expr
+
+    def _varies(self, node: Any) -> bool:
+        if isinstance(node, ir.BufferLoad):
+            running = any(ir.variables(index) & self.ranges.keys() for index in node.indices)
+            return running or node.buffer.data not in self.steady
+        return isinstance(node, ir.Call)
 
 
 def may_overlap(a: Access, inside_a: Inside, b: Access, inside_b: Inside) -> bool:

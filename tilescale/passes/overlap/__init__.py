@@ -5,6 +5,7 @@
     schedule.py   what was decided for each, as an object that can be edited and passed back
     candidates.py schedules that are worth measuring
     legality.py   what must hold before a collective may be taken apart
+    rows.py       the rows of a tensor, which its parts consist of
     uses.py       where a grid uses a tensor, and which of its rows each program touches
     chunks.py     rows that travel together, and their flags
     order.py      the order of a grid's tiles

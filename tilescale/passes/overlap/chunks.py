@@ -12,9 +12,10 @@ import numpy as np
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
-from tilescale.passes.overlap.edits import rank_of
+from tilescale.passes.overlap.edits import bound, rank_of
 from tilescale.passes.overlap.order import Departure, Order
-from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.rows import Rows
+from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.program.ops import COPY, SIGNAL, WAIT
 
 MOST_APART = 4
@@ -77,11 +78,21 @@ class Chunks:
     def waits(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Waits for all chunks that a use reads."""
         most, always = self.span(use, uses, level)
-        if most > 1 and most <= MOST_APART and always:
-            first, last = self.number(use.begin), self.number(use.end - 1)
-            numbers = [first if i == 0 else ir.Min(first + i, last) for i in range(most)]
-            return [wait(flags, number // self.each, number % self.each) for number in numbers]
-        return self._once(use, most, always, lambda part, chunk: wait(flags, part, chunk))
+        if not always or most > MOST_APART or most == 1 and not use.looks_up:
+            return self._once(use, most, always, lambda part, chunk: wait(flags, part, chunk))
+        first, last = (ir.simplify(self.number(row), use.ranges) for row in (use.begin, use.end - 1))
+        binds: list[ir.Stmt] = []
+        if use.looks_up:
+            last, last_is = bound("last_chunk", last)
+            first, first_is = bound("first_chunk", ir.Min(first, last))  # none may be left there
+            binds = [last_is, first_is]
+        numbers = [first, *(ir.Min(first + i, last) for i in range(1, most))]
+        return [*binds, *(wait(flags, number // self.each, number % self.each) for number in numbers)]
+
+    def told(self, flags: ir.Buffer, part: Any) -> list[ir.Stmt]:
+        """Signals that all of a part is there."""
+        chunk = ir.Var("chunk", "int32")
+        return [ir.For(chunk, 0, self.each, ir.ForKind.SERIAL, signal(flags, part, chunk))]
 
     def counts(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Signals that a use is done with each of its chunks."""
@@ -89,6 +100,10 @@ class Chunks:
 
     def span(self, use: Use, uses: Uses, level: str) -> tuple[int, bool]:
         """The most chunks that are touched at once, and whether there always is one."""
+        if use.looks_up:
+            if use.high is None:
+                return self.of.parts * self.each, False
+            return (use.high + self.rows - 2) // self.rows + 1, True
         numbers = [(last - first + 1)[runs] for first, last, runs in self.touched(use, uses, level)]
         every = np.concatenate(numbers)
         return int(every.max(initial=0)), bool((every > 0).all())
@@ -96,9 +111,10 @@ class Chunks:
     def _once(self, use: Use, most: int, always: bool, make: Callable[[Any, Any], ir.Stmt]) -> list[ir.Stmt]:
         """A statement for each chunk that a use touches."""
         if most == 1 and always:
-            return [make(*self.place(use.begin))]
-        turn, first = ir.Var("chunk", "int32"), self.number(use.begin)
-        extent = ir.Max(self.number(use.end - 1) - first + 1, ir.IntImm("int32", 0))
+            return [make(*(ir.simplify(number, use.ranges) for number in self.place(use.begin)))]
+        turn, first = ir.Var("chunk", "int32"), ir.simplify(self.number(use.begin), use.ranges)
+        count = ir.simplify(self.number(use.end - 1) - first + 1, use.ranges)
+        extent = ir.Max(count, ir.IntImm("int32", 0))
         return [ir.For(turn, first, extent, ir.ForKind.SERIAL, make(turn // self.each, turn % self.each))]
 
 

@@ -19,10 +19,11 @@ from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
 from tilescale.passes.overlap.edits import Edits, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten
+from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.sides import check_some, readers_of
 from tilescale.passes.overlap.sums import copy
-from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import location
@@ -64,7 +65,7 @@ def _rows(site: Site, uses: Uses) -> Rows:
         raise Declined(f"it gathers into a part of {whole.name!r}", where)
     if part.dtype != whole.dtype:
         raise Declined("a copy queue converts nothing", where)
-    return Rows(whole, 1, sizes[0], slots=False)
+    return Rows(whole, 1, slots=False)
 
 
 def _choose(site: Site, uses: Uses, rows: Rows, readers: tuple[Use, ...], move: Move) -> int:
@@ -79,7 +80,7 @@ def _choose(site: Site, uses: Uses, rows: Rows, readers: tuple[Use, ...], move: 
         return own + float(first.done(travel.queue.startup + np.cumsum(steps))[-1]) + rest
 
     step = uses.step(readers[0], rows.height, site.made.level)
-    move.chunk = choose_chunk(move, travel, step, seconds)
+    move.chunk = choose_chunk(move, travel, rows, step, seconds)
     move.in_order_s = in_order(site, uses, first.seconds + rest)
     return move.chunk
 

@@ -20,6 +20,7 @@ from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Mechanism, Network
 from tilescale.passes.overlap.legality import Site
+from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import QUEUE, Declined, Move
 from tilescale.passes.overlap.uses import Uses
 from tilescale.passes.overlap.work import Work, bandwidth_of, last
@@ -114,14 +115,18 @@ def gathered(travel: Travel, chunk: int, work: Work) -> float:
     return float(work.done(travel.queue.startup + np.cumsum(steps))[-1])
 
 
-def exchanged(travel: Travel, chunk: int, made: Work | None, read: Work | None) -> float:
+def exchanged(travel: Travel, chunk: int, made: Work | None, read: Work | None, *, in_place: bool = False) -> float:
     """Seconds until a grid is done that goes through the parts as an all-to-all brings them, behind one that makes the
-    parts of others first, which leave as they are made; either may be missing."""
+    parts of others first, which leave as they are made; either may be missing.
+
+    Args:
+        in_place: whether the own part is made where it stays.
+    """
     each = -(-travel.height // chunk)
     chunks = travel.parts * each
     ends = np.zeros(chunks) if made is None else made.made(chunks)
     arrived = _gone(travel, chunk, ends[: chunks - each])
-    own = float(ends[-1]) + travel.keeping(travel.height)
+    own = float(ends[-1]) + (0.0 if in_place else travel.keeping(travel.height))
     if read is None:
         return max(own, arrived[-1])
     return float(read.done([own] * each + arrived)[-1])
@@ -181,15 +186,15 @@ def by_estimate(times: Mapping[int, float]) -> list[int]:
 
 
 def choose_chunk(
-    move: Move, travel: Travel, step: int, seconds: Callable[[int], float], carrier: str | None = None
+    move: Move, travel: Travel, rows: Rows, step: int, seconds: Callable[[int], float], carrier: str | None = None
 ) -> int:
     """The rows of a chunk that `move` asks for, or else those for which `seconds` is least; it gets the estimates."""
     chunk = move.chunk
     if chunk is None:
-        times = {rows: seconds(rows) for rows in travel.chunks(step)}
-        move.estimates |= {(carrier, rows): time for rows, time in times.items()}
+        times = {count: seconds(count) for count in map(rows.even, travel.chunks(step))}
+        move.estimates |= {(carrier, count): time for count, time in times.items()}
         chunk = by_estimate(times)[0]
-    chunk = min(chunk, travel.height)
+    chunk = rows.even(min(chunk, travel.height))
     move.beside_s = seconds(chunk)
     return chunk
 

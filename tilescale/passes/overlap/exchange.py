@@ -4,29 +4,32 @@
 Why: all devices wait for the whole exchange although each tile makes, or reads, rows of one part. Before: a grid, an
 all-to-all, grids. After, without a grid before: the exchange is started on the copy queue, a chunk of rows at a time.
 After, with one: a copy for each chunk is started before that grid, and leaves when the tiles of its chunk are counted;
-the own part, made last, is copied when the grid is done. Tiles of grids behind wait for the rows that they read; where
-something else uses the result, the device waits for all of it in the place of the exchange. Declines an exchange along
-another dimension than the first, one with no grid at either side that could run beside it, and what `legality.py` says.
+the own part is stored where it stays, or copied when the grid is done. Tiles of grids behind wait for the rows that
+they read; where something else uses the result, the device waits for all of it in the place of the exchange. Declines
+an exchange along another dimension than the first, one with no grid at either side that could run beside it, and what
+`legality.py` says.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import TileCopy
 from tilelang_core.trace import call
-from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
+from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
 from tilescale.passes.overlap.edits import Edits, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, exchanged, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting, uses_after
 from tilescale.passes.overlap.order import Arrival, Departure, Order, is_in, stairs, tiles_in, with_tiles
+from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.sides import check_some, counted, maker_of, readers_of
 from tilescale.passes.overlap.sums import copy
-from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts, part_of
 from tilescale.program.dependence import Dependence, Step
@@ -42,6 +45,7 @@ class _Exchange:
         sent, received: how the rows of both tensors are counted.
         maker: where the grid before writes what is sent; None: nobody makes it beside.
         readers: where grids behind read what has arrived; none: the device waits for all of it.
+        store: what stores the tiles of the grid before, if those of the own part may go to their place at once.
     """
 
     site: Site
@@ -50,6 +54,7 @@ class _Exchange:
     received: Rows
     maker: Use | None
     readers: tuple[Use, ...]
+    store: ir.Stmt | None
 
     @property
     def level(self) -> str:
@@ -68,14 +73,19 @@ def overlap_exchange(site: Site, mine: Step, graph: Dependence, uses: Uses, move
         raise Declined("a copy queue converts nothing, and exchanges nothing in place", location(site.stmt))
     check_unwritten(source, mine, graph, "what it sends")
     uses_after(target, mine, graph)
-    found = _Exchange(site, uses, sent, received, *_beside(site, sent, received, mine, graph, uses))
+    maker, readers = _beside(site, sent, received, mine, graph, uses)
+    while all(use.deeper for use in (maker, *readers) if use):
+        sent, received = (replace(rows, depth=rows.depth + 1) for rows in (sent, received))
+        maker, readers = _beside(site, sent, received, mine, graph, uses)
+    store = _store(maker, sent, received, mine, graph, uses, site.made.level) if maker else None
+    found = _Exchange(site, uses, sent, received, maker, readers, store)
     chunk = _choose(found, move)
     edits = Edits(uses.program, site.launch, uses.machine)
     chunks = Chunks(received, chunk)
     here = edits.alloc_flags(f"{received.buffer.name}_here", chunks.shape)
     move.why = ""
     if found.maker is None:
-        edits.statements.append((site.stmt, tir.at(_started(found, here, chunk), site.stmt)))
+        edits.statements.append((site.stmt, tir.sequence(located(_started(found, chunks, here), site.stmt))))
     else:
         _departing(found, found.maker, chunks, here, edits, move)
     if found.readers:
@@ -93,8 +103,7 @@ def _rows(region: ir.Call, site: Site, uses: Uses) -> Rows:
         raise Declined("the rows are known at launch only", where)
     if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
         raise Declined(f"it exchanges a part of {whole.name!r}", where)
-    slots = Parts.of(part_of(extents, parts), extents).slots
-    return Rows(whole, parts, sizes[1] if slots else sizes[0] // parts, slots)
+    return Rows(whole, parts, Parts.of(part_of(extents, parts), extents).slots)
 
 
 def _beside(
@@ -140,6 +149,23 @@ def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, received: 
     return found
 
 
+def _store(
+    maker: Use, sent: Rows, received: Rows, mine: Step, graph: Dependence, uses: Uses, level: str
+) -> ir.Stmt | None:
+    """The copy of tiles that is all that touches what is sent, each of one part; None if there is more to it."""
+    root = uses.names.root(sent.buffer.data)
+    touching = [s for s in graph.steps if s is not mine and any(a.root.same_as(root) for a in s.effects.accesses)]
+    if len(touching) != 1 or touching[0].phase is not maker.phase or received.buffer.data in uses.names.views:
+        return None
+    stmt = touching[0].stmt
+    if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
+        return None
+    target, _, _ = ir.region_parts(TileCopy.of(stmt.value).target)
+    touched = uses.by_rank(maker, level)
+    is_apart = any(((begin // sent.height != (end - 1) // sent.height) & runs).any() for begin, end, runs in touched)
+    return stmt if target.same_as(sent.buffer) and not is_apart else None
+
+
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
@@ -152,11 +178,11 @@ def _choose(found: _Exchange, move: Move) -> int:
     rest = sum(work.seconds for work in others)
 
     def seconds(chunk: int) -> float:
-        return exchanged(travel, chunk, made, first) + rest
+        return exchanged(travel, chunk, made, first, in_place=found.store is not None) + rest
 
     beside = [*found.readers[:1], *([found.maker] if found.maker else [])]
     step = math.lcm(*(uses.step(use, rows.height, found.level) for use in beside))
-    move.chunk = choose_chunk(move, travel, step, seconds)
+    move.chunk = choose_chunk(move, travel, rows, step, seconds)
     grids = sum(work.seconds for work in (made, first) if work is not None) + rest
     move.in_order_s = in_order(site, uses, grids)
     return move.chunk
@@ -165,16 +191,52 @@ def _choose(found: _Exchange, move: Move) -> int:
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _started(found: _Exchange, here: ir.Buffer, chunk: int) -> ir.Stmt:
+def _started(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
     """The exchange, started on the copy queue."""
-    made, flags = found.site.made, tir.region(here, [ir.IntImm("int32", 0)] * 2, here.shape, "rw")
-    notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": chunk, "slots": found.received.slots}
-    return tir.evaluate(call(ALL_TO_ALL, made.source, made.target, flags, **notes))
+    made, rows = found.site.made, found.received
+    if chunks.rows % rows.inner:
+        sending = chunks.to_others(found.level, lambda *which: _put(found, chunks, here, *which))
+        return [*sending, *_kept(found, chunks, here)]
+    flags = tir.region(here, [ir.IntImm("int32", 0)] * 2, here.shape, "rw")
+    notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": chunks.rows // rows.inner, "slots": rows.slots}
+    return [tir.evaluate(call(ALL_TO_ALL, made.source, made.target, flags, **notes))]
+
+
+def _put(found: _Exchange, chunks: Chunks, here: ir.Buffer, rank: Any, peer: Any, chunk: Any, *after: Any) -> ir.Stmt:
+    """A chunk of a unit's part for a peer, sent `after` a count of its tiles or at once."""
+    first, count = chunk * chunks.rows, chunks.count(chunk)
+    regions = found.sent.region(peer, first, count, "r"), found.received.region(rank, first, count, "w")
+    return put(found.level, *regions, peer, flag(here, rank, chunk), after)
+
+
+def _kept(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
+    """The own part is kept; then a device tells its tiles, or waits for what the others send."""
+    rank, rank_is = rank_of(found.level)
+    sent = found.sent.region(rank, 0, found.sent.height, "r")
+    received = found.received.region(rank, 0, found.received.height, "w")
+    home = [] if found.store else [copy(sent, received)]
+    if found.readers:
+        return [rank_is, *home, *chunks.told(here, rank)]
+    return [rank_is, *home, *chunks.to_others(found.level, lambda rank, peer, chunk: wait(here, peer, chunk))]
+
+
+def _made(found: _Exchange, maker: Use) -> ir.Stmt:
+    """What a tile does last to what is sent; one of the own part goes to its place, which has the same indices."""
+    last, store = maker.stmts[-1], found.store
+    if store is None:
+        return last
+    copied = TileCopy.of(store.value)
+    place = tir.region(found.received.buffer, *ir.region_parts(copied.target)[1:], "w")
+    rank, rank_is = rank_of(found.level)
+    owner = ir.simplify(maker.begin // found.sent.height, maker.ranges)
+    branch = ir.IfThenElse(ir.EQ(owner, rank), copy(copied.source, place), store)
+    stored = tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])
+    return tir.rewrite(last, enter=lambda node: stored if store.same_as(node) else None)
 
 
 def _departing(found: _Exchange, maker: Use, chunks: Chunks, here: ir.Buffer, edits: Edits, move: Move) -> None:
     """Copies before the grid that makes what is sent, counts in it, and the own part behind it."""
-    sent, received, level, stmt = found.sent, found.received, found.level, found.site.stmt
+    sent, level, stmt = found.sent, found.level, found.site.stmt
     made = Chunks(sent, chunks.rows)
     done = edits.alloc_flags(f"{sent.buffer.name}_done", made.shape)
     counts = counted(maker, made, found.uses, level)
@@ -182,29 +244,17 @@ def _departing(found: _Exchange, maker: Use, chunks: Chunks, here: ir.Buffer, ed
     tiles = tiles_in(order, maker, sent, found.uses, move, level) if isinstance(order, Departure) else None
 
     def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
-        first, count = chunk * chunks.rows, chunks.count(chunk)
-        after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(counts)), counts)
-        regions = sent.region(peer, first, count, "r"), received.region(rank, first, count, "w")
-        return put(level, *regions, peer, flag(here, rank, chunk), after)
+        least = stairs(peer * chunks.each + chunk, range(len(counts)), counts)
+        return _put(found, chunks, here, rank, peer, chunk, flag(done, peer, chunk), least)
 
     before = DevicePhase(tir.sequence(located(chunks.to_others(level, part, order), stmt)))
     last = maker.stmts[-1]
     counting = [tir.at(s, last) for s in made.counts(maker, found.uses, level, done)]
-    edits.statements.append((last, tir.sequence([last, *counting])))
+    edits.statements.append((last, tir.sequence([_made(found, maker), *counting])))
     edits.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, edits))))
-    rank, rank_is = rank_of(level)
-    regions = (rows.region(rank, 0, rows.height, access) for rows, access in ((sent, "r"), (received, "w")))
-    behind = [rank_is, copy(*regions), *_told(found, chunks, here, rank)]
-    edits.instead(found.site.phase, stmt, [DevicePhase(tir.sequence(located(behind, stmt)))])
+    behind = located(_kept(found, chunks, here), stmt)
+    edits.instead(found.site.phase, stmt, [DevicePhase(tir.sequence(behind))])
     move.why = f"a chunk leaves when its tiles are counted{move.why}"
-
-
-def _told(found: _Exchange, chunks: Chunks, here: ir.Buffer, rank: ir.Var) -> list[ir.Stmt]:
-    """What a device does when its own part is there: it tells its tiles, or waits for what the others send."""
-    if not found.readers:
-        return chunks.to_others(found.level, lambda rank, peer, chunk: wait(here, peer, chunk))
-    chunk = ir.Var("chunk", "int32")
-    return [ir.For(chunk, 0, chunks.each, ir.ForKind.SERIAL, signal(here, rank, chunk))]
 
 
 def _arriving(found: _Exchange, chunks: Chunks, here: ir.Buffer, edits: Edits, move: Move) -> None:

@@ -16,16 +16,17 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
-from tilescale.passes.overlap.chunks import Chunks
+from tilescale.passes.overlap.chunks import Chunks, flag, put
 from tilescale.passes.overlap.columns import overlap_columns
 from tilescale.passes.overlap.edits import Edits, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, gathered, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting
 from tilescale.passes.overlap.order import Arrival, tiles_in, with_tiles
+from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.sides import check_some, readers_of
 from tilescale.passes.overlap.sums import copy
-from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
@@ -59,7 +60,10 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (site.made.target, site.made.source))
     check_unwritten(source, mine, graph, "what it sends")
     check_unwritten(target, mine, graph, "its result")
-    gather = _Gather(site, uses, rows, readers_of(target, mine, graph, uses, rows))
+    readers = readers_of(target, mine, graph, uses, rows)
+    while (deeper := readers[0].deeper) and all(use.deeper for use in readers):
+        rows, readers = deeper, readers_of(target, mine, graph, uses, deeper)
+    gather = _Gather(site, uses, rows, readers)
     check_some(gather.readers[0], rows, uses, gather.level)
     chunk = _choose(gather, move)
     edits = Edits(uses.program, site.launch, uses.machine)
@@ -91,9 +95,7 @@ def _rows(site: Site, uses: Uses) -> Rows:
         raise Declined(f"it gathers into a view of {uses.names.views[whole.data].base.name!r}", location(site.stmt))
     if part.dtype != whole.dtype:
         raise Declined("a copy queue converts nothing", location(site.stmt))
-    parts = uses.sizes[made.level]
-    slots = Parts.of(own, extents).slots
-    return Rows(whole, parts, sizes[1] if slots else sizes[0] // parts, slots)
+    return Rows(whole, uses.sizes[made.level], Parts.of(own, extents).slots)
 
 
 # -- chunks ------------------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def _choose(gather: _Gather, move: Move) -> int:
         return gathered(travel, chunk, first) + rest
 
     step = uses.step(gather.readers[0], rows.height, gather.level)
-    move.chunk = choose_chunk(move, travel, step, seconds)
+    move.chunk = choose_chunk(move, travel, rows, step, seconds)
     move.in_order_s = in_order(site, uses, first.seconds + rest)
     return move.chunk
 
@@ -122,11 +124,36 @@ def _started(gather: _Gather, flags: ir.Buffer, chunk: int, *, in_place: bool) -
         in_place: whether the own part is put into the result before, by the device itself.
     """
     made, rows = gather.site.made, gather.rows
+    if chunk % rows.inner:
+        return _sent(gather, Chunks(rows, chunk), flags)
     whole = tir.region(flags, [ir.IntImm("int32", 0)] * 2, flags.shape, "rw")
     source, before = made.source, []
     if in_place:
         rank, rank_is = rank_of(made.level)
         before = [rank_is, copy(source, rows.region(rank, 0, rows.height, "w"))]
         source = rows.region(rank, 0, rows.height, "r")
-    notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": chunk}
+    notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": chunk // rows.inner}
     return [*before, tir.evaluate(call(ALL_GATHER, source, made.target, whole, **notes))]
+
+
+def _sent(gather: _Gather, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
+    """Copies of chunks that are no whole indices of the first dimension, and the own part put in place."""
+    made, rows = gather.site.made, gather.rows
+    source, begins, extents = ir.region_parts(made.source)
+    leading = len(extents) - len(rows.buffer.shape) + rows.slots
+
+    def some(first: Any, count: Any) -> ir.Call:
+        places, sizes = rows.box(first, count)
+        inside = slice(leading, leading + rows.depth)
+        at, of = list(begins), list(extents)
+        at[inside] = [begin + place for begin, place in zip(begins[inside], places, strict=True)]
+        of[inside] = sizes
+        return tir.region(source, at, of, "r")
+
+    def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
+        first, count = chunk * chunks.rows, chunks.count(chunk)
+        return put(made.level, some(first, count), rows.region(rank, first, count, "w"), peer, flag(here, rank, chunk))
+
+    rank, rank_is = rank_of(made.level)
+    home = copy(made.source, rows.region(rank, 0, rows.height, "w"))
+    return [*chunks.to_others(made.level, part), rank_is, home, *chunks.told(here, rank)]

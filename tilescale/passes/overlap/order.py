@@ -20,8 +20,9 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
 from tilescale.passes.overlap.edits import Edits, bound, rank_of
+from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Declined, Move
-from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.program.model import GridPhase, Launch, location
 from tilescale.program.operations import Rank, operation
 
@@ -74,7 +75,7 @@ def stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
 def is_in(order: Order, use: Use, rows: Rows, uses: Uses, level: str) -> bool:
     """Whether the tiles of a use are in an order already, on every rank."""
     for rank in range(rows.parts):
-        begins = [begin // rows.height for begin, _, _ in uses.values(use, uses.ranks(level, rank))]
+        begins = [begin // rows.height for begin, _, _ in uses.values(use, uses.ranks(level, rank), likely=True)]
         found = list(dict.fromkeys(int(part) for row in np.transpose(begins) for part in row))
         if found != [order.part(turn, rank, rows.parts) for turn in range(rows.parts)]:
             return False
@@ -113,10 +114,13 @@ def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
     Raises:
         Declined: there is none, or the order depends on the device already.
     """
-    if use.loops:
-        raise Declined("programs take tiles in turns", location(use.loops[0]))
     shape = [ir.integer(n) for n in use.launch.grid]
-    seen = [begin // rows.height for begin, _, _ in uses.by_rank(use, level)]
+    seen = []
+    for rank in range(uses.sizes[level]):
+        turns = [begin // rows.height for begin, _, _ in uses.values(use, uses.ranks(level, rank), likely=True)]
+        if any(not np.array_equal(turns[0], other) for other in turns[1:]):
+            raise Declined("programs take tiles in turns", location(use.loops[0]))
+        seen.append(turns[0])
     if any(not np.array_equal(seen[0], other) for other in seen[1:]):
         raise Declined("the tiles are in an order of their own on each device", location(use.stmts[0]))
     parts = seen[0].reshape(shape, order="F")  # as programs are numbered

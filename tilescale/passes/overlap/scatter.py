@@ -27,10 +27,11 @@ from tilescale.passes.overlap.epilogue import Tile, add_where_made, stored
 from tilescale.passes.overlap.estimate import WORTH, Travel, choose_chunk, in_order, reduced
 from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
+from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Declined, Move
 from tilescale.passes.overlap.sides import counted, maker_of
 from tilescale.passes.overlap.sums import COMBINED, Arrivals, copy, sum_of, tile_shape, whole
-from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
@@ -110,11 +111,12 @@ def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
         raise Declined(f"it reduces a part of {whole.name!r}", where)
     axis = 0 if everywhere else made.axis
     slots = not everywhere and axis == 0 and Parts.of(ir.region_parts(made.target)[2], extents).slots and len(sizes) > 2
-    if len(sizes) != 2 + slots or axis > 1:
+    depth = 1 if axis else len(sizes) - 1 - slots
+    if axis and len(sizes) != 2 or depth < 1:
         raise Declined("it is no matrix", where)
     if sizes[axis] % parts:
         raise Declined(f"{sizes[axis]} {'columns' if axis else 'rows'} do not divide among {parts} units", where)
-    return Rows(whole, parts, sizes[1] if slots else sizes[axis] // parts, slots, axis)
+    return Rows(whole, parts, slots, axis, depth)
 
 
 def _check_apart(site: Site, uses: Uses) -> None:
@@ -156,7 +158,7 @@ def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
 
     step = uses.step(maker, rows.height, scatter.level)
     move.in_order_s = in_order(site, uses, work.seconds)
-    return choose_chunk(move, travel, step, seconds, carrier)
+    return choose_chunk(move, travel, rows, step, seconds, carrier)
 
 
 def _choose_wire(scatter: _Scatter, move: Move) -> str:
@@ -227,7 +229,8 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
         return stairs(rank * chunks.each + chunk, range(len(made)), made)
 
     def away(tile: Tile) -> list[ir.Stmt]:
-        region = tir.region(inbox, [tile.rank, tile.row, tile.column], [1, *tile.buffer.shape], "w")
+        extents = rows.of_tile(*map(ir.integer, tile.buffer.shape))
+        region = tir.region(inbox, [tile.rank, *rows.spot(tile.row, tile.column)], [1, *extents], "w")
         chunk = rows.place(tile.row, tile.column)[0] // chunks.rows
         return [put(level, whole(tile.buffer, "r"), region, tile.owner, flag(here, tile.rank, chunk))]
 
@@ -267,8 +270,8 @@ def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
     def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
         count = chunks.count(chunk)
         source = outbox.region(peer, chunk * chunks.rows, count, "r")
-        places, extents = rows.place(chunk * chunks.rows, 0), rows.place(count, rows.across)
-        target = tir.region(inbox, [rank, *places], [1, *extents], "w")
+        begins, extents = rows.block(chunk * chunks.rows, count)
+        target = tir.region(inbox, [rank, *begins], [1, *extents], "w")
         after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(made)), made)
         return put(level, source, target, peer, flag(here, rank, chunk), after)
 

@@ -23,6 +23,7 @@ from tilescale.cost.operations import network_of, region_bytes
 from tilescale.passes.overlap.chunks import flag, put, wait
 from tilescale.passes.overlap.edits import Edits
 from tilescale.passes.overlap.legality import Shift, synchronizes_programs
+from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Declined, Move
 from tilescale.passes.overlap.turns import Turns
 from tilescale.passes.overlap.uses import Use, Uses
@@ -149,7 +150,8 @@ def _estimate(shift: _Shift, uses: Uses, move: Move) -> None:
         in_order += network.latency + min(m.seconds(nbytes) for m in able)
         beside += network.latency + queues[0].seconds(nbytes)
     level, nothing = shift.site.made[0].level, ir.IntImm("int32", 0)
-    whole = [Use(phase, shift.site.launch, (phase.stmt,), nothing, nothing, ()) for phase in shift.turns.grids]
+    launch, rows = shift.site.launch, Rows(ir.region_parts(shift.site.made[0].target)[0], 1, slots=False)
+    whole = [Use(phase, launch, rows, (phase.stmt,), nothing, nothing, ()) for phase in shift.turns.grids]
     work = sum(Work.of(use, uses, level).seconds for use in whole)
     count = len(list(shift.turns.values()))
     move.in_order_s, move.beside_s = count * (work + in_order), count * max(work, beside)

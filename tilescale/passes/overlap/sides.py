@@ -8,10 +8,11 @@ import numpy as np
 from tilelang_core import ir
 from tilescale.passes.overlap.chunks import Chunks
 from tilescale.passes.overlap.legality import stands_alone, uses_after
+from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Declined
-from tilescale.passes.overlap.uses import Rows, Use, Uses
+from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.program.dependence import Dependence, Step
-from tilescale.program.model import DevicePhase, GridPhase, location
+from tilescale.program.model import DevicePhase, GridPhase, Launch, location
 
 
 def maker_of(root: ir.Var, mine: Step, graph: Dependence, what: str) -> GridPhase:
@@ -47,6 +48,8 @@ def counted(use: Use, chunks: Chunks, uses: Uses, level: str) -> list[int]:
             np.add.at(counts, first[first <= last], 1)
             np.add.at(counts, last[first <= last] + 1, -1)
         found.append(np.cumsum(counts)[:-1])
+    if use.is_all and use.named:
+        raise uses.unknown(use)
     if any((other != found[0]).any() for other in found):
         raise Declined("each unit makes other tiles", location(use.stmts[0]))
     if (found[0] == 0).any():
@@ -66,11 +69,30 @@ def readers_of(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Ro
     if not phases:
         raise Declined("no grid reads its result", location(mine.stmt))
     assert mine.launch is not None
-    return tuple(uses.find(phase, mine.launch, rows) for phase in phases)
+    return tuple(_reader(uses, phase, mine.launch, rows) for phase in phases)
+
+
+def _reader(uses: Uses, phase: GridPhase, launch: Launch, rows: Rows) -> Use:
+    """The use by a grid that reads: where numbers in memory say what it reads, its tiles look them up, if they can.
+
+    Raises:
+        Declined: they cannot, and may read all rows.
+    """
+    use = uses.find(phase, launch, rows)
+    if not use.named:
+        return use
+    looking = uses.find(phase, launch, rows, looks_up=True)
+    if not looking.is_all:
+        return looking
+    if use.is_all:
+        raise uses.unknown(use)
+    return use
 
 
 def check_some(use: Use, rows: Rows, uses: Uses, level: str) -> None:
     """Raise Declined if every tile of a grid needs all rows: there is nothing to begin with."""
+    if use.looks_up:
+        return
     touched = uses.by_rank(use, level)
     if all((((begin <= 0) & (end >= rows.total)) | ~runs).all() for begin, end, runs in touched):
         raise Declined("every tile reads all rows", location(use.stmts[0]))

@@ -36,7 +36,7 @@ class Arrivals:
 
     Attributes:
         own: the unit's contribution, all rows of which lie as `chunks.of` says.
-        inbox: those of the others, (units, rows of a part, columns).
+        inbox: those of the others, a part of each unit.
         here: flags (units, chunks), raised when a chunk of a unit has arrived.
         result: where the own rows of a rank go: a region (rows, columns), maybe with a leading 1.
         op: one of `COMBINED`.
@@ -61,9 +61,10 @@ class Arrivals:
     def to(self, rank: Any, row: Any, column: Any, shape: tuple[int, int]) -> ir.Call:
         """Where a tile of the own rows goes."""
         buffer, begins, _ = ir.region_parts(self.result(rank))
-        leading = len(begins) - 2
-        places = [*begins[:leading], begins[-2] + row, begins[-1] + column]
-        return tir.region(buffer, places, [*[1] * leading, *shape], "w")
+        rows = self.chunks.of
+        leading, spot = len(begins) - 1 - rows.depth, rows.spot(row, column)
+        places = [*begins[:leading], *(begin + place for begin, place in zip(begins[leading:], spot, strict=True))]
+        return tir.region(buffer, places, [*[1] * leading, *rows.of_tile(*shape)], "w")
 
     def added(self, rank: Any, row: Any, column: Any, own: ir.Call, part: ir.Buffer, total: ir.Buffer) -> ir.Stmt:
         """A tile of all units combined: the first one's part is the total, the others' go to it.
@@ -72,8 +73,9 @@ class Arrivals:
             own: where the unit's own part of the tile is.
         """
         shape, unit = [ir.integer(n) for n in part.shape], ir.Var("unit", "int32")
-        sent = tir.region(self.inbox, [unit, row, column], [1, *shape], "r")
-        chunk = self.chunks.of.place(row, column)[0] // self.chunks.rows
+        rows = self.chunks.of
+        sent = tir.region(self.inbox, [unit, *rows.spot(row, column)], [1, *rows.of_tile(*shape)], "r")
+        chunk = rows.place(row, column)[0] // self.chunks.rows
         awaited = wait(self.here, unit, chunk, value=self.count(rank, chunk))
         arrived = tir.sequence([awaited, copy(sent, whole(part, "w"))])
         loops = tir.loop_variables(shape)
@@ -98,7 +100,8 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
     """
     launch, rows = edits.launch, arrivals.chunks.of
     high, wide = tile_shape(launch, arrivals.chunks)
-    down, across = (-(-extent // size) for extent, size in zip(rows.part_shape, (high, wide), strict=True))
+    matrix = rows.place(rows.height, rows.across)
+    down, across = (-(-extent // size) for extent, size in zip(matrix, (high, wide), strict=True))
     part, total = arrivals.fragments(edits, (high, wide))
     rank, rank_is = rank_of(arrivals.level)
     number = _number(launch)
@@ -108,8 +111,8 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
     row, row_is = bound("row", tile // across * high)
     column = tile % across * wide
     first, other = rows.place(row, column)
-    at = [rank, row, column] if rows.slots else rows.place(rank * rows.height + first, other)
-    own = tir.region(arrivals.own, at, [*[1] * rows.slots, high, wide], "r")
+    at = [rank, *rows.spot(row, column)] if rows.slots else rows.spot(*rows.place(rank * rows.height + first, other))
+    own = tir.region(arrivals.own, at, [*[1] * rows.slots, *rows.of_tile(high, wide)], "r")
     body = [
         tile_is,
         row_is,
@@ -123,7 +126,8 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
 
 def tile_shape(launch: Launch, chunks: Chunks) -> tuple[int, int]:
     """Rows and columns of a tile: whole tiles make a chunk, also the last one of a part."""
-    even, elements = math.gcd(chunks.rows, chunks.of.height), launch.thread_count * _PER_THREAD
+    even = math.gcd(chunks.rows, chunks.of.height, chunks.of.extents[-1])
+    elements = launch.thread_count * _PER_THREAD
     if chunks.of.axis:
         wide = _divisor(even, _WIDEST)
         return min(chunks.of.across, max(1, elements // wide)), wide

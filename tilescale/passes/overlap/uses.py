@@ -1,88 +1,34 @@
 # SPDX-License-Identifier: MIT
 """Where a grid uses a tensor, and which of its rows each program touches there.
 
-Rows are counted over the whole tensor: those of a tensor (parts, rows, ...) one part after the other. A use is found as
-deep in the grid phase as the touched rows depend on the loops around; what is inside counts with all that its own loops
-reach. Everything errs on the side of more rows.
+A use is found as deep in the grid phase as the touched rows depend on the loops around; what is inside counts with all
+that its own loops reach. Everything errs on the side of more rows. Rows that follow from numbers in memory, such as
+where the tokens of an expert begin, count as all that there may be; or, where tiles can look at these numbers before
+they wait, as what they say.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import accesses, ir
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
+from tilescale.passes.overlap.rows import Box, Rows
 from tilescale.passes.overlap.schedule import Declined
-from tilescale.program.effects import Access, Surroundings, phases
+from tilescale.program.effects import Access, Completion, Surroundings, phases, statements
 from tilescale.program.grids import Grid, Unknown, grid_of
 from tilescale.program.model import GridPhase, Launch, Program, location
+from tilescale.program.operations import Rank, operation
 from tilescale.program.ops import SCALE
 from tilescale.program.regions import Inside
 from tilescale.program.waiting import TRIED
-
-
-@dataclass(frozen=True)
-class Rows:
-    """How the rows of a tensor are counted; or its columns, where it is split along these: then they are its "rows".
-
-    Attributes:
-        buffer: the tensor.
-        parts, height: as many parts of so many rows.
-        slots: whether the parts are a dimension of their own, in front of the rows.
-        axis: 1 for the columns of a matrix, else 0.
-    """
-
-    buffer: ir.Buffer
-    parts: int
-    height: int
-    slots: bool
-    axis: int = 0
-
-    @property
-    def across(self) -> int:
-        """Elements of a row of a matrix."""
-        return ir.integer(self.buffer.shape[-1 - self.axis])
-
-    @property
-    def part_shape(self) -> tuple[int, int]:
-        """Extents of a part of a matrix."""
-        return self.place(self.height, self.across)
-
-    def place(self, row: Any, column: Any) -> tuple[Any, Any]:
-        """Where an element of a row lies in a matrix, or how far so many of them extend there."""
-        return (column, row) if self.axis else (row, column)
-
-    @property
-    def total(self) -> int:
-        """Rows of all parts."""
-        return self.parts * self.height
-
-    def region(self, part: Any, first: Any, count: Any, access: str) -> ir.Call:
-        """Some rows of a part, whole."""
-        if self.axis:
-            every = ir.integer(self.buffer.shape[0])
-            return tir.region(self.buffer, [0, part * self.height + first], [every, count], access)
-        rest = [ir.integer(n) for n in self.buffer.shape[1 + self.slots :]]
-        begins = [part, first] if self.slots else [part * self.height + first]
-        extents = [1, count] if self.slots else [count]
-        return tir.region(self.buffer, [*begins, *[0] * len(rest)], [*extents, *rest], access)
-
-    def interval(self, box: list[tuple[Any, Any] | None]) -> tuple[Any, Any]:
-        """First row and the one behind the last of a box of elements; a row that is not there counts as the last."""
-        if not self.slots:
-            begin, end = box[self.axis] or (0, self.total)
-            return begin, ir.Min(ir.int_node(end), ir.int_node(self.total))
-        slots, inside = box[0] or (0, self.parts), box[1] or (0, self.height)
-        end, last = ir.Min(ir.int_node(inside[1]), ir.int_node(self.height)), slots[1] - 1
-        if ir.constant(last - slots[0]) != 0:
-            last = ir.Min(ir.int_node(last), ir.int_node(self.parts - 1))
-        return slots[0] * self.height + inside[0], last * self.height + end
 
 
 @dataclass(frozen=True)
@@ -94,15 +40,34 @@ class Use:
         begin, end: rows that they touch, in terms of what has a value before the first of them.
         loops: the loops around, outermost first, on which the rows depend.
         branches: conditions under which it happens, each with whether it holds.
+        ranges: where variables in them begin, and how many values they take, as far as that is known.
+        named: tensors whose elements say which rows these are.
+        looks_up: whether tiles look at these elements themselves; else the rows are all that these may say.
+        high: how many rows there are, all of one index of the other dimensions that are counted; None: not known.
     """
 
     phase: GridPhase
     launch: Launch
+    rows: Rows
     stmts: tuple[ir.Stmt, ...]
     begin: ir.PrimExpr
     end: ir.PrimExpr
     loops: tuple[ir.For, ...]
     branches: tuple[tuple[ir.PrimExpr, bool], ...] = ()
+    ranges: dict[ir.Var, tuple[int, int]] = field(default_factory=dict)
+    named: tuple[str, ...] = ()
+    looks_up: bool = False
+    high: int | None = None
+
+    @property
+    def deeper(self) -> Rows | None:
+        """The rows with one more dimension counted, where each tile lies within one index of those counted now."""
+        return self.rows.deeper if self.high == 1 else None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it may be any row."""
+        return ir.constant(self.begin) == 0 and ir.constant(self.end) == self.rows.total
 
 
 class Uses:
@@ -120,31 +85,51 @@ class Uses:
         """Whether a statement, or one inside it, touches a tensor."""
         return any(a.root.same_as(root) for a in self.names.all_effects(stmt).accesses)
 
-    def find(self, phase: GridPhase, launch: Launch, rows: Rows) -> Use:
-        """The use of a tensor by a phase that touches it."""
-        return _Descent(self, phase, launch, rows).use()
+    def find(self, phase: GridPhase, launch: Launch, rows: Rows, *, looks_up: bool = False) -> Use:
+        """The use of a tensor by a phase that touches it.
 
-    def values(self, use: Use, ranks: Mapping[str, int]) -> Iterator[tuple[Any, Any, Any]]:
+        Args:
+            looks_up: whether rows may follow from numbers in memory.
+        """
+        return _Descent(self, phase, launch, rows, looks_up).use()
+
+    def values(
+        self, use: Use, ranks: Mapping[str, int], *, likely: bool = False
+    ) -> Iterator[tuple[Any, Any, Any]]:
         """For each round of the loops around a use: its first row, the one behind the last, and whether it happens;
         each an array over the programs of the grid, in the order in which they start.
+
+        Args:
+            likely: take numbers in memory as zero, loops that go by them as their first round, and branches as taken:
+                what is likely is enough for a choice, not for a proof.
 
         Raises:
             Declined: they are not known before the launch.
         """
         grid = self.grid(use.launch, ranks)
         try:
-            for at, runs in _rounds(use.loops, grid):
-                begin, end = (np.broadcast_to(grid.value(e, at), (grid.count,)) for e in (use.begin, use.end))
+            places = replace(grid, loaded=0) if likely else grid
+            for at, runs in _rounds(use.loops, grid, likely):
+                begin, end = (np.broadcast_to(places.value(e, at), (grid.count,)) for e in (use.begin, use.end))
                 for condition, taken in use.branches:
-                    runs = runs & (np.asarray(grid.value(condition, at), bool) == taken)
+                    try:
+                        runs = runs & (np.asarray(grid.value(condition, at), bool) == taken)
+                    except Unknown:
+                        if not likely:
+                            raise
                 yield begin, end, runs
         except Unknown:
-            raise Declined("which rows a tile touches is known at launch only", location(use.stmts[0])) from None
+            raise self.unknown(use) from None
 
-    def by_rank(self, use: Use, level: str) -> Iterator[tuple[Any, Any, Any]]:
+    def unknown(self, use: Use) -> Declined:
+        """Why a use stands against an overlap that is not known before the launch."""
+        said = f": {' and '.join(map(repr, use.named))} says" if use.named else ""
+        return Declined(f"which rows a tile touches is known at launch only{said}", location(use.stmts[0]))
+
+    def by_rank(self, use: Use, level: str, *, likely: bool = False) -> Iterator[tuple[Any, Any, Any]]:
         """The values on each unit of a level, one after the other."""
         for rank in range(self.sizes[level]):
-            yield from self.values(use, self.ranks(level, rank))
+            yield from self.values(use, self.ranks(level, rank), likely=likely)
 
     def ranks(self, level: str, rank: int) -> dict[str, int]:
         """The ranks of a unit: 0 at all levels but one."""
@@ -152,10 +137,32 @@ class Uses:
 
     def step(self, use: Use, height: int, level: str) -> int:
         """Rows that the tiles of a use are apart inside parts of so many rows; those of a tile if all begin a part."""
-        touched = list(self.by_rank(use, level))
-        tile = max(int((end - begin)[runs].max(initial=1)) for begin, end, runs in touched)
+        touched = list(self.by_rank(use, level, likely=True))
         begins = np.concatenate([begin[runs] % height for begin, _, runs in touched])
-        return int(np.gcd.reduce(begins)) or min(tile, height)
+        return int(np.gcd.reduce(begins)) or min(self.tile(use, level), height)
+
+    def tile(self, use: Use, level: str) -> int:
+        """The most rows of a tile."""
+        return max(int((e - b)[runs].max(initial=1)) for b, e, runs in self.by_rank(use, level, likely=True))
+
+    def repeats(self, use: Use, level: str) -> int:
+        """How often programs are likely to go through loops of unknown extent: so that each row is touched once."""
+        if not use.looks_up:
+            return 1
+        binds = {stmt.var: stmt.value for stmt in ir.statements(use.phase.stmt) if isinstance(stmt, ir.Bind)}
+        behind, programs = _behind(use.begin, binds), zip(use.launch.programs, use.launch.grid, strict=True)
+        apart = math.prod(ir.integer(count) for var, count in programs if var in behind)
+        return max(1, use.rows.total // (apart * self.tile(use, level)))
+
+    def steady(self, phase: GridPhase) -> set[ir.Var]:
+        """Tensors, and views of them, that stay as they are during a phase: neither it nor a copy queue writes them."""
+        written = {a.root for a in self.names.all_effects(phase.stmt).writes}
+        for stmt, _, _ in statements(self.program.body):
+            effects = self.names.effects(stmt, on_device=True)
+            if effects.completes is Completion.QUEUED:
+                written |= {a.root for a in effects.writes}
+        known = [data for data in (*self.names.homes, *self.names.views) if self.names.shared(self.names.root(data))]
+        return {data for data in known if self.names.root(data) not in written}
 
     def grid(self, launch: Launch, ranks: Mapping[str, int]) -> Grid:
         """The programs of a launch. Raises Declined if their number is known at launch only."""
@@ -166,11 +173,18 @@ class Uses:
         return found
 
 
-def _rounds(loops: tuple[ir.For, ...], grid: Grid) -> Iterator[tuple[dict[ir.Var, int], Any]]:
+def _rounds(
+    loops: tuple[ir.For, ...], grid: Grid, likely: bool = False
+) -> Iterator[tuple[dict[ir.Var, int], Any]]:
     """Values of loop variables, and in which programs they occur."""
     ranges: list[tuple[int, int, Any, Any]] = []
     for loop in loops:
-        first, count = (np.broadcast_to(grid.value(e, {}), (grid.count,)) for e in (loop.min, loop.extent))
+        try:
+            first, count = (np.broadcast_to(grid.value(e, {}), (grid.count,)) for e in (loop.min, loop.extent))
+        except Unknown:
+            if not likely:
+                raise
+            first, count = np.zeros(grid.count, int), np.ones(grid.count, int)
         ranges.append((int(first.min()), int((first + count).max()), first, count))
     if np.prod([high - low for low, high, _, _ in ranges], initial=grid.count) > TRIED:
         raise Unknown
@@ -181,13 +195,23 @@ def _rounds(loops: tuple[ir.For, ...], grid: Grid) -> Iterator[tuple[dict[ir.Var
         yield {loop.loop_var: value for loop, value in zip(loops, values, strict=True)}, inside
 
 
+def _behind(expr: ir.PrimExpr, binds: Mapping[ir.Var, ir.PrimExpr]) -> set[ir.Var]:
+    """The variables that an expression depends on, through those that are bound."""
+    found: set[ir.Var] = set()
+    for var in ir.variables(expr):
+        found |= _behind(binds[var], binds) if var in binds else {var}
+    return found
+
+
 class _Descent:
     """The way from a phase down to where it uses a tensor."""
 
-    def __init__(self, uses: Uses, phase: GridPhase, launch: Launch, rows: Rows):
+    def __init__(self, uses: Uses, phase: GridPhase, launch: Launch, rows: Rows, looks_up: bool):
         self.uses, self.phase, self.launch, self.rows = uses, phase, launch, rows
-        self.root = uses.names.root(rows.buffer.data)
+        self.steady: frozenset[ir.Var] = frozenset(uses.steady(phase)) if looks_up else frozenset()
+        self.looks_up, self.root = looks_up, uses.names.root(rows.buffer.data)
         self.threads = {var: (0, ir.IntImm("int32", launch.threads[axis])) for var, axis in launch.thread_vars}
+        self.binds = {stmt.var: stmt.value for stmt in ir.statements(phase.stmt) if isinstance(stmt, ir.Bind)}
         self.loops: list[ir.For] = []
         self.branches: list[tuple[ir.PrimExpr, bool]] = []
 
@@ -197,7 +221,14 @@ class _Descent:
         while (inner := self._inside(stmts)) is not None:
             stmts = inner
         begin, end = self._rows(stmts)
-        return Use(self.phase, self.launch, stmts, begin, end, tuple(self.loops), tuple(self.branches))
+        heights = {self.rows.high(box) for box in self._boxes(stmts)}
+        return Use(
+            *(self.phase, self.launch, self.rows, stmts, begin, end, tuple(self.loops), tuple(self.branches)),
+            ranges=self._ranges(),
+            named=self._named(stmts),
+            looks_up=self.looks_up,
+            high=heights.pop() if len(heights) == 1 else None,
+        )
 
     def _inside(self, stmts: tuple[ir.Stmt, ...]) -> tuple[ir.Stmt, ...] | None:
         """The statements one step further down; None where the way ends."""
@@ -208,7 +239,7 @@ class _Descent:
             touching = [i for i, s in enumerate(stmt.seq) if self.uses.touches(s, self.root)]
             return tuple(stmt.seq[touching[0] : touching[-1] + 1])
         if isinstance(stmt, ir.For):
-            if self._depends(stmt) and stmt.kind == ir.ForKind.SERIAL:
+            if stmt.kind == ir.ForKind.SERIAL and self._depends(stmt):
                 self.loops.append(stmt)
                 return (stmt.body,)
             return (stmt.body,) if ir.constant(stmt.extent) == 1 and stmt.kind == ir.ForKind.SERIAL else None
@@ -222,8 +253,7 @@ class _Descent:
         arms = [arm for arm in ir.children(stmt) if self.uses.touches(arm, self.root)]
         if len(arms) != 1 or self.uses.touches(ir.Evaluate(stmt.condition), self.root):
             return None
-        known = ir.is_pure(stmt.condition) and not ir.variables(stmt.condition) & self.threads.keys()
-        if not known:
+        if not self._is_known(stmt.condition) or _behind(stmt.condition, self.binds) & self.threads.keys():
             return None
         self.branches.append((stmt.condition, arms[0].same_as(stmt.then_case)))
         return tuple(arms)
@@ -235,25 +265,77 @@ class _Descent:
         return self.uses.machine.level(str(stmt.value.value)).kind in ("unit", "program")
 
     def _depends(self, loop: ir.For) -> bool:
-        """Whether the rows that a loop's body touches depend on its variable."""
+        """Whether the rows that a loop's body touches depend on its variable, and its extent may be what it is."""
         begin, end = self._rows((loop.body,))
-        return loop.loop_var in ir.variables(begin) | ir.variables(end)
+        return loop.loop_var in ir.variables(begin) | ir.variables(end) and self._is_known(loop.extent)
 
     def _rows(self, stmts: tuple[ir.Stmt, ...]) -> tuple[ir.PrimExpr, ir.PrimExpr]:
-        body = tir.sequence(stmts)
-        inside = Inside.of(body)
-        inside.ranges |= self.threads
-        found = [a for a in self.uses.names.all_effects(body).accesses if a.root.same_as(self.root)]
-        pairs = {tuple(map(str, pair)): pair for pair in (self._interval(a, inside) for a in found)}
+        pairs = {tuple(map(str, pair)): pair for pair in (self.rows.interval(box) for box in self._boxes(stmts))}
         (begin, end), *others = pairs.values()
         for first, last in others:
             begin, end = ir.Min(begin, first), ir.Max(end, last)
         return ir.simplify(begin, {}), ir.simplify(end, {})
 
-    def _interval(self, access: Access, inside: Inside) -> tuple[ir.PrimExpr, ir.PrimExpr]:
-        same = [str(n) for n in access.buffer.shape] == [str(n) for n in self.rows.buffer.shape]
-        box: list[tuple[Any, Any] | None] = [None] * len(self.rows.buffer.shape)
-        if same:
-            box = inside.bounds(access)
-        begin, end = self.rows.interval(box)
-        return ir.int_node(begin), ir.int_node(end)
+    def _boxes(self, stmts: tuple[ir.Stmt, ...]) -> list[Box]:
+        """The elements that some statements touch, in each way in which they do."""
+        body = tir.sequence(stmts)
+        # What is only looked up in a branch need not be there outside of it.
+        branches = [stmt for stmt in ir.statements(body) if isinstance(stmt, ir.IfThenElse)]
+        in_branch = any(self.uses.touches(stmt, self.root) for stmt in branches)
+        inside = replace(Inside.of(body), steady=frozenset() if in_branch else self.steady)
+        inside.ranges |= self.threads
+        boxes = [self._box(access, inside) for access in self._accesses(body)]
+        return list({str(box): box for box in boxes}.values())
+
+    def _accesses(self, body: ir.Stmt) -> list[Access]:
+        return [a for a in self.uses.names.all_effects(body).accesses if a.root.same_as(self.root)]
+
+    def _is_like(self, access: Access) -> bool:
+        """Whether an access counts elements as the tensor does."""
+        return [str(n) for n in access.buffer.shape] == [str(n) for n in self.rows.buffer.shape]
+
+    def _box(self, access: Access, inside: Inside) -> Box:
+        if not self._is_like(access):
+            return [None] * len(self.rows.buffer.shape)
+        return [pair if pair and all(map(self._is_known, pair)) else None for pair in inside.bounds(access)]
+
+    def _ranges(self) -> dict[ir.Var, tuple[int, int]]:
+        """The values of programs' numbers, of loops, and of what is computed from them."""
+        programs = zip(self.launch.programs, self.launch.grid, strict=True)
+        loops = [(loop.loop_var, loop.extent) for loop in self.loops if ir.constant(loop.min) == 0]
+        extents = {var: ir.constant(extent) for var, extent in (*programs, *loops)}
+        found = {var: (0, extent) for var, extent in extents.items() if extent is not None}
+        for var, value in self.binds.items():
+            made = operation(value)
+            if isinstance(made, Rank) and made.level in self.uses.sizes:
+                found[var] = (0, self.uses.sizes[made.level])
+            elif "int" in str(value.dtype) and (bounds := accesses.span(value, 1, found)) and (
+                known := ir.constants(bounds)
+            ):
+                found[var] = (known[0], known[1] - known[0])
+        return found
+
+    # -- numbers in memory ---------------------------------------------------------------------------------------------
+
+    def _is_known(self, expr: Any) -> bool:
+        """Whether an expression has a value in front of the use: from no memory but that of steady tensors."""
+        acts = ir.contains(ir.int_node(expr), lambda node: isinstance(node, ir.Call) and not ir.is_pure(node))
+        return not acts and all(load.buffer.data in self.steady for load in self._loads(expr))
+
+    def _loads(self, expr: Any) -> Iterator[ir.BufferLoad]:
+        """The elements that an expression is made of, through the variables that are bound."""
+        found: list[Any] = []
+        ir.walk(ir.int_node(expr), lambda node: found.append(node))
+        for node in found:
+            if isinstance(node, ir.BufferLoad):
+                yield node
+            elif isinstance(node, ir.Var) and node in self.binds:
+                yield from self._loads(self.binds[node])
+
+    def _named(self, stmts: tuple[ir.Stmt, ...]) -> tuple[str, ...]:
+        """Names of the tensors whose elements say which rows are touched."""
+        exprs = [loop.extent for loop in self.loops]
+        for access in self._accesses(tir.sequence(stmts)):
+            numbers = self.rows.dimensions if self._is_like(access) else range(len(access.buffer.shape))
+            exprs += [region[i] for region in (access.begins, access.extents) if region is not None for i in numbers]
+        return tuple(dict.fromkeys(load.buffer.name for expr in exprs for load in self._loads(expr)))

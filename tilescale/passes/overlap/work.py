@@ -9,6 +9,7 @@ the last rows have come, however many of them were there before.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,10 +46,12 @@ class Work:
             Declined: how many there are is known at launch only.
         """
         machine = uses.machine
-        rounds = [int(np.sum(runs)) for _, _, runs in uses.values(use, uses.ranks(level, 0))]
+        repeats = uses.repeats(use, level)
+        rounds = [repeats * int(np.sum(runs)) for _, _, runs in uses.values(use, uses.ranks(level, 0), likely=True)]
         programs, places = uses.grid(use.launch, uses.ranks(level, 0)).count, places_of(machine)
         tiles, at_once = max(sum(rounds), 1), min(places, programs)
-        arithmetic = sum(count / rate_of(machine, dtype) for dtype, count in _products(use.phase, use.launch, uses))
+        products = _products(use.phase, use.launch, uses, repeats)
+        arithmetic = sum(count / rate_of(machine, dtype) for dtype, count in products)
         traffic = _bytes(use.phase, uses) / bandwidth_of(machine)
         return cls(tiles, max(arithmetic * places, traffic * at_once) / tiles, at_once)
 
@@ -93,8 +96,9 @@ def _bytes(phase: GridPhase, uses: Uses) -> int:
     return sum(bytes_of(b.shape, b.dtype) or 0 for b in homes if b.scope() == "global")
 
 
-def _products(phase: GridPhase, launch: Launch, uses: Uses) -> Iterator[tuple[str, float]]:
-    """Type of the operands and operations of each matrix product of a grid, over all programs."""
+def _products(phase: GridPhase, launch: Launch, uses: Uses, repeats: int) -> Iterator[tuple[str, float]]:
+    """Type of the operands and operations of each matrix product of a grid, over all programs, where those go
+    through loops of unknown extent so often."""
     grid = uses.grid(launch, dict.fromkeys(uses.sizes, 0))
 
     def visit(stmt: ir.Stmt, times: Any) -> Iterator[tuple[str, float]]:
@@ -102,7 +106,10 @@ def _products(phase: GridPhase, launch: Launch, uses: Uses) -> Iterator[tuple[st
             try:
                 times = times * np.maximum(grid.value(stmt.extent, {}), 0)
             except Unknown:
-                pass  # once, then: less is better than too much where overlap is to pay
+                times = times * repeats
+        if isinstance(stmt, ir.IfThenElse) and stmt.else_case is None:
+            with contextlib.suppress(Unknown):
+                times = times * np.asarray(grid.value(stmt.condition, {}), bool)
         if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)).startswith(tl.GEMM):
             a, _, c = map(ir.region_parts, regions_of(stmt.value)[:3])
             m, n = (ir.constant(e) or 1 for e in c[2][-2:])
