@@ -226,3 +226,34 @@ def test_time_is_that_of_the_rows_that_travel():
     parts = tuple(int(n) * 4096 for n in equal.flatten())
     mine = estimate(machine, "device", "all_to_all_v", "direct", 0, units=range(world), parts=parts).seconds
     assert mine == pytest.approx(like)
+
+
+def test_time_without_data_takes_numbers_of_the_program_or_equal_parts():
+    def microseconds(sent: list[int] | None) -> float:
+        @T.prim_func
+        def program(X: T.Tensor((4096, 64), "float32"), n: T.Tensor((4,), "int32"), Y: T.Tensor((4096, 64), "float32")):
+            with T.Kernel(device=4):
+                with T.Scale("device"):
+                    T.all_to_all_v(X, Y, n if sent is None else sent)
+
+        rows = [torch.empty(4096, 64, device="meta") for _ in range(2)]
+        args = [[rows[0], torch.empty(4, dtype=torch.int32, device="meta"), rows[1]]] * 4
+        report = tilescale.emulate(program, args, machine="h200-sxm-8")
+        (span,) = {(s.begin_s, s.end_s) for s in report.timeline.spans if s.kind == "collective"}
+        return (span[1] - span[0]) * 1e6
+
+    assert microseconds(None) == pytest.approx(microseconds([1024] * 4))
+    assert microseconds([0, 0, 0, 8]) < microseconds(None)
+
+
+def test_a_program_in_words_is_the_program_again():
+    text = tilescale.compile(exchange(2, (6, 2), (6, 2)), machine="h200-sxm-8").python
+    assert "T.all_to_all_v(X, Y, sent, received=received)" in text
+
+    @T.prim_func
+    def known(X: T.Tensor((6, 2), "float32"), Y: T.Tensor((6, 2), "float32")):
+        with T.Kernel(device=2):
+            with T.Scale("device"):
+                T.all_to_all_v(X, Y, [[1, 2], [0, 3]])
+
+    assert "T.all_to_all_v(X, Y, [[1, 2], [0, 3]])" in tilescale.compile(known, machine="h200-sxm-8").python
