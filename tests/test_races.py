@@ -353,7 +353,7 @@ def test_plain_attention_is_causal(scripts: Callable):
     tokens, heads, of_keys, dim = 64, 2, 1, 16
     q, k, v = (torch.randn(1, tokens, n, dim).bfloat16() for n in (heads, of_keys, of_keys))
     out = torch.full_like(q, torch.nan)
-    tilescale.emulate(scripts("programs").flash_attention(tokens, heads, of_keys, dim, tile=32), [q, k, v, out])
+    tilescale.emulate(scripts("plain_attention").flash_attention(tokens, heads, of_keys, dim, tile=32), [q, k, v, out])
     want, bound = scripts("long_sequences").attended(
         q[0].transpose(0, 1), k[0, :, 0], v[0, :, 0], torch.ones(tokens, tokens, dtype=torch.bool).tril()
     )

@@ -106,9 +106,10 @@ class Work:
         return ours(name, program, self.kernel)
 
     def kernel(self, kernel: Any) -> Runner:
-        """A program of ours. Peers write into its result, if it is copied."""
+        """A program of ours. Peers write into its result, if it is copied, or large."""
         source, target = self.lengths()
-        x, y = trials.nothing(source), trials.symmetric(target)
+        x = trials.symmetric(source) if self.name == "broadcast" else trials.nothing(source)
+        y = trials.symmetric(target)
         result = x if self.name in ("allreduce", "broadcast") else y
         return checked(self.draw, x.copy_, trials.returning(result, kernel, x, y), [y], kernel.synchronize)
 

@@ -86,7 +86,7 @@ namespace tilescale {
 
 typedef long i64;
 typedef unsigned long u64;
-enum Kind { TIMEOUT, OUTSIDE, ABSENT };
+enum Kind { TIMEOUT, OUTSIDE, ABSENT, DIFFERENT, ROWS };
 enum Outcome { READY, LATE, STOPPED };
 
 // Word 0: whether all waits are stopped; then the first failure.
@@ -106,7 +106,9 @@ inline Outcome await(Ready ready, i64 limit, const i64* report) {
   }
 }
 inline unsigned load_acquire(const unsigned* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+inline i64 load_acquire(const i64* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 inline void store_relaxed(int* at, int value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
+inline void store_relaxed(i64* at, i64 value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
 
 struct alignas(16) Words {
   u64 first, second;

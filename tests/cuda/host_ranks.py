@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels, rounds
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels, rounds, unequal
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.steps import Work, run
@@ -120,8 +120,14 @@ class Heap:
         assert self._used <= STRIDE and dtype == torch.uint8
         return self._memory[self.addresses.slot(self._rank), begin : begin + nbytes]
 
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() == self._memory.untyped_storage().data_ptr()
+
+    def offset(self, tensor: torch.Tensor) -> int:
+        return tensor.storage_offset() * tensor.itemsize % STRIDE
+
     def peers(self, tensor: torch.Tensor) -> torch.Tensor:
-        begin = tensor.storage_offset() * tensor.itemsize % STRIDE
+        begin = self.offset(tensor)
         return self._memory[:, begin : begin + tensor.nbytes].view(tensor.dtype).unflatten(1, tensor.shape)
 
 
@@ -168,7 +174,7 @@ class Ranks:
         memory = torch.zeros(self.size, STRIDE, dtype=torch.uint8)
         self.reports = torch.zeros(self.size, 8, dtype=torch.int64)
         self.limit_ns = LIMIT_NS
-        for module in (exchanges, rounds):
+        for module in (exchanges, rounds, unequal):
             patch.setattr(module, "THREADS", THREADS)
             patch.setattr(module, "launch", self._launch)
             patch.setattr(module, "functions", lambda code, kernel, device: library.functions(kernel))

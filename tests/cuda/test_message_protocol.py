@@ -70,9 +70,14 @@ def rank_of(wires: Wires, rank: int, ranks: int, calls: list[int], lag: int) -> 
 
 
 def run(ranks: int, calls: list[int], lag: int, slots: int, order: list[int]) -> None:
-    """Every rank to its end: in the drawn order of steps, then in turns."""
+    """Every rank to its end."""
     wires = Wires(slots)
-    running = [rank_of(wires, rank, ranks, calls, lag) for rank in range(ranks)]
+    run_all([rank_of(wires, rank, ranks, calls, lag) for rank in range(ranks)], order)
+
+
+def run_all(running: list[Iterator[None]], order: list[int]) -> None:
+    """In the drawn order of steps, then in turns."""
+    ranks = len(running)
     alive = set(range(ranks))
     steps = iter(order)
     for turn in range(100_000):
@@ -116,3 +121,47 @@ def test_a_slot_less_is_too_few(lag: int):
         return False
 
     assert any(found([0] * before + [1] * 60 + [0] * 60) for before in range(1, 40))
+
+
+# -- straight into targets (headers/moved_messages.cuh) ----------------------------------------------------------------
+
+
+def straight(wires: Wires, rank: int, ranks: int, calls: int, asks: bool) -> Iterator[None]:
+    """Calls in which ranks tell that their targets are free, store into those of others, and then read their own."""
+    peers = [peer for peer in range(ranks) if peer != rank]
+    for number in range(1, calls + 1):
+        for peer in peers:
+            wires.flags[rank, peer, -1] = number  # the word that says where the target is
+            yield
+        yield from wires.stores(rank, ranks, number)  # the first units, into slots
+        for peer in peers:
+            while asks and wires.flags.get((peer, rank, -1)) != number:
+                yield
+        for peer in peers:
+            wires.data[rank, peer, -1, 0] = number
+            yield
+        yield from wires.tells(rank, ranks, number)
+        yield from wires.receives(rank, ranks, number)
+        for _ in range(2):
+            for peer in peers:
+                assert wires.data[peer, rank, -1, 0] == number, "a target that is still read was overwritten"
+                yield
+
+
+@given(ranks=DRAWN["ranks"], calls=st.integers(1, 5), order=DRAWN["order"])
+@settings(max_examples=40, deadline=None)
+def test_targets_are_free_when_peers_store_into_them(ranks: int, calls: int, order: list[int]):
+    wires = Wires(4)
+    run_all([straight(wires, rank, ranks, calls, asks=True) for rank in range(ranks)], order)
+
+
+def test_who_does_not_ask_overwrites_what_is_read():
+    def found(before: int) -> bool:
+        wires = Wires(4)
+        try:
+            run_all([straight(wires, r, 2, 3, asks=False) for r in range(2)], [0] * before + [1] * 60 + [0] * 60)
+        except AssertionError:
+            return True
+        return False
+
+    assert any(map(found, range(1, 60)))

@@ -54,6 +54,10 @@ def compiled() -> Iterator[Kernel]:
         yield Kernel("move", form, moves, 3, ("true",))
         yield Kernel("move", form, moves, 3, ("false",))
         yield Kernel("broadcast", form, moves, 3)
+    yield Kernel("move", "straight", moves, 3, ("true",))
+    yield Kernel("move", "straight", moves, 3, ("false",))
+    yield Kernel("broadcast", "straight", moves, 3)
+    for form in ("words", "slots"):
         yield Kernel("reduce", form, sums, 2, ("true",))
         yield Kernel("reduce_twice", form, sums, 2)
         for dtype, op in TYPES:
@@ -294,6 +298,42 @@ def by_rounds() -> set[tuple[str, str]]:
 def test_sums_of_groups_are_added_in_float32():
     parts = torch.tensor([[256.0], [1.0], [1.0]], dtype=torch.bfloat16)
     assert copied_sums.combined(parts, "sum").item() == 258.0
+
+
+def in_heaps(ranks: Ranks, count: int, who: tuple[int, ...]) -> list[torch.Tensor]:
+    """A poisoned target for each rank: a symmetric one, at a place of its own, of those in `who`."""
+    made = []
+    for rank, own in enumerate(ranks.owners):
+        whole = own.heap.zeros((2 * count + 16 * ranks.size,), torch.uint8).view(torch.bfloat16)
+        out = whole[8 * rank : 8 * rank + count] if rank in who else torch.zeros(count, dtype=torch.bfloat16)
+        made.append(out.fill_(77))
+    return made
+
+
+@pytest.mark.parametrize("who", [(0, 1, 2), (0, 2), ()])
+@pytest.mark.parametrize("name", ["all_gather", "all_to_all", "broadcast"])
+def test_what_is_moved_goes_straight_into_symmetric_targets(
+    name: str, who: tuple[int, ...], job: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+):
+    """If all ranks have one; in calls of changing sizes, of which short ones go by messages."""
+    three = job(device=3)
+    call, root = three.collective(stand(name), "direct"), 1
+    for part in (24, 2400, 8, 3208, 2400, 2405):
+        whole = part if name == "broadcast" else 3 * part
+        outs = in_heaps(three, whole, who)
+        given = [randoms(part if name == "all_gather" else whole, torch.bfloat16) for _ in range(3)]
+        want = [wanted(name, given, rank, root, "sum") for rank in range(3)]
+        if name == "broadcast":
+            given = outs
+            outs[root].copy_(want[0])
+        counts = [[w.counts.clone() for w in own.exchanges._made.values()] for own in three.owners]
+        call([Operands(x, out, root) for x, out in zip(given, outs, strict=True)])
+        assert all(torch.equal(out, right) for out, right in zip(outs, want, strict=True)), (part, who)
+        if part in (3208, 2405):  # the workspace of both is there by now
+            now = [[w.counts for w in own.exchanges._made.values()] for own in three.owners]
+            told = max(int((b - a).max()) for x, y in zip(counts, now, strict=True) for a, b in zip(x, y, strict=True))
+            assert (told == 1) == (len(who) == 3 and part == 3208), "one flag tells of everything, or several do"
+    assert not three.reports.any()
 
 
 @pytest.mark.parametrize("count", [50, 2500])

@@ -24,7 +24,7 @@ import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
 from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS  # noqa: E402
 from tilescale.collectives import records  # noqa: E402
-from tilescale.errors import WaitTimeoutError  # noqa: E402
+from tilescale.errors import OutOfBoundsError, WaitTimeoutError  # noqa: E402
 from tilescale.settings import settings  # noqa: E402
 
 LIMIT_S = 200.0
@@ -155,6 +155,97 @@ def sizes(checked: Checked) -> None:
     checked.kernel.synchronize()
 
 
+def straight(checked: Checked) -> None:
+    """Targets that peers can store into, on all ranks, on some, and on none; calls one after the other, and a graph."""
+    for nbytes in (24 * MIB + 16 * SIZE, 64 * MIB)[: 1 if settings().share_gpus else 2]:
+        count = checked.count(nbytes)
+        source_of_call, plain = checked.tensors(count)
+        symmetric = tilescale.zeros(plain.shape, dtype=checked.dtype)
+        in_place = checked.name == "broadcast"
+        for target_of_call in (symmetric, plain if RANK else symmetric, symmetric, plain):
+            x, y = (target_of_call, plain.clone()) if in_place else (source_of_call, target_of_call)
+            for seed in range(3):
+                checked.once(x, y, seed)
+        x, y = (symmetric, plain) if in_place else (source_of_call, symmetric)
+        checked.once(x, y, 3)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        world.barrier()
+        with torch.cuda.graph(graph):
+            for _ in range(3):
+                checked.kernel(x, y)
+        for seed in range(4, 8):
+            checked.once(x, y, seed, graph.replay)
+    checked.kernel.synchronize()
+
+
+def rows(width: int, dtype: str) -> None:
+    """All-to-alls of unequal parts, with other numbers each time, also in a graph."""
+    given, room = T.dynamic("given"), T.dynamic("room")
+
+    @T.prim_func
+    def exchange(
+        X: T.Tensor((given, width), dtype),
+        sent: T.Tensor((SIZE,), "int32"),
+        Y: T.Tensor((room, width), dtype),
+        received: T.Tensor((SIZE,), "int32"),
+    ):
+        with T.Kernel(device=SIZE):
+            with T.Scale("device"):
+                T.all_to_all_v(X, Y, sent, received)
+
+    kernel, chance = tilescale.compile(exchange, wait_s=WAIT_S), random.Random(width)
+    most = max(8, (LARGEST // SIZE) // (width * getattr(torch, dtype).itemsize))
+    x, y = (torch.zeros(SIZE * most, width, dtype=getattr(torch, dtype), device="cuda") for _ in range(2))
+    sent, received = (torch.zeros(SIZE, dtype=torch.int32, device="cuda") for _ in range(2))
+    graph: torch.cuda.CUDAGraph | None = None
+    for call, limit in enumerate((0, 1, 7, 300, most, most, 50, most)):
+        counts = [[chance.randint(0, min(limit, most)) for _ in range(SIZE)] for _ in range(SIZE)]
+        everyones = [z.view(-1, width) for z in inputs(SIZE * most * width, x.dtype, call)]
+        x.copy_(everyones[RANK])
+        sent.copy_(torch.tensor(counts[RANK]))
+        y.fill_(77)
+        out_of_step(call)
+        if graph is None:
+            kernel(x, sent, y, received)
+        else:
+            graph.replay()
+        begins = [sum(counts[r][:RANK]) for r in range(SIZE)]
+        want = torch.cat([everyones[r][b : b + counts[r][RANK]] for r, b in enumerate(begins)])
+        assert torch.equal(y[: len(want)], want), f"call {call}: {counts}"
+        assert y[len(want) :].eq(77).all(), f"call {call}: rows behind the last one have changed"
+        assert received.tolist() == [counts[r][RANK] for r in range(SIZE)], f"call {call}: {received.tolist()}"
+        if call == 3:
+            torch.cuda.synchronize()
+            world.barrier()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                kernel(x, sent, y, received)
+    kernel.synchronize()
+
+
+def rows_without_room() -> None:
+    """The last rank has no room for what comes: an error on all ranks that says so, and all can begin anew."""
+
+    @T.prim_func
+    def exchange(X: T.Tensor((4 * SIZE, 8), "int32"), sent: T.Tensor((SIZE,), "int32"), Y: T.Tensor((8, 8), "int32")):
+        with T.Kernel(device=SIZE):
+            with T.Scale("device"):
+                T.all_to_all_v(X, Y, sent)
+
+    kernel = tilescale.compile(exchange, wait_s=WAIT_S)
+    x, y = (torch.zeros(n, 8, dtype=torch.int32, device="cuda") for n in (4 * SIZE, 8))
+    few, many = torch.tensor([0] * (SIZE - 1) + [1]), torch.tensor([0] * (SIZE - 1) + [5])
+    for sent in (few, many, few):
+        try:
+            kernel(x, sent.to(torch.int32).cuda(), y)
+            kernel.synchronize()
+            assert sent is few, "nobody noticed"
+        except OutOfBoundsError as error:
+            assert sent is many and f"gets {5 * SIZE} rows, dst has 8" in str(error), error
+            kernel.reset()
+
+
 def replays(checked: Checked) -> None:
     """Graphs of several calls with new inputs, of short and of long messages, between eager calls of other sizes."""
     for nbytes in (40_000, 2 * MIB):
@@ -263,12 +354,17 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"{name} {dtype}", lambda n=name, d=dtype: sizes(Checked(n, "direct", d))
     for name in ("reduce_scatter", "all_gather", "all_to_all", "broadcast"):
         yield f"{name} replays", lambda n=name: replays(Checked(n, "direct", "float32"))
+        if name != "reduce_scatter":
+            yield f"{name} straight", lambda n=name: straight(Checked(n, "direct", "bfloat16"))
         yield f"{name} in a row", lambda n=name: in_a_row(Checked(n, "direct", "bfloat16"))
     for name, known in BY_ROUNDS.items():
         for impl in known:
             if records()[impl].against(SIZE) is None:
                 yield f"{name} by rounds, {impl}", lambda n=name, i=impl: sizes(Checked(n, i, "int32"))
         yield f"{name} by rounds, replays", lambda n=name, i=known[-1]: replays(Checked(n, i, "int32"))
+    for width, dtype in ((1, "bfloat16"), (33, "float32"), (2048, "bfloat16")):
+        yield f"rows of {width} {dtype}", lambda w=width, d=dtype: rows(w, d)
+    yield "rows without room", rows_without_room
     yield "all_gather, places", lambda: gathered_in_place("direct")
     for name, impl in (("allreduce", "one_shot"), ("allreduce", "two_shot"), ("broadcast", "direct")):
         yield f"{name} {impl}, a rank is absent", lambda n=name, i=impl: absent(n, i)

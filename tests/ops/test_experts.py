@@ -139,22 +139,22 @@ def there_and_back(case: tuple[Any, ...], seed: int | None = None) -> None:
         torch.testing.assert_close(tensors[-1], want[r].to(kind), rtol=1e-2 if kind.itemsize == 2 else 1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("size", "most", "width"), [(3, 20, 36), (8, 2, 8)])
+@pytest.mark.parametrize(("size", "most", "width"), [(3, 20, 36), (8, 2, 8), (2, 3, 1)])
 def test_unequal_parts(size: int, most: int, width: int):
+    """Ranks have different numbers of rows."""
     counts = torch.randint(0, most + 1, (size, size), dtype=torch.int32)
     counts[0, size - 1] = 0
-    x = torch.randint(0, 999, (size, size * most, width), dtype=torch.int32)
-    tables_of = import_module("tilescale.ops.all_to_all_v").tables_of
-    tables = [tables_of(counts[r], counts[:, r].contiguous(), most) for r in range(size)]
+    x = [torch.randint(0, 999, (int(counts[r].sum()) + r, width), dtype=torch.int32) for r in range(size)]
     per_device = [
-        [x[r], *tables[r][:2], torch.full((size, most, width), -7, dtype=torch.int32), *tables[r][2:]]
-        + [torch.full((size * most, width), -1, dtype=torch.int32)]
+        [x[r], counts[r].clone(), torch.full((int(counts[:, r].sum()) + 2 * r, width), -1, dtype=torch.int32)]
+        + [torch.full((size,), -1, dtype=torch.int32)]
         for r in range(size)
     ]
-    tilescale.emulate(row_exchange.scatter_program(size, width, 1), per_device)
-    for r, tensors in enumerate(per_device):
-        want = torch.cat([x[s, : counts[s].sum()].split(counts[s].tolist())[r] for s in range(size)])
-        assert torch.equal(tensors[-1][: len(want)], want) and (tensors[-1][len(want) :] == -1).all()
+    tilescale.emulate(import_module("tilescale.ops.all_to_all_v").program(size, "int32"), per_device)
+    for r, (*_, found, received) in enumerate(per_device):
+        want = torch.cat([x[s][: counts[s].sum()].split(counts[s].tolist())[r] for s in range(size)])
+        assert torch.equal(found[: len(want)], want) and (found[len(want) :] == -1).all()
+        assert torch.equal(received, counts[:, r])
 
 
 def layout(counts: list[int]) -> tuple[list[slice], torch.Tensor, int]:

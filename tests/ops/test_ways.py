@@ -60,6 +60,39 @@ def test_what_is_small_goes_in_order_and_what_is_large_beside(collective: str):
         assert ways.overlaps(job(collective, 16, 8192, 3584), SimpleNamespace(size=1)), "nothing to move"
 
 
+# -- all-to-alls -------------------------------------------------------------------------------------------------------
+
+
+def crossing(transposed: int, ranks: int) -> float:
+    """MiB up to which tensors go as a whole, on the current machine; all larger ones do not."""
+    team: Any = SimpleNamespace(size=ranks)
+    taken = [ways.exchanges_as_a_whole(mib << 20, transposed, team) for mib in range(1, 257)]
+    assert taken == sorted(taken, reverse=True), "one size divides them"
+    return sum(taken)
+
+
+def test_small_exchanges_go_as_a_whole_and_large_ones_in_chunks():
+    """As far as that was measured on two H200: 4 MiB as a whole 25 us, 32 MiB in chunks 98 us, NCCL's way 123."""
+    with use_machine(Machine.load("h200-sxm-8")):
+        assert 4 < crossing(2, 2) < 32
+        assert crossing(2, 2) < crossing(1, 2), "a transposition less"
+
+
+def test_where_a_queue_begins_later_more_goes_as_a_whole(tmp_path: Path):
+    late = tmp_path / "late.yaml"
+    late.write_text(
+        "extends: h200-sxm-8\nnetworks:\n  nvlink:\n    mechanisms:\n      copy_engine:\n        startup: 30 us\n"
+    )
+    with use_machine(Machine.load("h200-sxm-8")):
+        soon = crossing(2, 8)
+    with use_machine(Machine.load(str(late))):
+        assert crossing(2, 8) > soon
+    with use_machine(Machine.load("cpu-node")):
+        assert ways.exchanges_as_a_whole(1 << 30, 2, TWO), "no queue at all"
+    with use_machine(Machine.load("h200-sxm-8x4")):
+        assert ways.exchanges_as_a_whole(1 << 30, 2, SimpleNamespace(size=16)), "never so between nodes"
+
+
 def test_between_nodes_nothing_waits_in_a_grid():
     with use_machine(Machine.load("h200-sxm-8x4")):
         assert not ways.overlaps(job("all_gather", 16384, 8192, 3584), SimpleNamespace(size=16))

@@ -89,6 +89,16 @@ def test_an_all_gather_with_flags():
     assert len(view.tiles) == 2 and view.flags.same_as(flags) and view.chunk == 2
 
 
+def test_an_all_to_all_of_unequal_parts():
+    sent, received = (tir.region(FLAGS, [0], [4], access) for access in "rw")
+    view = Collective.of(call(ops.ALL_TO_ALL_V, tile("r"), tile("w"), sent, received, level="device"))
+    assert len(view.tiles) == 2 and not view.is_in_place and view.flags is None and view.counts == ()
+    assert view.sent.same_as(sent) and view.received.same_as(received)
+    known = tir.call(ops.COUNTS.name, *map(number, (1, 2, 0, 4)))
+    view = Collective.of(call(ops.ALL_TO_ALL_V, tile("r"), tile("w"), known, level="device"))
+    assert (view.sent, view.received, view.counts) == (None, None, (1, 2, 0, 4))
+
+
 def test_what_only_some_collectives_have():
     assert ir.constant(Collective.of(call(ops.BROADCAST, tile("rw"), number(2), level="device")).root) == 2
     assert Collective.of(call(ops.ALLREDUCE, tile("rw"), level="device", op="max")).op == "max"
@@ -109,6 +119,7 @@ def test_every_operation_has_a_view():
         ops.RANK: (Rank, [ir.StringImm("device")]),
         ops.VIEW: (TileView, [tile("rw"), number(4), number(4)]),
         ops.BROADCAST: (Collective, [tile("rw"), number(0)]),
+        ops.ALL_TO_ALL_V: (Collective, [tile("r"), tile("w"), tir.region(FLAGS, [0], [4], "r")]),
         ops.ALLREDUCE: (Collective, [tile("rw")]),
     } | {op: (Collective, [tile("r"), tile("w")]) for op in (ops.REDUCE_SCATTER, ops.ALL_GATHER, ops.ALL_TO_ALL)}
     assert {op.name for op in views} == ops.ALL_OPS

@@ -52,17 +52,20 @@ def estimate(
     shape: tuple[int, ...] | None = None,
     mechanism: str | None = None,
     sizes: Mapping[str, int | Sequence[int]] | None = None,
+    parts: Sequence[int] = (),
 ) -> Estimate:
     """What a collective between units of a level takes.
 
     Args:
-        operation: "allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast" or "barrier".
+        operation: "allreduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_v", "broadcast" or "barrier".
         algorithm: one of `names(operation)`.
         nbytes: of the whole tensor: the result of an all-gather, the tensor of one unit elsewhere.
         units: numbers of those that take part, in the order of their ranks; None for all of the machine.
         shape: how they are grouped, the innermost groups last; None for how the machine's networks group them.
         mechanism: that carries the messages where their routes offer it; None for the fastest of whoever starts them.
         sizes: of the launch, as for `Machine.path`.
+        parts: of an all-to-all of unequal parts, the bytes from each unit to each, those of unit 0 first; () for equal
+            ones.
 
     Raises:
         UsageError: no such algorithm.
@@ -78,7 +81,7 @@ def estimate(
     fastest: Estimate | None = None
     for cut in SEGMENTS if operation in record.segmented else SEGMENTS[:1]:
         plan = record.schedule(operation, extents, cut)
-        found = _evaluate(routes, record.name, plan, nbytes, mechanism or record.mechanism)
+        found = _evaluate(routes, record.name, plan, nbytes, mechanism or record.mechanism, parts)
         if fastest is not None and found.seconds >= fastest.seconds:
             break  # more latencies from here on
         fastest = found
@@ -111,9 +114,11 @@ def _grouping(routes: Routes) -> tuple[int, ...]:
     return inner if inside == count else (count // inside, *inner)
 
 
-def _evaluate(routes: Routes, algorithm: str, plan: Schedule, nbytes: float, mechanism: str) -> Estimate:
+def _evaluate(
+    routes: Routes, algorithm: str, plan: Schedule, nbytes: float, mechanism: str, parts: Sequence[int]
+) -> Estimate:
     """Each distinct round once: the 2(n-1) rounds of a ring send the same amounts over the same links."""
-    piece = nbytes / plan.pieces
+    piece, of_parts = nbytes / plan.pieces, np.asarray(parts)
     known: dict[tuple[bytes, ...], _Cost] = {}
     times: dict[tuple[bytes, ...], int] = {}
     keys: dict[tuple[int, ...], tuple[bytes, ...]] = {}
@@ -125,9 +130,12 @@ def _evaluate(routes: Routes, algorithm: str, plan: Schedule, nbytes: float, mec
             bytes([r.by_host]),
         )
         keys[r.traffic] = key
+        if parts:  # which piece it is says how large it is
+            key = (*key, r.first.tobytes())
         times[key] = times.get(key, 0) + 1
         if key not in known:
-            known[key] = _cost(routes, r, piece, mechanism)
+            size = r.count * (of_parts[r.first] if parts else piece)
+            known[key] = _cost(routes, r, size, mechanism)
     busy, moved = np.zeros(len(routes.hops)), np.zeros(len(routes.hops))
     sent = np.zeros(plan.units)
     for key, cost in known.items():
@@ -156,8 +164,8 @@ class _Cost:
     sent: np.ndarray
 
 
-def _cost(routes: Routes, r: Round, piece: float, mechanism: str) -> _Cost:
-    size = r.count * piece
+def _cost(routes: Routes, r: Round, size: np.ndarray, mechanism: str) -> _Cost:
+    """That of a round whose messages have so many bytes each."""
     bundle = routes.bundle(r.source, r.target)
     startup, share = _carried(routes, bundle, r, size, mechanism)
     lengths = np.diff(bundle.begins, append=len(bundle.hops))

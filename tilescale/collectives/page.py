@@ -10,7 +10,7 @@ import numpy as np
 from tilescale.collectives.record import FORMS, Algorithm
 from tilescale.collectives.table import names, records
 
-OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_v", "broadcast")
 
 SHAPE = (2, 4)
 """Of the units for which rounds and bytes are counted."""
@@ -32,11 +32,11 @@ def _row(record: Algorithm, operation: str, generated: Callable[[str, str, str],
     plan = record.schedule(operation, SHAPE)
     pieces = plan.pieces
     sent = sum(np.bincount(r.source, r.count, minlength=plan.units) for r in plan.rounds)
-    made = [form for form in record.forms if generated(operation, form, record.name)]
+    made = [form for form in record.kinds(operation) if generated(operation, form, record.name)]
     return [
         f"`{record.name}`",
         record.title,
-        ", ".join(record.forms),
+        ", ".join(record.kinds(operation)),
         "; ".join(_needs(record, operation)) or "-",
         str(len(plan.rounds)),
         f"{float(np.max(sent)) / pieces:.3g}",

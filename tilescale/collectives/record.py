@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilescale.collectives.schedule import SEGMENTS, Schedule
 from tilescale.errors import UnsupportedError
@@ -60,6 +60,7 @@ class Algorithm:
         most: with more units it is taken only where a program asks for it.
         takes_functions: whether a user's function can combine in its rounds. Elsewhere it gathers everybody's tensors,
             and each unit combines them in the order of ranks.
+        only: operation -> the kinds of it that it serves, of one that it does not serve in all `forms`.
     """
 
     name: str
@@ -78,15 +79,20 @@ class Algorithm:
     on_request: bool = False
     most: float = math.inf
     takes_functions: bool = True
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unknown = {*self.forms} - {*FORMS} | {*self.segmented} - {*self.schedules}
+        unknown = {*self.forms} - {*FORMS} | {*self.segmented, *self.only} - {*self.schedules}
         if not self.name or not self.schedules or not self.forms or unknown:
             raise ValueError(f"algorithm {self.name!r}: a name, schedules, forms of {[*FORMS]}; not {sorted(unknown)}")
 
     def serves(self, operation: str, form: str | None = None) -> bool:
         """Whether it makes an operation, of a kind."""
-        return operation in self.schedules and (form is None or form in self.forms)
+        return operation in self.schedules and (form is None or form in self.kinds(operation))
+
+    def kinds(self, operation: str) -> Iterable[str]:
+        """The kinds of an operation that it serves."""
+        return self.only.get(operation, self.forms)
 
     def schedule(self, operation: str, shape: Shape, segments: int = SEGMENTS) -> Schedule:
         """Its rounds.

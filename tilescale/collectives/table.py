@@ -51,7 +51,8 @@ def schedule(operation: str, name: str, shape: int | tuple[int, ...], segments: 
     """The rounds of a collective.
 
     Args:
-        operation: "allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast" (from unit 0) or "barrier".
+        operation: "allreduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_v", "broadcast" (from unit 0)
+            or "barrier".
         name: one of `names(operation)`.
         shape: how many units; for units in groups the extents of all dimensions, the innermost groups last.
         segments: of algorithms that cut the tensor.

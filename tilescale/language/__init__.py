@@ -10,6 +10,7 @@
     signal        T.alloc_flags, T.signal, T.wait, T.barrier
     asynchronous  checks of what a copy queue executes: T.copy and T.all_gather with signal= above the programs
     collective    T.allreduce, T.reduce_scatter, T.all_gather, T.all_to_all, T.broadcast
+    unequal       T.all_to_all_v
 
 Four names exist in TileLang too and keep its meaning for every call that it accepts: T.Kernel without a level by name,
 T.copy without dst=/src= beside two tiles, T.view without layout=, T.broadcast of an expression.
@@ -26,12 +27,13 @@ from tilescale.language.launch import ALL, Kernel
 from tilescale.language.scale import Scale, rank, size
 from tilescale.language.signal import alloc_flags, barrier, signal, wait
 from tilescale.language.tensor import alloc, alloc_barrier, alloc_fragment, alloc_shared, view
+from tilescale.language.unequal import all_to_all_v
 from tilescale.program.layout import FullCol, FullRow, Replica, Shard
 from tilescale.program.layout import Layout as Distribution
 
 ADDED = (
-    "ALL", "Distribution", "FullCol", "FullRow", "Replica", "Scale", "Shard", "all_gather", "all_to_all", "alloc",
-    "alloc_flags", "allreduce", "barrier", "rank", "reduce_scatter", "signal", "size", "wait",
+    "ALL", "Distribution", "FullCol", "FullRow", "Replica", "Scale", "Shard", "all_gather", "all_to_all",
+    "all_to_all_v", "alloc", "alloc_flags", "allreduce", "barrier", "rank", "reduce_scatter", "signal", "size", "wait",
 )  # fmt: skip
 """Names that TileLang does not have."""
 

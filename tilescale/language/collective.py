@@ -87,8 +87,8 @@ def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, im
             hint="T.allreduce(x, op='sum') for one tile, T.allreduce(x, y, fn=combine) for several",
             where=here(),
         )
-    regions = [_region(context, tile, "rw") for tile in tiles]
-    level = _enter(context, impl)
+    regions = [region_of(context, tile, "rw") for tile in tiles]
+    level = entered(context, impl)
     if fn is None:
         return trace.call(ALLREDUCE, *regions, level=level.name, op=check_reduction(op or "sum"), impl=impl)
     _check_leading(regions)
@@ -109,8 +109,8 @@ def reduce_scatter(src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str 
         CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`.
     """
     context = Context("T.reduce_scatter")
-    regions = [_region(context, src, "r"), _region(context, dst, "w")]
-    level = _enter(context, impl)
+    regions = [region_of(context, src, "r"), region_of(context, dst, "w")]
+    level = entered(context, impl)
     axis = _check_parts(context, level, dim, whole=regions[0], part=regions[1])
     return trace.call(REDUCE_SCATTER, *regions, level=level.name, op=check_reduction(op), dim=axis, impl=impl)
 
@@ -145,8 +145,8 @@ def all_gather(
         return _started(Context("T.all_gather"), ALL_GATHER, src, dst, dim, impl, signal, chunk)
     context = Context("T.all_gather")
     if dst is None:
-        regions = [_region(context, src, "rw")]
-        level = _enter(context, impl)
+        regions = [region_of(context, src, "rw")]
+        level = entered(context, impl)
         if level.kind != "thread_group":
             raise UsageError(
                 f"T.all_gather at level {level.name!r} needs a dst: its units share no memory",
@@ -154,8 +154,8 @@ def all_gather(
                 where=here(),
             )
         return trace.call(ALL_GATHER, *regions, level=level.name, impl=impl)
-    regions = [_region(context, src, "r"), _region(context, dst, "w")]
-    level = _enter(context, impl)
+    regions = [region_of(context, src, "r"), region_of(context, dst, "w")]
+    level = entered(context, impl)
     axis = _check_parts(context, level, dim, whole=regions[1], part=regions[0])
     return trace.call(ALL_GATHER, *regions, level=level.name, dim=axis, impl=impl)
 
@@ -170,7 +170,7 @@ def _started(
             hint=f"{context.name}(src, dst, signal=flags, chunk=rows), with flags = T.alloc_flags((size, chunks))",
             where=here(),
         )
-    source, target = _region(context, src, "r"), _region(context, dst, "w")
+    source, target = region_of(context, src, "r"), region_of(context, dst, "w")
     level = context.selected()
     check_reached(context, level)
     part = check_parts(context, level, source, target, dim, chunk)
@@ -207,8 +207,8 @@ def all_to_all(
     if signal is not None or chunk is not None:
         return _started(Context("T.all_to_all"), ALL_TO_ALL, src, dst, dim, impl, signal, chunk)
     context = Context("T.all_to_all")
-    regions = [_region(context, src, "r"), _region(context, dst, "w")]
-    level = _enter(context, impl)
+    regions = [region_of(context, src, "r"), region_of(context, dst, "w")]
+    level = entered(context, impl)
     a, b = (extents_of(r) for r in regions)
     axis = _axis(context, dim, a)
     size = context.extent(level)
@@ -244,14 +244,14 @@ def broadcast(*args: Any, **kwargs: Any) -> Any:
 
 def _broadcast_tile(x: Any, root: Any = 0, impl: str | None = None) -> ir.Call:
     context = Context("T.broadcast")
-    region = _region(context, x, "rw")
-    level = _enter(context, impl)
+    region = region_of(context, x, "rw")
+    level = entered(context, impl)
     check_peer(context, level, root)
     check_same(context, level, root)
     return trace.call(BROADCAST, region, root, level=level.name, impl=impl)
 
 
-def _region(context: Context, tile: Any, access: str) -> ir.Call:
+def region_of(context: Context, tile: Any, access: str) -> ir.Call:
     if not isinstance(tile, ir.Buffer | ir.BufferRegion | ir.BufferLoad):
         raise UsageError(
             f"{context.name} works on tiles, got {tile!r}",
@@ -261,7 +261,7 @@ def _region(context: Context, tile: Any, access: str) -> ir.Call:
     return trace.tile_region(tile, access)
 
 
-def _enter(context: Context, impl: str | None) -> Level:
+def entered(context: Context, impl: str | None) -> Level:
     level = context.selected()
     check_reached(context, level)
     check_algorithm(context, level, impl)

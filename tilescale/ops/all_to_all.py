@@ -3,7 +3,8 @@
 
 Cut along one dimension and joined along another it changes what a tensor is split by: from tokens to heads and back, as
 Ulysses attention does (Jacobs et al., arXiv:2309.14509). Parts of large tensors are sent as they lie there, and put
-where the result has them as they arrive: nothing is transposed before or after. Small ones are, around one kernel.
+where the result has them as they arrive: nothing is transposed before or after. Small ones are, around one kernel, as
+long as a copy queue takes longer by the machine model.
 """
 
 import math
@@ -19,10 +20,8 @@ from tilescale.ops.flat import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, jo
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
+from tilescale.ops.ways import exchanges_as_a_whole
 from tilescale.ops.workspace import workspace_of
-
-WHOLE_BYTES = 8 << 20
-"""What goes as a whole at most: a copy queue takes longer to start than the transpositions around one kernel do."""
 
 
 def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = None) -> torch.Tensor:
@@ -58,8 +57,9 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
         return result
     inner = [math.prod(part[dim:]) for dim in (cut, joined)]
     width = next((w for w in WIDTHS if not any(n % w for n in inner)), None)
+    transposed = (cut > 0) + (joined > 0)
     # What lies as it has to, goes as a whole, or has no 16 bytes together: parts are padded, one after the other.
-    if cut == joined == 0 or width is None or small.is_whole(a.nbytes, team, WHOLE_BYTES):
+    if not transposed or width is None or exchanges_as_a_whole(a.nbytes, transposed, team):
         parts = small.exchanged(parts_of(split(a, cut, team.size), team.size), team)
         return join(whole(parts, (team.size * part[0], *part[1:])), joined, team.size)
     (Q, Q2), rows = (n // width for n in inner), math.prod(part) // width

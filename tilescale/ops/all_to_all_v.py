@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: MIT
 """All-to-all of unequal parts: so many rows to each rank, so many from each (MPI_Alltoallv)."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from tilescale.comm import Team
-from tilescale.errors import ArgumentError, UsageError
-from tilescale.ops.arguments import BYTES, check_tensor
-from tilescale.ops.flat import more_rows, row_bytes, rows_of_bytes
+import tilescale.language as T
+from tilescale.errors import ArgumentError
+from tilescale.ops.arguments import BYTES, check_tensor, dense
+from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
-from tilescale.ops.row_exchange import scatter_rows
 
 
 def all_to_all_v(
@@ -26,8 +27,8 @@ def all_to_all_v(
         sent: how many rows go to each rank. Numbers, as `torch.distributed.all_to_all_single` takes them; or a tensor
             of integers on the device of `a`, which the host does not look at.
         received: how many rows come from each rank. Numbers where `sent` is numbers; else None.
-        most: rows that any rank sends to any other one at most, the same on all ranks. Left out, where the sizes are
-            numbers, the ranks agree on it through the host, which takes a while, and is not for CUDA graphs.
+        most: rows that any rank sends to any other one at most, the same on all ranks: with sizes on the device the
+            result has room for so many from each. Numbers it bounds, if it is given.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -37,7 +38,7 @@ def all_to_all_v(
 
     Raises:
         ArgumentError: names the argument that is not served, and what is.
-        UsageError: a CUDA graph is captured, and the ranks would have to agree on `most`.
+        OutOfBoundsError: a later call's, or `synchronize`'s: the ranks' sizes do not fit each other.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=BYTES)
@@ -62,7 +63,7 @@ def all_to_all_v(
         )
     if sum(sent) != a.shape[0]:
         raise ArgumentError(f"a has {a.shape[0]} rows, sent names {sum(sent)}", hint="name each row of a once")
-    return _operator(a, list(sent), list(received), most or 0, name)
+    return _operator(a, list(sent), list(received), name)
 
 
 def _of_device(a: torch.Tensor, sent: torch.Tensor, received: Any, most: int | None, name: str) -> Any:
@@ -91,57 +92,59 @@ def _check_sizes(argument: str, sizes: Sequence[int], size: int, most: int | Non
 
 
 @operator("all_to_all_v")
-def _operator(a: torch.Tensor, sent: list[int], received: list[int], most: int, group: str) -> torch.Tensor:
-    """The rows that have come; `most` is 0 if the ranks have to agree on it."""
-    team = team_of(group)
-    if not most and a.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise UsageError("ranks agree on most, and a CUDA graph is captured", hint="give most to all_to_all_v")
-    most = most or max(team.all_gather(max(*sent, *received)))
-    if not most or not row_bytes(a):
-        return a.new_empty(sum(received), *a.shape[1:])
-    tables = _tables(tuple(sent), tuple(received), most, a.device)
-    return _exchanged(a, tables, most, team)[: sum(received)]
+def _operator(a: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
+    """The rows that have come."""
+    result = a.new_empty(sum(received), *a.shape[1:])
+    _exchange(a, _on_device(tuple(sent), a.device), result, group)
+    return result
 
 
 @operator("all_to_all_v_counted")
 def _counted(a: torch.Tensor, sent: torch.Tensor, most: int, group: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that have come, and behind them room; how many came from each rank."""
-    team = team_of(group)
-    sent = sent.to(torch.int32)
-    # As numbers of a type that small gathers have: bits are moved.
-    everyones = torch.ops.tilescale.all_gather(sent.view(torch.float32), 0, group).view(torch.int32)
-    received = everyones.view(team.size, team.size)[:, team.rank].contiguous()
-    if not row_bytes(a):
-        return a.new_empty(team.size * most, *a.shape[1:]), received
-    return _exchanged(a, tables_of(sent, received, most), most, team), received
+    result = a.new_empty(size_of(group) * most, *a.shape[1:])
+    return result, _exchange(a, sent.to(torch.int32), result, group)
 
 
-def _exchanged(a: torch.Tensor, tables: tuple[torch.Tensor, ...], most: int, team: Team) -> torch.Tensor:
-    """Rows by tables; all ranks have tensors of one shape."""
-    order, sent, received, places = tables
-    room = team.size * most
-    result = scatter_rows(more_rows(rows_of_bytes(a), room), order, sent, (received, places, room), team)
-    return result[:, : row_bytes(a)].contiguous().view(a.dtype).view(room, *a.shape[1:])
+def _exchange(a: torch.Tensor, sent: torch.Tensor, result: torch.Tensor, group: str) -> torch.Tensor:
+    """Rows of all ranks into their results; returns how many have come from each."""
+    team, received = team_of(group), torch.empty_like(sent)
+    unit = UNITS[min(a.itemsize, 8)]
+    given, made = (dense(x).view(len(x), math.prod(x.shape[1:])).view(unit) for x in (a, result))
+    kernel(program, team, dtype_of(given))(given, sent, made, received)
+    return received
+
+
+UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element -> what is moved."""
 
 
 @lru_cache(256)
-def _tables(sent: tuple[int, ...], received: tuple[int, ...], most: int, device: torch.device) -> Any:
-    """The tables of sizes that the host knows, kept: a graph that is captured may not copy them to the device."""
-    given = (torch.tensor(sizes, dtype=torch.int32) for sizes in (sent, received))
-    return tuple(table.to(device) for table in tables_of(*given, most))
+def _on_device(sent: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Numbers that the host knows, kept: a graph that is captured may not copy them to the device."""
+    return torch.tensor(sent, dtype=torch.int32).to(device)
 
 
-def tables_of(sent: torch.Tensor, received: torch.Tensor, most: int) -> tuple[torch.Tensor, ...]:
-    """Which row is in which slot: of the own tensor, and of the result."""
-    slots = torch.arange(most, dtype=torch.int32, device=sent.device)
-    mine, theirs = (sizes.cumsum(0, dtype=torch.int32)[:, None] - sizes[:, None] + slots for sizes in (sent, received))
-    order = mine.clamp(max=sent.shape[0] * most - 1)
-    places = torch.where(slots < received[:, None], theirs, -1)
-    return order, sent, received, places[:, :, None].contiguous()
+def program(size: int, dtype: str) -> Any:
+    """Rows of any width, of which ranks have different numbers."""
+    given, room, width = (T.dynamic(name) for name in ("given", "room", "width"))
+
+    @T.prim_func
+    def all_to_all_v(
+        A: T.Tensor((given, width), dtype),
+        sent: T.Tensor((size,), "int32"),
+        C: T.Tensor((room, width), dtype),
+        received: T.Tensor((size,), "int32"),
+    ):
+        with T.Kernel(device=size):
+            with T.Scale("device"):
+                T.all_to_all_v(A, C, sent, received)
+
+    return all_to_all_v
 
 
 @_operator.register_fake
-def _(a: torch.Tensor, sent: list[int], received: list[int], most: int, group: str) -> torch.Tensor:
+def _(a: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
     return a.new_empty(sum(received), *a.shape[1:])
 
 
@@ -152,12 +155,11 @@ def _(a: torch.Tensor, sent: torch.Tensor, most: int, group: str) -> tuple[torch
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.sent, ctx.received, ctx.most, ctx.group = inputs
+    _, ctx.sent, ctx.received, ctx.group = inputs
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    back = _operator(grad, ctx.received, ctx.sent, ctx.most, ctx.group)
-    return back, None, None, None, None
+    return _operator(grad, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
 def _setup_counted(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

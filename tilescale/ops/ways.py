@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which way a product goes, by the machine model: beside its communication, or one after the other.
+"""Which way a product, or an all-to-all, goes, by the machine model: beside its communication, or one after the other.
 
 One after the other PyTorch multiplies all rows at once, and the collective takes what was measured of it, or else what
 its rounds take (`tilescale/collectives/select.py`). Beside one another tiles go through the rows as they come, or go,
@@ -24,7 +24,7 @@ from tilescale.cost.calibrated import in_force
 from tilescale.cost.reach import linked
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
-from tilescale.ops.flat import dtype_name
+from tilescale.ops.flat import CHUNK_BYTES, dtype_name
 from tilescale.ops.products import CHUNK, RESULT_BYTES, Tiling, slices, tiling
 from tilescale.passes.overlap.estimate import Travel, reduced
 from tilescale.passes.overlap.work import Work, bandwidth_of, places_of, rate_of
@@ -32,7 +32,7 @@ from tilescale.passes.overlap.work import Work, bandwidth_of, places_of, rate_of
 KEPT = 4096
 """Decisions that are kept, those used last."""
 
-BEGINS = {"all_gather": 2, "reduce_scatter": 2, "allreduce": 4}
+BEGINS = {"all_gather": 2, "reduce_scatter": 2, "all_to_all": 2, "allreduce": 4}
 """How often a grid or the queue begins, or waits for the other, beyond what the formulas of chunks count: an all-reduce
 sends its sums on, and a grid copies them."""
 
@@ -79,25 +79,18 @@ def _overlaps(machine: Machine, job: Job, ranks: int) -> bool:
 
 def in_order(machine: Machine, job: Job, ranks: int) -> float:
     """Seconds of the product of all rows and of the fastest collective of whole tensors, one after the other."""
-    rows, level, N = job.rows * ranks, machine.tensor_level.name, sum(job.columns)
-    wanted = Wanted(job.collective, TENSORS, level, tuple(range(ranks)), (), rows * job.row_bytes, "bfloat16")
-    able = everything(machine, wanted)
-    names = [name for name in able.names if name not in able.on_request]
-    known = [time for name in names for _, time in measured_times(machine, wanted, [name])]
-    collective = min(known or [seconds(machine, wanted, name) for name in names], default=math.inf)
+    rows, N = job.rows * ranks, sum(job.columns)
+    collective = _collective(machine, job.collective, ranks, rows * job.row_bytes)
     ending = job.ending * rows * N * RESULT_BYTES / bandwidth_of(machine)
     return _work(machine, job, tiling(rows, 1, N, True), rows).seconds + collective + ending
 
 
 def beside(machine: Machine, job: Job, ranks: int) -> float:
     """Seconds of the product and the chunks that a queue moves meanwhile; infinite where nothing moves them."""
-    network = machine.network(machine.tensor_level.name)
-    offers = network.mechanisms if network is not None else ()
-    queue = next((m for m in offers if m.started_by == "host" and m.put and not m.on_request), None)
-    if network is None or queue is None:
+    travel = _travel(machine, ranks, job.rows, job.row_bytes)
+    if travel is None:
         return math.inf
-    travel = Travel(network, queue, ranks, job.rows, job.row_bytes, 2 / bandwidth_of(machine))
-    begins = BEGINS[job.collective] * (queue.startup + network.latency + machine.tensor_level.launch)
+    begins = BEGINS[job.collective] * _beginning(machine, travel)
     chunk, gathers = min(CHUNK, job.rows), job.collective == "all_gather"
     products = 1 + job.gated
     # Weights that are not gated have a grid each, of which the widest says how they are cut.
@@ -123,6 +116,52 @@ def _through_slices(work: Work, travel: Travel, slices: int) -> float:
     each = travel.network.latency + travel.queue.seconds(travel.height * travel.row_bytes // slices, starts=0)
     last_shard = each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
     return float(np.max(last_shard + work.tile * (1 - np.arange(slices) / slices)))
+
+
+def exchanges_as_a_whole(nbytes: int, transposed: int, team: Team) -> bool:
+    """Whether an all-to-all goes as a whole between so many transpositions of its tensor, as always between nodes; else
+    a queue moves chunks, and blocks put these into place as they come."""
+    return _exchanges_as_a_whole(current_machine(), nbytes, transposed, team.size)
+
+
+@lru_cache(KEPT)
+def _exchanges_as_a_whole(machine: Machine, nbytes: int, transposed: int, ranks: int) -> bool:
+    if linked(machine, ((machine.tensor_level.name, ranks),)) < ranks:
+        return True
+    known, part = in_force(machine), max(nbytes // ranks, 1)
+    chunk = min(CHUNK_BYTES, part)
+    travel = _travel(known, ranks, part, 1)
+    if travel is None:
+        return True
+    transposing = known.tensor_level.launch + travel.local * nbytes
+    whole = _collective(known, "all_to_all", ranks, nbytes) + transposed * transposing
+    sent = (ranks - 1) * part / chunk * travel.sending(chunk)
+    own = travel.keeping(part)
+    return whole <= BEGINS["all_to_all"] * _beginning(known, travel) + max(sent, own) + travel.keeping(chunk)
+
+
+def _collective(machine: Machine, operation: str, ranks: int, nbytes: int) -> float:
+    """Seconds of the fastest algorithm that is measured, or else of the fastest by their rounds."""
+    wanted = Wanted(operation, TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), nbytes, "bfloat16")
+    able = everything(machine, wanted)
+    names = [name for name in able.names if name not in able.on_request]
+    known = [time for name in names for _, time in measured_times(machine, wanted, [name])]
+    return min(known or [seconds(machine, wanted, name) for name in names], default=math.inf)
+
+
+def _travel(machine: Machine, parts: int, rows: int, row_bytes: int) -> Travel | None:
+    """How parts of so many rows travel by a queue; None where there is none."""
+    network = machine.network(machine.tensor_level.name)
+    offers = network.mechanisms if network is not None else ()
+    queue = next((m for m in offers if m.started_by == "host" and m.put and not m.on_request), None)
+    if network is None or queue is None:
+        return None
+    return Travel(network, queue, parts, rows, row_bytes, 2 / bandwidth_of(machine))
+
+
+def _beginning(machine: Machine, travel: Travel) -> float:
+    """Seconds until a queue, or a grid that waits for it, has begun."""
+    return travel.queue.startup + travel.network.latency + machine.tensor_level.launch
 
 
 def _work(machine: Machine, job: Job, tiles: Tiling, rows: int, shards: int = 1, products: int = 1) -> Work:

@@ -14,6 +14,7 @@
     waiting.py       whether programs of a grid wait for one another
     grids.py         values of expressions in all programs of a grid
     extents.py       symbolic extents
+    lengths.py       those in which ranks may differ, and rows that do not fit
     formulas.py      integer expressions as Python functions
     pointers.py      tensors that are made of addresses
     source.py        programs as source text of the language

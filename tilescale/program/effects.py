@@ -279,7 +279,11 @@ class Surroundings:
             if made.is_in_place
             else [self.region(made.source, "r"), self.region(made.target, "w")]
         )
-        read = self._values(made.tiles, made.root)
+        if made.sent is not None:
+            tiles.append(self.region(made.sent, "r"))
+        if made.received is not None:
+            tiles.append(self.region(made.received, "w"))
+        read = self._values([*made.tiles, made.sent, made.received], made.root)
         together = Synchronization(made.level, made.name != "broadcast")
         return union([read, Effects(tuple(tiles), synchronizes=(together,))])
 

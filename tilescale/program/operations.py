@@ -149,6 +149,9 @@ class Collective:
         flags: the tensor of flags, (size, chunks), that an asynchronous all-gather or all-to-all raises: [r, c] when
             the rows [c * chunk, (c + 1) * chunk) of rank r's part are there. No `chunk`: each part is one.
         slots: of an asynchronous all-to-all, whether its tensors have a dimension for the ranks, in front of the rows.
+        sent: of an all-to-all of unequal parts, the tensor (size,) that says how many rows go to each rank.
+        counts: the same as numbers, of all ranks: those of rank r to rank s at r * size + s.
+        received: the tensor (size,) that gets how many rows have come from each rank.
     """
 
     call: ir.Call
@@ -163,13 +166,21 @@ class Collective:
     flags: ir.Call | None = None
     chunk: int | None = None
     slots: bool | None = None
+    sent: ir.Call | None = None
+    counts: tuple[int, ...] = ()
+    received: ir.Call | None = None
 
     @classmethod
     def of(cls, call: ir.Call) -> Collective:
         """A call of one of our collectives but the barrier."""
         tiles, root, combine, flags = list(call.args), None, None, None
+        sent, received, counts = None, None, tuple[int, ...]()
         if call.op.name == ops.BROADCAST.name:
             root = tiles.pop()
+        elif call.op.name == ops.ALL_TO_ALL_V.name:
+            *tiles, said, received = tiles if len(tiles) == 4 else (*tiles, None)
+            is_known = ir.op_name(said) == ops.COUNTS.name
+            sent, counts = (None, tuple(int(n) for n in said.args)) if is_known else (said, ())
         elif ir.op_name(tiles[-1]) == ops.COMBINE.name:
             combine = Combine.of(tiles.pop())
         elif call.op.name in (ops.ALL_GATHER.name, ops.ALL_TO_ALL.name) and len(tiles) > 2:
@@ -187,6 +198,9 @@ class Collective:
             flags=flags,
             chunk=ir.attribute(call, "chunk"),
             slots=ir.attribute(call, "slots"),
+            sent=sent,
+            counts=counts,
+            received=received,
         )
 
     @property

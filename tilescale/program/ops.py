@@ -60,10 +60,18 @@ tensor (size, chunks), it is asynchronous: [r, c] is raised by 1 when chunk c of
 ALL_TO_ALL = register_op("tilescale.all_to_all")
 """all_to_all(src, dst[, flags]; level, dim, impl?, chunk?, slots?): part j of src goes to unit j and lies there as
 part `my rank`. With `flags` it is asynchronous, as an all-gather."""
+ALL_TO_ALL_V = register_op("tilescale.all_to_all_v")
+"""all_to_all_v(src, dst, sent[, received]; level, impl?): the first sent[0] rows of src go to unit 0, the next sent[1]
+to unit 1; what comes lies in dst in the order of ranks, and received[r] tells how many rows of rank r that are. `sent`
+is a tensor, or `counts`."""
+COUNTS = register_op("tilescale.counts", pure=True)
+"""counts(n, ...): how many rows go from each rank to each, that of rank 0 to rank 1 second."""
 BROADCAST = register_op("tilescale.broadcast")
 """broadcast(x, root; level, impl?): x of the root on every unit."""
 
-COLLECTIVES = frozenset(op.name for op in (BARRIER, ALLREDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST))
+COLLECTIVES = frozenset(
+    op.name for op in (BARRIER, ALLREDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, ALL_TO_ALL_V, BROADCAST)
+)
 """Operations that all units of their level must reach together."""
 
 ALL_OPS = COLLECTIVES | {op.name for op in (RANK, VIEW, COPY, SIGNAL, WAIT)}

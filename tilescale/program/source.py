@@ -7,6 +7,7 @@ and elementwise grids are made of; whatever else stands in a program is an error
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -299,6 +300,13 @@ class _Writer:
                 notes.append(f"{key}={quoted(value) if isinstance(value, str) else value}")
         if made.flags is not None:
             notes.append(f"signal={text.region(made.flags)}")
+        if made.sent is not None:
+            notes.insert(0, text.region(made.sent))
+        if made.counts:
+            size = math.isqrt(len(made.counts))
+            notes.insert(0, repr([list(made.counts[r * size : (r + 1) * size]) for r in range(size)]))
+        if made.received is not None:
+            notes.append(f"received={text.region(made.received)}")
         return f"T.{made.name}({', '.join([*map(text.region, made.tiles), *notes])})"
 
     def _wordless(self, stmt: ir.Stmt) -> UnsupportedError:

@@ -25,7 +25,14 @@ class Plans:
         self._known: dict[Hashable, CollectivePlan] = {}
 
     def plan(
-        self, name: str, level: str, rows: tuple[int, ...], nbytes: int, algorithm: str, on_tiles: bool
+        self,
+        name: str,
+        level: str,
+        rows: tuple[int, ...],
+        nbytes: int,
+        algorithm: str,
+        on_tiles: bool,
+        parts: tuple[int, ...] = (),
     ) -> CollectivePlan:
         """What a collective takes.
 
@@ -34,25 +41,26 @@ class Plans:
             rows: for each of them, in the order of ranks, the number of the tensor-owning unit it is or lies in.
             nbytes: of the whole tensor.
             on_tiles: whether programs bring tiles.
+            parts: as for `estimate`.
 
         Raises:
             UsageError, UnsupportedError: as `estimate`.
         """
         units = tuple(range(len(rows))) if len(set(rows)) < len(rows) else rows
-        key = name, level, units is rows, rows if units is rows else len(rows), nbytes, algorithm, on_tiles
+        key = name, level, units is rows, rows if units is rows else len(rows), nbytes, algorithm, on_tiles, parts
         if key not in self._known:
             if units is rows:
-                self._known[key] = self._between(name, rows, nbytes, algorithm, on_tiles)
+                self._known[key] = self._between(name, rows, nbytes, algorithm, on_tiles, parts)
             else:
                 self._known[key] = self._inside(name, level, len(rows), nbytes, algorithm)
         return self._known[key]
 
     def _between(
-        self, name: str, rows: tuple[int, ...], nbytes: int, algorithm: str, on_tiles: bool
+        self, name: str, rows: tuple[int, ...], nbytes: int, algorithm: str, on_tiles: bool, parts: tuple[int, ...]
     ) -> CollectivePlan:
         """Between tensor-owning units, over their links."""
         machine, owners = self._machine, self._machine.tensor_level
-        found = estimate(machine, owners.name, name, algorithm, nbytes, units=rows, sizes=self._sizes)
+        found = estimate(machine, owners.name, name, algorithm, nbytes, units=rows, sizes=self._sizes, parts=parts)
         seconds = max(found.seconds, self._alone(found.nbytes)) if on_tiles else found.seconds + owners.launch
         return CollectivePlan(algorithm, seconds, found.nbytes, found.links)
 

@@ -32,6 +32,7 @@ from tilescale.backends.emulator.operations import (  # noqa: F401
     remote,
     threads,
     tiles,
+    unequal,
     words,
 )
 from tilescale.backends.emulator.operations import collectives as _collectives  # noqa: F401

@@ -8,6 +8,8 @@ and long-vector algorithms.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tilescale.collectives.record import FORMS, PROGRAMS, TENSORS, TILES, Algorithm
@@ -71,6 +73,11 @@ def all_to_all(shape: tuple[int, ...]) -> Schedule:
     return Schedule("all_to_all", units, units, rounds)
 
 
+def all_to_all_v(shape: tuple[int, ...]) -> Schedule:
+    """The same of parts of any sizes: who tells that it is here tells how large its parts are."""
+    return replace(all_to_all(shape), operation="all_to_all_v")
+
+
 def broadcast(shape: tuple[int, ...]) -> Schedule:
     """The root sends to all."""
     units = int(np.prod(shape))
@@ -103,10 +110,12 @@ ALGORITHMS = (
             "reduce_scatter": reduce_scatter,
             "all_gather": all_gather,
             "all_to_all": all_to_all,
+            "all_to_all_v": all_to_all_v,
             "broadcast": broadcast,
             "barrier": barrier,
         },
         forms=FORMS,
+        only={"all_to_all_v": (TENSORS,)},
         most=MOST,
     ),
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Libraries. Their rounds are what they are taken to do: which algorithm one chooses is its own affair.
 
-NCCL: a ring for each port (its channels), an all-to-all pair by pair, a broadcast along a ring. NVSHMEM: the direct
+NCCL: a ring for each port (its channels), all-to-alls pair by pair, a broadcast along a ring. NVSHMEM: the direct
 algorithms, by its own puts between memories of its heap.
 """
 
@@ -22,6 +22,7 @@ ALGORITHMS = (
         schedules={
             **{operation: partial(rings.several, operation) for operation in rings.ROUNDS},
             "all_to_all": rings.pairwise,
+            "all_to_all_v": rings.pairwise_v,
             "broadcast": rings.pipeline,
         },
         segmented=frozenset({"broadcast"}),

@@ -9,6 +9,7 @@ channels do).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -83,6 +84,11 @@ def pairwise(shape: tuple[int, ...]) -> Schedule:
     targets = ((me + k) % units for k in range(1, units))
     rounds = tuple(Round.of(me, target, me * units + target) for target in targets)
     return Schedule("all_to_all", units, units, rounds)
+
+
+def pairwise_v(shape: tuple[int, ...]) -> Schedule:
+    """The same of parts of any sizes."""
+    return replace(pairwise(shape), operation="all_to_all_v")
 
 
 ALGORITHMS = (

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Collectives by messages of a slot each. In every turn a block stores one to each peer, takes the ones that peers told
-// of in the turn before, and then tells of its own, whose stores have had that time to arrive. Stands after messages.cuh
-// and sums.cuh.
+// of in the turn before, and then tells of its own, whose stores have had that time to arrive. Sums are here, what is
+// moved in moved_messages.cuh and row_messages.cuh. Stands after messages.cuh and sums.cuh.
 #ifndef TILESCALE_LONG_MESSAGES_CUH
 #define TILESCALE_LONG_MESSAGES_CUH
 
@@ -9,27 +9,39 @@ namespace tilescale {
 
 enum { LAG = 1, LONG_SLOTS = 4, UNIT_BYTES = 16 };
 
+// Which units of a part a block's messages have: `room` of them from `begin`, from `begin + step`, and so on.
+struct Pieces {
+  i64 begin, end, step, room;
+  // A share of the part, one piece after the other.
+  __device__ __forceinline__ static Pieces of_share(const Exchange& x) {
+    const Share share((x.bytes + UNIT_BYTES - 1) / UNIT_BYTES);
+    return {share.begin, share.end, x.slot / UNIT_BYTES, x.slot / UNIT_BYTES};
+  }
+};
+
 template <int RANKS, int SETS>
 struct BySlots {
   const Exchange& x;
   const Group<RANKS> group;
-  const Share share;
-  const i64 room;  // units of a slot
+  const Pieces pieces;
   const unsigned before;
 
-  __device__ __forceinline__ explicit BySlots(const Exchange& exchange)
+  __device__ __forceinline__ explicit BySlots(const Exchange& exchange) : BySlots(exchange, Pieces::of_share(exchange)) {}
+  __device__ __forceinline__ BySlots(const Exchange& exchange, Pieces of_block)
       : x(exchange),
         group{exchange},
-        share((exchange.bytes + UNIT_BYTES - 1) / UNIT_BYTES),
-        room(exchange.slot / UNIT_BYTES),
+        pieces(of_block),
         before(*const_cast<const volatile unsigned*>(exchange.counts + blockIdx.x)) {}
 
-  __device__ __forceinline__ int messages() const { return static_cast<int>((share.end - share.begin + room - 1) / room); }
+  __device__ __forceinline__ int messages() const {
+    i64 left = pieces.end - pieces.begin;
+    return left > 0 ? static_cast<int>((left + pieces.step - 1) / pieces.step) : 0;
+  }
   __device__ __forceinline__ unsigned number(int message) const { return before + 1u + message; }
-  __device__ __forceinline__ i64 begin(int message) const { return share.begin + message * room; }
+  __device__ __forceinline__ i64 begin(int message) const { return pieces.begin + message * pieces.step; }
   __device__ __forceinline__ int units(int message) const {
-    i64 left = share.end - begin(message);
-    return static_cast<int>(left < room ? left : room);
+    i64 left = pieces.end - begin(message);
+    return static_cast<int>(left < pieces.room ? left : pieces.room);
   }
   __device__ __forceinline__ Pack<UNIT_BYTES>* slot(int sender, int receiver, int message, int set) const {
     return reinterpret_cast<Pack<UNIT_BYTES>*>(group.message(sender, receiver, number(message), LONG_SLOTS, set));
@@ -63,43 +75,58 @@ struct BySlots {
     return __syncthreads_and(ready);
   }
   // All threads, last of all.
-  __device__ __forceinline__ void end() const {
+  __device__ __forceinline__ void end() const { end(messages()); }
+  __device__ __forceinline__ void end(int told) const {
     __syncthreads();
-    if (threadIdx.x == 0) x.counts[blockIdx.x] = before + messages();
+    if (threadIdx.x == 0) x.counts[blockIdx.x] = before + told;
   }
-  // Stores a message to each peer: its part, or the same to all.
+  // Stores a message to each peer, its part or the same to all: its units from `begin` to `end`.
+  template <int ELEMENT, bool ALIGNED, bool SAME>
+  __device__ __forceinline__ void send_parts(int message, int first, int end) const {
+    send_parts<ELEMENT, ALIGNED, SAME>(begin(message), first, end,
+                                       [&](int peer) { return slot(x.rank, peer, message, 0); });
+  }
   template <int ELEMENT, bool ALIGNED, bool SAME>
   __device__ __forceinline__ void send_parts(int message) const {
-    enum { AT_ONCE = 4 };
+    send_parts<ELEMENT, ALIGNED, SAME>(message, 0, units(message));
+  }
+  // The same of the units after `at` in a part, to where `to(peer)` says.
+  template <int ELEMENT, bool ALIGNED, bool SAME, typename To>
+  __device__ __forceinline__ void send_parts(i64 at, int first, int end, To to) const {
     for (int i = 0; i < (SAME ? 1 : RANKS - 1); ++i) {
-      int first = group.peer(i);
-      i64 at = begin(message) * UNIT_BYTES, left = group.size(first) - at;
-      const char* from = x.source + (SAME ? 0 : first * x.source_step) + at;
-      for (int unit = threadIdx.x; unit < units(message); unit += AT_ONCE * blockDim.x) {
-        Pack<UNIT_BYTES> packs[AT_ONCE];
+      const int peer = group.peer(i);
+      const char* from = x.source + (SAME ? 0 : peer * x.source_step) + at * UNIT_BYTES;
+      send<ELEMENT, ALIGNED>(from, group.size(peer) - at * UNIT_BYTES, first, end, i, SAME ? RANKS - 1 : 1, to);
+    }
+  }
+  // Stores units of what begins at a place, of which `left` bytes are there, to `peers` of them from the i-th on.
+  template <int ELEMENT, bool ALIGNED, typename To>
+  __device__ __forceinline__ void send(const char* from, i64 left, int first, int end, int i, int peers, To to) const {
+    enum { AT_ONCE = 4 };
+    for (int unit = first + threadIdx.x; unit < end; unit += AT_ONCE * blockDim.x) {
+      Pack<UNIT_BYTES> packs[AT_ONCE];
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) {
-          i64 skipped = static_cast<i64>(unit + k * blockDim.x) * UNIT_BYTES;
-          if (unit + k * blockDim.x < units(message))
-            packs[k] = read<UNIT_BYTES, ELEMENT, ALIGNED>(from + skipped, left - skipped);
-        }
-        for (int j = 0; j < (SAME ? RANKS - 1 : 1); ++j) {
-          auto* to = slot(x.rank, group.peer(i + j), message, 0);
+      for (int k = 0; k < AT_ONCE; ++k) {
+        i64 skipped = static_cast<i64>(unit + k * blockDim.x) * UNIT_BYTES;
+        if (unit + k * blockDim.x < end)
+          packs[k] = read<UNIT_BYTES, ELEMENT, ALIGNED>(from + skipped, left - skipped);
+      }
+      for (int j = 0; j < peers; ++j) {
+        Pack<UNIT_BYTES>* there = to(group.peer(i + j));
 #pragma unroll
-          for (int k = 0; k < AT_ONCE; ++k)
-            if (unit + k * blockDim.x < units(message)) to[unit + k * blockDim.x] = packs[k];
-        }
+        for (int k = 0; k < AT_ONCE; ++k)
+          if (unit + k * blockDim.x < end) there[unit + k * blockDim.x] = packs[k];
       }
     }
   }
-  // `take(unit of the part, packs)` for each unit of a message, with what every peer sent.
+  // `take(unit of the part, packs)` for so many units of a message, with what every peer sent.
   template <typename Take>
-  __device__ __forceinline__ void each_unit(int message, int set, Take take) const {
+  __device__ __forceinline__ void each_unit(int message, int set, int units, Take take) const {
     const Pack<UNIT_BYTES>* from[RANKS];
 #pragma unroll
     for (int r = 0; r < RANKS; ++r)
       if (r != x.rank) from[r] = slot(r, x.rank, message, set);
-    for (int unit = threadIdx.x; unit < units(message); unit += blockDim.x) {
+    for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
       Pack<UNIT_BYTES> packs[RANKS];
 #pragma unroll
       for (int r = 0; r < RANKS; ++r)
@@ -119,7 +146,7 @@ __device__ __forceinline__ void reduce_slots(const Exchange& x) {
     if (turn < messages) by.template send_parts<sizeof(T), ALIGNED, SAME>(turn);
     if (turn >= LAG) {
       if (!by.told(turn - LAG, 0)) return;
-      by.each_unit(turn - LAG, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+      by.each_unit(turn - LAG, 0, by.units(turn - LAG), [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
         i64 at = unit * UNIT_BYTES, left = x.bytes - at;
         Pack<UNIT_BYTES> mine = read<UNIT_BYTES, sizeof(T), ALIGNED>(own + at, left);
         write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + at, left, reduced<T, OP>(packs, mine, x.rank));
@@ -140,7 +167,7 @@ __device__ __forceinline__ void reduce_twice_slots(const Exchange& x) {
     const int sums = turn - LAG, results = turn - 2 * LAG;
     if (sums >= 0 && sums < messages) {
       if (!by.told(sums, 0)) return;
-      by.each_unit(sums, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+      by.each_unit(sums, 0, by.units(sums), [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
         i64 at = unit * UNIT_BYTES, left = by.group.size(x.rank) - at;
         Pack<UNIT_BYTES> mine = read<UNIT_BYTES, sizeof(T), ALIGNED>(x.source + own + at, left);
         Pack<UNIT_BYTES> sum = reduced<T, OP>(packs, mine, x.rank);
@@ -151,7 +178,7 @@ __device__ __forceinline__ void reduce_twice_slots(const Exchange& x) {
     }
     if (results >= 0) {
       if (!by.told(results, 1)) return;
-      by.each_unit(results, 1, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+      by.each_unit(results, 1, by.units(results), [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
         i64 at = unit * UNIT_BYTES;
 #pragma unroll
         for (int r = 0; r < RANKS; ++r)
@@ -160,50 +187,6 @@ __device__ __forceinline__ void reduce_twice_slots(const Exchange& x) {
       });
     }
     if (sums < messages) by.tell(turn);
-  }
-  by.end();
-}
-
-template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
-__device__ __forceinline__ void move_slots(const Exchange& x) {
-  const BySlots<RANKS, 1> by(x);
-  const char* own = x.source + x.rank * x.source_step;
-  char* there = x.target + x.rank * x.target_step;
-  const int messages = by.messages();
-  for (int turn = 0; turn < messages + LAG; ++turn) {
-    if (turn < messages) by.template send_parts<ELEMENT, ALIGNED, SAME>(turn);
-    if (turn >= LAG) {
-      if (!by.told(turn - LAG, 0)) return;
-      by.each_unit(turn - LAG, 0, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
-        i64 at = unit * UNIT_BYTES, left = x.bytes - at;
-        Pack<UNIT_BYTES> mine = read<UNIT_BYTES, ELEMENT, ALIGNED>(own + at, left);
-#pragma unroll
-        for (int r = 0; r < RANKS; ++r)
-          if (r != x.rank) write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + r * x.target_step + at, left, packs[r]);
-        write<UNIT_BYTES, ELEMENT, ALIGNED>(there + at, left, mine);
-      });
-    }
-    if (turn < messages) by.tell(turn);
-  }
-  by.end();
-}
-
-template <int ELEMENT, int RANKS, bool ALIGNED>
-__device__ __forceinline__ void broadcast_slots(const Exchange& x) {
-  const BySlots<RANKS, 1> by(x);
-  const int messages = by.messages();
-  for (int turn = 0; turn < messages + LAG; ++turn) {
-    if (turn < messages && x.rank == x.root) by.template send_parts<ELEMENT, ALIGNED, true>(turn);
-    if (turn >= LAG) {
-      if (!by.told(turn - LAG, 0)) return;
-      const Pack<UNIT_BYTES>* from = by.slot(x.root, x.rank, turn - LAG, 0);
-      const i64 first = by.begin(turn - LAG) * UNIT_BYTES;
-      for (int unit = threadIdx.x; unit < by.units(turn - LAG) && x.rank != x.root; unit += blockDim.x) {
-        i64 at = first + unit * UNIT_BYTES;
-        write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + at, x.bytes - at, from[unit]);
-      }
-    }
-    if (turn < messages) by.tell(turn);
   }
   by.end();
 }

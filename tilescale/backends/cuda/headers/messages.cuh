@@ -36,6 +36,12 @@ struct Exchange {
   const int* table;
   i64 offset;  // in each piece
   int pieces;
+  // Of unequal parts (row_messages.cuh), where `bytes` are those of a row, the steps how many rows source and target
+  // have, and the table says how many go from each rank to each.
+  int* received;
+  // Of what is moved straight (moved_messages.cuh): how many units the target lies behind the workspace of its device, 0
+  // if peers cannot store into it.
+  i64 behind;
 };
 
 // Bytes as they are loaded and stored.

@@ -138,6 +138,8 @@ COMBINED = (*ADDED, "int16", "uint16", "uint32", "uint64", "float8_e4m3", "float
 
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NCCL = (Implementation(_has_nccl),)
+# The host reads how many rows there are, and waits for the device.
+_NCCL_OF_ROWS = (Implementation(_has_nccl, on_request=_by_kernel),)
 # Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.
 _COPIES = (Implementation(_copied_to_targets, on_request=_by_kernel),)
 _COPIED_SUMS = (Implementation(_copied_and_combined, on_request=_by_kernel),)
@@ -168,6 +170,8 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("all_to_all", "nccl"): _NCCL,
     ("all_to_all", "nvshmem"): _NVSHMEM,
     ("all_to_all", "copy_engine"): _COPIES,
+    ("all_to_all_v", "direct"): (_KERNEL,),
+    ("all_to_all_v", "nccl"): _NCCL_OF_ROWS,
     ("broadcast", "direct"): _PARTS,
     ("broadcast", "hierarchical_direct"): _RAILS,
     ("broadcast", "nccl"): _NCCL,
@@ -220,6 +224,7 @@ def _has_no_kernel(operation: str, name: str) -> bool:
 BY_ROUNDS = {
     operation: tuple(name for name in names(operation, TENSORS) if _has_no_kernel(operation, name))
     for operation in dict.fromkeys(operation for operation, _ in ON_TENSORS)
+    if any(_has_no_kernel(operation, name) for name in names(operation, TENSORS))
 }
 """Operation -> algorithms of which one kernel plays the rounds: all that have no kernel of their own."""
 

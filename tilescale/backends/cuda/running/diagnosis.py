@@ -11,6 +11,7 @@ from tilescale.backends.cuda.running.barrier_kernel import Standing, site_of
 from tilescale.backends.cuda.running.queue_watch import PATIENCE
 from tilescale.backends.cuda.running.timeouts import Kind, Report
 from tilescale.errors import OutOfBoundsError, RankMismatchError, TileScaleError, WaitTimeoutError
+from tilescale.program.lengths import UNFIT, unfit
 
 _RESET = "then kernel.reset() on all ranks lets it run again"
 
@@ -62,6 +63,9 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
             hint=f"correct the index of the flag; {_RESET}",
             where=None if site.where is None else replace(site.where, what="the flag's index"),
         )
+    if first.kind is Kind.ROWS:
+        found = unfit(first.index == 1, first.seen, first.expected)
+        return OutOfBoundsError(f"{name}: {site.what}: {found}{told}", hint=f"{UNFIT}; {_RESET}", where=site.where)
     if first.kind is Kind.DIFFERENT:
         return RankMismatchError(f"{name}: {_difference(first, scene)}{told}", hint=_mismatch_hint(), where=where)
     if first.kind is Kind.ABSENT and (others := _waits_elsewhere(first.rank, scene)):

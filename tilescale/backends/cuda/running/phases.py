@@ -183,9 +183,11 @@ def _collective(own: Owner, step: HostStep) -> Step:
     nbytes, dtype = region_bytes(whole), str(buffer.dtype)
     stand = Stand(made, step.where, dtype, nbytes, target.reached, read_by_peers=source.reached)
     bound = LAUNCHERS[made.name, step.impl](own, stand)
+    numbers = [None if region is None else Part(own, region) for region in (made.sent, made.received)]
 
     def bind(at: Call) -> list[Work]:
-        return bound(Operands(source.local(at), target.local(at), 0 if root is None else at.evaluate(root)))
+        told = [None if part is None else part.local(at) for part in numbers]
+        return bound(Operands(source.local(at), target.local(at), 0 if root is None else at.evaluate(root), *told))
 
     return bind
 

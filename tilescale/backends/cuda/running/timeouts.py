@@ -36,6 +36,7 @@ class Kind(IntEnum):
     OUTSIDE = 1  # the flag's index lies outside of its tensor
     ABSENT = 2  # a rank did not come to a barrier
     DIFFERENT = 3  # a rank came to another barrier, or with other arguments
+    ROWS = 4  # an all-to-all of unequal parts has more rows than its source (index 0), or its target (1)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Report:
         site: number of the place in the program.
         block: coordinates of the tile program, x first.
         index: of the flag in its tensor, or the rank that did not come.
-        expected, seen: values of the flag (for OUTSIDE, `expected` is how many flags there are), or of the barrier.
+        expected, seen: values of the flag (for OUTSIDE, `expected` is how many flags there are), or of the barrier;
+            for ROWS how many rows there is room for, and how many there are, or a number below zero.
     """
 
     rank: int

@@ -33,12 +33,13 @@ def rendezvous(
     name: str,
     where: Any,
     payload: Any,
-    finish: Callable[[list], None],
+    finish: Callable[[list], tuple[int, ...] | None],
     moves: Moves = BARRIER,
 ) -> None:
     """Wait for all units of the level; the last one calls `finish` with all payloads in the order of ranks.
 
     Args:
+        finish: may say how large the parts are that they have sent, where these are not equal.
         moves: what its units send each other, for the recorder.
 
     Raises:
@@ -66,7 +67,7 @@ def rendezvous(
     frame.run.publishes(call)
     if len(call.payloads) == call.size:
         frame.run.acquires(call)
-        finish([call.payloads[rank] for rank in range(call.size)])
+        call.parts = finish([call.payloads[rank] for rank in range(call.size)]) or ()
         frame.run.publishes(call)
         call.done = True
         del frame.run.rendezvous[key]
@@ -88,6 +89,7 @@ class Rendezvous:
 
     Attributes:
         number: what tells it from all others of the run.
+        parts: bytes from each unit to each, row by row, where they are not equal; known when all have come.
     """
 
     def __init__(self, member: Unit, name: str, where: Any, first: Unit):
@@ -96,6 +98,7 @@ class Rendezvous:
         self.payloads: dict[int, Any] = {}
         self.done = False
         self.number = 0
+        self.parts: tuple[int, ...] = ()
 
     def absent(self) -> str:
         """Who has not arrived."""

@@ -12,4 +12,5 @@
     pointers.py     arguments that point to elements
     remote.py       copies to and from a peer, signals, waits
     collectives.py pieces.py gathers.py     collectives: on tiles, by pieces; gathers that copy queues make
+    unequal.py      the all-to-all of unequal parts
 """

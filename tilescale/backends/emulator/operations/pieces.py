@@ -64,10 +64,14 @@ def all_gather(plan: Schedule, values: Sequence[np.ndarray], axis: int) -> list[
 
 def all_to_all(plan: Schedule, values: Sequence[np.ndarray], axis: int) -> list[np.ndarray]:
     """For each unit what all have for it, joined along an axis in the order of ranks."""
+    return exchanged(plan, [np.split(value, plan.units, axis) for value in values], axis)
+
+
+def exchanged(plan: Schedule, parts: Sequence[Sequence[np.ndarray]], axis: int) -> list[np.ndarray]:
+    """The same of parts by source and target, which may be of any lengths along the axis."""
     units = plan.units
     held: Held = [
-        {source * units + target: (part,) for target, part in enumerate(np.split(value, units, axis))}
-        for source, value in enumerate(values)
+        {source * units + target: (part,) for target, part in enumerate(mine)} for source, mine in enumerate(parts)
     ]
     play(plan, held, _nothing_to_combine)
     return [

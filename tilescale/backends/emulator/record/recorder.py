@@ -229,7 +229,8 @@ class Recorder(Observer):
         where = rendezvous.where
 
         def work(rows: tuple[int, ...]) -> Work:
-            plan = self.plans.plan(moves.operation, level, rows, moves.nbytes, moves.algorithm, on_tiles)
+            sent = moves.operation, level, rows, moves.nbytes, moves.algorithm, on_tiles
+            plan = self.plans.plan(*sent, rendezvous.parts)
             kind = "sync" if name == "barrier" else "collective"
             return Work([Part(f"{name} ({plan.algorithm})", kind, where, plan.links, plan.nbytes)], plan.seconds)
 

@@ -2,7 +2,8 @@
 """Collectives on whole tensors: what a device puts on its stream for each, by algorithm.
 
 setting.py                       the program around a collective, the tensors of a call, the ranks of a level
-one_shot.py two_shot.py direct.py  by a kernel of our own, which exchanges messages with those of the peers, through:
+one_shot.py two_shot.py direct.py unequal.py  by a kernel of our own, which exchanges messages with those of the peers,
+                                 through:
 exchanges.py workspaces.py       grids, forms and memory of messages
 kernels.py                       their CUDA text, compilation and launch
 rounds.py                        by any algorithm, whose rounds one kernel plays
@@ -25,6 +26,7 @@ from tilescale.backends.cuda.running.collectives import (
     one_shot,
     rounds,
     two_shot,
+    unequal,
 )
 from tilescale.backends.cuda.running.collectives.setting import Launcher
 
@@ -50,6 +52,8 @@ LAUNCHERS: dict[tuple[str, str], Launcher] = {
     ("all_to_all", "hierarchical_direct"): hierarchical.all_to_all,
     ("all_to_all", "nccl"): nccl.all_to_all,
     ("all_to_all", "nvshmem"): nvshmem.all_to_all,
+    ("all_to_all_v", "direct"): unequal.all_to_all_v,
+    ("all_to_all_v", "nccl"): nccl.all_to_all_v,
     ("broadcast", "direct"): direct.broadcast,
     ("broadcast", "copy_engine"): copy_engine.broadcast,
     ("broadcast", "hierarchical_direct"): hierarchical.broadcast,

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.reach import STORES
-from tilescale.backends.cuda.running.collectives.kernels import THREADS, Element, Exchange, Kernel, functions, launch
+from tilescale.backends.cuda.running.collectives.kernels import (
+    LONG,
+    THREADS,
+    Element,
+    Exchange,
+    Kernel,
+    functions,
+    launch,
+)
 from tilescale.backends.cuda.running.collectives.setting import Stand, Team
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox, Shape
 from tilescale.backends.cuda.running.owner import Owner
@@ -37,6 +45,9 @@ FEWEST_THREADS = 128
 
 SETS = {"reduce_twice": 2}
 """Functions of the headers that use several sets of slots."""
+
+MOVING = ("move", "broadcast")
+"""Those that can store straight into symmetric targets (headers/moved_messages.cuh)."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +88,13 @@ def slots_grid(nbytes: int, blocks: int, peers: int) -> Grid:
     """For long messages: so many `blocks` at most."""
     units = -(-nbytes // UNIT_BYTES)
     blocks = min(blocks, -(-units // THREADS))
-    most = max(SMALLEST_SLOT, power_of_two(LARGEST_SLOT // peers // 2 + 1))
     slot = power_of_two(-(-units // blocks) * UNIT_BYTES)
-    return Grid(blocks, THREADS, min(most, max(SMALLEST_SLOT, slot)))
+    return Grid(blocks, THREADS, min(largest_slot(peers), max(SMALLEST_SLOT, slot)))
+
+
+def largest_slot(peers: int) -> int:
+    """Bytes of a long message at most."""
+    return max(SMALLEST_SLOT, power_of_two(LARGEST_SLOT // peers // 2 + 1))
 
 
 def power_of_two(number: int) -> int:
@@ -110,7 +125,7 @@ class Messages:
         machine = own.target.machine
         self._own, self._level = own, stand.made.level
         self.team = stand.team(own)
-        self._sets = SETS.get(function, 1)
+        self._sets, self._moves = SETS.get(function, 1), function in MOVING
         self._processors = machine.count(machine.program_level.name, machine.tensor_level.name)
         self._functions: dict[str, dict[bool, Any]] = {}
         self._blocks: dict[str, int] = {}
@@ -119,13 +134,18 @@ class Messages:
         self._short = short_up_to(own, stand, self.team.size)
         own.sites.append(Site(stand.what, stand.where))
         self._site = len(own.sites) - 1
-        for form in ("words", "slots") if part is None else (self._form(part),):
+        forms = ("words", "slots", "straight") if function in MOVING else ("words", "slots")
+        for form in forms if part is None else (self._form(part),):
             kernel = Kernel(function, form, element, self.team.size, flags)
             self._functions[form] = functions(own.device_code(kernel.text), kernel, own.device.index)
             self._blocks[form] = self._processors * kernel.blocks_per_processor
 
     def _form(self, part: int) -> str:
-        return "words" if part <= self._short else "slots"
+        if part <= self._short:
+            return "words"
+        blocks = self._processors * Kernel("", "slots", (), self.team.size).blocks_per_processor
+        several = part > blocks * largest_slot(self.team.size - 1)
+        return "straight" if several and self._moves else "slots"
 
     def between(self, source: torch.Tensor, target: torch.Tensor, parts: Parts, root: int = 0) -> list[Work]:
         """What exchanges the parts of contiguous tensors. Collective if it needs a new workspace."""
@@ -139,12 +159,22 @@ class Messages:
             grid, slots = words_grid(parts.nbytes, blocks), WORD_SLOTS
         else:
             grid, slots = slots_grid(parts.nbytes, blocks, self.team.size - 1), LONG_SLOTS
-        shape = Shape(self._level, self.team.size, self._sets, slots, blocks, grid.slot, form == "slots")
+        shape = Shape(self._level, self.team.size, self._sets, slots, blocks, grid.slot, form in LONG)
         exchange = self._exchange(shape, parts, root)
         exchange.source, exchange.target = source.data_ptr(), target.data_ptr()
         places = (exchange.source, exchange.target, parts.source_step, parts.target_step)
         aligned = all(place % UNIT_BYTES == 0 for place in places)
+        if form == "straight":
+            exchange.behind = self._behind(shape, target, parts)
         return [launch(self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device)]
+
+    def _behind(self, shape: Shape, target: torch.Tensor, parts: Parts) -> int:
+        """Where peers may store what comes, from the workspace of their device on; 0 for nowhere."""
+        heap, slots = self._own.heap, self._own.exchanges.get(shape, self._own.near).slots
+        if not heap.is_symmetric(target) or parts.nbytes % UNIT_BYTES or parts.target_step % UNIT_BYTES:
+            return 0
+        units, rest = divmod(heap.offset(target) - heap.offset(slots), UNIT_BYTES)
+        return 0 if rest else units
 
     def _exchange(self, shape: Shape, parts: Parts, root: int) -> Exchange:
         exchange = exchange_of(self._own, self.team, shape, self._site)

@@ -21,7 +21,10 @@ from tilescale.backends.cuda.running import driver
 if TYPE_CHECKING:
     import torch
 
-HEADERS = ("sync.cuh", "words.cuh", "messages.cuh", "sums.cuh", "short_messages.cuh", "long_messages.cuh", "rounds.cuh")
+HEADERS = (
+    "sync.cuh", "words.cuh", "messages.cuh", "sums.cuh", "short_messages.cuh", "long_messages.cuh",
+    "moved_messages.cuh", "row_messages.cuh", "rounds.cuh",
+)  # fmt: skip
 
 C_TYPES = {
     "int8": "signed char", "uint8": "unsigned char", "int32": "int", "int64": "long", "float16": "__half",
@@ -33,6 +36,9 @@ C_TYPES = {
 
 THREADS = 512
 """Threads of a block at most."""
+
+LONG = ("slots", "straight")
+"""Forms of long messages."""
 
 Element = tuple[str, ...]
 """What elements are, as the first arguments of a template."""
@@ -61,7 +67,7 @@ class Kernel:
 
     Attributes:
         function: its name there, without the form of its messages.
-        form: of its messages, "words" or "slots", or "rounds".
+        form: of its messages, "words", "slots" or "straight", or "rounds".
         ranks: devices of the group.
         flags: the template's last arguments.
     """
@@ -79,7 +85,7 @@ class Kernel:
     @property
     def blocks_per_processor(self) -> int:
         """Blocks that are to be on a processor at once: two hide each other's fences, where registers allow it."""
-        return 2 if self.form == "rounds" or (self.form == "slots" and self.ranks <= 4) else 1
+        return 2 if self.form == "rounds" or (self.form in LONG and self.ranks <= 4) else 1
 
     @property
     def text(self) -> str:
@@ -111,6 +117,8 @@ class Exchange(ctypes.Structure):
         ("table", ctypes.c_uint64),
         ("offset", ctypes.c_int64),
         ("pieces", ctypes.c_int32),
+        ("received", ctypes.c_uint64),
+        ("behind", ctypes.c_int64),
     ]
 
 

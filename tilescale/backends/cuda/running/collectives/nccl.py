@@ -12,6 +12,8 @@ from tilescale.backends.cuda.running.collectives.setting import Bound, Operands,
 from tilescale.backends.cuda.running.nccl import group, reduce_op
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
+from tilescale.errors import OutOfBoundsError
+from tilescale.program.lengths import UNFIT, unfit
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +59,46 @@ def all_to_all(own: Owner, stand: Stand) -> Bound:
     import torch.distributed as dist
 
     return _from_parts(own, stand, dist.all_to_all_single)
+
+
+def all_to_all_v(own: Owner, stand: Stand) -> Bound:
+    """`T.all_to_all_v`: the host has to know how many rows there are, and waits for the device. Collective."""
+    import torch
+    import torch.distributed as dist
+
+    team, ranks, counts = group(own, stand.made.level), Team.of(own, stand.made.level), stand.made.counts
+    if not counts:
+        own.reads_at = stand.where
+
+    def told(given: Operands) -> list[list[int]]:
+        """How many rows go to each rank, and come from each."""
+        if given.sent is None:
+            return [[*counts[ranks.rank * ranks.size :][: ranks.size]], [*counts[ranks.rank :: ranks.size]]]
+        arriving = torch.empty_like(given.sent)
+        dist.all_to_all_single(arriving, given.sent, group=team)
+        return torch.stack([given.sent, arriving]).tolist()
+
+    def bind(given: Operands) -> list[Work]:
+        def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+            return [partial(launch, source, target)]
+
+        def launch(source: torch.Tensor, target: torch.Tensor) -> None:
+            sent, arriving = told(given)
+            _check_rows(stand, (len(source), len(target)), sent, arriving)
+            dist.all_to_all_single(target[: sum(arriving)], source[: sum(sent)], arriving, sent, group=team)
+            if given.received is not None:
+                given.received.copy_(torch.tensor(arriving))
+
+        return dense.along(0, given.source, given.target, exchange)
+
+    return bind
+
+
+def _check_rows(stand: Stand, room: tuple[int, int], sent: list[int], arriving: list[int]) -> None:
+    for gets, counts in enumerate((sent, arriving)):
+        if min(counts) < 0 or sum(counts) > room[gets]:
+            found = unfit(bool(gets), counts, room[gets])
+            raise OutOfBoundsError(f"{stand.what}: {found}", hint=UNFIT, where=stand.where)
 
 
 def _from_parts(own: Owner, stand: Stand, exchange: Callable[..., Any]) -> Bound:

@@ -50,11 +50,14 @@ class Stand:
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of a call on this device, the same one where it works in place; and the root of a broadcast."""
+    """The tensors of a call on this device, the same one where it works in place; the root of a broadcast; and of an
+    all-to-all of unequal parts the tensors of how many rows go to each rank, and have come from each."""
 
     source: torch.Tensor
     target: torch.Tensor
     root: int = 0
+    sent: torch.Tensor | None = None
+    received: torch.Tensor | None = None
 
 
 Bound = Callable[[Operands], list[Work]]

@@ -36,7 +36,8 @@ class Shape:
     def nbytes(self) -> int:
         """Bytes, flags included."""
         messages = self.sets * self.slots * (self.ranks - 1) * self.blocks
-        return messages * (self.slot + (4 if self.flagged else 0))
+        told = 8 * (self.ranks - 1) * self.blocks if self.flagged else 0  # headers/moved_messages.cuh
+        return messages * (self.slot + (4 if self.flagged else 0)) + told
 
 
 @dataclass(frozen=True)

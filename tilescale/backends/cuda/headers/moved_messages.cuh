@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: MIT
+// What collectives move without adding it up, by long messages. Stands after long_messages.cuh.
+//
+// Of several messages each is copied from its slot into the target, and what follows a fence and a flag is late. So where
+// more than one would be needed, ranks first tell each other whether their targets are symmetric, and where: a peer that
+// has told so has come to this call, and needs what its target held before no more. While that is on its way, the first
+// units go into slots. If all targets are symmetric, what is left goes straight into them, and a flag at the end tells of
+// everything; else it goes on by messages.
+#ifndef TILESCALE_MOVED_MESSAGES_CUH
+#define TILESCALE_MOVED_MESSAGES_CUH
+
+namespace tilescale {
+
+// Where targets lie: a word for each sender and block behind the flags of the slots, the number of the call's first
+// message above, and below how many units the target of who tells lies behind its workspace.
+template <int RANKS>
+struct Targets {
+  enum { BITS = 40 };
+  enum Answer { FAILED, BY_MESSAGES, STRAIGHT };
+  const BySlots<RANKS, 1>& by;
+
+  __device__ __forceinline__ i64* word(int from, int to) const {
+    const i64 slots = static_cast<i64>(LONG_SLOTS) * (RANKS - 1) * by.x.blocks;
+    char* words = by.group.memory(to) + slots * (by.x.slot + static_cast<i64>(sizeof(unsigned)));
+    return reinterpret_cast<i64*>(words) + by.group.place(from, to, 0, 1, 0);
+  }
+  // Units of the first message that are stored before all have told: one a thread.
+  __device__ __forceinline__ int early() const {
+    return by.units(0) < static_cast<int>(blockDim.x) ? by.units(0) : blockDim.x;
+  }
+  __device__ __forceinline__ u64 number() const { return static_cast<u64>(by.number(0)) << BITS; }
+  // First of all: the kernels before this one are done with the target.
+  __device__ __forceinline__ void tell() const {
+    if (threadIdx.x >= RANKS - 1) return;
+    order_stores();
+    const u64 behind = static_cast<u64>(by.x.behind) & ((1ull << BITS) - 1);
+    store_relaxed(word(by.x.rank, by.group.peer(threadIdx.x)), static_cast<i64>(number() | behind));
+  }
+  // All threads, until all have told.
+  __device__ __forceinline__ Answer answer() const {
+    bool ready = true, symmetric = by.x.behind != 0;
+    if (threadIdx.x < RANKS - 1) {
+      const int peer = by.group.peer(threadIdx.x);
+      u64 seen;
+      auto here = [&] {
+        seen = static_cast<u64>(load_acquire(word(peer, by.x.rank)));
+        return seen >> BITS == number() >> BITS;
+      };
+      Outcome outcome = await(here, 2 * by.x.limit, by.x.report);
+      if (outcome == LATE) report_absent(by.x.report, by.x.site, peer, by.number(0), static_cast<unsigned>(seen >> BITS));
+      ready = outcome == READY;
+      symmetric = symmetric && behind(seen) != 0;
+    }
+    if (!__syncthreads_and(ready)) return FAILED;
+    return __syncthreads_and(symmetric) ? STRAIGHT : BY_MESSAGES;
+  }
+  __device__ __forceinline__ static i64 behind(u64 word) { return static_cast<i64>(word << (64 - BITS)) >> (64 - BITS); }
+  __device__ __forceinline__ char* of(int peer) const {
+    return by.group.memory(peer) + behind(static_cast<u64>(load_acquire(word(peer, by.x.rank)))) * UNIT_BYTES;
+  }
+};
+
+// All threads: the units of a block after the first ones go straight into the targets, `offset` bytes behind where these
+// begin; `keep(first, end)` does what is to be done beside them.
+template <int ELEMENT, bool ALIGNED, bool SAME, int RANKS, typename Keep>
+__device__ __forceinline__ void store_straight(const BySlots<RANKS, 1>& by, int early, i64 offset, Keep keep) {
+  const Targets<RANKS> targets{by};
+  const i64 room = by.pieces.room;
+  for (i64 at = by.pieces.begin; at < by.pieces.end; at += room) {
+    const int end = static_cast<int>(by.pieces.end - at < room ? by.pieces.end - at : room);
+    by.template send_parts<ELEMENT, ALIGNED, SAME>(at, at == by.pieces.begin ? early : 0, end, [&](int peer) {
+      return reinterpret_cast<Pack<UNIT_BYTES>*>(targets.of(peer) + offset) + at;
+    });
+    keep(at, at + end);
+  }
+}
+
+// What peers send becomes parts of the target, beside the one that this rank keeps.
+template <int ELEMENT, int RANKS, bool ALIGNED>
+__device__ __forceinline__ void take_parts(const BySlots<RANKS, 1>& by, int message, int units) {
+  const Exchange& x = by.x;
+  const char* own = x.source + x.rank * x.source_step;
+  char* there = x.target + x.rank * x.target_step;
+  by.each_unit(message, 0, units, [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+    i64 at = unit * UNIT_BYTES, left = x.bytes - at;
+    Pack<UNIT_BYTES> mine = read<UNIT_BYTES, ELEMENT, ALIGNED>(own + at, left);
+#pragma unroll
+    for (int r = 0; r < RANKS; ++r)
+      if (r != x.rank) write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + r * x.target_step + at, left, packs[r]);
+    write<UNIT_BYTES, ELEMENT, ALIGNED>(there + at, left, mine);
+  });
+}
+
+template <int ELEMENT, int RANKS, bool ALIGNED>
+__device__ __forceinline__ void take_tensor(const BySlots<RANKS, 1>& by, int message, int units) {
+  const Exchange& x = by.x;
+  const Pack<UNIT_BYTES>* from = by.slot(x.root, x.rank, message, 0);
+  const i64 first = by.begin(message) * UNIT_BYTES;
+  for (int unit = threadIdx.x; unit < units && x.rank != x.root; unit += blockDim.x) {
+    i64 at = first + unit * UNIT_BYTES;
+    write<UNIT_BYTES, ELEMENT, ALIGNED>(x.target + at, x.bytes - at, from[unit]);
+  }
+}
+
+// By messages, of which `early` units of the first one are stored already.
+template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
+__device__ __forceinline__ void move_by_messages(const Exchange& x, int early) {
+  const BySlots<RANKS, 1> by(x);
+  const int messages = by.messages();
+  for (int turn = 0; turn < messages + LAG; ++turn) {
+    if (turn < messages) by.template send_parts<ELEMENT, ALIGNED, SAME>(turn, turn ? 0 : early, by.units(turn));
+    if (turn >= LAG) {
+      if (!by.told(turn - LAG, 0)) return;
+      take_parts<ELEMENT, RANKS, ALIGNED>(by, turn - LAG, by.units(turn - LAG));
+    }
+    if (turn < messages) by.tell(turn);
+  }
+  by.end();
+}
+
+template <int ELEMENT, int RANKS, bool ALIGNED>
+__device__ __forceinline__ void broadcast_by_messages(const Exchange& x, int early) {
+  const BySlots<RANKS, 1> by(x);
+  const int messages = by.messages();
+  for (int turn = 0; turn < messages + LAG; ++turn) {
+    if (turn < messages && x.rank == x.root)
+      by.template send_parts<ELEMENT, ALIGNED, true>(turn, turn ? 0 : early, by.units(turn));
+    if (turn >= LAG) {
+      if (!by.told(turn - LAG, 0)) return;
+      take_tensor<ELEMENT, RANKS, ALIGNED>(by, turn - LAG, by.units(turn - LAG));
+    }
+    if (turn < messages) by.tell(turn);
+  }
+  by.end();
+}
+
+// The same, not inlined: beside what stores straight it would have too few registers.
+template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
+__device__ __noinline__ void move_else(const Exchange& x, int early) {
+  move_by_messages<ELEMENT, RANKS, ALIGNED, SAME>(x, early);
+}
+template <int ELEMENT, int RANKS, bool ALIGNED>
+__device__ __noinline__ void broadcast_else(const Exchange& x, int early) {
+  broadcast_by_messages<ELEMENT, RANKS, ALIGNED>(x, early);
+}
+
+template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
+__device__ __forceinline__ void move_slots(const Exchange& x) {
+  move_by_messages<ELEMENT, RANKS, ALIGNED, SAME>(x, 0);
+}
+
+template <int ELEMENT, int RANKS, bool ALIGNED>
+__device__ __forceinline__ void broadcast_slots(const Exchange& x) {
+  broadcast_by_messages<ELEMENT, RANKS, ALIGNED>(x, 0);
+}
+
+template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
+__device__ __forceinline__ void move_straight(const Exchange& x) {
+  const BySlots<RANKS, 1> by(x);
+  if (!by.messages()) return;
+  const Targets<RANKS> targets{by};
+  const int early = targets.early();
+  targets.tell();
+  by.template send_parts<ELEMENT, ALIGNED, SAME>(0, 0, early);
+  const auto answer = targets.answer();
+  if (answer == Targets<RANKS>::FAILED) return;
+  if (answer == Targets<RANKS>::BY_MESSAGES) return move_else<ELEMENT, RANKS, ALIGNED, SAME>(x, early);
+  store_straight<ELEMENT, ALIGNED, SAME>(by, early, x.rank * x.target_step, [&](i64 first, i64 end) {
+    const char* own = x.source + x.rank * x.source_step;
+    char* there = x.target + x.rank * x.target_step;
+    for (i64 unit = first + threadIdx.x; unit < end; unit += blockDim.x) {
+      i64 at = unit * UNIT_BYTES, left = x.bytes - at;
+      write<UNIT_BYTES, ELEMENT, ALIGNED>(there + at, left, read<UNIT_BYTES, ELEMENT, ALIGNED>(own + at, left));
+    }
+  });
+  by.tell(0);
+  if (!by.told(0, 0)) return;
+  take_parts<ELEMENT, RANKS, ALIGNED>(by, 0, early);
+  by.end(1);
+}
+
+template <int ELEMENT, int RANKS, bool ALIGNED>
+__device__ __forceinline__ void broadcast_straight(const Exchange& x) {
+  const BySlots<RANKS, 1> by(x);
+  if (!by.messages()) return;
+  const Targets<RANKS> targets{by};
+  const int early = targets.early();
+  targets.tell();
+  if (x.rank == x.root) by.template send_parts<ELEMENT, ALIGNED, true>(0, 0, early);
+  const auto answer = targets.answer();
+  if (answer == Targets<RANKS>::FAILED) return;
+  if (answer == Targets<RANKS>::BY_MESSAGES) return broadcast_else<ELEMENT, RANKS, ALIGNED>(x, early);
+  if (x.rank == x.root) store_straight<ELEMENT, ALIGNED, true>(by, early, 0, [](i64, i64) {});
+  by.tell(0);
+  if (!by.told(0, 0)) return;
+  take_tensor<ELEMENT, RANKS, ALIGNED>(by, 0, early);
+  by.end(1);
+}
+
+}  // namespace tilescale
+
+#endif

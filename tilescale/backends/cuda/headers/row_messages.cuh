@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+// The all-to-all of unequal parts, by long messages. Parts are rows, one part after the other on both sides; a table says
+// how many rows go from each rank to each. Blocks take pieces of all parts in turns, so that of a short part, too, each
+// has about as much. Stands after long_messages.cuh.
+#ifndef TILESCALE_ROW_MESSAGES_CUH
+#define TILESCALE_ROW_MESSAGES_CUH
+
+namespace tilescale {
+
+template <int RANKS>
+struct Rows {
+  const Exchange& x;
+
+  __device__ __forceinline__ i64 count(int from, int to) const { return x.table[from * RANKS + to]; }
+  __device__ __forceinline__ i64 size(int from, int to) const { return count(from, to) * x.bytes; }
+  // Rows that this rank sends to those before one; rows that it gets from those before one.
+  __device__ __forceinline__ i64 sent(int before) const {
+    i64 rows = 0;
+    for (int to = 0; to < before; ++to) rows += count(x.rank, to);
+    return rows;
+  }
+  __device__ __forceinline__ i64 taken(int before) const {
+    i64 rows = 0;
+    for (int from = 0; from < before; ++from) rows += count(from, x.rank);
+    return rows;
+  }
+  // Of all parts between two ranks. All ranks find the same.
+  __device__ __forceinline__ i64 largest() const {
+    i64 most = 0;
+    for (int from = 0; from < RANKS; ++from)
+      for (int to = 0; to < RANKS; ++to)
+        if (from != to && size(from, to) > most) most = size(from, to);
+    return most;
+  }
+  __device__ __forceinline__ Pieces pieces() const {
+    const i64 units = (largest() + UNIT_BYTES - 1) / UNIT_BYTES, each = (units + gridDim.x - 1) / gridDim.x;
+    // A unit for each thread at least: of few rows, few blocks tell of them.
+    const i64 slot = x.slot / UNIT_BYTES, least = each < blockDim.x ? blockDim.x : each, room = least < slot ? least : slot;
+    return {room * blockIdx.x, units, room * gridDim.x, room};
+  }
+  // Whether this rank has the rows that it is to send, and room for those that come; else it is reported. Numbers below
+  // zero are for who sends them to report, and for nobody to go by.
+  __device__ __forceinline__ bool fit() const {
+    i64 rows[2] = {sent(RANKS), taken(RANKS)};
+    const i64 room[2] = {x.source_step, x.target_step};
+    bool counted = true;
+    for (int from = 0; from < RANKS; ++from)
+      for (int to = 0; to < RANKS; ++to)
+        if (count(from, to) < 0) {
+          counted = false;
+          if (from == x.rank) rows[0] = count(from, to);
+        }
+    for (int side = 0; side < 2; ++side) {
+      if (side == 1 && !counted) break;
+      if (rows[side] >= 0 && rows[side] <= room[side]) continue;
+      if (threadIdx.x == 0) fail(x.report, ROWS, x.site, side, room[side], rows[side]);
+      return false;
+    }
+    return counted;
+  }
+};
+
+// Some units of the part that stays here.
+template <int ELEMENT, bool ALIGNED>
+__device__ __forceinline__ void keep(const char* from, char* to, i64 bytes, i64 begin, i64 end) {
+  for (i64 unit = begin + threadIdx.x; unit < end; unit += blockDim.x) {
+    i64 at = unit * UNIT_BYTES;
+    write<UNIT_BYTES, ELEMENT, ALIGNED>(to + at, bytes - at, read<UNIT_BYTES, ELEMENT, ALIGNED>(from + at, bytes - at));
+  }
+}
+
+template <int ELEMENT, int RANKS, bool ALIGNED>
+__device__ __forceinline__ void move_rows_slots(const Exchange& x) {
+  const Rows<RANKS> rows{x};
+  if (!rows.fit()) return;
+  const BySlots<RANKS, 1> by(x, rows.pieces());
+  const int messages = by.messages();
+  const i64 kept = rows.size(x.rank, x.rank);
+  const Share own((kept + UNIT_BYTES - 1) / UNIT_BYTES);
+  const i64 each = (own.end - own.begin + messages) / (messages + 1);
+  // Units of a message that are part of one that has so many bytes.
+  auto units = [&](int message, i64 size) {
+    i64 there = (size + UNIT_BYTES - 1) / UNIT_BYTES - by.begin(message), most = by.units(message);
+    return static_cast<int>(there < 0 ? 0 : there < most ? there : most);
+  };
+  for (int turn = 0; turn < messages + LAG; ++turn) {
+    for (int i = 0; i < RANKS - 1 && turn < messages; ++i) {
+      const int peer = by.group.peer(i);
+      const i64 at = by.begin(turn) * UNIT_BYTES, size = rows.size(x.rank, peer);
+      const char* from = x.source + rows.sent(peer) * x.bytes + at;
+      by.template send<ELEMENT, ALIGNED>(from, size - at, 0, units(turn, size), i, 1,
+                                         [&](int receiver) { return by.slot(x.rank, receiver, turn, 0); });
+    }
+    const i64 begin = own.begin + turn * each, end = begin + each < own.end ? begin + each : own.end;
+    keep<ELEMENT, ALIGNED>(x.source + rows.sent(x.rank) * x.bytes, x.target + rows.taken(x.rank) * x.bytes, kept, begin, end);
+    if (turn >= LAG) {
+      if (!by.told(turn - LAG, 0)) return;
+      for (int i = 0; i < RANKS - 1; ++i) {
+        const int peer = by.group.peer(i);
+        const i64 at = by.begin(turn - LAG) * UNIT_BYTES, size = rows.size(peer, x.rank);
+        char* to = x.target + rows.taken(peer) * x.bytes + at;
+        const Pack<UNIT_BYTES>* from = by.slot(peer, x.rank, turn - LAG, 0);
+        for (int unit = threadIdx.x; unit < units(turn - LAG, size); unit += blockDim.x)
+          write<UNIT_BYTES, ELEMENT, ALIGNED>(to + unit * UNIT_BYTES, size - at - unit * UNIT_BYTES, from[unit]);
+      }
+    }
+    if (turn < messages) by.tell(turn);
+  }
+  if (x.received != nullptr && blockIdx.x == 0 && threadIdx.x < RANKS)
+    x.received[threadIdx.x] = static_cast<int>(rows.count(threadIdx.x, x.rank));
+  by.end();
+}
+
+}  // namespace tilescale
+
+#endif

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""The all-to-all of unequal parts by a kernel, which reads on the device how many rows go where.
+
+All ranks have to know how many rows go from each to each: how many messages there are, and where in its target a rank
+puts what comes, follow from that. So what each says of its own rows is gathered first, by short messages.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives.exchanges import (
+    LONG_SLOTS,
+    UNIT_BYTES,
+    Messages,
+    Parts,
+    exchange_of,
+    largest_slot,
+)
+from tilescale.backends.cuda.running.collectives.kernels import THREADS, Kernel, functions, launch, moving
+from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
+from tilescale.backends.cuda.running.collectives.workspaces import Shape
+from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.steps import Work
+
+if TYPE_CHECKING:
+    import torch
+
+COUNT_BYTES = 4
+
+
+def all_to_all_v(own: Owner, stand: Stand) -> Bound:
+    """`T.all_to_all_v`. Collective."""
+    rows = _Rows(own, stand)
+
+    def bind(given: Operands) -> list[Work]:
+        def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+            return [*rows.told(given.sent), rows.exchanged(source, target, given.received)]
+
+        return dense.along(0, given.source, given.target, exchange)
+
+    return bind
+
+
+class _Rows:
+    """One such collective of a program."""
+
+    def __init__(self, own: Owner, stand: Stand):
+        """Collective."""
+        import torch
+
+        machine = own.target.machine
+        self._own, self._level, self._team = own, stand.made.level, stand.team(own)
+        size = self._team.size
+        self._gather = Messages(own, stand, "move", moving("int32"), size * COUNT_BYTES, "true")
+        known = stand.made.counts or [0] * size * size
+        self._table: torch.Tensor = torch.tensor(known, dtype=torch.int32, device=own.device)
+        kernel = Kernel("move_rows", "slots", moving(stand.dtype), size)
+        self._functions: dict[bool, Any] = functions(own.device_code(kernel.text), kernel, own.device.index)
+        processors = machine.count(machine.program_level.name, machine.tensor_level.name)
+        blocks = processors * kernel.blocks_per_processor
+        self._shape = Shape(self._level, size, 1, LONG_SLOTS, blocks, largest_slot(max(1, size - 1)), True)
+        own.sites.append(Site(stand.what, stand.where))
+        self._site = len(own.sites) - 1
+
+    def told(self, sent: torch.Tensor | None) -> list[Work]:
+        """What gathers the numbers of all ranks, unless the program has them."""
+        if sent is None:
+            return []
+        return self._gather.between(sent, self._table, Parts(sent.nbytes, self._table.nbytes, target_step=sent.nbytes))
+
+    def exchanged(self, source: torch.Tensor, target: torch.Tensor, received: torch.Tensor | None) -> Work:
+        """What exchanges rows as the table says. Collective if it needs a new workspace.
+
+        Ranks may have tensors of different lengths: nothing that they have to agree on follows from these.
+        """
+        row = math.prod(source.shape[1:]) * source.itemsize
+        exchange = exchange_of(self._own, self._team, self._shape, self._site)
+        exchange.source, exchange.target = source.data_ptr(), target.data_ptr()
+        exchange.bytes, exchange.source_step, exchange.target_step = row, len(source), len(target)
+        exchange.table = self._table.data_ptr()
+        exchange.received = 0 if received is None else received.data_ptr()
+        aligned = all(place % UNIT_BYTES == 0 for place in (exchange.source, exchange.target, row))
+        return launch(self._functions[aligned], self._shape.blocks, THREADS, exchange, self._own.device)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""The all-to-all of unequal parts: each unit says how many rows go where, the last to arrive moves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.rendezvous import rendezvous
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.regions import Block, Region
+from tilescale.backends.emulator.interpret.registry import operation
+from tilescale.backends.emulator.operations import pieces
+from tilescale.backends.emulator.operations.collectives import Chosen
+from tilescale.errors import Location, OutOfBoundsError, RankMismatchError
+from tilescale.program import ops
+from tilescale.program.lengths import UNFIT, unfit
+from tilescale.program.operations import Collective
+
+
+class Brought(NamedTuple):
+    """What a unit comes with: the part for each rank, and what takes what has come, with the rows from each rank."""
+
+    parts: list[np.ndarray]
+    take: Callable[[np.ndarray, np.ndarray], None]
+
+
+class _Rows:
+    """The tensors of one all-to-all."""
+
+    def __init__(self, compiler: Compiler, made: Collective):
+        self.made, self.where = made, compiler.where
+        self.source, self.target = Region(compiler, made.source), Region(compiler, made.target)
+        self.sent = None if made.sent is None else Region(compiler, made.sent)
+        self.received = None if made.received is None else Region(compiler, made.received)
+
+    def counts(self, frame: Frame) -> np.ndarray:
+        """How many rows this unit sends to each rank.
+
+        Raises:
+            OutOfBoundsError: a number below zero, or more rows than there are.
+        """
+        unit = frame.unit.around(self.made.level)
+        known = np.asarray(self.made.counts, np.int32).reshape(-1, unit.siblings)
+        counts = known[unit.rank] if self.sent is None else np.array(self.sent.read(frame))
+        rows = self.source.block(frame).extents[0]
+        if (counts < 0).any() or counts.sum() > rows:
+            raise self._outside(unit.rank, unfit(False, counts.tolist(), rows))
+        return counts
+
+    def brought(self, frame: Frame) -> Brought:
+        """This unit's part."""
+        counts = self.counts(frame)
+        given = self.source.load(frame, _first_rows(self.source.block(frame), int(counts.sum())))
+        return Brought(np.split(given, np.cumsum(counts)[:-1]), lambda rows, by: self._take(frame, rows, by))
+
+    def _take(self, frame: Frame, rows: np.ndarray, counts: np.ndarray) -> None:
+        block, rank = self.target.block(frame), frame.unit.around(self.made.level).rank
+        if len(rows) > block.extents[0]:
+            raise self._outside(rank, unfit(True, counts.tolist(), block.extents[0]))
+        self.target.store(frame, _first_rows(block, len(rows)), rows)
+        if self.received is not None:
+            self.received.write(frame, counts.astype(np.int32))
+
+    def _outside(self, rank: int, found: str) -> OutOfBoundsError:
+        return OutOfBoundsError(
+            f"T.all_to_all_v: rank {rank} of level {self.made.level!r} {found}", hint=UNFIT, where=self.where
+        )
+
+
+def _first_rows(block: Block, rows: int) -> Block:
+    return Block(block.array, block.begins, (rows, *block.extents[1:]))
+
+
+@operation(ops.ALL_TO_ALL_V.name)
+def _all_to_all_v(compiler: Compiler, call: ir.Call) -> Closure:
+    made, where, chosen = Collective.of(call), compiler.where, Chosen(compiler, Collective.of(call))
+    tensors = _Rows(compiler, made)
+
+    def run(frame: Frame) -> None:
+        source = tensors.source.block(frame)
+        moves = chosen.moves(frame, source.nbytes)
+        knows = compiler.data or made.sent is None
+        brought = int(tensors.counts(frame).sum()) * _row_bytes(source) if knows else source.nbytes
+        frame.run.collected(frame.unit, made.name, made.level, brought, moves.algorithm)
+
+        def finish(payloads: list[Brought]) -> tuple[int, ...]:
+            _check_alike(payloads, where)
+            parts = [each.parts for each in payloads]
+            results = pieces.exchanged(chosen.schedule(frame, len(parts)), parts, 0)
+            for rank, (each, rows) in enumerate(zip(payloads, results, strict=True)):
+                each.take(rows, np.array([len(mine[rank]) for mine in parts]))
+            return tuple(part.nbytes for mine in parts for part in mine)
+
+        def time_alone(_: list) -> tuple[int, ...]:
+            return tuple(n * _row_bytes(source) for n in made.counts)
+
+        if compiler.data:
+            rendezvous(frame, made.level, made.name, where, tensors.brought(frame), finish, moves)
+        else:
+            rendezvous(frame, made.level, made.name, where, None, time_alone, moves)
+
+    return run
+
+
+def _row_bytes(block: Block) -> int:
+    return int(np.prod(block.extents[1:], dtype=np.int64)) * block.array.itemsize
+
+
+def _check_alike(payloads: list[Brought], where: Location | None) -> None:
+    """Raise RankMismatchError for rows of other shapes."""
+    first = payloads[0].parts[0].shape[1:]
+    for rank, other in enumerate(payloads):
+        if other.parts[0].shape[1:] != first:
+            raise RankMismatchError(
+                f"T.all_to_all_v: rank 0 brings rows {first}, rank {rank} rows {other.parts[0].shape[1:]}", where=where
+            )
