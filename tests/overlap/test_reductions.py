@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tilescale
 import tilescale.language as T
-from tests.overlap.support import H200, Tensors, check_leaves, line, overlapped
+from tests.overlap.support import H200, Tensors, check_leaves, check_same, line, overlapped
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.errors import RaceError, UsageError
@@ -214,6 +214,26 @@ def test_others_columns_come_first_and_own_tiles_add_up():
     text, (move,) = tilescale.compile(changed, machine=H200).python, schedule.moves
     assert move.ordered and "own tiles add up" in move.why and "8 columns at a time" in str(schedule)
     assert "T.copy(made[:, (device_rank + 1 + step) % 4 * 16 + chunk * 8" in text
+
+
+def test_parts_are_where_the_caller_looks_for_them():
+    """What is reduced is an argument: own tiles lie in it too, so a grid behind adds up."""
+
+    @T.prim_func
+    def f(X: T.Tensor((16, 4), "float32"), parts: T.Tensor((16, 4), "float32"), Y: T.Tensor((8, 4), "float32")):
+        with T.Kernel(device=2, block=4, threads=32) as block:
+            with T.Scale("block"):
+                x = T.alloc((4, 4), "float32", level="l1")
+                T.copy(X[block * 4, 0], x)
+                T.copy(x, parts[block * 4, 0])
+            with T.Scale("device"):
+                T.reduce_scatter(parts, Y)
+
+    changed, schedule = overlapped(f, carrier="queue")
+    assert schedule.moves[0].overlapped and "a grid behind adds up" in schedule.moves[0].why
+    args = [[torch.randn(16, 4), torch.full((16, 4), torch.nan), torch.full((8, 4), torch.nan)] for _ in range(2)]
+    check_same(f, changed, args, seeds=(None, 1))
+    assert not overlapped(f, carrier="tiles")[1].moves[0].overlapped
 
 
 def test_tiles_go_to_their_owners_where_the_queue_begins_late():

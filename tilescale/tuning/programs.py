@@ -203,10 +203,10 @@ def product_and_scatter(machine: Machine, units: int, shape: tuple[int, int, int
     def gemm_rs(
         A: T.Tensor((M, K), "bfloat16"),
         B: T.Tensor((K, N), "bfloat16"),
-        P: T.Tensor((M, N), "bfloat16"),
         C: T.Tensor((M // units, N), "bfloat16"),
     ):
         with T.Kernel(**{level: units, program: tiles(M, N)}, threads=256) as (bx, by):
+            P = T.alloc_global((M, N), "bfloat16")
             with T.Scale(program):
                 tile_of_product(A, B, P, bx, by, K)
             with T.Scale(level):

@@ -45,7 +45,8 @@ class _Scatter:
     Attributes:
         maker: where the grid writes what is reduced.
         everywhere: whether all units get all rows.
-        used_besides: whether other statements use what is reduced, or, before it is there, where the result goes.
+        used_besides: whether the caller, or other statements, use what is reduced, or, before the result is there,
+            statements use where it goes.
     """
 
     site: Site
@@ -81,7 +82,7 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
         check_unwritten(root, mine, graph, "what it sends")
         _check_apart(site, uses)
     phase = maker_of(root, mine, graph, "what it reduces")
-    besides = not everywhere and _used_besides(root, phase, site, mine, graph)
+    besides = not everywhere and (uses.is_argument(root) or _used_besides(root, phase, site, mine, graph))
     scatter = _Scatter(site, uses, rows, uses.find(phase, site.launch, rows), everywhere, besides)
     note = _choose_wire(scatter, move)
     for carrier in (carriers := _carriers(scatter, move)):

@@ -81,6 +81,10 @@ class Uses:
         self.program, self.machine, self.sizes = program, machine, sizes
         self.names = Surroundings(program)
 
+    def is_argument(self, root: ir.Var) -> bool:
+        """Whether a tensor is an argument of the program, which the caller sees in the end."""
+        return any(p.buffer is not None and p.buffer.data.same_as(root) for p in self.program.parameters)
+
     def touches(self, stmt: ir.Stmt, root: ir.Var) -> bool:
         """Whether a statement, or one inside it, touches a tensor."""
         return any(a.root.same_as(root) for a in self.names.all_effects(stmt).accesses)
