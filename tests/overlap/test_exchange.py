@@ -138,6 +138,25 @@ def test_the_own_part_is_copied_where_tiles_are_not_all_that_touches_it():
     assert re.search(r" T.copy\(T.region\(made\[device_rank", text)
 
 
+def test_the_own_part_is_where_the_caller_looks_for_it():
+    """What is sent is an argument: then it holds the own part too."""
+
+    @T.prim_func
+    def f(X: T.Tensor((8, 4), "float32"), sent: T.Tensor((8, 4), "float32"), Y: T.Tensor((8, 4), "float32")):
+        with T.Kernel(device=2, block=2, threads=32) as block:
+            with T.Scale("block"):
+                x = T.alloc((4, 4), "float32", level="l1")
+                T.copy(X[block * 4, 0], x)
+                T.copy(x, sent[block * 4, 0])
+            with T.Scale("device"):
+                T.all_to_all(sent, Y)
+
+    changed, schedule = overlapped(f)
+    assert schedule.moves[0].overlapped
+    args = [[torch.randn(8, 4), *(torch.full((8, 4), torch.nan) for _ in range(2))] for _ in range(2)]
+    check_same(f, changed, args, seeds=(None,))
+
+
 def test_there_and_back_what_comes_first_leaves_first():
     changed, schedule = overlapped(around(4, 8, 4, before=False, back=True))
     there, back = schedule.moves

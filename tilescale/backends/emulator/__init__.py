@@ -37,15 +37,15 @@ class _Emulated:
         raise UnsupportedError("the emulator generates no text")
 
     def build(self, options: dict[str, Any]) -> Executable:
-        from tilescale.backends.emulator.emulate import emulate
+        from tilescale.backends.emulator.emulate import emulate_program
         from tilescale.backends.emulator.simulated import simulated_s
 
-        func, machine = self.program.func, self.target.machine
+        program, machine = self.program, self.target.machine
         return Executable(
-            lambda per_unit: emulate(func, per_unit, machine=machine),
+            lambda per_unit: emulate_program(program, machine, per_unit),
             gathers=True,
             device="cpu",
-            simulated_s=lambda values: simulated_s(self.program, machine, values),
+            simulated_s=lambda values: simulated_s(program, machine, values),
         )
 
 

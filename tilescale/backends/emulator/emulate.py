@@ -25,7 +25,6 @@ from tilescale.hda.names import BuiltIn
 from tilescale.hda.units import format_count
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.rules import check_rules
-from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import count_writes
 from tilescale.program.model import Program
 from tilescale.settings import settings
@@ -78,9 +77,26 @@ def emulate(
         UnsupportedError: an operation that the emulator does not run, with its line.
         NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor.
     """
-    check_type("schedule_seed", schedule_seed, "a whole number", int, NoneType)
     target = as_machine(machine)
-    program = analyse(func, target)
+    return emulate_program(
+        analyse(func, target), target, args, data=data, time=time, progress=progress, check=check,
+        schedule_seed=schedule_seed,
+    )  # fmt: skip
+
+
+def emulate_program(
+    program: Program,
+    target: Machine,
+    args: Sequence[Any] | None = None,
+    *,
+    data: bool | None = None,
+    time: bool = True,
+    progress: bool | None = None,
+    check: str | Iterable[str] | None = None,
+    schedule_seed: int | None = None,
+) -> Report:
+    """`emulate`, of a program that has been taken apart for the machine: kernels are called many times."""
+    check_type("schedule_seed", schedule_seed, "a whole number", int, NoneType)
     data = not _without_values(args) if data is None else data
     if not program.is_hierarchical:
         check_rules(program)  # others have been checked
@@ -108,7 +124,7 @@ def _launch(
     data: bool,
 ) -> None:
     """Run all units on their arguments, which hold what has been written then, also if the run fails."""
-    written = written_parameters(program) if data else frozenset()
+    written = run.written if data else frozenset()
     pairs = Pairs()
     values = bind_arguments(run.compiler, program, extents, per_unit, written, pairs)
     with no_cyclic_collection(not data):

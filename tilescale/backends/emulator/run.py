@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.errors import DeadlockError, Location
 from tilescale.hda import Machine
 from tilescale.hda.units import format_count
+from tilescale.passes.written import written_parameters
 from tilescale.program.model import Program
 
 
@@ -109,6 +111,11 @@ class Run:
         self._progress = progress
         for observer in observers:
             observer.starts(self)
+
+    @cached_property
+    def written(self) -> frozenset[int]:
+        """Positions of the parameters that the program writes."""
+        return written_parameters(self.program)
 
     def launch(
         self, extents: list[tuple[str, int]], values: list[dict[int, Any]], mesh: tuple[int, ...] = ()

@@ -152,8 +152,10 @@ def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, received: 
 def _store(
     maker: Use, sent: Rows, received: Rows, mine: Step, graph: Dependence, uses: Uses, level: str
 ) -> ir.Stmt | None:
-    """The copy of tiles that is all that touches what is sent, each of one part; None if there is more to it."""
+    """The copy of tiles, each of one part, that is all that touches a workspace that is sent; None if there is more."""
     root = uses.names.root(sent.buffer.data)
+    if any(p.buffer is not None and p.buffer.data.same_as(root) for p in uses.program.parameters):
+        return None
     touching = [s for s in graph.steps if s is not mine and any(a.root.same_as(root) for a in s.effects.accesses)]
     if len(touching) != 1 or touching[0].phase is not maker.phase or received.buffer.data in uses.names.views:
         return None

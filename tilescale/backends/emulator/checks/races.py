@@ -23,7 +23,6 @@ from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.states import Access, Conflict, Table
 from tilescale.backends.emulator.checks.text import memory_of
 from tilescale.backends.emulator.execute.observe import Observer
-from tilescale.passes.written import written_parameters
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.barriers import MBarrier
@@ -64,7 +63,7 @@ class Races(Observer):
     def _constant(self) -> set[int]:
         """Parameters that nobody writes, and whose tensors are given for no parameter that somebody writes."""
         program, compiler, root = self._run.program, self._run.compiler, self._run.root
-        written = written_parameters(program)
+        written = self._run.written
         slots = {
             compiler.root(compiler.slot(p.buffer.data)): i in written
             for i, p in enumerate(program.parameters)

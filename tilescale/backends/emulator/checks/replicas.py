@@ -19,7 +19,6 @@ from tilescale.backends.emulator.execute.observe import READ, Observer
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.numerics import is_float
 from tilescale.errors import DivergedReplicaError, Location
-from tilescale.passes.written import written_parameters
 from tilescale.program.model import View
 
 if TYPE_CHECKING:
@@ -75,13 +74,12 @@ class Replicas(Observer):
 
     def ends(self) -> None:
         program, compiler = self._run.program, self._run.compiler
-        written = written_parameters(program)
         for i, parameter in enumerate(program.parameters):
             for view in parameter.views:
                 if view.layout.is_replica:
                     slot = compiler.slot(parameter.buffer.data)
                     for group in _groups(self._run.root, view.level, slot):
-                        _check_group(parameter.name, slot, view, group, i in written)
+                        _check_group(parameter.name, slot, view, group, i in self._run.written)
 
 
 def _holders(unit: Unit, slot: int, version: int) -> Iterator[Unit]:
