@@ -291,6 +291,9 @@ def test_the_phases_program_gathers_and_multiplies(scripts: Callable):
 OVERLAPPED_GATHERS = {
     "queue": lambda p, *shape: p.ag_gemm_queue(*shape, p.Tiling(32, 64, 32, 2), 32),
     "queue, in turns": lambda p, *shape: p.ag_gemm_queue(*shape, p.Tiling(32, 64, 32, 2), 32, 3),
+    "queue, warpgroups apart": lambda p, *shape: p.ag_gemm_queue(
+        *shape, p.Tiling(32, 64, 32, 2), 32, product=p.multiply_by_warpgroups
+    ),
     "senders": lambda p, *shape: p.ag_gemm_senders(*shape, p.Tiling(32, 64, 32, 2), 32, 2),
 }
 

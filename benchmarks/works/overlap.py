@@ -21,8 +21,8 @@ from tilescale.tuning.race import Contender, Heat, Runner
 
 CHUNK_ROWS = 512
 """Rows that travel together, at most."""
-BLOCKS, SENDERS = 132, {4096: 16, 8192: 8}
-"""A grid that is on an H100 or H200 as a whole, and how many of its blocks send, by rows: raced with 4 to 16."""
+BLOCKS, SENDERS = 132, 8
+"""A grid that is on an H100 or H200 as a whole, and how many of its blocks send: raced with 4 to 16."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
@@ -53,7 +53,6 @@ class AllGather:
         shape = self.size, self.m, self.n, self.k
         tiling = Tiling(n=max((n for n in (256, 224) if self.n % n == 0), key=self._rate))
         turns, chunk = replace(tiling, stages=3), min(CHUNK_ROWS, self.rows)  # stages beside a tile of the result
-        senders = SENDERS.get(self.m, min(SENDERS.values()))
         apart = lambda: programs.ag_gemm_queue(*shape, tiling, chunk, product=programs.multiply_by_warpgroups)  # noqa: E731
         return [
             Contender("cublas alone", lambda: self.libraries(gathers=False)),
@@ -62,7 +61,7 @@ class AllGather:
             ours("tilescale", lambda: programs.ag_gemm_queue(*shape, turns, chunk, BLOCKS), self.in_place),
             ours("tilescale, a block a tile", lambda: programs.ag_gemm_queue(*shape, tiling, chunk), self.in_place),
             ours("tilescale, warpgroups apart", apart, self.in_place),
-            ours("tilescale senders", lambda: programs.ag_gemm_senders(*shape, tiling, chunk, senders), self.in_place),
+            ours("tilescale senders", lambda: programs.ag_gemm_senders(*shape, tiling, chunk, SENDERS), self.in_place),
             ours("tilescale phases", lambda: programs.ag_gemm_phases(*shape, tiling), self.phases),
         ]
 

@@ -4,9 +4,8 @@
 Why: one tile after the other, a block waits for each to arrive before it loads the next, and reaches a fraction of what
 its link takes. Before: a loop of a load into a tile, bulk copies of it to peers, and their signals. After: the loads go
 to the slots of a ring in turn, the copies are begun and not awaited; a slot is loaded again when the copies out of it
-have read it. Flags are raised when copies are complete, some turns late; those of the last turns after the loop. Tiles
-are loaded by asynchronous copies (`cp.async`) as many turns ahead as there are slots, if these can do it: by 16 bytes,
-unconverted.
+are complete, and only then their flags are raised, some turns late; those of the last turns after the loop. A tile is
+loaded by asynchronous copies (`cp.async`) while that of the turn before is sent, if they can: by 16 bytes, unconverted.
 """
 
 from __future__ import annotations
@@ -26,9 +25,6 @@ from tilescale.program.operations import Copy
 
 SLOTS = 4
 """Tiles in flight at most: more than a link's round trip takes at the rate of one block."""
-
-LATER = 2
-"""Turns whose copies may be under way when the flags of the one before are raised."""
 
 _CP_ASYNC = 16
 """Bytes of an asynchronous copy of a thread (PTX ISA, `cp.async`)."""
@@ -129,31 +125,33 @@ class _Sending:
     def with_ring(self, ring: ir.Buffer, slots: int) -> ir.Stmt:
         """The loop, its tile in a slot of the ring."""
         loop, turn = self.loop, self.loop.loop_var - self.loop.min
-        ahead = slots - 1 if self._is_asynchronous() else 0
-        free = complete((slots - 1 - ahead) * self.count, tir.sequence([]))
+        has_signals = any(Copy.of(call).signal is not None for call in self.copies)
+        before = self._signals(loop.loop_var - slots) if has_signals else []
+        ahead = 1 if self._is_asynchronous() else 0
+        reused = complete((slots - 1 - ahead) * self.count, tir.sequence(before))
+        reuse = ir.IfThenElse(ir.GE(turn, ir.IntImm("int32", slots)), reused, None)
         load = _in_slot(ir.Evaluate(self.load), ring, turn % slots)
-        loads = [*self.scalars, _from(turn, slots, free), _asynchronous(load) if ahead else load]
         sends = [_in_slot(stmt, ring, turn % slots) for stmt in self.sends]
+        body = self._ahead([reuse, load], sends) if ahead else [*self.scalars, reuse, load, *sends]
+        made = tir.at(ir.For(loop.loop_var, loop.min, loop.extent + ahead, loop.kind, tir.sequence(body)), loop)
         last: list[ir.Stmt] = []
-        if any(Copy.of(call).signal is not None for call in self.copies):
-            first, number = 1 + ahead + LATER, ir.Var("left", "int32")
-            raised = tir.sequence(self._signals(loop.loop_var - first))
-            loads.append(_from(turn, first, complete(LATER * self.count, raised)))
-            left = ir.Min(loop.extent, ir.IntImm("int32", first))
+        if has_signals:
+            number = ir.Var("left", "int32")
+            left = ir.Min(loop.extent, ir.IntImm("int32", slots))
             signals = tir.sequence(self._signals(loop.min + loop.extent - left + number))
             last = [ir.For(number, ir.IntImm("int32", 0), left, ir.ForKind.SERIAL, signals)]
-        body = self._ahead(ahead, loads, sends) if ahead else [*loads, *sends]
-        made = tir.at(ir.For(loop.loop_var, loop.min, loop.extent + ahead, loop.kind, tir.sequence(body)), loop)
         return tir.sequence([made, complete(0, tir.sequence(last))])
 
-    def _ahead(self, ahead: int, loads: Sequence[ir.Stmt], sends: Sequence[ir.Stmt]) -> list[ir.Stmt]:
-        """The load of a turn, asynchronous, and what sends the tile of one so many turns before."""
-        loop, turn = self.loop, self.loop.loop_var - self.loop.min
-        earlier = ir.substitute(tir.sequence([*self.scalars, *sends]), {loop.loop_var: loop.loop_var - ahead})
-        is_over = ir.GE(turn, loop.extent)
+    def _ahead(self, loads: Sequence[ir.Stmt], sends: Sequence[ir.Stmt]) -> list[ir.Stmt]:
+        """The load of a turn, asynchronous, and what sends the tile of the turn before."""
+        loop = self.loop
+        copies = [_asynchronous(stmt) for stmt in loads]
+        next_one = tir.sequence([*self.scalars, *copies, loaded(1)])
+        earlier = ir.substitute(tir.sequence([*self.scalars, *sends]), {loop.loop_var: loop.loop_var - 1})
+        is_over = ir.GE(loop.loop_var, loop.min + loop.extent)
         return [
-            ir.IfThenElse(is_over, loaded(0), tir.sequence([*loads, loaded(ahead)])),
-            _from(turn, ahead, tir.renamed(earlier)),
+            ir.IfThenElse(is_over, loaded(0), next_one),
+            ir.IfThenElse(ir.GT(loop.loop_var, loop.min), tir.renamed(earlier), None),
         ]
 
     def _is_asynchronous(self) -> bool:
@@ -194,14 +192,10 @@ def _is_load(stmt: ir.Stmt) -> bool:
     return target is not None and ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"
 
 
-def _from(turn: ir.PrimExpr, first: int, stmt: ir.Stmt) -> ir.Stmt:
-    """A statement from a turn on."""
-    return ir.IfThenElse(ir.GE(turn, ir.IntImm("int32", first)), stmt, None)
-
-
 def _asynchronous(stmt: ir.Stmt) -> ir.Stmt:
-    """A load as copies that nobody waits for."""
-    return tir.tile_call("async_copy", *tiles.regions_of(stmt.value))
+    """A load as copies that nobody waits for; other statements as they are."""
+    call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    return stmt if ir.op_name(call) != tl.COPY else tir.tile_call("async_copy", *tiles.regions_of(call))
 
 
 def _copied(stmt: ir.Stmt) -> tuple[ir.Buffer | None, ir.Buffer | None]:
