@@ -9,38 +9,36 @@ namespace tilescale {
 
 enum { LAG = 1, LONG_SLOTS = 4, UNIT_BYTES = 16 };
 
-// Which units of a part a block's messages have: `room` of them from `begin`, from `begin + step`, and so on.
-struct Pieces {
-  i64 begin, end, step, room;
-  // A share of the part, one piece after the other.
-  __device__ __forceinline__ static Pieces of_share(const Exchange& x) {
-    const Share share((x.bytes + UNIT_BYTES - 1) / UNIT_BYTES);
-    return {share.begin, share.end, x.slot / UNIT_BYTES, x.slot / UNIT_BYTES};
-  }
+// Which units of a part a block's messages have: a share of it, `room` units after the other.
+struct InShares {
+  const Share share;
+  const i64 room;  // units of a slot
+  __device__ __forceinline__ explicit InShares(const Exchange& x)
+      : share((x.bytes + UNIT_BYTES - 1) / UNIT_BYTES), room(x.slot / UNIT_BYTES) {}
+  __device__ __forceinline__ int messages() const { return static_cast<int>((share.end - share.begin + room - 1) / room); }
+  __device__ __forceinline__ i64 begin(int message) const { return share.begin + message * room; }
+  __device__ __forceinline__ i64 end() const { return share.end; }
 };
 
-template <int RANKS, int SETS>
+template <int RANKS, int SETS, typename Pieces = InShares>
 struct BySlots {
   const Exchange& x;
   const Group<RANKS> group;
   const Pieces pieces;
   const unsigned before;
 
-  __device__ __forceinline__ explicit BySlots(const Exchange& exchange) : BySlots(exchange, Pieces::of_share(exchange)) {}
+  __device__ __forceinline__ explicit BySlots(const Exchange& exchange) : BySlots(exchange, Pieces(exchange)) {}
   __device__ __forceinline__ BySlots(const Exchange& exchange, Pieces of_block)
       : x(exchange),
         group{exchange},
         pieces(of_block),
         before(*const_cast<const volatile unsigned*>(exchange.counts + blockIdx.x)) {}
 
-  __device__ __forceinline__ int messages() const {
-    i64 left = pieces.end - pieces.begin;
-    return left > 0 ? static_cast<int>((left + pieces.step - 1) / pieces.step) : 0;
-  }
+  __device__ __forceinline__ int messages() const { return pieces.messages(); }
   __device__ __forceinline__ unsigned number(int message) const { return before + 1u + message; }
-  __device__ __forceinline__ i64 begin(int message) const { return pieces.begin + message * pieces.step; }
+  __device__ __forceinline__ i64 begin(int message) const { return pieces.begin(message); }
   __device__ __forceinline__ int units(int message) const {
-    i64 left = pieces.end - begin(message);
+    i64 left = pieces.end() - begin(message);
     return static_cast<int>(left < pieces.room ? left : pieces.room);
   }
   __device__ __forceinline__ Pack<UNIT_BYTES>* slot(int sender, int receiver, int message, int set) const {
@@ -80,23 +78,15 @@ struct BySlots {
     __syncthreads();
     if (threadIdx.x == 0) x.counts[blockIdx.x] = before + told;
   }
-  // Stores a message to each peer, its part or the same to all: its units from `begin` to `end`.
+  // Stores a message to each peer: its part, or the same to all.
   template <int ELEMENT, bool ALIGNED, bool SAME>
-  __device__ __forceinline__ void send_parts(int message, int first, int end) const {
-    send_parts<ELEMENT, ALIGNED, SAME>(begin(message), first, end,
-                                       [&](int peer) { return slot(x.rank, peer, message, 0); });
-  }
-  template <int ELEMENT, bool ALIGNED, bool SAME>
-  __device__ __forceinline__ void send_parts(int message) const {
-    send_parts<ELEMENT, ALIGNED, SAME>(message, 0, units(message));
-  }
-  // The same of the units after `at` in a part, to where `to(peer)` says.
-  template <int ELEMENT, bool ALIGNED, bool SAME, typename To>
-  __device__ __forceinline__ void send_parts(i64 at, int first, int end, To to) const {
+  __device__ __forceinline__ void send_parts(int message, int first = 0) const {
     for (int i = 0; i < (SAME ? 1 : RANKS - 1); ++i) {
-      const int peer = group.peer(i);
-      const char* from = x.source + (SAME ? 0 : peer * x.source_step) + at * UNIT_BYTES;
-      send<ELEMENT, ALIGNED>(from, group.size(peer) - at * UNIT_BYTES, first, end, i, SAME ? RANKS - 1 : 1, to);
+      int peer = group.peer(i);
+      i64 at = begin(message) * UNIT_BYTES, left = group.size(peer) - at;
+      const char* from = x.source + (SAME ? 0 : peer * x.source_step) + at;
+      send<ELEMENT, ALIGNED>(from, left, first, units(message), i, SAME ? RANKS - 1 : 1,
+                             [&](int receiver) { return slot(x.rank, receiver, message, 0); });
     }
   }
   // Stores units of what begins at a place, of which `left` bytes are there, to `peers` of them from the i-th on.

@@ -28,6 +28,16 @@ struct Targets {
   __device__ __forceinline__ int early() const {
     return by.units(0) < static_cast<int>(blockDim.x) ? by.units(0) : blockDim.x;
   }
+  template <int ELEMENT, bool ALIGNED, bool SAME>
+  __device__ __forceinline__ void send_early() const {
+    const i64 at = by.begin(0) * UNIT_BYTES;
+    for (int i = 0; i < (SAME ? 1 : RANKS - 1); ++i) {
+      const int peer = by.group.peer(i);
+      const char* from = by.x.source + (SAME ? 0 : peer * by.x.source_step) + at;
+      by.template send<ELEMENT, ALIGNED>(from, by.group.size(peer) - at, 0, early(), i, SAME ? RANKS - 1 : 1,
+                                         [&](int receiver) { return by.slot(by.x.rank, receiver, 0, 0); });
+    }
+  }
   __device__ __forceinline__ u64 number() const { return static_cast<u64>(by.number(0)) << BITS; }
   // First of all: the kernels before this one are done with the target.
   __device__ __forceinline__ void tell() const {
@@ -65,13 +75,25 @@ struct Targets {
 template <int ELEMENT, bool ALIGNED, bool SAME, int RANKS, typename Keep>
 __device__ __forceinline__ void store_straight(const BySlots<RANKS, 1>& by, int early, i64 offset, Keep keep) {
   const Targets<RANKS> targets{by};
-  const i64 room = by.pieces.room;
-  for (i64 at = by.pieces.begin; at < by.pieces.end; at += room) {
-    const int end = static_cast<int>(by.pieces.end - at < room ? by.pieces.end - at : room);
-    by.template send_parts<ELEMENT, ALIGNED, SAME>(at, at == by.pieces.begin ? early : 0, end, [&](int peer) {
-      return reinterpret_cast<Pack<UNIT_BYTES>*>(targets.of(peer) + offset) + at;
-    });
-    keep(at, at + end);
+  const Exchange& x = by.x;
+  char* places[RANKS - 1];  // of the peers in turn
+#pragma unroll
+  for (int i = 0; i < RANKS - 1; ++i) places[i] = targets.of(by.group.peer(i)) + offset;
+  const i64 begin = by.pieces.begin(0), end = by.pieces.end(), room = by.pieces.room;
+  for (i64 at = begin; at < end; at += room) {
+    const int units = static_cast<int>(end - at < room ? end - at : room);
+#pragma unroll
+    for (int i = 0; i < (SAME ? 1 : RANKS - 1); ++i) {
+      const int peer = by.group.peer(i);
+      const char* from = x.source + (SAME ? 0 : peer * x.source_step) + at * UNIT_BYTES;
+      by.template send<ELEMENT, ALIGNED>(from, by.group.size(peer) - at * UNIT_BYTES, at == begin ? early : 0, units, i,
+                                         SAME ? RANKS - 1 : 1, [&](int receiver) {
+                                           const int turn = receiver - x.rank - 1;
+                                           return reinterpret_cast<Pack<UNIT_BYTES>*>(
+                                                      places[SAME ? (turn < 0 ? turn + RANKS : turn) : i]) + at;
+                                         });
+    }
+    keep(at, at + units);
   }
 }
 
@@ -91,6 +113,7 @@ __device__ __forceinline__ void take_parts(const BySlots<RANKS, 1>& by, int mess
   });
 }
 
+// What the root sends becomes the tensor of all others.
 template <int ELEMENT, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void take_tensor(const BySlots<RANKS, 1>& by, int message, int units) {
   const Exchange& x = by.x;
@@ -108,26 +131,10 @@ __device__ __forceinline__ void move_by_messages(const Exchange& x, int early) {
   const BySlots<RANKS, 1> by(x);
   const int messages = by.messages();
   for (int turn = 0; turn < messages + LAG; ++turn) {
-    if (turn < messages) by.template send_parts<ELEMENT, ALIGNED, SAME>(turn, turn ? 0 : early, by.units(turn));
+    if (turn < messages) by.template send_parts<ELEMENT, ALIGNED, SAME>(turn, turn ? 0 : early);
     if (turn >= LAG) {
       if (!by.told(turn - LAG, 0)) return;
       take_parts<ELEMENT, RANKS, ALIGNED>(by, turn - LAG, by.units(turn - LAG));
-    }
-    if (turn < messages) by.tell(turn);
-  }
-  by.end();
-}
-
-template <int ELEMENT, int RANKS, bool ALIGNED>
-__device__ __forceinline__ void broadcast_by_messages(const Exchange& x, int early) {
-  const BySlots<RANKS, 1> by(x);
-  const int messages = by.messages();
-  for (int turn = 0; turn < messages + LAG; ++turn) {
-    if (turn < messages && x.rank == x.root)
-      by.template send_parts<ELEMENT, ALIGNED, true>(turn, turn ? 0 : early, by.units(turn));
-    if (turn >= LAG) {
-      if (!by.told(turn - LAG, 0)) return;
-      take_tensor<ELEMENT, RANKS, ALIGNED>(by, turn - LAG, by.units(turn - LAG));
     }
     if (turn < messages) by.tell(turn);
   }
@@ -139,10 +146,6 @@ template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
 __device__ __noinline__ void move_else(const Exchange& x, int early) {
   move_by_messages<ELEMENT, RANKS, ALIGNED, SAME>(x, early);
 }
-template <int ELEMENT, int RANKS, bool ALIGNED>
-__device__ __noinline__ void broadcast_else(const Exchange& x, int early) {
-  broadcast_by_messages<ELEMENT, RANKS, ALIGNED>(x, early);
-}
 
 template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
 __device__ __forceinline__ void move_slots(const Exchange& x) {
@@ -151,7 +154,17 @@ __device__ __forceinline__ void move_slots(const Exchange& x) {
 
 template <int ELEMENT, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void broadcast_slots(const Exchange& x) {
-  broadcast_by_messages<ELEMENT, RANKS, ALIGNED>(x, 0);
+  const BySlots<RANKS, 1> by(x);
+  const int messages = by.messages();
+  for (int turn = 0; turn < messages + LAG; ++turn) {
+    if (turn < messages && x.rank == x.root) by.template send_parts<ELEMENT, ALIGNED, true>(turn);
+    if (turn >= LAG) {
+      if (!by.told(turn - LAG, 0)) return;
+      take_tensor<ELEMENT, RANKS, ALIGNED>(by, turn - LAG, by.units(turn - LAG));
+    }
+    if (turn < messages) by.tell(turn);
+  }
+  by.end();
 }
 
 template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
@@ -161,7 +174,7 @@ __device__ __forceinline__ void move_straight(const Exchange& x) {
   const Targets<RANKS> targets{by};
   const int early = targets.early();
   targets.tell();
-  by.template send_parts<ELEMENT, ALIGNED, SAME>(0, 0, early);
+  targets.template send_early<ELEMENT, ALIGNED, SAME>();
   const auto answer = targets.answer();
   if (answer == Targets<RANKS>::FAILED) return;
   if (answer == Targets<RANKS>::BY_MESSAGES) return move_else<ELEMENT, RANKS, ALIGNED, SAME>(x, early);
@@ -176,24 +189,6 @@ __device__ __forceinline__ void move_straight(const Exchange& x) {
   by.tell(0);
   if (!by.told(0, 0)) return;
   take_parts<ELEMENT, RANKS, ALIGNED>(by, 0, early);
-  by.end(1);
-}
-
-template <int ELEMENT, int RANKS, bool ALIGNED>
-__device__ __forceinline__ void broadcast_straight(const Exchange& x) {
-  const BySlots<RANKS, 1> by(x);
-  if (!by.messages()) return;
-  const Targets<RANKS> targets{by};
-  const int early = targets.early();
-  targets.tell();
-  if (x.rank == x.root) by.template send_parts<ELEMENT, ALIGNED, true>(0, 0, early);
-  const auto answer = targets.answer();
-  if (answer == Targets<RANKS>::FAILED) return;
-  if (answer == Targets<RANKS>::BY_MESSAGES) return broadcast_else<ELEMENT, RANKS, ALIGNED>(x, early);
-  if (x.rank == x.root) store_straight<ELEMENT, ALIGNED, true>(by, early, 0, [](i64, i64) {});
-  by.tell(0);
-  if (!by.told(0, 0)) return;
-  take_tensor<ELEMENT, RANKS, ALIGNED>(by, 0, early);
   by.end(1);
 }
 

@@ -7,6 +7,16 @@
 
 namespace tilescale {
 
+// Which units a block's messages have: `room` of every part, in turns with other blocks.
+struct InTurns {
+  i64 first, last, step, room;
+  __device__ __forceinline__ int messages() const {
+    return last > first ? static_cast<int>((last - first + step - 1) / step) : 0;
+  }
+  __device__ __forceinline__ i64 begin(int message) const { return first + message * step; }
+  __device__ __forceinline__ i64 end() const { return last; }
+};
+
 template <int RANKS>
 struct Rows {
   const Exchange& x;
@@ -32,7 +42,7 @@ struct Rows {
         if (from != to && size(from, to) > most) most = size(from, to);
     return most;
   }
-  __device__ __forceinline__ Pieces pieces() const {
+  __device__ __forceinline__ InTurns pieces() const {
     const i64 units = (largest() + UNIT_BYTES - 1) / UNIT_BYTES, each = (units + gridDim.x - 1) / gridDim.x;
     // A unit for each thread at least: of few rows, few blocks tell of them.
     const i64 slot = x.slot / UNIT_BYTES, least = each < blockDim.x ? blockDim.x : each, room = least < slot ? least : slot;
@@ -73,7 +83,7 @@ template <int ELEMENT, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void move_rows_slots(const Exchange& x) {
   const Rows<RANKS> rows{x};
   if (!rows.fit()) return;
-  const BySlots<RANKS, 1> by(x, rows.pieces());
+  const BySlots<RANKS, 1, InTurns> by(x, rows.pieces());
   const int messages = by.messages();
   const i64 kept = rows.size(x.rank, x.rank);
   const Share own((kept + UNIT_BYTES - 1) / UNIT_BYTES);
