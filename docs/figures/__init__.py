@@ -33,6 +33,7 @@ EXAMPLES = {
     21: moves.stacked_dram,
     22: products.ag_gemm_overlapped,
     23: products.gemm_rs_overlapped,
+    24: products.grouped_experts,
 }
 """The number of an example -> the figure of its idea."""
 

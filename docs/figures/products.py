@@ -156,3 +156,19 @@ def gemm_rs_overlapped() -> Figure:
         figure.arrow((156 + 78 * step, 50), (178 + 78 * step, 64), kind="signal")
     figure.text(92, 158, 'tiles count up a flag; the copy runs after=(flag, ">=", n)', "signal", 12, "start")
     return figure
+
+
+def grouped_experts() -> Figure:
+    """Rows for experts come in while rows that are there are multiplied, and results leave while others are made."""
+    figure = Figure("Experts in phases: a tile waits for the rows that it reads, a chunk leaves when it is made", 464, 200)
+    figure.text(8, 12, "device 1 of 4", "bold", anchor="start")
+    comes = [(1, "d0", "from 0"), (1, "d3", "from 3"), (1, "d2", "from 2")]
+    up = [(1, "d1", "own"), (1, "d0", "of 0"), (1, "d3", "of 3"), (1, "d2", "of 2")]
+    down = [(4, "", ""), (1, "d2", "for 2"), (1, "d3", "for 3"), (1, "d0", "for 0"), (1, "d1", "own")]
+    sends = [(5, "", ""), (1, "d2", "to 2"), (1, "d3", "to 3"), (1, "d0", "to 0")]
+    figure.bars(82, 28, [("arrives", comes), ("grid: up", up), ("grid: down", down), ("queue", sends)], 45)
+    for step in range(3):
+        figure.arrow((127 + 45 * step, 52), (127 + 45 * step, 60), kind="signal")
+        figure.arrow((307 + 45 * step, 116), (307 + 45 * step, 124), kind="signal")
+    figure.text(82, 190, "within the rows of a device: expert by expert", "soft", 12, "start")
+    return figure
