@@ -21,6 +21,7 @@ from tvm import tirx
 
 from tilelang_core import empty_loops, logs
 from tilelang_core.falling import with_rising_dividends
+from tilelang_core.launches import binds_threads
 from tilelang_core.recent import Recent
 from tilelang_core.rewrite import renamed
 from tilelang_core.short_loops import with_kept_extents
@@ -97,12 +98,12 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
 
 
 def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function without what stock TileLang gets wrong, with variables of its own.
+    """The function without what stock TileLang gets wrong, with thread indices of its own.
 
-    Lowering renames variables where they are: those of the thread, to "thread_binding", by products of mma. The program
-    would have another text after it than on ranks that have not lowered it.
+    Lowering renames these where they are, to "thread_binding", in products of mma: the program would have another text
+    after it than on ranks that have not lowered it.
     """
-    own = func.with_body(renamed(func.body))
+    own = func.with_body(renamed(func.body, binds_threads))
     return with_kept_extents(with_rising_dividends(own))
 
 

@@ -13,7 +13,7 @@ from tvm import ir, tirx
 from tilelang_core import tl
 from tilelang_core.rewrite import LAUNCH, at, launch_nest, rewrite, sequence
 
-__all__ = ["in_one_form"]
+__all__ = ["binds_threads", "in_one_form"]
 
 _AXES = "xyz"
 
@@ -58,7 +58,7 @@ def _with_grids(seq: tirx.SeqStmt, enter: Any) -> tirx.Stmt:
     done: list[tirx.Stmt] = []
     indices: list[tuple[tirx.Var, int]] = []
     for stmt in seq.seq:
-        if isinstance(stmt, tirx.Bind) and _is_thread_index(stmt.value):
+        if _is_thread_index(stmt):
             indices.append((stmt.var, int(stmt.value.args[0])))
         elif _is_launch(stmt):
             block = stmt.block
@@ -71,7 +71,13 @@ def _with_grids(seq: tirx.SeqStmt, enter: Any) -> tirx.Stmt:
     return sequence(done)
 
 
-def _is_thread_index(value: Any) -> bool:
+def binds_threads(node: Any) -> bool:
+    """Whether a statement gives a variable the index of a thread: a loop that is bound to threads, or a binding."""
+    return _is_thread_index(node) or (_bound_axis(node) or "").startswith("threadIdx")
+
+
+def _is_thread_index(node: Any) -> bool:
+    value = node.value if isinstance(node, tirx.Bind) else None
     return isinstance(value, tirx.Call) and isinstance(value.op, ir.Op) and value.op.name == tl.THREAD_INDEX
 
 

@@ -68,20 +68,22 @@ def rewrite(
         raise
 
 
-def renamed(stmt: tirx.Stmt) -> tirx.Stmt:
-    """A copy of `stmt` whose loops and bindings have variables of their own."""
+def renamed(stmt: tirx.Stmt, which: Callable[[Any], bool] = lambda node: True) -> tirx.Stmt:
+    """A copy of `stmt` whose loops and bindings, those of which `which` holds, have variables of their own."""
     names: dict[tirx.Var, tirx.Var] = {}
 
     def own(node: Any) -> None:
-        if isinstance(node, tirx.For | tirx.Bind):
+        if isinstance(node, tirx.For | tirx.Bind) and which(node):
             var = node.loop_var if isinstance(node, tirx.For) else node.var
             names[var] = tirx.Var(var.name, var.type_annotation)
 
     def leave(node: Any) -> Any:
-        if isinstance(node, tirx.For):
+        if isinstance(node, tirx.For) and node.loop_var in names:
             head = names[node.loop_var], node.min, node.extent, node.kind
             return at(tirx.For(*head, node.body, node.thread_binding, node.annotations), like=node)
-        return at(tirx.Bind(names[node.var], node.value), like=node) if isinstance(node, tirx.Bind) else None
+        if isinstance(node, tirx.Bind) and node.var in names:
+            return at(tirx.Bind(names[node.var], node.value), like=node)
+        return None
 
     stmt_functor.post_order_visit(stmt, own)
     return rewrite(stmt_functor.substitute(stmt, names), leave=leave)

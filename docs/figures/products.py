@@ -160,7 +160,7 @@ def gemm_rs_overlapped() -> Figure:
 
 def grouped_experts() -> Figure:
     """Rows for experts come in while rows that are there are multiplied, and results leave while others are made."""
-    figure = Figure("Experts in phases: a tile waits for the rows that it reads, a chunk leaves when it is made", 464, 200)
+    figure = Figure("Experts in phases: a tile waits for the rows it reads, a chunk leaves when it is made", 464, 200)
     figure.text(8, 12, "device 1 of 4", "bold", anchor="start")
     comes = [(1, "d0", "from 0"), (1, "d3", "from 3"), (1, "d2", "from 2")]
     up = [(1, "d1", "own"), (1, "d0", "of 0"), (1, "d3", "of 3"), (1, "d2", "of 2")]

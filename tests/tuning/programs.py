@@ -65,10 +65,10 @@ def scattered(M: int, N: int, K: int, rows: int = 128):
     def product(
         A: T.Tensor((M, K), "bfloat16"),
         B: T.Tensor((K, N), "bfloat16"),
-        P: T.Tensor((M, N), "bfloat16"),
         C: T.Tensor((M // 4, N), "bfloat16"),
     ):
         with T.Kernel(device=4, block=(N // 128, M // rows), threads=256) as (bx, by):
+            P = T.alloc((M, N), "bfloat16", level="l2")
             with T.Scale("block"):
                 a, b = T.alloc((rows, 64), "bfloat16", level="l1"), T.alloc((64, 128), "bfloat16", level="l1")
                 c = T.alloc((rows, 128), "float32", level="l0")
