@@ -82,7 +82,8 @@ def main() -> int:
             found = [f"{type(error).__name__}: {str(error)[:300]}"]
         failed |= bool(found)
         if found or WORLD.rank == 0:
-            print(f"rank {WORLD.rank} {name} {shape} {blocks} blocks:", "; ".join(found[:3]) or "ok", flush=True)
+            said = f"FAIL {'; '.join(found[:3])}" if found else "PASS"
+            print(f"rank {WORLD.rank} {name} {shape} {blocks} blocks: {said}", flush=True)
     return int(failed)
 
 
