@@ -16,8 +16,10 @@ from tests.ladder import NUMBERED, load
 M, N, K = 128, 128, 256
 
 
-def split_product(*, tile_k: int = 64, stages: int = 3, k: int = K, after: Any = None, around: Any = None) -> Any:
-    """Two warpgroups split the K tile; `after` follows their sum, `around` says why not to load ahead."""
+def split_product(
+    *, tile_k: int = 64, stages: int = 3, k: int = K, after: Any = None, around: Any = None, threads: int = 256
+) -> Any:
+    """Warpgroups split the K tile; `after` follows their sum, `around` says why not to load ahead."""
 
     @T.macro
     def steps(A, B, X, a, b, c):
@@ -37,7 +39,7 @@ def split_product(*, tile_k: int = 64, stages: int = 3, k: int = K, after: Any =
         C: T.Tensor((M, N), "float32"),
         X: T.Tensor((M, tile_k), "bfloat16"),
     ):
-        with T.Kernel(1, threads=256):
+        with T.Kernel(1, threads=threads):
             a = T.alloc((M, tile_k), "bfloat16", level="l1")
             b = T.alloc((tile_k, N), "bfloat16", level="l1")
             c = T.alloc((M, N), "float32", level="l0")
@@ -94,6 +96,15 @@ def test_the_text_means_the_program(stages: int, after: Any, around: Any):
     interpret(split_product(stages=stages, after=after, around=around), args)
     wanted = args[0].double() @ args[1].double() * (2 if after or around else 1)
     torch.testing.assert_close(args[2].double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [256, 512])
+def test_roles_share_out_the_registers_that_the_block_began_with(threads: int):
+    """All threads begin with alike, in steps of 8; who asks for more than is left waits for ever."""
+    text = first_kernel(split_product(threads=threads))
+    fewer, more = (int(re.search(rf"warpgroup_reg_{which}<(\d+)>", text)[1]) for which in ("dealloc", "alloc"))
+    everybody = threads + 128
+    assert 128 * fewer + threads * more <= 65536 // everybody // 8 * 8 * everybody
 
 
 def test_a_loader_issues_bulk_copies_and_units_work_side_by_side():

@@ -96,6 +96,8 @@ def by_producer(stmt: ir.Stmt) -> ir.Stmt:
         return ir.Call(node.dtype, node.op, list(node.args), said)
 
     return tir.rewrite(stmt, leave=leave)
+
+
 def grid_wait() -> ir.Stmt:
     """All threads wait for the grid before this one on the stream, where this one may begin earlier."""
     return tir.evaluate(tir.call(tl.WAIT_FOR_KERNEL_BEFORE, dtype="void"))
@@ -111,9 +113,9 @@ def sync(by: Executing | None = None) -> ir.Stmt:
     return tir.evaluate(tir.call(SYNC.name, *((by.begin, by.threads) if by is not None else ())))
 
 
-def acquired(barrier: ir.Stmt) -> ir.Stmt:
-    """A barrier after which what others wrote before it is visible here, to bulk copies too."""
-    return tir.sequence([barrier, tir.evaluate(tir.extern("tilescale::acquired"))])
+def acquired(*barrier: ir.Stmt) -> ir.Stmt:
+    """A barrier, or nothing more, after which what others wrote before it is visible here, to bulk copies too."""
+    return tir.sequence([*barrier, tir.evaluate(tir.extern("tilescale::acquired"))])
 
 
 def one_thread(launch: Launch, body: ir.Stmt, begin: int = 0) -> ir.Stmt:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from tilelang_core import ir, tiles, tl
+from tilelang_core import ir, specialise, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
@@ -29,11 +29,8 @@ from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressio
 from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS, WARP, architecture, asynchronous
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit
-from tilescale.backends.cuda.lowering.markers import by_producer, loading
-from tilescale.backends.cuda.lowering.roles import POLLING
-
-REGISTERS, LOADER_REGISTERS, MOST_REGISTERS = 65536, 24, 240
-"""Of a multiprocessor; of a thread that only loads; of one that works, at most (they come in steps of 8)."""
+from tilescale.backends.cuda.lowering.markers import acquired, by_producer, loading
+from tilescale.backends.cuda.lowering.roles import LOADING, POLLING
 
 ASYNCHRONOUS_PRODUCTS = 9
 """Compute capability of the processors whose warpgroups start products into registers and wait for them later."""
@@ -132,7 +129,7 @@ class Pipelines:
         body = self._on_rings(tir.sequence(steps), stage * parts)
         nest = tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, body), loop.stmt)
         released = self._released.get(loop.stmt)
-        return nest if released is None else tir.sequence([_acquired(), _arrive(released, 0), nest])
+        return nest if released is None else tir.sequence([acquired(), _arrive(released, 0), nest])
 
     def _kept(self, loop: Loop) -> frozenset[ir.Var]:
         """The tiles that no unit writes in a loop."""
@@ -158,9 +155,8 @@ class Pipelines:
         """What the loader executes beside the program, if there is one."""
         if not self.loops:
             return []
-        registers = POLLING if any(loop.gates for loop in self.loops) else LOADER_REGISTERS
-        left = (REGISTERS - LOADER_THREADS * registers) // self.stage.whole.threads
-        limits = (registers, min(left // 8 * 8, MOST_REGISTERS))
+        registers = POLLING if any(loop.gates for loop in self.loops) else LOADING
+        limits = (registers, specialise.registers_left(self.stage.whole.threads, registers))
         # One warp of it: who sees a phase of a barrier late may miss the next one, and waits for it for ever.
         first = ir.simplify(self.stage.thread < self.stage.whole.threads + WARP, {})
         return [loading(ir.IfThenElse(first, tir.sequence([*map(self._load, self.loops)]), None), limits)]
@@ -194,7 +190,7 @@ class Pipelines:
             issued += [_wait(self._handed[loop.stmt][1], place, 1 - parity), *self._issued(loop, place, part, fresh)]
         nest = ir.For(step, begin, extent, ir.ForKind.SERIAL, tir.sequence([*inner, *issued]))
         released = self._released.get(loop.stmt)
-        comes = [] if released is None else [_wait(released, 0, turn % 2), _acquired()]
+        comes = [] if released is None else [acquired(_wait(released, 0, turn % 2))]
         return tir.sequence([*binds, *comes, nest])
 
     def _issued(self, loop: Loop, place: Any, part: int, fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
@@ -252,10 +248,6 @@ def _turn(loop: Loop, done: Any) -> tuple[Any, Any]:
 
 def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
     return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(barrier, [stage]), turn))
-
-
-def _acquired() -> ir.Stmt:
-    return tir.evaluate(tir.extern("tilescale::acquired"))
 
 
 def _arrive(barrier: ir.Buffer, stage: Any) -> ir.Stmt:
