@@ -24,20 +24,20 @@ SMALL_BYTES = 2 << 20
 """What a rank gives or keeps at most of what is small."""
 
 
-def is_whole(nbytes: int, team: Team, most: int = SMALL_BYTES) -> bool:
+def is_whole(nbytes: int, team: Team) -> bool:
     """Whether a tensor is moved as a whole: because it is small, or some of the ranks are on other nodes."""
-    return nbytes <= most or spans_nodes(team)
+    return nbytes <= SMALL_BYTES or spans_nodes(team)
 
 
 def spans_nodes(team: Team) -> bool:
     """Whether no network of their own links all devices of a team, by the current machine."""
-    return _links(current_machine(), team.size) < team.size
+    return is_split(current_machine(), team.size)
 
 
 @cache
-def _links(machine: Machine, size: int) -> int:
-    """How many of so many devices a network of their own links."""
-    return linked(machine, ((machine.tensor_level.name, size),))
+def is_split(machine: Machine, size: int) -> bool:
+    """Whether no network of their own links so many devices of a machine."""
+    return linked(machine, ((machine.tensor_level.name, size),)) < size
 
 
 def room(rows: int) -> int:

@@ -21,11 +21,11 @@ from tilescale.collectives.record import TENSORS
 from tilescale.collectives.select import Wanted, everything, measured_times, seconds
 from tilescale.comm import Team
 from tilescale.cost.calibrated import in_force
-from tilescale.cost.reach import linked
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.flat import CHUNK_BYTES, dtype_name
 from tilescale.ops.products import CHUNK, RESULT_BYTES, Tiling, slices, tiling
+from tilescale.ops.small import is_split
 from tilescale.passes.overlap.estimate import Travel, reduced
 from tilescale.passes.overlap.work import Work, bandwidth_of, places_of, rate_of
 
@@ -71,7 +71,7 @@ def overlaps(job: Job, team: Team) -> bool:
 
 @lru_cache(KEPT)
 def _overlaps(machine: Machine, job: Job, ranks: int) -> bool:
-    if linked(machine, ((machine.tensor_level.name, ranks),)) < ranks:
+    if is_split(machine, ranks):
         return False
     known = in_force(machine)
     return beside(known, job, ranks) < in_order(known, job, ranks)
@@ -126,7 +126,7 @@ def exchanges_as_a_whole(nbytes: int, transposed: int, team: Team) -> bool:
 
 @lru_cache(KEPT)
 def _exchanges_as_a_whole(machine: Machine, nbytes: int, transposed: int, ranks: int) -> bool:
-    if linked(machine, ((machine.tensor_level.name, ranks),)) < ranks:
+    if is_split(machine, ranks):
         return True
     known, part = in_force(machine), max(nbytes // ranks, 1)
     chunk = min(CHUNK_BYTES, part)

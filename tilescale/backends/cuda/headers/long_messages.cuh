@@ -78,14 +78,18 @@ struct BySlots {
     __syncthreads();
     if (threadIdx.x == 0) x.counts[blockIdx.x] = before + told;
   }
-  // Stores a message to each peer: its part, or the same to all.
+  // Stores a message to each peer: its part, or the same to all; of it the units from `first` to `end`.
   template <int ELEMENT, bool ALIGNED, bool SAME>
   __device__ __forceinline__ void send_parts(int message, int first = 0) const {
+    send_parts<ELEMENT, ALIGNED, SAME>(message, first, units(message));
+  }
+  template <int ELEMENT, bool ALIGNED, bool SAME>
+  __device__ __forceinline__ void send_parts(int message, int first, int end) const {
     for (int i = 0; i < (SAME ? 1 : RANKS - 1); ++i) {
       int peer = group.peer(i);
       i64 at = begin(message) * UNIT_BYTES, left = group.size(peer) - at;
       const char* from = x.source + (SAME ? 0 : peer * x.source_step) + at;
-      send<ELEMENT, ALIGNED>(from, left, first, units(message), i, SAME ? RANKS - 1 : 1,
+      send<ELEMENT, ALIGNED>(from, left, first, end, i, SAME ? RANKS - 1 : 1,
                              [&](int receiver) { return slot(x.rank, receiver, message, 0); });
     }
   }

@@ -28,16 +28,6 @@ struct Targets {
   __device__ __forceinline__ int early() const {
     return by.units(0) < static_cast<int>(blockDim.x) ? by.units(0) : blockDim.x;
   }
-  template <int ELEMENT, bool ALIGNED, bool SAME>
-  __device__ __forceinline__ void send_early() const {
-    const i64 at = by.begin(0) * UNIT_BYTES;
-    for (int i = 0; i < (SAME ? 1 : RANKS - 1); ++i) {
-      const int peer = by.group.peer(i);
-      const char* from = by.x.source + (SAME ? 0 : peer * by.x.source_step) + at;
-      by.template send<ELEMENT, ALIGNED>(from, by.group.size(peer) - at, 0, early(), i, SAME ? RANKS - 1 : 1,
-                                         [&](int receiver) { return by.slot(by.x.rank, receiver, 0, 0); });
-    }
-  }
   __device__ __forceinline__ u64 number() const { return static_cast<u64>(by.number(0)) << BITS; }
   // First of all: the kernels before this one are done with the target.
   __device__ __forceinline__ void tell() const {
@@ -69,6 +59,15 @@ struct Targets {
     return by.group.memory(peer) + behind(static_cast<u64>(load_acquire(word(peer, by.x.rank)))) * UNIT_BYTES;
   }
 };
+
+// Some units of the part that stays here.
+template <int ELEMENT, bool ALIGNED>
+__device__ __forceinline__ void keep(const char* from, char* to, i64 bytes, i64 begin, i64 end) {
+  for (i64 unit = begin + threadIdx.x; unit < end; unit += blockDim.x) {
+    i64 at = unit * UNIT_BYTES;
+    write<UNIT_BYTES, ELEMENT, ALIGNED>(to + at, bytes - at, read<UNIT_BYTES, ELEMENT, ALIGNED>(from + at, bytes - at));
+  }
+}
 
 // All threads: the units of a block after the first ones go straight into the targets, `offset` bytes behind where these
 // begin; `keep(first, end)` does what is to be done beside them.
@@ -174,17 +173,12 @@ __device__ __forceinline__ void move_straight(const Exchange& x) {
   const Targets<RANKS> targets{by};
   const int early = targets.early();
   targets.tell();
-  targets.template send_early<ELEMENT, ALIGNED, SAME>();
+  by.template send_parts<ELEMENT, ALIGNED, SAME>(0, 0, early);
   const auto answer = targets.answer();
   if (answer == Targets<RANKS>::FAILED) return;
   if (answer == Targets<RANKS>::BY_MESSAGES) return move_else<ELEMENT, RANKS, ALIGNED, SAME>(x, early);
   store_straight<ELEMENT, ALIGNED, SAME>(by, early, x.rank * x.target_step, [&](i64 first, i64 end) {
-    const char* own = x.source + x.rank * x.source_step;
-    char* there = x.target + x.rank * x.target_step;
-    for (i64 unit = first + threadIdx.x; unit < end; unit += blockDim.x) {
-      i64 at = unit * UNIT_BYTES, left = x.bytes - at;
-      write<UNIT_BYTES, ELEMENT, ALIGNED>(there + at, left, read<UNIT_BYTES, ELEMENT, ALIGNED>(own + at, left));
-    }
+    keep<ELEMENT, ALIGNED>(x.source + x.rank * x.source_step, x.target + x.rank * x.target_step, x.bytes, first, end);
   });
   by.tell(0);
   if (!by.told(0, 0)) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The all-to-all of unequal parts, by long messages. Parts are rows, one part after the other on both sides; a table says
 // how many rows go from each rank to each. Blocks take pieces of all parts in turns, so that of a short part, too, each
-// has about as much. Stands after long_messages.cuh.
+// has about as much. Stands after moved_messages.cuh.
 #ifndef TILESCALE_ROW_MESSAGES_CUH
 #define TILESCALE_ROW_MESSAGES_CUH
 
@@ -69,15 +69,6 @@ struct Rows {
     return counted;
   }
 };
-
-// Some units of the part that stays here.
-template <int ELEMENT, bool ALIGNED>
-__device__ __forceinline__ void keep(const char* from, char* to, i64 bytes, i64 begin, i64 end) {
-  for (i64 unit = begin + threadIdx.x; unit < end; unit += blockDim.x) {
-    i64 at = unit * UNIT_BYTES;
-    write<UNIT_BYTES, ELEMENT, ALIGNED>(to + at, bytes - at, read<UNIT_BYTES, ELEMENT, ALIGNED>(from + at, bytes - at));
-  }
-}
 
 template <int ELEMENT, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void move_rows_slots(const Exchange& x) {

@@ -23,6 +23,12 @@ from tilescale.program.dependence import Dependence
 Step: TypeAlias = "Load | ir.Stmt"
 """A load, or a wait."""
 
+
+def waits_of(steps: Iterable[Step]) -> list[ir.Call]:
+    """The calls of `T.wait` among some steps."""
+    return [call for step in steps if isinstance(step, ir.Stmt) for call in waits_in(step)]
+
+
 @dataclass(frozen=True)
 class Gates:
     """What orders the loads of one loop.
@@ -38,7 +44,7 @@ class Gates:
     @property
     def waits(self) -> list[ir.Call]:
         """The waits that the loader makes."""
-        return [call for step in self.steps if isinstance(step, ir.Stmt) for call in waits_in(step)]
+        return waits_of(self.steps)
 
     def ordered(self) -> tuple[Step, ...]:
         """The steps in the order in which the loader makes them: loads first that no wait in front of them orders."""

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.groups.gates import Step
+from tilescale.backends.cuda.lowering.groups.gates import Step, waits_of
 from tilescale.backends.cuda.lowering.groups.loads import Load
 from tilescale.backends.cuda.lowering.statements import stages_of
-from tilescale.backends.cuda.lowering.waits import waits_in
 from tilescale.hda import Level
 from tilescale.program import ops
 
@@ -62,7 +61,7 @@ class Loop:
     @property
     def waits(self) -> list[ir.Call]:
         """The calls in them."""
-        return [call for gate in self.gates for call in waits_in(gate)]
+        return waits_of(self.steps)
 
     @property
     def tiles(self) -> list[ir.Buffer]:

@@ -20,6 +20,7 @@ from tilescale.backends.cuda.running.collectives.kernels import (
     Element,
     Exchange,
     Kernel,
+    blocks_per_processor,
     functions,
     launch,
 )
@@ -144,7 +145,7 @@ class Messages:
     def _form(self, part: int) -> str:
         if part <= self._short:
             return "words"
-        blocks = self._processors * Kernel("", "slots", (), self.team.size).blocks_per_processor
+        blocks = self._processors * blocks_per_processor("slots", self.team.size)
         several = part > blocks * largest_slot(self.team.size - 1)
         return "straight" if several and self._moves else "slots"
 

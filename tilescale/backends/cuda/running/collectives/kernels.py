@@ -61,6 +61,11 @@ def moving_units(dtype: str) -> Element:
     return types[size], "tilescale::SUM"
 
 
+def blocks_per_processor(form: str, ranks: int) -> int:
+    """Blocks of a kernel to be on a processor at once: two hide each other's fences, where registers allow it."""
+    return 2 if form == "rounds" or (form in LONG and ranks <= 4) else 1
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One instance of a function of the headers.
@@ -84,8 +89,8 @@ class Kernel:
 
     @property
     def blocks_per_processor(self) -> int:
-        """Blocks that are to be on a processor at once: two hide each other's fences, where registers allow it."""
-        return 2 if self.form == "rounds" or (self.form in LONG and self.ranks <= 4) else 1
+        """Its blocks that are to be on a processor at once."""
+        return blocks_per_processor(self.form, self.ranks)
 
     @property
     def text(self) -> str:
