@@ -16,9 +16,7 @@ from tests.ladder import NUMBERED, load
 M, N, K = 128, 128, 256
 
 
-def split_product(
-    *, tile_k: int = 64, stages: int = 3, k: int = K, after: Any = None, around: Any = None, threads: int = 256
-) -> Any:
+def split_product(*, tile_k=64, stages=3, k=K, after: Any = None, around: Any = None, threads=256) -> Any:
     """Warpgroups split the K tile; `after` follows their sum, `around` says why not to load ahead."""
 
     @T.macro
