@@ -89,3 +89,65 @@ def test_programs_of_a_cluster_hold_a_share_each():
     taken_apart(of_a_cluster(4), "h200-sxm-8")
     with pytest.raises(AllocationTooLargeError, match="'left' 128 KiB, 'right' 128 KiB"):
         taken_apart(of_a_cluster(2), "h200-sxm-8")
+
+
+def product(stages: int):
+    """Tiles of 32 KiB each, for a step of a product."""
+
+    @T.prim_func
+    def f(A: T.Tensor((128, 512), "bfloat16"), B: T.Tensor((512, 128), "bfloat16"), C: T.Tensor((128, 128), "float32")):
+        with T.Kernel(1, threads=256):
+            a = T.alloc_shared((128, 128), "bfloat16")
+            b = T.alloc_shared((128, 128), "bfloat16")
+            c = T.alloc_fragment((128, 128), "float32")
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=stages):
+                T.copy(A[0, k * 128], a)
+                T.copy(B[k * 128, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    return f
+
+
+def test_a_pipelined_loop_has_a_tile_for_each_stage():
+    taken_apart(product(3), "h200-sxm-8")
+    with pytest.raises(AllocationTooLargeError) as error:
+        taken_apart(product(4), "h200-sxm-8")
+    assert "take 256 KiB of shared memory" in error.value.message
+    assert "'a' 4 x 32 KiB, 'b' 4 x 32 KiB" in error.value.message
+    assert "fewer pipeline stages" in error.value.hint
+    lines = [(w.what, w.line - error.value.where[1].line) for w in error.value.where]
+    assert lines == [("all are needed here", 4), ("declared", 0), ("declared", 1)]
+
+
+def test_arms_of_a_branch_take_the_same_place():
+    """Each arm holds 3 x 64 KiB for its loop, and the 64 KiB of its result after it; on GPUs each is a grid."""
+
+    @T.prim_func
+    def f(A: T.Tensor((2, 128, 256), "float16"), C: T.Tensor((2, 128, 256), "float16")):
+        with T.Kernel(device=2, block=2, threads=256) as bx:
+            with T.Scale("block"):
+                a = T.alloc((128, 256), "float16", level="l1")
+                c = T.alloc((128, 256), "float32", level="l0")
+                out = T.alloc((128, 256), "float16", level="l1")
+                T.clear(c)
+                if bx == 0:
+                    for _ in T.Pipelined(4, num_stages=3):
+                        T.copy(A[0, 0, 0], a)
+                        for i, j in T.Parallel(128, 256):
+                            c[i, j] += a[i, j]
+                    T.copy(c, out)
+                    T.copy(out, C[0, 0, 0])
+                else:
+                    for _ in T.Pipelined(4, num_stages=3):
+                        T.copy(A[1, 0, 0], a)
+                        for i, j in T.Parallel(128, 256):
+                            c[i, j] -= a[i, j]
+                    T.copy(c, out)
+                    T.copy(out, C[1, 0, 0])
+
+    tensors = [[torch.randn(2, 128, 256).half(), torch.empty(2, 128, 256).half()] for _ in range(2)]
+    tilescale.emulate(f, tensors)
+    for x, result in tensors:
+        assert torch.equal(result, x * torch.tensor([4.0, -4.0]).view(2, 1, 1))

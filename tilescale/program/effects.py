@@ -169,6 +169,10 @@ class Surroundings:
             data = self.views[data].base.data
         return data
 
+    def replicas(self, root: ir.Var) -> list[str]:
+        """The levels of whose units each has a copy of a tensor or tile."""
+        return [v.level for data, v in self.views.items() if v.layout.is_replica and self.root(data) == root]
+
     def shared(self, root: ir.Var) -> bool:
         """Whether a tensor or tile lies in device memory, where other programs and devices reach it."""
         home = self.homes.get(root)

@@ -24,14 +24,14 @@ from tilescale.backends.cuda.lowering.implemented import ON_TILES
 from tilescale.backends.cuda.lowering.markers import by_nvshmem
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.signals import barrier, epochs
-from tilescale.backends.cuda.lowering.statements import stages_of
 from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.collectives import TILES
 from tilescale.program import ops
+from tilescale.program.effects import Surroundings
+from tilescale.program.footprint import stages_of, tile_bytes
 from tilescale.program.model import bytes_of
 from tilescale.program.operations import Collective, Combine
-from tilescale.program.residency import tile_bytes
 
 WIDE = 16
 """Bytes that a thread loads or stores at once, at most."""
@@ -113,7 +113,8 @@ class Exchange:
         nbytes = bytes_of(tile.extents, tile.dtype) or 0
         depths = [1]
         ir.walk(stage.phase.stmt, lambda n: depths.append(stages_of(n)))
-        taken = max(depths) * sum(tile_bytes(machine, stage.launch, ir.SHARED).values())
+        names = Surroundings(stage.phase.program)
+        taken = max(depths) * sum(tile_bytes(machine, stage.launch, names, ir.SHARED).values())
         room = machine.capacity(machine.layer_for("shared").name)
         return WIDE * stage.launch.thread_count <= nbytes <= room - taken
 

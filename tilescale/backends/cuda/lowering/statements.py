@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir, specialise, tiles, tl
+from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.program import ops
+from tilescale.program.footprint import stages_of
 from tilescale.program.operations import Copy, operation
 
 _TILE_OP = tl.TILE_OPERATIONS
@@ -20,11 +21,6 @@ _BULK_BYTES, _BULK_DIMENSIONS = 16, 4
 def is_pipelined(node: Any) -> bool:
     """Whether a node is a loop whose loads run ahead."""
     return stages_of(node) > 0
-
-
-def stages_of(node: Any) -> int:
-    """Turns that the loads of a loop run ahead; 0 if they do not."""
-    return (ir.constant(node.annotations.get(specialise.STAGES, 0)) or 0) if isinstance(node, ir.For) else 0
 
 
 def orders(node: Any) -> bool:

@@ -26,8 +26,9 @@ from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.statements import flat
 from tilescale.program import ops
+from tilescale.program.effects import Surroundings
 from tilescale.program.model import GridPhase
-from tilescale.program.residency import FRAGMENTS, held, tile_bytes
+from tilescale.program.residency import held
 from tilescale.program.waiting import waits_across
 
 PATIENCE = 3
@@ -39,10 +40,7 @@ def window(phase: Phase) -> int | None:
     if not ir.contains(phase.stmt, lambda n: ir.op_name(n) in (ops.BARRIER.name, *ops.COLLECTIVES)):
         return None
     launch, machine = phase.launch, phase.target.machine
-    shared, fragments = (
-        sum(tile_bytes(machine, launch, scopes).values()) for scopes in (ir.SHARED, FRAGMENTS)
-    )
-    room = max(held(machine, launch, shared, fragments), 1)
+    room = max(held(GridPhase(phase.stmt), launch, Surroundings(phase.program), machine), 1)
     grid = ir.constants(map(phase.sized, launch.grid))
     is_small = grid is not None and math.prod(grid) <= room
     return None if is_small or launch.cluster_size > 1 or not _starts_in_order(phase) else room

@@ -5,23 +5,24 @@ from __future__ import annotations
 
 from tilescale.errors import LaunchError
 from tilescale.hda import Machine
-from tilescale.program.model import Launch
+from tilescale.program.effects import Surroundings
+from tilescale.program.model import GridPhase, Launch
 from tilescale.program.residency import held
 
 
-def resident(machine: Machine, launch: Launch, shared_bytes: int, fragment_bytes: int) -> int:
+def resident(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machine) -> int:
     """As `held`.
 
     Raises:
         LaunchError: not even one fits.
     """
-    count = held(machine, launch, shared_bytes, fragment_bytes)
+    count = held(phase, launch, names, machine)
     if count == 0:
         program = machine.program_level
         raise LaunchError(
-            f"a program of {launch.thread_count} threads and {shared_bytes} bytes of shared memory does not fit one "
-            f"{program.title or program.name} of {machine.name!r}",
-            hint="use fewer threads or smaller tiles",
+            f"a program of {launch.thread_count} threads does not fit one {program.title or program.name} of "
+            f"{machine.name!r}",
+            hint="use fewer threads",
             where=launch.where,
         )
     return count

@@ -94,7 +94,7 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
     threads = {compiler.slot(var): _thread_index(launch, axis) for var, axis in launch.thread_vars}
     compiler.begin_function(launch)
     body = compiler.stmt(phase.stmt)
-    plan = _plan(compiler, launch, slots, threads)
+    plan = _plan(compiler, phase, launch, slots, threads)
     if compiler.instrumentation is not None:
         plan.memoized = compiler.instrumentation.memoized(compiler, launch, phase.stmt)
 
@@ -105,20 +105,21 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
     return run
 
 
-def _plan(compiler: Compiler, launch: Launch, slots: list[int], threads: Mapping[int, Any]) -> Plan:
+def _plan(
+    compiler: Compiler, phase: GridPhase, launch: Launch, slots: list[int], threads: Mapping[int, Any]
+) -> Plan:
     machine = compiler.machine
     cluster = next((level for level in machine.levels if level.kind == "cluster"), None)
     cluster = cluster if launch.cluster_size > 1 else None
     own = compiler.owned_by(machine.program_level.name)
     shared = compiler.owned_by(cluster.name) if cluster is not None else []
     private = [b for b in launch.buffers if b.scope() in PRIVATE]
-    sizes = compiler.bytes_in("shared", launch), compiler.bytes_in("fragment", launch)
     return Plan(
         launch,
         machine.program_level,
         machine.tensor_level,
         cluster,
-        resident(machine, launch, *sizes),
+        resident(phase, launch, compiler.surroundings, machine),
         slots,
         threads,
         allocate=lambda unit, frame: compiler.allocate(own, unit, frame),

@@ -12,7 +12,7 @@ from tilescale.backends.emulator.numerics import convert, element_type, numpy_dt
 from tilescale.errors import Location
 from tilescale.hda import Machine
 from tilescale.program.effects import Surroundings, statements
-from tilescale.program.model import Launch, Program, bytes_of
+from tilescale.program.model import Launch, Program
 from tilescale.program.operations import Rank, TileView
 from tilescale.program.ops import RANK, VIEW
 from tilescale.program.pointers import is_address
@@ -194,27 +194,6 @@ class Symbols:
     def buffer_named(self, data: ir.Var) -> ir.Buffer | None:
         """The parameter or allocation that a data variable is of; None for other variables."""
         return self._homes.get(self.slot(data))
-
-    def bytes_in(self, kind: str, launch: Launch) -> int:
-        """Bytes that one program allocates in shared memory or in fragments."""
-        prefix = {"shared": "shared", "fragment": "local.fragment"}[kind]
-        total = 0
-        for buffer in launch.buffers:
-            size = bytes_of(buffer.shape, buffer.dtype)
-            if buffer.scope().startswith(prefix) and size is not None:
-                total += self._instances(buffer, launch) * size
-        return total
-
-    def _instances(self, buffer: ir.Buffer, launch: Launch) -> int:
-        """How many instances of a tile one program holds: of its own, or one for each unit that has a replica."""
-        root = self.slot(buffer.data)
-        replicas = [
-            view.level
-            for slot, view in self.views.items()
-            if view.layout.is_replica and self.root(slot) == root
-        ]
-        levels = [self.machine.level(name) for name in (self.owner_level(buffer), *replicas)]
-        return max(launch.thread_count // level.threads if level.kind == "thread_group" else 1 for level in levels)
 
     def reducer_op(self, buffer: ir.Buffer) -> str:
         """The combining operation of a reducer."""

@@ -16,17 +16,9 @@ from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.backends.emulator.record.registry import has_cost, orders
+from tilescale.program.footprint import stages_of
 from tilescale.program.operations import Copy, operation
 from tilescale.program.ops import SCALE
-
-STAGES = "num_stages"
-"""Annotation of a loop that is software-pipelined: how many buffers each of its tiles has."""
-
-
-def stages(stmt: ir.For) -> int:
-    """Buffers of a software-pipelined loop; 1 for other loops."""
-    value = stmt.annotations.get(STAGES) if stmt.annotations else None
-    return max(int(value), 1) if value is not None else 1
 
 
 def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure]) -> Closure:
@@ -36,7 +28,7 @@ def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closu
         body: the closure of its body.
         loop: makes the closure that runs a body as often as the loop says.
     """
-    depth, free = stages(stmt), not ir.contains(stmt.body, lambda node: _orders(compiler, node))
+    depth, free = max(stages_of(stmt), 1), not ir.contains(stmt.body, lambda node: _orders(compiler, node))
     if free and _is_uniform(stmt):
         return _counted(compiler, stmt, body, loop, depth)
     if depth == 1:

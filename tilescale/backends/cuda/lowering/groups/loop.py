@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.groups.gates import Step, waits_of
 from tilescale.backends.cuda.lowering.groups.loads import Load
-from tilescale.backends.cuda.lowering.statements import stages_of
 from tilescale.hda import Level
 from tilescale.program import ops
+from tilescale.program.footprint import stages_of
 
 Around: TypeAlias = "tuple[ir.For | ir.PrimExpr, ...]"
 """Serial loops, and conditions that hold, outermost first."""
