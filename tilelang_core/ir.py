@@ -16,7 +16,7 @@ from tilelang.language import dtypes
 from tilelang.utils import side_effect
 from tvm import DataType
 from tvm.arith import Analyzer
-from tvm.ir import Op, Range
+from tvm.ir import Op, Range, structural_equal
 from tvm.tirx import (
     EQ,
     GE,
@@ -79,7 +79,7 @@ __all__ = [
     "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock",
     "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits",
     "buffer_location", "children", "constant", "constants", "contains", "fingerprint", "int_node", "integer",
-    "is_pure", "op_name", "parameters", "proves", "region_parts", "scope_kind", "simplify", "statements",
+    "is_pure", "op_name", "parameters", "proves", "region_parts", "same", "scope_kind", "simplify", "statements",
     "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
 ]  # fmt: skip
 
@@ -231,6 +231,11 @@ def statements(stmt: Stmt) -> Iterator[Stmt]:
     yield stmt
     for inner in children(stmt):
         yield from statements(inner)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two nodes say the same of the same variables."""
+    return bool(structural_equal(one, other))
 
 
 def is_pure(expr: PrimExpr) -> bool:

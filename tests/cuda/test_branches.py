@@ -98,7 +98,7 @@ def test_the_first_programs_are_a_grid_and_so_are_the_others(
     [
         {"condition": lambda bx, by, rank: by % 2 == 0},
         {"condition": lambda bx, by, rank: bx + by < 3},
-        {"condition": lambda bx, by, rank: rank == 0},
+        {"condition": lambda bx, by, rank: by == rank},
         {"condition": lambda bx, by, rank: by < 4},
         {"ranked": True},
         {"signals": True},

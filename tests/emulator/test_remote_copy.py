@@ -6,6 +6,7 @@ import torch
 
 import tilescale
 import tilescale.language as T
+from tests.emulator.chain import chain
 from tests.emulator.support import DTYPES, WORLDS, assert_same, blank, values
 from tilescale.errors import OutOfBoundsError
 
@@ -388,3 +389,17 @@ def test_a_flag_outside_its_tensor():
     with pytest.raises(OutOfBoundsError) as error:
         tilescale.emulate(program, [flags(2)])
     assert "F[2] is outside" in error.value.message and "as there are units that use one" in error.value.hint
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_chain_of_products(world):
+    """Each device loads from another tensor than the first one, and sends to another one than the last."""
+    batches, rows, width = 3, 64, 128
+    X = torch.randn(batches, rows, width).half()
+    weights = [torch.randn(width, width).half() / 12 for _ in range(world)]
+    args = [[X if r == 0 else torch.zeros_like(X), w, torch.zeros_like(X)] for r, w in enumerate(weights)]
+    tilescale.emulate(chain(world, batches, rows, width), args)
+    expected = X
+    for w in weights:
+        expected = (expected.float() @ w.float()).half()
+    torch.testing.assert_close(args[-1][2], expected, rtol=2e-2, atol=1e-2)

@@ -6,7 +6,7 @@ plan.py spread.py            device phases taken apart into operations of the ho
 host_step.py messages.py     what the host starts; copies and signals between devices that share no memory
 reach.py between.py          which devices share memory; what carries tensors, and operations of programs, to others
 queued.py                    what a device's copy queue executes, and why not the rest
-branches.py                  programs of a grid that take different branches: a grid each
+branches.py by_rank.py       programs of a grid that take different branches, and devices that do: a grid each
 stages.py phase.py           from a grid phase to a kernel: all stages in order, and what one hands to the next
 registry.py markers.py       how each operation is lowered; what stages mark for later ones
 specialisation.py            the stage of roles: which loops have a producer

@@ -220,4 +220,5 @@ def primitives(run: Run, name: str | None) -> str:
     wait = "after the one and T.wait(flag[i], ...) before the other"
     if kind == "unit":
         return f"T.signal(flag[i], dst=peer), or signal=flag[i] on its T.copy, {wait}; or {barrier}"
-    return f"T.signal(flag[i]) {wait}, {barrier}, or a grid phase for each"
+    apart = f'a grid phase for each, by T.barrier() in T.Scale("{run.machine.tensor_level.name}") between them'
+    return f"T.signal(flag[i]) {wait}, {barrier}, or {apart}"
