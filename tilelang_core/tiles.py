@@ -185,6 +185,11 @@ class Gemm:
         """A, B and C."""
         return self.a, self.b, self.c
 
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Its annotations, numbers as Python has them."""
+        return {str(key): ir.constant(value) for key, value in dict(self.call.annotations or {}).items()}
+
     def on(self, operands: Sequence[ir.Call], sizes: Sequence[Any], clear: Any = None) -> ir.Stmt:
         """The same on other operands, of other sizes."""
         cleared = self.clear if clear is None else clear

@@ -128,7 +128,7 @@ def tiles_of(of: Product) -> tuple[Any, ...]:
 def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, arrived, scales, of, slices=1):
     """A tile of the result, from the rows of A[source]; with flags, when these and their scales have arrived."""
     a, b, up, c, c_up, out = on_chip
-    stages, rows, N = of.tiles.stages, A.shape[1], of.N
+    rows, N = A.shape[1], of.N
     columns = (None, 0) if slices == 1 else (arrived, of.K // slices // of.depth)
     T.clear(c)
     if of.gated:
@@ -136,9 +136,9 @@ def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, arriv
     if arrived is not None and slices == 1:
         T.wait(arrived[source, m // of.chunk], ">=", 1)
     if of.gated:
-        multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, stages, of.transposed, *columns)
+        multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, of.tiles, of.transposed, *columns)
     else:
-        multiply(A, source, m, B, n, a, b, c, of.K, stages, of.transposed, *columns)
+        multiply(A, source, m, B, n, a, b, c, of.K, of.tiles, of.transposed, *columns)
     if of.scaled:
         if scales is not None:
             T.wait(scales[source], ">=", 1)

@@ -226,7 +226,7 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
                         owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # the own rows last
                         m, n = tiles.at(tile % (tiles_m * tiles_n), tiles_n)
                         T.clear(c)
-                        multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, of.transposed)
+                        multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
                         if of.scaled:
                             rescale(c, of_A, owner, m, of_B, 0, n, rows, N)
                         if owner != rank:
@@ -278,7 +278,7 @@ def program(size: int, of: Product) -> Any:
                 owner = (rank + 1 + turn) % size  # the own rows last
                 m, n = tiles.place(tile, group)
                 T.clear(c)
-                multiply(A, owner, m, B, n, a, b, c, K, tiles.stages, of.transposed)
+                multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
                 if of.scaled:
                     rescale(c, of_A, owner, m, of_B, 0, n, rows, N)
                 if owner != rank:

@@ -53,6 +53,7 @@ class Tiling:
             measured on an H200.
         stages: steps that are loaded ahead.
         group: rows of tiles that are walked together, column after column; there are whole groups of them.
+        running: products that may still run when a step ends, on tensor cores that work beside their threads.
     """
 
     m: int
@@ -60,11 +61,17 @@ class Tiling:
     rate: float
     stages: int = 4
     group: int = 1
+    running: int = 0
 
     @property
     def threads(self) -> int:
         """Of a block: a warpgroup for each 64 rows."""
         return 2 * self.m
+
+    @property
+    def notes(self) -> dict[str, int] | None:
+        """What is said of the product of a step."""
+        return {"wg_wait": self.running} if self.running else None
 
     def grid(self, rows: Any, N: int) -> tuple[Any, Any]:
         """Tiles of a group, and groups."""
@@ -228,27 +235,27 @@ def await_columns(arrived, shard, k, steps):
 
 
 @T.macro
-def multiply(A, shard, m, B, n, a, b, c, K, stages, transposed, arrived=None, steps=0):
+def multiply(A, shard, m, B, n, a, b, c, K, tiles, transposed, arrived=None, steps=0):
     """c += A[shard, m:, :] B[:, n:] for one tile; B is (N, K) if transposed; a, b and c are the block's tiles.
 
     With flags of slices of A's columns, which are so many steps wide, when these have arrived.
     """
     depth = int(a.shape[1])
-    for k in T.Pipelined(T.ceildiv(K, depth), num_stages=stages):
+    for k in T.Pipelined(T.ceildiv(K, depth), num_stages=tiles.stages):
         await_columns(arrived, shard, k, steps)
         T.copy(A[shard, m, k * depth], a)
         if transposed:
             T.copy(B[n, k * depth], b)
         else:
             T.copy(B[k * depth, n], b)
-        T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+        T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow, annotations=tiles.notes)
 
 
 @T.macro
-def multiply_by_two(A, shard, m, B, Up, n, a, b, up, c, c_up, K, stages, transposed, arrived=None, steps=0):
+def multiply_by_two(A, shard, m, B, Up, n, a, b, up, c, c_up, K, tiles, transposed, arrived=None, steps=0):
     """As `multiply`, of two matrices of one shape: a step of A is loaded once."""
     depth = int(a.shape[1])
-    for k in T.Pipelined(T.ceildiv(K, depth), num_stages=stages):
+    for k in T.Pipelined(T.ceildiv(K, depth), num_stages=tiles.stages):
         await_columns(arrived, shard, k, steps)
         T.copy(A[shard, m, k * depth], a)
         if transposed:
@@ -257,8 +264,8 @@ def multiply_by_two(A, shard, m, B, Up, n, a, b, up, c, c_up, K, stages, transpo
         else:
             T.copy(B[k * depth, n], b)
             T.copy(Up[k * depth, n], up)
-        T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
-        T.gemm(a, up, c_up, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+        T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow, annotations=tiles.notes)
+        T.gemm(a, up, c_up, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow, annotations=tiles.notes)
 
 
 @T.macro

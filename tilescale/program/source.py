@@ -233,7 +233,7 @@ class _Writer:
 
     def _stock(self, stmt: ir.Evaluate) -> str:
         name, text = ir.op_name(stmt.value), self.text
-        if dict(stmt.value.annotations or {}):
+        if dict(stmt.value.annotations or {}) and name != tl.GEMM:
             raise self._wordless(stmt)
         if name == tl.COPY:
             copy = TileCopy.of(stmt.value)
@@ -250,13 +250,15 @@ class _Writer:
         raise self._wordless(stmt)
 
     def _gemm(self, made: Gemm, stmt: ir.Stmt) -> str:
-        if not made.is_plain:
+        if not made.is_plain or None in made.notes.values():
             raise self._wordless(stmt)
         notes = [f"transpose_{side}=True" for side, on in (("A", made.transpose_a), ("B", made.transpose_b)) if on]
         if ir.constant(made.policy):
             notes.append(f"policy={self.text.value(made.policy)}")
         if ir.constant(made.clear) != 0:
             notes.append(f"clear_accum={self.text.value(made.clear)}")
+        if made.notes:
+            notes.append(f"annotations={made.notes!r}")
         return f"T.gemm({', '.join([*map(self.text.region, made.operands), *notes])})"
 
     def _ours(self, made: Any, stmt: ir.Stmt) -> str:

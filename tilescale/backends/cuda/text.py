@@ -9,6 +9,7 @@ from tilelang_core import compile as stock
 from tilescale.backends.cuda.lowering.check import Check
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.cuda.lowering.running_products import given_back_late
 from tilescale.backends.cuda.lowering.vectors import whole_vectors
 from tilescale.hda import Machine
 from tilescale.passes.written import written_by_peers
@@ -18,7 +19,7 @@ STRIDE = 1 << 36
 """Bytes between devices in the address range that a text is generated for where there is no heap."""
 
 
-REWRITES = one_array_each, whole_vectors
+REWRITES = one_array_each, whole_vectors, given_back_late
 """What the text that stock TileLang generates goes through before nvcc gets it."""
 
 

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""One GPU's product A B^T in the forms that operators could have it in, beside cuBLAS.
+
+Forms are the programs of `ops.matmul_reduce_scatter` for a single device, which then only multiply and store, with a
+block for each tile or as many blocks as run at once; and clusters of two blocks, which load what both need once. Each
+is raced as it is and "running on": a step's product runs while the next one begins.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import scaled
+import torch
+import trials
+from trials import Case, checked, ours
+
+import tilescale.language as T
+from tilescale.ops import gemm_rs
+from tilescale.ops.products import TILINGS, Product, at_once, beside_stores, rescale
+from tilescale.tuning.race import Contender, Heat, Runner
+
+GROUP = 8
+"""Rows of tiles that are walked together."""
+
+
+def heats(quick: bool, gpus: int) -> Iterator[Heat]:
+    """M x N x K as each of two GPUs has them for the reduce-scatter and for the gather."""
+    if gpus > 1:
+        return
+    wide, narrow = (2048, 1024) if quick else (8192, 3584)
+    for m in (1024,) if quick else (8192, 4096):
+        for n, k in (wide, narrow), (narrow, wide):
+            for dtype in "float8_e4m3fn", "bfloat16":
+                yield Work(m, n, k, dtype).heat()
+
+
+def forms(m: int, n: int, k: int, dtype: str) -> dict[str, Callable[[], Any]]:
+    """What makes the program of each form, which takes the arguments of `gemm_rs.program`."""
+    tiles = replace(TILINGS[0], group=GROUP)
+
+    def of(running: int) -> Product:
+        return Product(n, k, dtype, replace(tiles, running=running), transposed=True, biased=False)
+
+    made: dict[str, Callable[[], Any]] = {}
+    for words, running in ("", 0), (", running on", 1):
+        own = of(running)
+        made[f"a block a tile{words}"] = lambda own=own: gemm_rs.program(1, own)
+        made[f"in turns{words}"] = lambda own=own: gemm_rs.in_turns(1, m, beside_stores(own), at_once())
+        made[f"clusters{words}"] = lambda own=own: by_clusters(m, own)
+    return made
+
+
+def by_clusters(m: int, of: Product) -> Any:
+    """Two blocks of a cluster have a tile each below the other's, and halve the loads of B; whole tiles alone."""
+    tiles, blocks, rows = of.tiles, 2, of.tiles.m
+    high, kind = GROUP // blocks, "float32" if of.scaled else of.dtype
+
+    @T.prim_func
+    def product_by_clusters(
+        A: T.Tensor((1, m, of.K), of.dtype),
+        B: T.Tensor((of.N, of.K), of.b_dtype),
+        bias: T.Tensor((1,), of.result),
+        of_A: T.Tensor((1, m if of.scaled else 1), kind),
+        of_B: T.Tensor((of.N if of.scaled else 1,), kind),
+        parts: T.Tensor((1, m, of.N), of.result),
+        inbox: T.Tensor((1, m, of.N), of.result),
+        C: T.Tensor((m, of.N), of.result),
+    ):
+        grid = (blocks * high * (of.N // tiles.n), m // (GROUP * rows))
+        with T.Kernel(cta_cluster=blocks, block=grid, threads=tiles.threads) as (block, group):
+            with T.Scale("cta_cluster"):
+                a = T.alloc((blocks * rows, of.depth), of.dtype, level="l1")
+                b = T.alloc((tiles.n, of.depth), of.b_dtype, level="l1")
+                c = T.alloc((blocks * rows, tiles.n), "float32", level="l0")
+                out = T.alloc((blocks * rows, tiles.n), of.result, level="l1")
+                place = block // blocks
+                first, column = (group * high + place % high) * blocks * rows, place // high * tiles.n
+                T.clear(c)
+                for k in T.Pipelined(of.K // of.depth, num_stages=tiles.stages):
+                    with T.Scale("block") as (rank, _):
+                        T.copy(A[0, first + rank * rows, k * of.depth], T.view(a, layout=T.FullRow))
+                        T.copy(B[column + rank * (tiles.n // blocks), k * of.depth], T.view(b, layout=T.FullRow))
+                    T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, annotations=tiles.notes)
+                if of.scaled:
+                    with T.Scale("block") as (rank, _):
+                        rescale(T.view(c, layout=T.FullRow), of_A, 0, first + rank * rows, of_B, 0, column, m, of.N)
+                T.copy(c, out)
+                with T.Scale("block") as (rank, _):
+                    T.copy(T.view(out, layout=T.FullRow), C[first + rank * rows, column])
+
+    return product_by_clusters
+
+
+class Work:
+    """A product M x N x K on one GPU; of float8, each row of A and of B has a scale."""
+
+    def __init__(self, m: int, n: int, k: int, dtype: str):
+        self.m, self.n, self.k, self.dtype = m, n, k, dtype
+        self.kind = getattr(torch, dtype)
+        self.is_scaled = dtype.startswith("float8")
+
+    def heat(self) -> Heat:
+        """cuBLAS, and the forms."""
+        made = forms(self.m, self.n, self.k, self.dtype).items()
+        entries = [Contender("cublas alone", self.library), *(ours(name, form, self.own) for name, form in made)]
+        shape, flops = (self.m, self.n, self.k), 2 * self.m * self.n * self.k
+        return Heat("product_form", shape, self.dtype, 1, "eager", entries[0].name, entries, flops)
+
+    def draw(self, seed: int) -> Case:
+        """A, B, their scales, and the product in float32."""
+        a, b = trials.randoms(seed, self.kind, (self.m, self.k), (self.n, self.k))
+        if not self.is_scaled:
+            want, magnitudes = trials.product(a, b)
+            return Case((a, b), want, trials.product_bound(self.k, want, magnitudes))
+        scales = [1 + x.abs() for x in trials.randoms(seed + 1, torch.float32, (self.m, 1), (1, self.n))]
+        want, spread = scaled.reference(a, b, *scales)
+        return Case((a, b, *scales), want, scaled.bound(want, spread))
+
+    def operands(self) -> list[torch.Tensor]:
+        """Places of what `draw` gives."""
+        a, b = (trials.nothing(rows, self.k).to(self.kind) for rows in (self.m, self.n))
+        if not self.is_scaled:
+            return [a, b]
+        return [a, b, *(trials.nothing(*shape, dtype=torch.float32) for shape in ((self.m, 1), (1, self.n)))]
+
+    def library(self) -> Runner:
+        """cuBLAS."""
+        given, c = self.operands(), trials.nothing(self.m, self.n)
+        if self.is_scaled:
+            return checked(self.draw, trials.into(*given), lambda: scaled.multiplied(*given))
+        return checked(self.draw, trials.into(*given), lambda: torch.mm(given[0], given[1].T, out=c), [c])
+
+    def own(self, kernel: Any) -> Runner:
+        """A form. Nobody sends anything, so there is nothing but the product to be had of `parts` and `inbox`."""
+        a, b, *scales = given = self.operands()
+        unused = [trials.nothing(1, self.m, self.n) for _ in range(2)]
+        c, bias = trials.nothing(self.m, self.n), trials.nothing(1)
+        none = trials.nothing(1, 1, dtype=self.kind)
+        of_a, of_b = (scales[0].view(1, -1), scales[1].view(-1)) if scales else (none, none[0])
+        call = trials.returning(c, kernel, a[None], b, bias, of_a, of_b, *unused, c)
+        return checked(self.draw, trials.into(*given), call, [c], kernel.synchronize)
