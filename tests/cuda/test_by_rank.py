@@ -112,8 +112,9 @@ def test_the_host_launches_the_way_of_its_rank(first: bool, monkeypatch: pytest.
 
 
 def test_a_chain_waits_in_its_producers():
-    made = lowered(chain(3, 2, 64, 128), devices=3).lowered.grids
-    first, others = (grid.kernel for grid in made)
+    made = lowered(chain(3, 2, 64, 128), devices=3).lowered
+    first, others = (grid.kernel for grid in made.grids)
+    assert (made.rendezvous.entry, made.rendezvous.exit) == (True, False), "as if it were one grid"
     assert "T.Pipelined: a producer loads and makes 1 T.wait" in others.notes
     loaded = [{str(p.name) for p in kernel.func.params} & {"X_handle", "inbox_handle"} for kernel in (first, others)]
     assert loaded == [{"X_handle"}, {"inbox_handle"}]

@@ -67,9 +67,9 @@ def lower(program: Program, target: Target) -> LoweredProgram:
         UnsupportedError: something that has no lowering, with its line.
     """
     implemented.check(program, target)
-    program, decided = by_rank.decided(program, target.machine)
-    body, planned = plan(program, target)
-    rendezvous = needed(program, body, target)
+    apart, decided = by_rank.decided(program, target.machine)
+    body, planned = plan(apart, target)
+    rendezvous = needed(program, body, target)  # of what was written: both ways together do that
     within = small_grid(program, body, target) if rendezvous.entry or rendezvous.exit else None
     rendezvous = replace(rendezvous, inside=within is not None)
     lowering = _Lowering(program, target, rendezvous, within)
